@@ -186,3 +186,24 @@ def test_a_lane_of_an_invocation_that_is_over_lets_go_of_its_results() -> None:
 def test_wrong_bounds_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Ledger(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_call_that_became_another_after_it_was_taken_is_not_used() -> None:
+    ledger, lane = Ledger(), Lane()
+    pending = begun(ledger, lane)
+    assert ledger.take(lane, TOOL, "{}") is pending
+    pending.key = "[]"
+    pending.result.set_result("found for other arguments")
+    assert ledger.wait(pending) is None
+
+
+def test_a_tool_that_still_runs_keeps_the_place_of_its_ended_call_and_does_not_start_again() -> None:
+    ledger, lane = Ledger(at_once=1), Lane()
+    pending = begun(ledger, lane)
+    assert ledger.hold(pending)
+    assert not ledger.hold(pending)
+    ledger.ended(pending)
+    assert ledger.begin(Lane(), TOOL, "look_up", "{}", "own") is None
+    ledger.release(pending)
+    assert not ledger.hold(pending)
+    assert ledger.begin(Lane(), TOOL, "look_up", "{}", "own") is not None

@@ -58,6 +58,7 @@ def start(
     mode: str = "",
     num_tokens: int | None = None,
     shape: RowShaper | None = None,
+    end_token_ids: frozenset[int] = frozenset({0}),
 ) -> DecodingSequence:
     """A prefilled sequence with its drafters begun."""
     slot = target.new_slot()
@@ -65,7 +66,7 @@ def start(
     shape = shape or constraints_for(sampling, prompt)
     mode = mode or ("greedy" if sampling.greedy else "traversal")
     request = Request(
-        "test", tuple(prompt), sampling, mode=mode, shape=shape, num_tokens=num_tokens, end_token_ids=frozenset({0})
+        "test", tuple(prompt), sampling, mode=mode, shape=shape, num_tokens=num_tokens, end_token_ids=end_token_ids
     )
     sessions = {drafter.name: drafter.begin(request) for drafter in drafters}
     return DecodingSequence(request, slot, sampling.max_tokens, rng_of, sessions=sessions)
@@ -169,6 +170,29 @@ def test_a_twin_draft_model_is_always_right(target: TargetModel, penalties: dict
     sequence = start(target, [twin], sampling, mode=mode)
     run(target, sequence)
     assert sequence.stats.num_accepted_tokens == sequence.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("mode", ["greedy", "coupled"])
+@pytest.mark.parametrize("end_at", [0, 3, 11], ids=lambda at: f"token {at} ends")
+def test_nothing_follows_an_end_token(target: TargetModel, mode: str, end_at: int) -> None:
+    """Whoever proposes the end token, and whatever is proposed or would be chosen behind it."""
+    chosen: dict[str, Any] = {"temperature": 1.5, "seed": 17} if mode == "coupled" else {}
+    sampling = SamplingParams(max_tokens=30, **chosen)
+    whole = run(target, start(target, [], sampling, mode=mode))
+    ends = frozenset({whole[end_at]})
+    expected = whole[: whole.index(whole[end_at]) + 1]
+    assert len(expected) < len(whole)
+    twin = DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=5)))
+    for drafters in ([], [OracleDrafter(whole)], [RandomDrafter(259)], [twin], [OracleDrafter(whole), twin]):
+        sequence, stepped, sources = start(target, drafters, sampling, mode=mode, end_token_ids=ends), [], []
+        while not sequence.finished:
+            (result,) = step([sequence], target, EverythingPlanner())
+            stepped.extend(result.token_ids)
+            sources.extend(result.sources)
+        assert sequence.output_ids == stepped == expected
+        assert len(sources) == len(expected)
+        assert sequence.stats.num_output_tokens == len(expected)
+        assert sequence.finish_reason == "stop"
 
 
 class StepRng:

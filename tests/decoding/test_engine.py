@@ -30,6 +30,24 @@ def test_every_way_of_drafting_gives_the_plain_answer(engine: Engine) -> None:
 
 
 @pytest.mark.usefixtures("searches_at_once")
+@pytest.mark.parametrize("sampled", [{}, {"temperature": 1.2, "seed": 5}], ids=["greedy", "seeded"])
+def test_nothing_follows_an_end_token_whoever_drafts(engine: Engine, sampled: dict[str, float]) -> None:
+    """Recall knows the answer without the end: it proposes the end token, and what came behind it."""
+    sampling = SamplingParams(max_tokens=40, **sampled)  # type: ignore[arg-type]
+    whole = engine.submit(PROMPT, sampling, speculation=SpeculationConfig(drafters=()), query="order").result()
+    end = whole.token_ids[20]
+    expected = whole.token_ids[: whole.token_ids.index(end) + 1]
+    ending = SamplingParams(max_tokens=40, stop_token_ids=(end,), **sampled)  # type: ignore[arg-type]
+    plain = engine.submit(PROMPT, ending, speculation=PLAIN).result()
+    for names in (("recall",), ("prompt",), ("draft-model",), ("recall", "prompt", "draft-model")):
+        speculation = SpeculationConfig(drafters=names, write_back=False)
+        found = engine.submit(PROMPT, ending, speculation=speculation, query="order").result()
+        assert (found.token_ids, found.finish_reason) == (expected, "stop")
+        assert found.text == plain.text
+        assert len(found.sources) == len(expected)
+
+
+@pytest.mark.usefixtures("searches_at_once")
 def test_a_repeated_request_is_recalled_in_few_steps() -> None:
     """After write-back the same request takes far fewer target forwards, and the tokens are credited to recall."""
     with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:

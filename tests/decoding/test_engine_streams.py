@@ -12,7 +12,7 @@ from helpers.small_engines import PLAIN, PROMPT, make_engine, poison
 from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
-from precedent.engine.generation import Generation
+from precedent.engine.generation import Emission, Generation
 from precedent.errors import GenerationError, RequestCancelled
 from precedent.testing.embedders import HashEmbedder
 
@@ -25,6 +25,27 @@ def test_emissions_add_up_to_the_result(engine: Engine) -> None:
     assert "".join(e.text for e in emissions) == result.text
     assert tuple(token for e in emissions for token in e.token_ids) == result.token_ids
     assert tuple(source for e in emissions for source in e.sources) == result.sources
+
+
+@pytest.mark.usefixtures("searches_at_once")
+@pytest.mark.parametrize("reader", ["thread", "task"])
+def test_a_stream_ends_with_its_end_token(engine: Engine, reader: str) -> None:
+    """No emission holds a token, a source or a text from behind it, though recall proposes what came there."""
+    whole = engine.submit(PROMPT, SamplingParams(max_tokens=40), query="order").result()
+    end = whole.token_ids[20]
+    expected = whole.token_ids[: whole.token_ids.index(end) + 1]
+    ending = SamplingParams(max_tokens=40, stop_token_ids=(end,))
+    plain = engine.submit(PROMPT, ending, speculation=PLAIN).result()
+    generation = engine.submit(PROMPT, ending, speculation=SpeculationConfig(write_back=False), query="order")
+
+    async def read() -> list[Emission]:
+        return [emission async for emission in generation]
+
+    emissions = list(generation) if reader == "thread" else asyncio.run(read())
+    assert tuple(token for emission in emissions for token in emission.token_ids) == expected
+    assert sum(len(emission.sources) for emission in emissions) == len(expected)
+    assert "".join(emission.text for emission in emissions) == plain.text
+    assert "recall" in generation.result().sources
 
 
 def test_async_iteration_gives_the_same(engine: Engine) -> None:

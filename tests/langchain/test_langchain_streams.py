@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 from helpers.order_chat import TOKENIZER, Streaming, engine_of, scripted
+from langchain_core.messages import AIMessageChunk
 
+from precedent.cache import SpeculationCache
 from precedent.langchain import ChatPrecedent
+from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_engine import ScriptedEngine
+from precedent.testing.scripted_model import scripted_model_engine, scripted_tokenizer
+
+NUM_TOKENS = len(scripted_tokenizer()("The order was sent to the new address.").input_ids) + 1
 
 
 def test_breaking_out_of_a_stream_cancels_the_request() -> None:
@@ -62,3 +69,31 @@ def test_a_streaming_handler_sees_every_text() -> None:
     handler = Streaming()
     message = scripted("Hello there", max_burst=3).invoke("hi", {"callbacks": [handler]}, stream=True)
     assert "".join(handler.texts) == message.content == "Hello there"
+
+
+@pytest.mark.parametrize("way", ["stream", "astream", "events", "invoke"])
+async def test_no_text_from_behind_the_end_token_is_seen(way: str) -> None:
+    """A real decode loop; in the second turn the cache proposes the whole answer with its end token."""
+    with SpeculationCache.open(embedder=HashEmbedder()) as cache:
+        engine = scripted_model_engine(lambda prompt: "The order was sent to the new address.", cache=cache)
+        model = ChatPrecedent.from_engine(engine, logprobs=True)
+        for _ in range(2):
+            message: Any = AIMessageChunk("")
+            if way == "stream":
+                for chunk in model.stream("Where is my order?"):
+                    message += chunk
+            elif way == "astream":
+                async for chunk in model.astream("Where is my order?"):
+                    message += chunk
+            elif way == "events":
+                async for event in model.astream_events("Where is my order?", version="v2"):
+                    if event["event"] == "on_chat_model_stream":
+                        message += event["data"]["chunk"]
+            else:
+                message = await model.ainvoke("Where is my order?")
+            assert message.content == "The order was sent to the new address."
+            assert message.response_metadata["finish_reason"] == "stop"
+            assert message.usage_metadata["output_tokens"] == NUM_TOKENS
+            assert len(message.response_metadata["logprobs"]["content"]) == NUM_TOKENS
+        assert engine.metrics().accepted_by_source["recall"] > 0
+        engine.close()

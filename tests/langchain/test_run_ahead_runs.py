@@ -13,9 +13,9 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from helpers.scripted_agents import Desk, ScriptedChat, call, calls, last_result, script, transcript
 from langchain.agents import create_agent
-from langchain.agents.middleware import ToolCallLimitMiddleware, wrap_tool_call
+from langchain.agents.middleware import AgentMiddleware, ToolCallLimitMiddleware, wrap_tool_call
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_core.tools import StructuredTool, tool
+from langchain_core.tools import BaseTool, StructuredTool, tool
 from langgraph.graph import END, START, StateGraph
 
 from precedent.cache import SpeculationCache
@@ -217,6 +217,105 @@ async def test_what_nobody_asked_for_is_stopped_at_the_end_of_the_run() -> None:
     if running.is_set():
         await asyncio.wait_for(stopped.wait(), 30)
     assert ahead.ledger.counts.discarded == {"not asked for": 1}
+
+
+class Crowd:
+    """Counts how many are inside at the same time; all stay until `leave` is set."""
+
+    def __init__(self) -> None:
+        self.entered = self.inside = self.most = 0
+        self.lock, self.leave, self.arrived = threading.Lock(), threading.Event(), threading.Event()
+
+    def visit(self) -> None:
+        with self.lock:
+            self.entered += 1
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+        self.arrived.set()
+        assert self.leave.wait(60)
+        with self.lock:
+            self.inside -= 1
+
+
+class OwnRun(BaseTool):
+    """A synchronous tool of one's own class."""
+
+    name: str = "look_up"
+    description: str = "Look up."
+    crowd: Any
+
+    def _run(self, order: str) -> str:
+        self.crowd.visit()
+        return order
+
+
+def function_tool(crowd: Crowd) -> BaseTool:
+    def look_up(order: str) -> str:
+        """Look up."""
+        crowd.visit()
+        return order
+
+    return StructuredTool.from_function(look_up)
+
+
+def impatient(crowd: Crowd) -> AgentMiddleware:
+    """Middleware that gives a call up, and tries once more, while its tool still runs."""
+
+    class Impatient(AgentMiddleware):
+        async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
+            for _ in range(2):
+                waiting = asyncio.ensure_future(handler(request))
+                await asyncio.to_thread(crowd.arrived.wait, 60)
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+            return ToolMessage("given up", tool_call_id=request.tool_call["id"])
+
+    return Impatient()
+
+
+@pytest.mark.parametrize("end", ["cancelled", "too old", "given up by other middleware"])
+@pytest.mark.parametrize(
+    "make", [function_tool, lambda crowd: OwnRun(crowd=crowd)], ids=["function", "class of its own"]
+)
+async def test_a_synchronous_tool_keeps_its_place_until_its_thread_ends(make: Any, end: str) -> None:
+    """An async agent can leave such a tool behind, not stop it: `at_once` counts it until it has ended."""
+    crowd, asking, answer = Crowd(), asyncio.Event(), asyncio.Event()
+    look_up = make(crowd)
+
+    async def hold() -> None:
+        asking.set()
+        await answer.wait()
+
+    others = [impatient(crowd)] if end == "given up by other middleware" else []
+    ahead = RunAheadMiddleware(
+        [look_up], predict=lambda state: [call("look_up", order="W1")], at_once=1, harmless=others,
+        time_to_live=0.2 if end == "too old" else 30.0,
+    )  # fmt: skip
+    agent = create_agent(HeldChat(answer=script(AIMessage("ok")), hold=hold), [look_up], middleware=[ahead, *others])
+    for _ in range(3):
+        asking.clear()
+        running = asyncio.create_task(agent.ainvoke(asked("W1")))
+        await asking.wait()
+        await asyncio.to_thread(crowd.arrived.wait, 60)
+        if end == "cancelled":
+            running.cancel()
+        else:
+            await asyncio.sleep(0.3)
+            answer.set()
+        await asyncio.gather(running, return_exceptions=True)
+    found = crowd.most, ahead.ledger.counts.started
+    crowd.leave.set()
+    assert found == (1, 1)
+
+
+class HeldChat(ScriptedChat):
+    """A model that answers once it is let."""
+
+    hold: Any
+
+    async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kw: Any) -> Any:
+        await self.hold()
+        return self._generate(messages)
 
 
 async def test_a_tool_that_hangs_ahead_is_called_again_when_its_time_is_over() -> None:

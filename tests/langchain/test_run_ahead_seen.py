@@ -253,3 +253,72 @@ def test_a_request_that_lost_its_run_is_answered_as_ever(run: Run) -> None:
     ahead, answer = RunAheadMiddleware(READS, predict=in_turns([W7])), script(calls(W7), AIMessage("ok"))
     assert transcript(run(agent_of(Desk(), answer, Replacing(), ahead))) == plain(answer)
     assert ahead.ledger.counts.started == 0
+
+
+def gossip() -> ScriptedChat:
+    """Another model, which writes a call that the agent's model does not make."""
+    return ScriptedChat(answer=script(calls(W8)))
+
+
+class Composed(ScriptedChat):
+    """An agent's model that asks another one before it answers."""
+
+    other: Any
+
+    def _generate(self, messages: Any, *given: Any, **named: Any) -> Any:
+        list(self.other.stream(messages))
+        return super()._generate(messages, *given, **named)
+
+    def _stream(self, messages: Any, *given: Any, **named: Any) -> Any:
+        list(self.other.stream(messages))
+        yield from super()._stream(messages, *given, **named)
+
+
+class Asking(AgentMiddleware):
+    """Asks another model, in the same words and with the same tools, before or after the agent's."""
+
+    def __init__(self, other: Any, when: str) -> None:
+        super().__init__()
+        self.other, self.when = other, when
+
+    def wrap_model_call(self, request: Any, handler: Any) -> Any:
+        if self.when == "before":
+            list(self.other.bind_tools(request.tools).stream(request.messages))
+        response = handler(request)
+        if self.when == "after":
+            list(self.other.bind_tools(request.tools).stream(request.messages))
+        return response
+
+    async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+        if self.when == "before":
+            [chunk async for chunk in self.other.bind_tools(request.tools).astream(request.messages)]
+        response = await handler(request)
+        if self.when == "after":
+            [chunk async for chunk in self.other.bind_tools(request.tools).astream(request.messages)]
+        return response
+
+
+@pytest.mark.parametrize(
+    "where", ["inside the agent's model", "in middleware before", "in middleware after", "in predict="]
+)
+def test_another_model_is_not_heard_as_the_agent_s(run: Run, where: str) -> None:
+    desk, answer = Desk(), script(AIMessage("ok"))
+    others, predict = [], None
+    model = ScriptedChat(answer=answer)
+    if where.startswith("inside"):
+        model = Composed(answer=answer, other=gossip())
+    elif where.startswith("in middleware"):
+        others = [Asking(gossip(), where.rsplit(" ", 1)[-1])]
+    else:
+        predict = lambda state: list(gossip().stream("what next?")) and []  # noqa: E731
+    ahead = RunAheadMiddleware(READS, listen=True, harmless=others, predict=predict)
+    agent = create_agent(model, list(desk.tools().values()), middleware=[ahead, *others])
+    run(agent)
+    assert (ahead.ledger.counts.started, desk.read) == (0, [])
+
+
+def test_the_agent_s_own_model_is_heard_though_it_asks_another() -> None:
+    ahead = RunAheadMiddleware(READS, listen=True)
+    model = Composed(answer=script(calls(W7), AIMessage("ok")), other=gossip())
+    create_agent(model, list(Desk().tools().values()), middleware=[ahead]).invoke(ASKED)
+    assert ahead.ledger.counts.by_source == {"stream": [1, 1]}

@@ -10,7 +10,7 @@ import pytest
 from helpers.run_ahead_agents import ASKED, CHANGE, READS, W7, W8, Run, agent_of, in_turns, plain
 from helpers.scripted_agents import Desk, ScriptedChat, call, calls, script, transcript
 from langchain.agents import create_agent
-from langchain.agents.middleware import ToolRetryMiddleware, wrap_tool_call
+from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware, wrap_tool_call
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import StructuredTool, ToolException, tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -236,3 +236,93 @@ def test_other_middleware_works_on_the_call_and_its_result_once(place: str) -> N
     order = [marking, ahead] if place == "outside" else [ahead, marking]
     assert transcript(found(*order)) == transcript(found(marking))
     assert ahead.ledger.counts.used == 1
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["to a listed tool", "to an unlisted tool"])
+@pytest.mark.parametrize("place", ["outside", "inside"])
+def test_a_call_that_other_middleware_sends_to_another_tool_runs_once(run: Run, place: str, listed: bool) -> None:
+    """A run ahead goes where the real call goes, if that tool may run ahead as well; the tool is called once."""
+    ran: list[tuple[str, bool]] = []
+    asked = threading.Event()
+
+    def other(order: str) -> str:
+        """Do something else."""
+        ran.append(("other", asked.is_set()))
+        return f"other {order}"
+
+    def look_up(order: str) -> str:
+        """Look up."""
+        ran.append(("look_up", asked.is_set()))
+        return order
+
+    tools = [StructuredTool.from_function(one) for one in (look_up, other)]
+
+    class Rerouting(AgentMiddleware):
+        def wrap_tool_call(self, request: Any, handler: Any) -> Any:
+            return handler(request.override(tool=tools[1]))
+
+        async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
+            return await handler(request.override(tool=tools[1]))
+
+    def answer(messages: Any) -> AIMessage:
+        asked.set()
+        return script(calls(W7), AIMessage("ok"))(messages)
+
+    rerouting = Rerouting()
+    allow = ["look_up", "other"] if listed else ["look_up"]
+    ahead = RunAheadMiddleware(allow, predict=in_turns([W7]), harmless=[rerouting])
+    order = [rerouting, ahead] if place == "outside" else [ahead, rerouting]
+    found = run(create_agent(ScriptedChat(answer=answer), tools, middleware=order))
+    for thread in threading.enumerate():
+        if thread.name.startswith("run-ahead"):
+            thread.join(30)
+    assert found[-2].content == "other W7"
+    assert [name for name, _ in ran] == ["other"]
+    assert ahead.ledger.counts.used == listed
+    if not listed:
+        assert ran == [("other", True)]
+        assert "'other'" in ahead.refused["look_up"]
+
+
+def test_a_call_that_is_sent_to_an_unlisted_tool_counts_as_a_change() -> None:
+    """Nobody knows what that tool did: what was read before it is void."""
+    tools = Desk().tools()
+
+    @wrap_tool_call
+    def changing(request: Any, handler: Any) -> Any:
+        return handler(request.override(tool=tools["change"]) if request.tool.name == "look_up" else request)
+
+    answer = script(calls(W7), calls(W7, call("customer", customer="C7")), AIMessage("ok"))
+    ahead = RunAheadMiddleware(READS, predict=in_turns([W7], [call("customer", customer="C7")]), harmless=[changing])
+    middleware = [ahead, changing]
+    one_by_one = {"max_concurrency": 1}
+    agent = create_agent(ScriptedChat(answer=answer), list(tools.values()), middleware=middleware)
+    found = agent.invoke(ASKED, one_by_one)["messages"]
+    assert json.loads(found[-2].content)["version"] == 2
+    assert ahead.ledger.counts.used == 0
+
+
+def test_a_result_that_other_middleware_made_another_call_s_is_not_used() -> None:
+    """The real call is held where our middleware stands until the run ahead, which is still outside of it, goes on."""
+    go_on, read = threading.Event(), list[str]()
+
+    def look_up(order: str) -> str:
+        """Look up."""
+        read.append(order)
+        return order
+
+    made = StructuredTool.from_function(look_up)
+
+    @wrap_tool_call
+    def rewriting(request: Any, handler: Any) -> Any:
+        if request.tool_call["id"].startswith("run-ahead"):
+            assert go_on.wait(30)
+            return handler(request.override(tool_call={**request.tool_call, "args": {"order": "W9"}}))
+        threading.Timer(0.2, go_on.set).start()
+        return handler(request)
+
+    ahead = RunAheadMiddleware([made], predict=in_turns([W7]), harmless=[rewriting])
+    answer = script(calls(W7), AIMessage("ok"))
+    found = create_agent(ScriptedChat(answer=answer), [made], middleware=[rewriting, ahead]).invoke(ASKED)["messages"]
+    assert found[-2].content == "W7"
+    assert ahead.ledger.counts.used == 0

@@ -39,7 +39,8 @@ class Lane:
 class Pending:
     """A call that was started ahead. `key` is its canonical arguments; `result` is set when the tool has answered.
 
-    `seconds` is then what the tool took.
+    `seconds` is then what the tool took. `tool` and `key` may still change before that; `taken_for` holds those with
+    which the call was taken. `holders` counts what keeps its place: the run ahead, and the tool while it runs.
     """
 
     id: str
@@ -54,6 +55,8 @@ class Pending:
     stop: Callable[[], None] = lambda: None
     dropped: str = ""
     seconds: float = 0.0
+    taken_for: tuple[object, str | None] | None = None
+    holders: int = 1
 
 
 @dataclass(slots=True)
@@ -133,11 +136,27 @@ class Ledger:
             return pending
 
     def ended(self, pending: Pending) -> None:
-        """A started call has ended, in whatever way: another may start in its place."""
-        with self._lock:
-            self._running -= 1
+        """A started call has ended, in whatever way: another may start in its place once its tool has ended too."""
+        self.release(pending)
         if not pending.result.done():
             pending.result.set_exception(CancelledError())
+
+    def hold(self, pending: Pending) -> bool:
+        """Keep the call's place while its tool runs, until `release`; False if the tool must not start.
+
+        It must not if it still runs from an earlier attempt, if the call has ended, or if it was thrown away.
+        """
+        with self._lock:
+            if pending.holders != 1 or pending.dropped:
+                return False
+            pending.holders += 1
+            return True
+
+    def release(self, pending: Pending) -> None:
+        """Give up one hold on the call's place."""
+        with self._lock:
+            pending.holders -= 1
+            self._running -= pending.holders == 0
 
     def take(self, lane: Lane, tool: object, key: str | None) -> Pending | None:
         """Take the lane's pending result of an equal call out of the ledger; it may still be running.
@@ -149,6 +168,7 @@ class Ledger:
             for pending in lane.waiting:
                 if pending.tool is tool and key is not None and pending.key == key:
                     self._remove(pending)
+                    pending.taken_for = tool, key
                     return pending
         return None
 
@@ -222,9 +242,11 @@ class Ledger:
         _stop(gone)
 
     def _is_fresh(self, pending: Pending) -> bool:
-        """Whether nothing has changed since the call began, and it is not too long ago."""
+        """Whether nothing has changed since the call began, it is not too old, and it is the call that was taken."""
         with self._lock:
-            return pending.epoch == self._epoch and self._clock() <= pending.deadline and not pending.dropped
+            tool, key = pending.taken_for or (pending.tool, pending.key)
+            same = pending.tool is tool and pending.key == key
+            return same and pending.epoch == self._epoch and self._clock() <= pending.deadline and not pending.dropped
 
     def _expire(self) -> None:
         """Throw away what is too old and what nobody can ask for any more; its calls are told to stop."""

@@ -15,6 +15,7 @@ from typing import Any
 from langchain.agents import factory
 from langchain.agents import middleware as langchains
 from langchain.agents.middleware import AgentMiddleware, HumanInTheLoopMiddleware, ToolCallLimitMiddleware
+from langchain_core.runnables import RunnableConfig
 
 from precedent.errors import UnsupportedError
 from precedent.langchain.middleware import SpeculationMiddleware
@@ -31,11 +32,11 @@ _LANGCHAINS = (
 HARMLESS = (SpeculationMiddleware, *(getattr(langchains, name) for name in _LANGCHAINS if hasattr(langchains, name)))
 """Middleware that lets every tool call through. Exactly these classes: a subclass may do anything."""
 
-TOOL_HOOKS = ("wrap_tool_call", "awrap_tool_call", "after_model", "aafter_model")
-"""Hooks between the model's answer and the tool: each could keep a call from being made."""
-
 MODEL_HOOKS = ("wrap_model_call", "awrap_model_call")
-"""Hooks that could take a tool away from the model, where they stand behind this middleware."""
+HOOKS = ("wrap_tool_call", "awrap_tool_call", "after_model", "aafter_model", *MODEL_HOOKS)
+"""Hooks that could keep a call from being made: around the tool, or between the model's answer and the tool."""
+
+STOPS = "the run stops at interrupt_before or interrupt_after, where somebody may decide about its calls"
 
 Harmless = Sequence[AgentMiddleware[Any, Any, Any] | type]
 
@@ -63,18 +64,32 @@ def agent_under_construction() -> Agent | None:
 def might_block(agent: Agent, own: AgentMiddleware[Any, Any, Any], harmless: Harmless) -> Iterator[str]:
     """Why no tool of the agent may run ahead, a reason each."""
     if agent.interrupts:
-        yield "the agent stops at interrupt_before or interrupt_after, where somebody may decide about its calls"
-    behind = False
+        yield STOPS
     for one in agent.middleware:
-        behind = behind or one is own
         if one is own or type(one) in (*HARMLESS, HumanInTheLoopMiddleware, ToolCallLimitMiddleware):
             continue
-        hooks = [hook for hook in (*TOOL_HOOKS, *(MODEL_HOOKS if behind else ())) if _overrides(one, hook)]
+        hooks = [hook for hook in HOOKS if _overrides(one, hook)]
         if hooks and not any(one is each or type(one) is each for each in harmless):
-            yield (
-                f"{one.name} has {hooks[0]} and might block a call: if it never does, say harmless=[{one.name}]"
-                + (", or list it before RunAheadMiddleware" if hooks[0] in MODEL_HOOKS else "")
-            )
+            yield f"{one.name} has {hooks[0]} and might block a call: if it never does, say harmless=[{one.name}]"
+
+
+def invocation_stops(config: RunnableConfig) -> str | None:
+    """Return why nothing may run ahead in an invocation that was told to stop before or after its nodes.
+
+    LangGraph tells a node nothing of it, so it is read from the loop that runs the node, as the config refers to it.
+    """
+    call = config.get("configurable", {}).get("__pregel_call")
+    loop = getattr(getattr(call, "keywords", {}).get("schedule_task"), "__self__", None)
+    try:
+        return STOPS if loop.interrupt_before or loop.interrupt_after else None  # type: ignore[union-attr]
+    except AttributeError:
+        return "this version of LangGraph does not show whether the invocation stops before its tools"
+
+
+def others_speak(agent: Agent, own: AgentMiddleware[Any, Any, Any]) -> bool:
+    """Whether middleware behind ours may ask models of its own, which nobody could tell from the agent's."""
+    behind = agent.middleware[agent.middleware.index(own) + 1 :]
+    return any(_overrides(one, hook) for one in behind if type(one) not in HARMLESS for hook in MODEL_HOOKS)
 
 
 def _overrides(middleware: AgentMiddleware[Any, Any, Any], hook: str) -> bool:

@@ -18,20 +18,34 @@ STREAM = "stream"
 class Hearing(BaseCallbackHandler):
     """Calls `complete` with each tool call of the answer as soon as its arguments are a whole JSON object.
 
-    A model that streams to somebody else is heard as well; `Listening` makes it stream.
+    Hears the agent's model alone: a model that starts while it is asked is one that it asks itself. A model that
+    streams to somebody else is heard as well; `Listening` makes it stream.
     """
 
     run_inline = True
 
     def __init__(self, complete: Callable[[Call], None]) -> None:
         self._complete = complete
+        self._heard: UUID | None = None
         self._names: dict[tuple[UUID, Any], str] = {}
         self._written: dict[tuple[UUID, Any], str] = {}
         self._told: set[tuple[UUID, Any]] = set()
 
+    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Begin to hear the model, unless another is being heard."""
+        self._heard = self._heard or run_id
+
+    def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Stop hearing the model."""
+        self._heard = None if self._heard == run_id else self._heard
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Stop hearing a model that failed: it may be asked again, or another in its place."""
+        self._heard = None if self._heard == run_id else self._heard
+
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
         """Add what the chunk says of the answer's calls."""
-        message = getattr(chunk, "message", None)
+        message = getattr(chunk, "message", None) if run_id == self._heard else None
         for piece in message.tool_call_chunks if isinstance(message, AIMessageChunk) else ():
             place = run_id, piece.get("index")
             self._names[place] = self._names.get(place, "") + (piece.get("name") or "")

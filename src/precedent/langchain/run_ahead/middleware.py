@@ -14,6 +14,7 @@ from typing import Annotated, Any, NotRequired
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse, ToolCallRequest
 from langchain.agents.middleware.types import PrivateStateAttr
 from langchain_core.messages import ToolMessage
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.config import get_config
 from langgraph.runtime import Runtime
@@ -24,11 +25,18 @@ from precedent.cache import SpeculationCache
 from precedent.errors import CacheError
 from precedent.langchain.middleware import Tenant, ended_well, tenant_of_run
 from precedent.langchain.recording import Redact
-from precedent.langchain.run_ahead.beside import Agent, Harmless, bound_to_its_agent, might_block, under_approval
+from precedent.langchain.run_ahead.beside import (
+    Agent,
+    Harmless,
+    bound_to_its_agent,
+    invocation_stops,
+    might_block,
+    under_approval,
+)
 from precedent.langchain.run_ahead.equality import key_of
 from precedent.langchain.run_ahead.handing_over import ashow, awaited, handed_over, show
 from precedent.langchain.run_ahead.lanes import Answered, Lanes, OpenRuns, RunDecisions
-from precedent.langchain.run_ahead.read_only import ReadOnlyList, unfit
+from precedent.langchain.run_ahead.read_only import ReadOnlyList, lost_mark, unfit
 from precedent.langchain.run_ahead.running import Runner
 from precedent.langchain.run_ahead.settings import Predictor, Settings, log, switched_off
 from precedent.langchain.run_ahead.turn import Start, Turn
@@ -116,9 +124,10 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         if switched_off() or not _of_a_run(request):
             return handler(request)
         turn = self._turn(agent, request, self._runner.start)
-        with self._discarding(turn.lane), turn.listening():
+        with self._discarding(turn.lane):
             turn.consider(turn.predictions())
-            response = handler(request)
+            with turn.listening():
+                response = handler(request)
         self._answered(turn, response)
         return response
 
@@ -134,9 +143,10 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
             return await handler(request)
         start = functools.partial(self._runner.start_task, asyncio.get_running_loop())
         turn = self._turn(agent, request, start)
-        with self._discarding(turn.lane), turn.listening():
+        with self._discarding(turn.lane):
             turn.consider(await asyncio.to_thread(turn.predictions))
-            response = await handler(request)
+            with turn.listening():
+                response = await handler(request)
         self._answered(turn, response)
         return response
 
@@ -201,18 +211,24 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
 
     def _turn(self, agent: Agent, request: ModelRequest[Any], start: Start) -> Turn:
         lane = self._lanes.of(request.runtime.stream_writer, str(request.state.get(RUN, "")))
-        tenant = self._tenant(request.runtime)
+        tenant, config = self._tenant(request.runtime), get_config()
         return Turn(
-            self._settings, agent, request, get_config(), lane, tenant, self._runner, start,
-            lambda tool: self._refusal(agent, tool), self._worth, self._record,
+            self._settings, agent, request, config, lane, tenant, self._runner, start,
+            lambda tool: self._refusal(agent, config, tool), self._worth, self._record,
         )  # fmt: skip
 
-    def _refusal(self, agent: Agent, tool: BaseTool) -> str | None:
-        """Why a listed tool may not run ahead in this agent; said once."""
+    def _refusal(self, agent: Agent, config: RunnableConfig, tool: BaseTool) -> str | None:
+        """Return why a tool may not run ahead in this run of the agent, and say so once if it was meant to."""
+        if not self._settings.allowed.holds(tool):
+            lost = lost_mark(tool)
+            return "it is not on the list" if lost is None else self._refuse(tool.name, lost)
         if tool.name in self._refused:
             return self._refused[tool.name]
         for reason in might_block(agent, self, self._settings.harmless):
             return self._refuse("*", reason)
+        stops = invocation_stops(config)
+        if stops is not None:
+            return self._refuse("*", stops)
         if under_approval(agent, tool.name):
             return self._refuse(tool.name, "a person decides about its calls (HumanInTheLoopMiddleware)")
         found = unfit(tool)

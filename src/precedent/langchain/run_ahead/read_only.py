@@ -1,23 +1,105 @@
-"""Which tools may run ahead: those on the list, and of those only the ones whose result depends on their arguments."""
+"""The list of tools that may run ahead, and the checks that a tool's result depends on its arguments alone."""
 
 from __future__ import annotations
 
 import inspect
 import typing
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import MethodType
 from typing import Any, TypeVar, overload
 
-from langchain_core.tools import BaseTool, InjectedToolArg
+from langchain_core.tools import BaseTool, InjectedToolArg, StructuredTool, Tool
 from langgraph.prebuilt.tool_node import ToolRuntime
 from langgraph.types import Command
 
 from precedent.errors import ConfigError, UnsupportedError
 
-MARK = "__precedent_read_only__"
-"""Attribute of a function or class that `read_only` sets: True if arguments may come from tool output, else False."""
-
 Marked = TypeVar("Marked")
+
+
+class Declarations:
+    """Tools, functions and classes that were declared to read only, each by its identity.
+
+    Nothing is written on them, so that no copy, wrapper, heir or other instance inherits a declaration. One holds as
+    long as what it was made about stays the same: a tool that is given another function is no longer declared.
+    """
+
+    def __init__(self) -> None:
+        self._by_id: dict[tuple[int, ...], tuple[list[weakref.ref[Any]], list[weakref.ref[Any] | None], bool]] = {}
+
+    def add(self, declared: Any, arguments_from_tools: bool) -> None:
+        """Declare an object. Raises TypeError if Python cannot refer to it weakly."""
+        key = _identity(declared)
+        refs = [weakref.ref(one, lambda _: self._by_id.pop(key, None)) for one in _anchors(declared)]
+        parts = [None if part is None else weakref.ref(part) for part in _parts_of(declared)]
+        self._by_id[key] = refs, parts, arguments_from_tools
+
+    def of(self, tool: BaseTool) -> bool | None:
+        """Return what was declared of a tool, or of everything that it runs; None if it was not declared."""
+        said = self._of_object(tool)
+        if said is not None or _hidden(tool):
+            return said
+        own = [type(tool)] if type(tool) not in (StructuredTool, Tool) else []
+        declared = [self._of_object(one) for one in (*own, *_functions_of(tool))]
+        return all(declared) if declared and None not in declared else None
+
+    def covers_a_part_of(self, tool: BaseTool) -> bool:
+        """Whether a class or function that the tool uses is declared, though not the tool as it is."""
+        used = [*type(tool).__mro__, *_functions_of(tool)]
+        return any(self._of_object(inner) is not None for one in used for inner in _within(one))
+
+    def _of_object(self, declared: Any) -> bool | None:
+        found = self._by_id.get(_identity(declared))
+        if found is None:
+            return None
+        refs, parts, said = found
+        now = _parts_of(declared)
+        same = all(ref() is one for ref, one in zip(refs, _anchors(declared), strict=True)) and len(parts) == len(now)
+        same = same and all((ref and ref()) is part for ref, part in zip(parts, now, strict=True))
+        return said if same else None
+
+
+def _anchors(declared: Any) -> tuple[Any, ...]:
+    """The objects whose identity is that of the declared one: a bound method is made anew at each access."""
+    return (declared.__self__, declared.__func__) if isinstance(declared, MethodType) else (declared,)
+
+
+def _identity(declared: Any) -> tuple[int, ...]:
+    return tuple(map(id, _anchors(declared)))
+
+
+def _parts_of(declared: Any) -> list[Any]:
+    """Everything that decides what the declared object does and that could be exchanged later."""
+    if isinstance(declared, BaseTool):
+        functions = _functions_of(declared)
+        code = [part for function in functions for part in (function, *_parts_of(function))]
+        return [type(declared), *_parts_of(type(declared)), *_hidden(declared), *code]
+    if isinstance(declared, type):
+        return [inspect.getattr_static(declared, name, None) for name in ("_run", "_arun")]
+    return [getattr(declared, "__code__", None)]
+
+
+def _functions_of(tool: BaseTool) -> list[Any]:
+    return [one for one in (getattr(tool, "func", None), getattr(tool, "coroutine", None)) if one is not None]
+
+
+def _hidden(tool: BaseTool) -> list[Any]:
+    """Attributes of a tool object that hide a method of its class."""
+    return [value for name, value in vars(tool).items() if callable(getattr(type(tool), name, None))]
+
+
+def _within(used: Any) -> Iterator[Any]:
+    """A callable and those that it calls in the end, as far as Python shows them."""
+    yield used
+    for name in ("__func__", "__wrapped__", "func"):
+        inner = None if isinstance(used, type) else getattr(used, name, None)
+        if callable(inner):
+            yield from _within(inner)
+
+
+_MARKED = Declarations()
 
 
 @overload
@@ -31,27 +113,38 @@ def read_only(*, arguments_from_tools: bool = False) -> Callable[[Marked], Marke
 def read_only(tool: Any = None, *, arguments_from_tools: bool = False) -> Any:
     """Declare that a tool only reads, so that it may run ahead; above or below `@tool`, or on a tool's class.
 
-    With `arguments_from_tools` its arguments may come from another tool's output. Raises ConfigError for a tool object
-    without a function of its own: name it in `allow=`.
+    The declaration covers exactly this tool object, this function or bound method, or this class: no copy, wrapper,
+    partial, subclass or other instance of it. With `arguments_from_tools` its arguments may come from another tool's
+    output. Raises ConfigError for anything else.
     """
     if tool is None:
         return partial(read_only, arguments_from_tools=arguments_from_tools)
-    marked = _functions_of(tool) if isinstance(tool, BaseTool) else [tool]
-    if not marked or not all(callable(one) for one in marked):
-        raise ConfigError(f"{tool!r} has no function to mark as read-only: name the tool in allow=[…]")
-    for one in marked:
-        setattr(getattr(one, "__func__", one), MARK, arguments_from_tools)
+    if isinstance(tool, staticmethod | classmethod):
+        raise ConfigError(f"expected a function, got {tool!r}: put @read_only below @{type(tool).__name__}")
+    if any(tool is kind for kind in (BaseTool, StructuredTool, Tool)):
+        raise ConfigError(f"{tool.__name__} is every tool's class: mark a tool, a function or a class of your own")
+    if not callable(tool) and not isinstance(tool, BaseTool):
+        raise ConfigError(f"expected a tool, a function or a class, got {tool!r}")
+    try:
+        _MARKED.add(tool, arguments_from_tools)
+    except TypeError as error:
+        raise ConfigError(f"{tool!r} cannot be marked ({error}): mark the tool that is made of it") from error
     return tool
 
 
 def mark_of(tool: BaseTool) -> bool | None:
-    """What `read_only` said of a tool: None if it is not marked."""
-    marked = [getattr(one, MARK) for one in (type(tool), *_functions_of(tool)) if hasattr(one, MARK)]
-    return any(marked) if marked else None
+    """Return whether `read_only` allowed arguments from tool output; None if the tool is not marked."""
+    return _MARKED.of(tool)
 
 
-def _functions_of(tool: BaseTool) -> list[Any]:
-    return [one for one in (getattr(tool, "func", None), getattr(tool, "coroutine", None)) if one is not None]
+def lost_mark(tool: BaseTool) -> str | None:
+    """Return why a tool is not covered by a mark that stands on a part of it; None if none does."""
+    if _MARKED.of(tool) is not None or not _MARKED.covers_a_part_of(tool):
+        return None
+    return (
+        "read_only marks a function or class that it uses, but not this very tool (methods, wrappers, partials and "
+        "subclasses are not covered): mark the tool itself, read_only(tool)"
+    )
 
 
 def hinted(tool: BaseTool) -> bool:
@@ -124,29 +217,37 @@ class ReadOnlyList:
         *,
         trust_hints: bool,
     ) -> None:
-        for tool in (*allow, *arguments_from_tools):
-            if isinstance(tool, BaseTool):
-                check_fit(tool)
-        self._tools = [tool for tool in allow if isinstance(tool, BaseTool)]
-        self._names = {name_of(tool) for tool in allow}
-        self._open = {name_of(tool) for tool in arguments_from_tools}
+        self._allowed, self._open = _Given(allow), _Given(arguments_from_tools)
         self._trust_hints = trust_hints
 
     def holds(self, tool: BaseTool) -> bool:
-        """Whether a tool is on the list. One that was given as an object counts only as that object."""
-        given = [one for one in self._tools if one.name == tool.name]
-        if given:
-            return any(one is tool for one in given)
-        return tool.name in self._names or mark_of(tool) is not None or (self._trust_hints and hinted(tool))
+        """Whether a tool is on the list."""
+        return self._allowed.holds(tool) or mark_of(tool) is not None or (self._trust_hints and hinted(tool))
 
     def takes_tool_output(self, tool: BaseTool) -> bool:
         """Whether the tool's arguments may come from another tool's output."""
-        return tool.name in self._open or bool(mark_of(tool))
+        return self._open.holds(tool) or bool(mark_of(tool))
 
 
-def name_of(tool: BaseTool | str | Callable[..., Any]) -> str:
-    """The name of a tool, which may be given as an object, a function or its name. Raises ConfigError."""
-    name = tool if isinstance(tool, str) else getattr(tool, "name", None) or getattr(tool, "__name__", None)
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"{tool!r} is no tool: give tools, or their names")
-    return name
+class _Given:
+    """Tools that were given as objects, functions or names. An object or function counts only as itself."""
+
+    def __init__(self, given: Sequence[BaseTool | str | Callable[..., Any]]) -> None:
+        self._names = {one for one in given if isinstance(one, str)}
+        self._declared = Declarations()
+        for one in given:
+            if isinstance(one, BaseTool):
+                check_fit(one)
+            if not isinstance(one, str):
+                self._add(one)
+
+    def _add(self, given: Any) -> None:
+        if isinstance(given, type) or not (callable(given) or isinstance(given, BaseTool)):
+            raise ConfigError(f"expected tools, functions or names of tools, got {given!r}")
+        try:
+            self._declared.add(given, True)
+        except TypeError as error:
+            raise ConfigError(f"{given!r} cannot be listed ({error}): give the tool that is made of it") from error
+
+    def holds(self, tool: BaseTool) -> bool:
+        return tool.name in self._names or self._declared.of(tool) is not None

@@ -12,16 +12,17 @@ import functools
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from langchain.agents.middleware import AgentMiddleware, ToolCallRequest
 from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
 from langchain_core.messages import ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
-from langchain_core.tools import BaseTool
+from langchain_core.tools import BaseTool, StructuredTool, Tool
 from langgraph.constants import TAG_NOSTREAM
 from langgraph.errors import GraphBubbleUp
 from langgraph.prebuilt.tool_node import ToolNode
@@ -44,6 +45,7 @@ _RUNTIME = "__pregel_runtime"
 Handler = Callable[[ToolCallRequest], Any]
 AsyncHandler = Callable[[ToolCallRequest], Awaitable[Any]]
 Chain = Sequence[AgentMiddleware[Any, Any, Any]]
+Refusal = Callable[[BaseTool], str | None]
 
 
 class NotAnAnswer(PrecedentError):
@@ -56,11 +58,15 @@ class NotAnAnswer(PrecedentError):
 
 @dataclass(slots=True)
 class Ahead:
-    """A call that is to run ahead; `written` is what the tool streamed meanwhile."""
+    """A call that is to run ahead; `written` is what the tool streamed meanwhile.
+
+    `refusal` says why it may not run ahead with another tool, to which the agent's middleware sends it.
+    """
 
     pending: Pending
     call: Call
     tool: BaseTool
+    refusal: Refusal
     state: Mapping[str, Any]
     config: RunnableConfig
     runtime: Runtime[Any]
@@ -112,7 +118,11 @@ class Runner:
     def start(self, ahead: Ahead, chain: Chain) -> None:
         """Start a call on a thread of its own, which ends with the process."""
         work = functools.partial(ahead.own_context().run, self._run, ahead, chain)
-        threading.Thread(target=work, name=ahead.pending.id, daemon=True).start()
+        try:
+            threading.Thread(target=work, name=ahead.pending.id, daemon=True).start()
+        except RuntimeError:  # the process has no thread left
+            self.ledger.drop(ahead.pending, "failed")
+            self.ledger.ended(ahead.pending)
 
     def start_task(self, loop: asyncio.AbstractEventLoop, ahead: Ahead, chain: Chain) -> None:
         """Start a call as a task of an event loop, from its own thread or another."""
@@ -136,25 +146,26 @@ class Runner:
         self.ledger.ended(pending)
 
     def _run(self, ahead: Ahead, chain: Chain) -> None:
-        manager, caught = CallbackManager.configure(**_flagged(ahead.config)), _Caught(ahead)
+        manager, caught = CallbackManager.configure(**_flagged(ahead.config)), _Caught(ahead, self.ledger)
         try:
             shown = manager.on_tool_start({"name": ahead.call.name}, self._shown(ahead), inputs={})
             with self._settling(ahead, caught):
-                node = ToolNode([ahead.tool], wrap_tool_call=composed(chain, self.own, caught.wrap, "wrap_tool_call"))
-                node.invoke(_input(ahead), ahead.own_config())
+                wrapper = composed(chain, self.own, caught.wrap, caught.call, "wrap_tool_call")
+                node = ToolNode([ahead.tool], wrap_tool_call=wrapper)
+                node.invoke(_input(ahead.tool_call, ahead.state), ahead.own_config())
             shown.on_tool_end(_outcome(ahead.pending))
         finally:
             self.ledger.ended(ahead.pending)
 
     async def _arun(self, ahead: Ahead, chain: Chain) -> None:
-        manager, caught = AsyncCallbackManager.configure(**_flagged(ahead.config)), _Caught(ahead)
+        manager, caught = AsyncCallbackManager.configure(**_flagged(ahead.config)), _Caught(ahead, self.ledger)
         shown = await manager.on_tool_start({"name": ahead.call.name}, self._shown(ahead), inputs={})
         try:
             with self._settling(ahead, caught):
-                wrapper = composed(chain, self.own, caught.awrap, "awrap_tool_call")
+                wrapper = composed(chain, self.own, caught.awrap, caught.acall, "awrap_tool_call")
                 node = ToolNode([ahead.tool], awrap_tool_call=wrapper)
                 async with asyncio.timeout(self.ledger.seconds_left(ahead.pending)):
-                    await node.ainvoke(_input(ahead), ahead.own_config())
+                    await node.ainvoke(_input(ahead.tool_call, ahead.state), ahead.own_config())
         finally:
             await shown.on_tool_end(_outcome(ahead.pending))
 
@@ -191,11 +202,15 @@ class Runner:
 
 
 class _Caught:
-    """Stands in our middleware's place in the chain and keeps what the call answers there."""
+    """One run ahead in the agent's chain: in our middleware's place it keeps what the call answers there.
 
-    def __init__(self, ahead: Ahead) -> None:
-        self._ahead = ahead
+    In the tool's place it lets the call through only to a tool that may run ahead as well.
+    """
+
+    def __init__(self, ahead: Ahead, ledger: Ledger) -> None:
+        self._ahead, self._ledger = ahead, ledger
         self._found: Any = None
+        self._stopped: NotAnAnswer | None = None
 
     def wrap(self, request: ToolCallRequest, handler: Handler) -> Any:
         self._at(request)
@@ -210,11 +225,81 @@ class _Caught:
     def _at(self, request: ToolCallRequest) -> None:
         """Middleware outside may have changed the call: it is compared as it is here, as the real one will be."""
         self._found = None
-        self._ahead.pending.key = key_of(self._ahead.tool, request.tool_call["args"])
+        tool = self._checked(request)
+        self._ahead.pending.tool, self._ahead.pending.key = tool, key_of(tool, request.tool_call["args"])
+
+    def call(self, request: ToolCallRequest, handler: Handler) -> Any:
+        self._hold(request)
+        try:
+            return handler(request)
+        finally:
+            self._ledger.release(self._ahead.pending)
+
+    async def acall(self, request: ToolCallRequest, handler: AsyncHandler) -> Any:
+        tool = self._hold(request)
+        if _is_synchronous(tool):
+            return await asyncio.wrap_future(self._on_a_thread(tool, request))
+        try:
+            return await handler(request)
+        finally:
+            self._ledger.release(self._ahead.pending)
+
+    def _on_a_thread(self, tool: BaseTool, request: ToolCallRequest) -> Future[Any]:
+        """Call a synchronous tool on a thread of its own, which keeps the call's place though its task is cancelled."""
+        answer: Future[Any] = Future()
+        answer.set_running_or_notify_cancel()
+        config = self._ahead.own_config()
+
+        def run() -> None:
+            try:
+                node = ToolNode([tool], wrap_tool_call=lambda own, execute: execute(own.override(tool=tool)))
+                found = node.invoke(_input(request.tool_call, request.state), config)
+            except BaseException as error:
+                self._ledger.release(self._ahead.pending)
+                answer.set_exception(error)
+            else:
+                self._ledger.release(self._ahead.pending)
+                found = found["messages"] if isinstance(found, dict) else found
+                answer.set_result(found[0] if len(found) == 1 else found)
+
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(run,), name=self._ahead.pending.id, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the process has no thread left
+            self._ledger.release(self._ahead.pending)
+            raise
+        return answer
+
+    def _hold(self, request: ToolCallRequest) -> BaseTool:
+        tool = self._checked(request)
+        if not self._ledger.hold(self._ahead.pending):
+            self._stop(NotAnAnswer("it was given up, or its earlier attempt still runs", refuse=False))
+        return tool
+
+    def _checked(self, request: ToolCallRequest) -> BaseTool:
+        """Return the tool that is to be called, if it may run ahead: middleware may have put another in its place."""
+        tool = request.tool
+        if tool is None:
+            self._stop(NotAnAnswer("other middleware took its tool away", refuse=True))
+        reason = self._ahead.refusal(tool)
+        if reason is not None and tool is self._ahead.tool:
+            self._stop(NotAnAnswer(reason, refuse=False))
+        if reason is not None:
+            moved = f"other middleware sends its calls to {tool.name!r}, which may not run ahead: {reason}"
+            self._stop(NotAnAnswer(moved, refuse=True))
+        return tool
+
+    def _stop(self, error: NotAnAnswer) -> NoReturn:
+        """Raise the error, and keep it: middleware may make an answer of it."""
+        self._stopped = error
+        raise error
 
     def answer(self) -> ToolMessage:
         """The answer. Raises NotAnAnswer for anything but a plain, good answer to this very call."""
         found, own_id = self._found, self._ahead.pending.id
+        if self._stopped is not None:
+            raise self._stopped
         if found is None:
             raise NotAnAnswer("another middleware kept the call from being made", refuse=False)
         if not isinstance(found, ToolMessage):
@@ -226,11 +311,14 @@ class _Caught:
         return found
 
 
-def composed(chain: Chain, own: AgentMiddleware[Any, Any, Any], at_own: Any, hook: str) -> Any:
-    """All `wrap_tool_call` of an agent, the first outermost, with `at_own` in the place of our middleware's."""
+def composed(chain: Chain, own: AgentMiddleware[Any, Any, Any], at_own: Any, at_tool: Any, hook: str) -> Any:
+    """All `wrap_tool_call` of an agent, the first outermost, with `at_own` in the place of our middleware's.
+
+    `at_tool` stands innermost, around the tool itself.
+    """
     hooks = ("wrap_tool_call", "awrap_tool_call")
     wrapping = [m for m in chain if any(getattr(type(m), h) is not getattr(AgentMiddleware, h) for h in hooks)]
-    wrappers = [at_own if m is own else getattr(m, hook) for m in wrapping]
+    wrappers = [*(at_own if m is own else getattr(m, hook) for m in wrapping), at_tool]
     return functools.reduce(lambda inner, outer: _around(outer, inner), reversed(wrappers))
 
 
@@ -238,8 +326,15 @@ def _around(outer: Any, inner: Any) -> Any:
     return lambda request, execute: outer(request, lambda changed: inner(changed, execute))
 
 
-def _input(ahead: Ahead) -> dict[str, Any]:
-    return {"__type": "tool_call_with_context", "tool_call": ahead.tool_call, "state": ahead.state}
+def _input(tool_call: Any, state: Any) -> dict[str, Any]:
+    return {"__type": "tool_call_with_context", "tool_call": tool_call, "state": state}
+
+
+def _is_synchronous(tool: BaseTool) -> bool:
+    """Whether an event loop runs the tool on a thread, because it has no coroutine of its own."""
+    own = [getattr(type(tool), name) for name in ("ainvoke", "arun", "_arun")]
+    known = {getattr(kind, name) for kind in (BaseTool, StructuredTool, Tool) for name in ("ainvoke", "arun", "_arun")}
+    return getattr(tool, "coroutine", None) is None and all(one in known for one in own)
 
 
 def _flagged(config: RunnableConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,17 +16,17 @@ from langchain_core.runnables.config import merge_configs, var_child_runnable_co
 from langchain_core.tools import BaseTool
 
 from precedent.actions.calls import Call, Prediction
-from precedent.actions.ledger import Lane, Pending
+from precedent.actions.ledger import Lane
 from precedent.actions.live import Live
 from precedent.actions.memory import predict, recalled, seconds_by_tool
 from precedent.actions.price import TrackRecord, Worth
 from precedent.errors import CacheError
 from precedent.langchain.chat_model import ChatPrecedent
 from precedent.langchain.recording import plain_messages
-from precedent.langchain.run_ahead.beside import Agent, over_limit
+from precedent.langchain.run_ahead.beside import Agent, others_speak, over_limit
 from precedent.langchain.run_ahead.equality import key_of
 from precedent.langchain.run_ahead.hearing import STREAM, Hearing, Listening
-from precedent.langchain.run_ahead.running import Ahead, Chain, Runner
+from precedent.langchain.run_ahead.running import Ahead, Chain, Refusal, Runner
 from precedent.langchain.run_ahead.settings import Settings, log
 
 OWN = "own"
@@ -33,7 +34,6 @@ OWN_ESTIMATE = 0.75
 """The probability of a caller's own prediction before the first has come true."""
 
 Start = Callable[[Ahead, Chain], None]
-Refusal = Callable[[BaseTool], str | None]
 
 
 @dataclass(slots=True)
@@ -103,36 +103,44 @@ class Turn:
     def _consider(self, prediction: Prediction) -> None:
         call, source = prediction.call, prediction.source
         tool = next((one for one in self.request.tools if isinstance(one, BaseTool) and one.name == call.name), None)
-        if tool is None or not self.settings.allowed.holds(tool) or self.refusal(tool):
+        if tool is None or self.refusal(tool):
             return
         key = key_of(tool, dict(call.arguments))
         if key is None:
             return
         self._predicted.setdefault((call.name, key), prediction)
-        if source != STREAM and self.live.from_tools(call) and not self.settings.allowed.takes_tool_output(tool):
+        if self._refusal_of(prediction, tool):
             return
         started = [*self._made, *(one.name for one in self.lane.waiting)]
         if over_limit(self.agent, call.name, self.request.state, started if source != STREAM else self._made):
             return
         probability = 1.0 if source == STREAM else self.record.probability(source, prediction.probability)
         if self.worth.pays(call.name, probability):
-            self._start(tool, call, key, source)
+            self._start(tool, prediction, key)
 
-    def _start(self, tool: BaseTool, call: Call, key: str, source: str) -> None:
-        pending = self.runner.ledger.begin(self.lane, tool, call.name, key, source)
+    def _refusal_of(self, prediction: Prediction, tool: BaseTool) -> str | None:
+        """Return why a predicted call may not run ahead with this tool, to which other middleware may have sent it."""
+        open_ = prediction.source == STREAM or self.settings.allowed.takes_tool_output(tool)
+        if not open_ and self.live.from_tools(prediction.call):
+            return "its arguments come from another tool's output"
+        return self.refusal(tool)
+
+    def _start(self, tool: BaseTool, prediction: Prediction, key: str) -> None:
+        call = prediction.call
+        pending = self.runner.ledger.begin(self.lane, tool, call.name, key, prediction.source)
         if pending is not None:
-            self.start(self._ahead(pending, tool, call), self.agent.middleware)
-
-    def _ahead(self, pending: Pending, tool: BaseTool, call: Call) -> Ahead:
-        return Ahead(pending, call, tool, self.request.state, self.config, self.request.runtime)
+            refusal = functools.partial(self._refusal_of, prediction)
+            ahead = Ahead(pending, call, tool, refusal, self.request.state, self.config, self.request.runtime)
+            self.start(ahead, self.agent.middleware)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Hear the model's answer while it is written, if it streams; a model of ours is made to."""
         listen = self.settings.listen
         streams = isinstance(self.request.model, ChatPrecedent) if listen is None else listen
-        heard = (Listening if streams else Hearing)(self.hear)
-        token = var_child_runnable_config.set(merge_configs(self.config, {"callbacks": [heard]}))
+        heard = RunnableConfig(callbacks=[(Listening if streams else Hearing)(self.hear)])
+        heard = RunnableConfig() if others_speak(self.agent, self.runner.own) else heard
+        token = var_child_runnable_config.set(merge_configs(self.config, heard))
         begun = time.perf_counter()
         try:
             yield
