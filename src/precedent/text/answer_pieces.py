@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -48,11 +47,10 @@ Piece = TextPiece | ReasoningPiece | CallPiece
 
 
 class AnswerPieces:
-    """Reads one answer. A call's id follows from the prompt and all that was written before it, so it never varies."""
+    """Reads one answer. Each call gets a random id, which no other call of any answer has."""
 
     def __init__(self, syntax: AnswerSyntax) -> None:
         self._syntax, self._parser = syntax, syntax.parser()
-        self._seen = hashlib.sha256(json.dumps(list(syntax.prompt_ids)).encode())
         self.num_calls = 0
         self.problems: list[str] = []
 
@@ -72,32 +70,25 @@ class AnswerPieces:
     def _pieces(self, events: Iterable[Event]) -> Iterator[Piece]:
         for event in events:
             if isinstance(event, Text):
-                self._seen.update(event.text.encode())
                 yield TextPiece(event.text)
             elif isinstance(event, Reasoning):
                 yield ReasoningPiece(event.text)
             elif isinstance(event, CallBegin):
                 yield self._beginning(event.name)
             elif isinstance(event, CallArguments):
-                yield self._more(event.json)
+                yield CallPiece(self.num_calls, arguments=event.json)
             elif isinstance(event, CallEnd):
                 self.num_calls += 1
             else:
                 yield from self._broken(event)
 
     def _beginning(self, name: str | None) -> CallPiece:
-        self._seen.update(f"\0{name}\0".encode())
-        return CallPiece(self.num_calls, call_id=f"call_{self._seen.hexdigest()[:24]}", name=name)
-
-    def _more(self, arguments: str) -> CallPiece:
-        self._seen.update(arguments.encode())
-        return CallPiece(self.num_calls, arguments=arguments)
+        return CallPiece(self.num_calls, call_id=f"call_{secrets.token_hex(12)}", name=name)
 
     def _broken(self, call: InvalidCall) -> Iterator[CallPiece]:
         self.problems.append(call.error)
         if call.rest is None:
             yield self._beginning(call.name)
         written = call.raw if call.rest is None else call.rest
-        self._seen.update(written.encode())
         yield CallPiece(self.num_calls, arguments=written, broken=True, whole=call.rest is None)
         self.num_calls += 1
