@@ -51,7 +51,7 @@ async def begun(serving: Serving, served: Served, asked: ChatRequest, caller: Ca
         begin = partial(_begin, served, asked, {**asked.settings_of(index), "tenant": caller.tenant})
         one = await serving.prepared(begin, lambda begun: begun.generation.cancel())
         held.callback(one.generation.cancel)
-        answers.append(Answer.of(index, one))
+        answers.append(Answer.of(index, one, whole=not asked.stream))
     return answers
 
 
