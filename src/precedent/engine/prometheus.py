@@ -54,6 +54,11 @@ def prometheus_text(engines: Iterable[Measured]) -> str:
     return "\n".join([*_lines(seen), ""])
 
 
+def counter_text(name: str, help_text: str, value: float) -> str:
+    """One counter without labels."""
+    return f"# HELP {name} {help_text}\n# TYPE {name} counter\n{name} {value}\n"
+
+
 def _lines(seen: list[tuple[str, EngineMetrics]]) -> Iterator[str]:
     for name, (field, help_text) in GAUGES.items():
         yield from _series(name, "gauge", help_text, [(labels, getattr(found, field)) for labels, found in seen])

@@ -28,6 +28,7 @@ async def responses(serving: Serving, caller: Caller, request: Request) -> Respo
     """Answer one request, whole or as a stream of events."""
     raw = await body_of(request, serving.limits)
     body, asked = await serving.read(raw, partial(_asked, serving))
+    serving.num_ignored += asked.num_ignored
     served = serving.model(asked.model)
     with ExitStack() as held:
         held.enter_context(serving.places.taken(caller.name))
