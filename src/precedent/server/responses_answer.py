@@ -13,6 +13,7 @@ from openai.types.responses import Response
 from precedent.engine.generation import Emission
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.server.answers import Answer
+from precedent.server.errors import ApiError
 from precedent.server.usage import speculation_of, usage_of
 from precedent.text.answer_pieces import CallPiece, Piece, ReasoningPiece
 
@@ -64,6 +65,11 @@ class ResponseWriter:
             closing = "".join(self._close("completed" if self._in_whole_call else self._status))
         ended = "response.completed" if self._status == "completed" else "response.incomplete"
         return closing + self._event(ended, response=self._response(self._status))
+
+    def failed(self, error: ApiError) -> str:
+        """The event that ends a stream which failed."""
+        told = error.body()["error"]
+        return self._event("error", **{name: told[name] for name in ("code", "message", "param")})
 
     def _piece(self, piece: Piece) -> Iterator[str]:
         if isinstance(piece, CallPiece):

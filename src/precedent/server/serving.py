@@ -18,6 +18,7 @@ from precedent.engine.engine import Engine
 from precedent.engine.prometheus import counter_text, prometheus_text
 from precedent.langchain.chat_model import ChatPrecedent
 from precedent.runtime.background import Background
+from precedent.server.access import NO_RULES, AccessRules
 from precedent.server.errors import FAILED, ApiError
 from precedent.server.keys import KeyFile
 from precedent.server.places import Places
@@ -26,6 +27,7 @@ from precedent.server.settings import ServerLimits
 Result = TypeVar("Result")
 
 IGNORED = "precedent:ignored_message_parts_total"
+IGNORED_HELP = "Parts of messages that were not read."
 """The counter of parts of messages that no route reads."""
 
 PREPARING_THREADS = 4
@@ -64,6 +66,7 @@ class Serving:
     keys: KeyFile | None = None
     following: Following | None = None
     started: int = field(default_factory=lambda: int(time.time()))
+    access: AccessRules = NO_RULES
     num_ignored: int = 0
     _begun: float = field(default_factory=time.monotonic)
     places: Places = field(init=False)
@@ -89,8 +92,9 @@ class Serving:
 
     async def metrics_text(self) -> str:
         """Metrics of all models in Prometheus's text format."""
-        ignored = counter_text(IGNORED, "Parts of messages that were not read.", self.num_ignored)
-        return prometheus_text(served.engine for served in self.models.values()) + ignored
+        ignored = counter_text(IGNORED, IGNORED_HELP, self.num_ignored)
+        engines = {id(served.engine): served.engine for served in self.models.values()}  # aliases share one
+        return prometheus_text(engines.values()) + ignored
 
     async def read(self, raw: bytes, read: Callable[[bytes], Result]) -> Result:
         """What a body says; a short one is read before a thread could wake up. Raises what `read` and `prepared` do."""
