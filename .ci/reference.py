@@ -172,17 +172,18 @@ def metrics() -> str:
     """Every metric, under the names by which Prometheus and Python know it."""
     from precedent.engine import prometheus
     from precedent.engine.metrics import EngineMetrics
+    from precedent.server.serving import IGNORED, IGNORED_HELP
 
     rows = [(f"`{name}`", "gauge", said) for name, (_, said) in prometheus.GAUGES.items()]
     rows.append(("`vllm:kv_cache_usage_perc`", "gauge", "Share of the memory of keys and values, 0 to 1."))
     rows += [(f"`{name}_total`", "counter", said) for name, (_, said) in prometheus.COUNTERS.items()]
-    rows += [(f"`{name}`", "summary", said) for name, (_, said) in prometheus.SUMMARIES.items()]
+    rows.append((f"`{IGNORED}`", "counter", f"{IGNORED_HELP} A server alone writes it, without labels."))
+    rows += [(f"`{name}`", "histogram", said) for name, (_, said) in prometheus.HISTOGRAMS.items()]
     names = [(f"`{field.name}`",) for field in dataclasses.fields(EngineMetrics)]
     return "\n".join([
         "# Metrics\n\nLook up a metric of `GET /metrics` or of `Engine.metrics()`.\n",
         "## `/metrics`\n\n`prometheus_text([engine, …])` writes the same. Each series has the labels `model_name` and "
-        "`engine`. Names are vLLM's; latencies are summaries (median and 95th percentile of recent requests) where "
-        "vLLM has histograms.\n",
+        "`engine`; `model_name` is the name under which a server has the model. Names and buckets are vLLM's.\n",
         table(("name", "kind", "meaning"), rows),
         f"## `Engine.metrics()`\n\n{_paragraphs(EngineMetrics)}\n\n{table(('field',), names)}",
     ])  # fmt: skip

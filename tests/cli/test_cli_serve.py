@@ -13,8 +13,10 @@ from helpers.command_line import precedent
 from precedent.cache import SpeculationCache
 from precedent.engine.engine import Engine
 from precedent.server import running
+from precedent.server.access import AccessRules
 from precedent.server.steps import KEPT_STEPS
 from precedent.server.stored_keys import add_key
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
 @pytest.fixture
@@ -23,10 +25,10 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
 
     class NoEngine:
-        model_name, closed = "none", False
+        closed = False
 
-        def __init__(self, source: str, options: Any) -> None:
-            self.source, self.options = source, options
+        def __init__(self, source: str, options: Any, name: str) -> None:
+            self.source, self.options, self.model_name = source, options, name
 
         def close(self) -> None:
             self.closed = True
@@ -48,6 +50,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
                 "port": port,
                 "limits": serving.limits,
                 "json": log_json,
+                "access": serving.access,
+                "engines": {name: one.engine for name, one in serving.models.items()},
             }
         )
 
@@ -80,10 +84,65 @@ def test_steps_are_kept_if_asked_for(served: Any) -> None:
     assert [one["kept"] for one in served] == [{"a": None}, {"a": KEPT_STEPS}]
 
 
-def test_several_models(served: Any) -> None:
-    assert precedent("serve", "--model", "a=first", "--model", "b=second") == 0
-    assert served[0]["models"] == {"a": "first", "b": "second"}
-    assert precedent("serve", "--model", "a=first", "--model", "a=second") == 2
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Two models on disk."""
+    for name in ("first", "second"):
+        tiny_causal_lm(vocab_size=300).save_pretrained(tmp_path / name)
+        byte_tokenizer().save_pretrained(tmp_path / name)
+    return tmp_path / "first", tmp_path / "second"
+
+
+def test_several_models(served: Any, folders: tuple[Path, Path]) -> None:
+    first, second = map(str, folders)
+    assert precedent("serve", "--model", f"a={first}", "--model", f"b={second}") == 0
+    assert served[0]["models"] == {"a": first, "b": second}
+    assert precedent("serve", "--model", f"a={first}", "--model", f"a={second}") == 2
+
+
+def test_two_names_of_one_target_share_its_engine(served: Any, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    first, second = folders
+    (tmp_path / "link").symlink_to(first)
+    names = [f"a={first}", f"b={second}", f"c={tmp_path / 'link'}", f"d={first}/"]
+    assert precedent("serve", *[part for name in names for part in ("--model", name)]) == 0
+    engines = served[0]["engines"]
+    assert engines["a"] is engines["c"] is engines["d"] is not engines["b"]
+
+
+@pytest.mark.parametrize("bad", ["nowhere", "empty", "damaged"])
+def test_a_bad_model_is_found_before_the_first_is_loaded(
+    served: Any, folders: tuple[Path, Path], tmp_path: Path, bad: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("empty", "damaged"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "damaged" / "config.json").write_text("{")
+    loaded: list[Any] = []
+    Engine.load, before = lambda *given, **more: loaded.append(given), Engine.load  # type: ignore[method-assign]
+    try:
+        assert precedent("serve", "--model", f"a={folders[0]}", "--model", f"b={tmp_path / bad}") == 2
+    finally:
+        Engine.load = before  # type: ignore[method-assign]
+    assert not loaded
+    assert bad in capsys.readouterr().err
+
+
+def test_a_folder_is_served_by_its_name(served: Any, folders: tuple[Path, Path]) -> None:
+    assert precedent("serve", "--target", folders[0]) == 0
+    (engine,) = served[0]["engines"].values()
+    assert list(served[0]["models"]) == ["first"] == [engine.model_name]
+
+
+def test_hosts_and_origins(served: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    allowed = ("--allowed-hosts", "models.internal", "--cors-origins", "https://app.example.org")
+    assert precedent("serve", "--host", "0.0.0.0", *allowed) == 0
+    assert served[0]["access"] == AccessRules(("models.internal",), ("https://app.example.org",))
+    for wrong in (
+        ("--allowed-hosts", "http://x"), ("--cors-origins", "x.org"), ("--cors-origins", "https://x.org/"),
+        ("--cors-origins", "*"),
+    ):  # fmt: skip
+        assert precedent("serve", *wrong) == 2
+        assert wrong[0] in capsys.readouterr().err
+    assert len(served) == 1
 
 
 def test_a_cache_has_the_bounds_that_are_given(
@@ -134,3 +193,17 @@ def test_the_access_log(as_json: bool) -> None:
         assert json.loads(written).items() >= line.items()
     else:
         assert written.endswith(" desk GET / 200 0.500s r")
+
+
+FORGED = "/\n2026-01-01 desk GET /forged 200 0.001s r\r\x1b[2J\x00\x85\u2028\u202e\udc80"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("field", ["path", "method", "key", "request_id"])
+def test_nothing_that_a_client_sends_begins_a_line_or_commands_a_terminal(as_json: bool, field: str) -> None:
+    line = {"method": "GET", "path": "/", "status": 200, "seconds": 0.5, "key": "desk", "request_id": "r"}
+    record = logging.makeLogRecord({"request": line | {field: FORGED}})
+    written = running._Line(as_json).format(record)
+    assert len(written.splitlines()) == 1
+    assert written.isprintable()
+    assert written.encode()

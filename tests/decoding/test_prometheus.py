@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from precedent import SamplingParams
 from precedent.engine.prometheus import prometheus_text
 from precedent.testing.pytest_plugin import EngineMaker
@@ -30,7 +32,39 @@ def test_counts_of_every_engine_stand_under_vllms_names(precedent_engine: Engine
         assert found[f"vllm:spec_decode_{name}_total{{{labels}}}"] == expected
     assert drafted.stats.num_accepted_tokens > 0
     assert found['vllm:request_success_total{model_name="scripted-model",engine="1"}'] == 0
-    assert found[f'vllm:time_to_first_token_seconds{{{labels},quantile="0.5"}}'] > 0
+
+
+BUCKET = re.compile(r'(vllm:\w+)_bucket\{.*le="(.+)"\} (\d+)')
+
+
+def test_latencies_are_histograms_under_vllms_names(precedent_engine: EngineMaker) -> None:
+    engine = precedent_engine(lambda p: "one two three")
+    results = [engine.submit(engine.tokenizer.encode("hello"), SamplingParams()).result() for _ in range(3)]
+    text = prometheus_text([engine])
+    found = values(text)
+    later = sum(len(result.token_ids) for result in results) - sum(
+        len(result.token_ids) - sum(result.stats.inter_token.num_tokens) for result in results
+    )
+    numbers = {
+        "request_queue_time_seconds": 3,
+        "time_to_first_token_seconds": 3,
+        "e2e_request_latency_seconds": 3,
+        "request_time_per_output_token_seconds": 3,
+        "inter_token_latency_seconds": later,
+        "time_per_output_token_seconds": later,
+    }
+    labels = 'model_name="scripted-model",engine="0"'
+    for name, number in numbers.items():
+        assert f"# TYPE vllm:{name} histogram" in text
+        buckets = [(bound, int(count)) for of, bound, count in BUCKET.findall(text) if of == f"vllm:{name}"]
+        counts = [count for _, count in buckets]
+        assert counts == sorted(counts)
+        assert buckets[-1] == ("+Inf", number)
+        assert [float(bound) for bound, _ in buckets] == sorted(float(bound) for bound, _ in buckets)
+        assert found[f"vllm:{name}_count{{{labels}}}"] == number
+    assert found[f"vllm:e2e_request_latency_seconds_sum{{{labels}}}"] == pytest.approx(
+        sum(result.stats.total_seconds for result in results)
+    )
 
 
 def test_the_text_is_what_prometheus_reads(precedent_engine: EngineMaker) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from helpers.call_ids import numbered
 from helpers.order_chat import BROKEN, CALL, look_up, merged
 from helpers.scripted_kinds import scripted
 from langchain_core.messages import AIMessage, HumanMessage
@@ -39,7 +40,7 @@ async def test_a_merged_stream_is_what_invoke_gives_in_every_output_version(answ
         merged([chunk async for chunk in model.astream("hi")]),
     ]
     for name in ("content", "content_blocks", "tool_calls", "invalid_tool_calls", "additional_kwargs"):
-        first, *others = [getattr(message, name) for message in messages]
+        first, *others = [numbered(getattr(message, name)) for message in messages]
         assert others == [first] * 3, name
     if output_version == "v1":
         assert isinstance(messages[0].content, list)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from precedent.server.bodies import HABITS
+from precedent.server.bodies import HABITS, NEUTRAL
 from precedent.server.description import ROUTES
 from precedent.server.keys import KeyFile
 from precedent.server.stored_keys import add_key
@@ -77,7 +77,8 @@ async def test_a_body_has_the_keys_of_its_table(client: Any, path: str) -> None:
     assert set(schema["required"]) == set(keys.required)
     assert {*keys.supported, *keys.own, *HABITS} <= schema["properties"].keys()
     unsupported = schema["properties"].keys() - {*keys.supported, *keys.own, *HABITS}
-    assert all(schema["properties"][name] == {"type": "null"} for name in unsupported)
+    asking_nothing = {name: {"enum": [*values, None]} for name, values in NEUTRAL.items()}
+    assert all(schema["properties"][name] == asking_nothing.get(name, {"type": "null"}) for name in unsupported)
     assert schema["properties"]["model"] == {"type": "string", "enum": ["scripted"]}
     assert schema["additionalProperties"] is False
 

@@ -147,6 +147,17 @@ def test_a_settled_file_is_not_read_again(path, monkeypatch):
     assert len(reads) == 1
 
 
+def test_a_file_is_read_again_when_asked_though_it_looks_the_same(path, monkeypatch):
+    key = add_key(path, "desk", "shop")
+    monkeypatch.setattr(keys_module, "SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(keys_module, "_identity", lambda status: (0,))
+    file = KeyFile(path)
+    path.write_text(path.read_text().replace('"shop"', '"bank"'))
+    assert file.caller(key).tenant == "shop"
+    file.read_again()
+    assert file.caller(key).tenant == "bank"
+
+
 def test_a_fresh_file_is_read_again_but_not_parsed_again(path, monkeypatch):
     key = add_key(path, "desk", "shop")
     monkeypatch.setattr(keys_module, "SETTLED_SECONDS", float("inf"))

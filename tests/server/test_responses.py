@@ -9,6 +9,7 @@ import pytest
 from openai.types.responses import Response
 
 from precedent.server.responses_request import messages_of
+from precedent.server.settings import ServerLimits
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "10 €"}}\n</tool_call>'
 TOOL = {
@@ -116,14 +117,12 @@ def test_items_become_turns() -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"input": [{"type": "image_generation_call"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         ({"input": []}, "input"),
         ({"text": {"verbosity": "low"}}, "text"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temprature": 1}, "temprature"),
     ],
@@ -131,3 +130,18 @@ def test_items_become_turns() -> None:
 async def test_what_is_refused_names_the_key_of_this_route(client: Any, more: Any, param: str) -> None:
     answer = await client.post("/v1/responses", json={**ASKED, **more})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+async def test_the_event_of_an_error_has_the_next_number(serve: Any) -> None:
+    def fail(prompt: str) -> str:
+        raise RuntimeError("no")
+
+    found = await events(serve(fail))  # which checks the numbers
+    assert [one["type"] for one in found] == ["response.created", "response.in_progress", "error"]
+
+
+async def test_the_event_of_a_stream_that_takes_too_long_has_the_next_number(serve: Any) -> None:
+    client = serve(["word " * 2000], limits=ServerLimits(request_seconds=0.3))
+    found = await events(client, max_output_tokens=4000)
+    assert found[-1]["type"] == "error"
+    assert found[-1]["code"] == "timeout"

@@ -1,4 +1,7 @@
-"""SIGTERM and Ctrl-C: running answers end, no new ones are taken, and everything is closed before the process ends."""
+"""SIGTERM and Ctrl-C: running answers end, no new ones are taken, and everything is closed before the process ends.
+
+SIGHUP ends nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from helpers.forked import Program
 from pytest_socket import enable_socket
 
 from precedent.cache import SpeculationCache
+from precedent.server.running import hangups_ignored
+from precedent.server.stored_keys import add_key
 from precedent.testing.embedders import HashEmbedder
 
 PROGRAM = Path(__file__).with_name("stopping_server.py")
@@ -23,8 +28,8 @@ LONG = " ".join(f"word{number}" for number in range(150))
 
 
 @contextmanager
-def started(place: Path, grace: float = 60.0) -> Iterator[tuple[Any, http.client.HTTPConnection]]:
-    with Program([PROGRAM, place, grace, LONG]) as process:
+def started(place: Path, grace: float = 60.0, *keys: Path) -> Iterator[tuple[Any, http.client.HTTPConnection]]:
+    with Program([PROGRAM, place, grace, LONG, *keys]) as process:
         try:
             address = process.stdout.readline().strip()
             with closing(http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)) as connection:
@@ -33,15 +38,15 @@ def started(place: Path, grace: float = 60.0) -> Iterator[tuple[Any, http.client
             process.kill()
 
 
-def ask(connection: http.client.HTTPConnection, *, stream: bool) -> None:
+def ask(connection: http.client.HTTPConnection, *, stream: bool, headers: Any = None) -> None:
     messages = [{"role": "user", "content": "Hello?"}]
     asked = {"model": "scripted", "messages": messages, "temperature": 0, "max_tokens": 3000, "stream": stream}
-    connection.request("POST", "/v1/chat/completions", json.dumps(asked))
+    connection.request("POST", "/v1/chat/completions", json.dumps(asked), headers or {})
 
 
-def begin(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+def begin(connection: http.client.HTTPConnection, headers: Any = None) -> http.client.HTTPResponse:
     """Ask for a long answer; returns once its first words are there."""
-    ask(connection, stream=True)
+    ask(connection, stream=True, headers=headers)
     answer = connection.getresponse()
     for _ in range(8):  # the role, an empty line, and a few tokens
         assert answer.readline()
@@ -94,3 +99,26 @@ def test_an_answer_that_outlasts_the_grace_is_refused(tmp_path: Path) -> None:
             assert json.loads(answer.read())["error"]["message"] == "the server is stopping: try again"
         assert process.stdout.read().split() == ["stopped", "closed"]
         assert process.wait() == 0
+
+
+def test_a_hangup_reads_the_keys_and_ends_nothing(tmp_path: Path) -> None:
+    enable_socket()
+    keys = tmp_path / "keys.json"
+    key = add_key(keys, "desk", "shop")
+    with started(tmp_path / "cache.db", 60.0, keys) as (process, connection):
+        headers = {"Authorization": f"Bearer {key}"}
+        answer = begin(connection, headers)
+        process.send_signal(signal.SIGHUP)
+        assert text_of(answer.read().decode()).endswith(LONG[-100:])
+        connection.request("GET", "/v1/models", headers=headers)
+        assert connection.getresponse().read()
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read().split() == ["stopped", "closed"]
+        assert process.wait() == 0
+
+
+def test_a_hangup_while_models_are_loaded_ends_nothing() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    with hangups_ignored():
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) == before

@@ -83,6 +83,14 @@ def serve(
     api_keys: Annotated[
         Path | None, typer.Option("--api-keys", help="File of keys, tenants and roles ('precedent keys add').")
     ] = None,
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-hosts", help="Name by which clients may call this server, repeated; '*' is any."),
+    ] = None,
+    cors_origins: Annotated[
+        list[str] | None,
+        typer.Option("--cors-origins", help="Origin whose web pages may use this server, repeated; '*' is any."),
+    ] = None,
     max_queued: Annotated[int, typer.Option("--max-queued", help="Answers that may run or wait at once.")] = 256,
     max_queued_per_key: Annotated[int, typer.Option("--max-queued-per-key", help="The same, of one key.")] = 64,
     request_seconds: Annotated[float, typer.Option("--request-seconds", help="Longest time for an answer.")] = 600.0,
@@ -104,9 +112,10 @@ def serve(
     """Serve models under OpenAI's HTTP interface: every client of it can use them."""
     _check_installed()
     from precedent.engine.options import EngineOptions
+    from precedent.server.access import AccessRules
     from precedent.server.keys import KeyFile
-    from precedent.server.opening import named_models, opened
-    from precedent.server.running import check_address
+    from precedent.server.opening import named_models, opened, served_name
+    from precedent.server.running import check_address, hangups_ignored
     from precedent.server.running import serve as serve_until_told
     from precedent.server.settings import ServerLimits
     from precedent.server.steps import KEPT_STEPS
@@ -117,7 +126,8 @@ def serve(
         request_seconds=request_seconds,
         grace_seconds=grace_seconds,
     )
-    check_address(host, has_keys=api_keys is not None)
+    access = AccessRules(tuple(allowed_hosts or ()), tuple(cors_origins or ()))
+    check_address(host, has_keys=api_keys is not None, rules=access)
     keys = None if api_keys is None else KeyFile(api_keys)
     options = EngineOptions(
         draft_model=draft_model, draft_device=draft_device, device=device, dtype=dtype, bitwise=bitwise,
@@ -125,15 +135,16 @@ def serve(
     )  # fmt: skip
     bounds = _bounds(max_bytes=max_cache_bytes, max_tenant_bytes=max_tenant_bytes, max_age=max_age)
     progress: Progress = ctx.obj
-    models = named_models(model) if model else {target: target}
+    models = named_models(model) if model else {served_name(target): target}
     kept_steps = KEPT_STEPS if inspect else 0
 
     def say(target: str) -> None:
         progress.show(f"loading {target}")
 
-    with opened(
-        models, options, limits, cache=cache, bounds=bounds, keys=keys, kept_steps=kept_steps, loading=say
-    ) as serving:
+    with hangups_ignored(), opened(
+        models, options, limits, cache=cache, bounds=bounds, keys=keys, access=access, kept_steps=kept_steps,
+        loading=say,
+    ) as serving:  # fmt: skip
         progress.rest()
         serve_until_told(
             serving, host, port, log_json=log_json,

@@ -144,17 +144,19 @@ class Engine(OfOneProcess):
         options: EngineOptions | None = None,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        name: str | None = None,
         **changes: Any,
     ) -> Engine:
         """Load a target (Hugging Face id, folder, or a model with its `tokenizer`) and start an engine on it.
 
-        Each of the `options` may be given as a keyword: `Engine.load(target, bitwise=True)`. Raises
-        ModelLoadError, UnsupportedError, ConfigError or CacheError, each saying what to do.
+        `name` is what answers and metrics call the model instead of `target`. Each of the `options` may be given as a
+        keyword: `Engine.load(target, bitwise=True)`. Raises ModelLoadError, UnsupportedError, ConfigError or
+        CacheError, each saying what to do.
         """
         check_fork()
         options = (options or EngineOptions()).with_changes(**changes)
         loaded = loaded_target(target, tokenizer, options)
-        return cls(loaded.model, loaded.tokenizer, loaded.options, name=loaded.name)
+        return cls(loaded.model, loaded.tokenizer, loaded.options, name=loaded.name if name is None else name)
 
     def add_drafter(self, drafter: Drafter) -> None:
         """Add a drafter that is not installed; requests name it: `SpeculationConfig(drafters=(drafter.name,))`."""

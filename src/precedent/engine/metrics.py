@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,9 +11,73 @@ from dataclasses import dataclass, field
 from precedent.decoding.latency import Percentiles
 from precedent.decoding.stats import GenerationStats
 
+QUICK = (
+    *(
+        0.001,
+        0.005,
+        0.01,
+        0.02,
+        0.04,
+        0.06,
+        0.08,
+        0.1,
+        0.25,
+        0.5,
+        0.75,
+        1.0,
+        2.5,
+        5.0,
+        7.5,
+        10.0,
+        20.0,
+        40.0,
+        80.0,
+        160.0,
+    ),
+    *(640.0, 2560.0),
+)
+PER_TOKEN = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+LONG = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
+    *(1920.0, 7680.0),
+)
+"""vLLM's buckets: of first tokens, of tokens, and of whole requests."""
+
+BUCKETS: Mapping[str, tuple[float, ...]] = {
+    "request_queue_time_seconds": LONG,
+    "time_to_first_token_seconds": QUICK,
+    "inter_token_latency_seconds": PER_TOKEN,
+    "request_time_per_output_token_seconds": PER_TOKEN,
+    "e2e_request_latency_seconds": LONG,
+}
+"""The latencies of finished requests since the start, each with the upper bounds of its buckets."""
+
 RECENT_REQUESTS = 1000
 RECENT_EMISSIONS = 10_000
 """Number of recent requests, and of recent emissions, that percentiles cover."""
+
+
+@dataclass(slots=True)
+class Histogram:
+    """How many values, in seconds, lay in each bucket; the last bucket has no upper bound."""
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def copy(self) -> Histogram:
+        """The same numbers, which no longer grow."""
+        return Histogram(self.bounds, list(self.counts), self.sum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +88,8 @@ class EngineMetrics:
     These and `generation_tokens` count at every step, the other tokens when their request ends. Tokens of cancelled and
     failed requests count too. `decode_seconds_saved` is what plain steps would have taken for the answers of finished
     requests, by the cost curve, less what their steps took; it is negative if speculation cost time.
-    `inter_token_latency_seconds` has one value per emission: its gap divided by its number of tokens.
+    `inter_token_latency_seconds` has one value per emission: its gap divided by its number of tokens. `histograms` has
+    the latencies of all finished requests by name; there each token of an emission counts.
     """
 
     num_requests_running: int
@@ -48,6 +114,7 @@ class EngineMetrics:
     time_to_first_token_seconds: Percentiles
     inter_token_latency_seconds: Percentiles
     e2e_request_latency_seconds: Percentiles
+    histograms: Mapping[str, Histogram]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +159,9 @@ class MetricsRecorder:
     first_token: deque[float] = field(default_factory=lambda: _recent(RECENT_REQUESTS))
     request: deque[float] = field(default_factory=lambda: _recent(RECENT_REQUESTS))
     per_token: deque[float] = field(default_factory=lambda: _recent(RECENT_EMISSIONS))
+    histograms: dict[str, Histogram] = field(
+        default_factory=lambda: {name: Histogram(bounds) for name, bounds in BUCKETS.items()}
+    )
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def stepped(self, num_requests: int, num_tokens: int) -> None:
@@ -117,12 +187,25 @@ class MetricsRecorder:
                 self.request.append(stats.total_seconds)
                 self.per_token.extend(stats.inter_token.per_token())
                 self.decode_seconds_saved += stats.plain_seconds - stats.decode_seconds
+                self._observe(stats)
+
+    def _observe(self, stats: GenerationStats) -> None:
+        found = self.histograms
+        found["request_queue_time_seconds"].observe(stats.queue_seconds)
+        found["time_to_first_token_seconds"].observe(stats.first_token_seconds)
+        found["e2e_request_latency_seconds"].observe(stats.total_seconds)
+        for gap, number in zip(stats.inter_token.gaps, stats.inter_token.num_tokens, strict=True):
+            if number:
+                found["inter_token_latency_seconds"].observe(gap / number, number)
+        if later := sum(stats.inter_token.num_tokens):
+            found["request_time_per_output_token_seconds"].observe(sum(stats.inter_token.gaps) / later)
 
     def snapshot(self, *, running: int, waiting: int, reserved: int, idle: int, most: int) -> EngineMetrics:
         """The counts, plus the engine's current load (requests; bytes of keys and values)."""
         with self._lock:
             counts = dict(self.counts)
             accepted, saved = dict(self.accepted_by_source), self.decode_seconds_saved
+            histograms = {name: one.copy() for name, one in self.histograms.items()}
             windows = [list(window) for window in (self.queue, self.first_token, self.per_token, self.request)]
         queue, first_token, per_token, request = map(Percentiles.of, windows)
         return EngineMetrics(
@@ -137,5 +220,6 @@ class MetricsRecorder:
             time_to_first_token_seconds=first_token,
             inter_token_latency_seconds=per_token,
             e2e_request_latency_seconds=request,
+            histograms=histograms,
             **counts,
         )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Protocol
 
-from precedent.decoding.latency import Percentiles
-from precedent.engine.metrics import EngineMetrics
+from precedent.engine.metrics import EngineMetrics, Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Content-Type header for `prometheus_text`."""
@@ -30,13 +30,21 @@ COUNTERS = {
     "precedent:requests_failed": ("num_requests_failed", "Requests that failed."),
 }
 
-SUMMARIES = {
+HISTOGRAMS = {
     "vllm:request_queue_time_seconds": ("request_queue_time_seconds", "From submission to admission."),
     "vllm:time_to_first_token_seconds": ("time_to_first_token_seconds", "From submission to the first token."),
     "vllm:inter_token_latency_seconds": ("inter_token_latency_seconds", "Between two tokens."),
+    "vllm:time_per_output_token_seconds": (
+        "inter_token_latency_seconds",
+        "The same, as older versions of vLLM call it.",
+    ),
+    "vllm:request_time_per_output_token_seconds": (
+        "request_time_per_output_token_seconds",
+        "Between two tokens, on average over a request.",
+    ),
     "vllm:e2e_request_latency_seconds": ("e2e_request_latency_seconds", "From submission to the end."),
 }
-"""Percentiles over recent requests; vLLM has histograms under these names."""
+"""Latencies of finished requests, in vLLM's buckets."""
 
 
 class Measured(Protocol):
@@ -54,6 +62,11 @@ def prometheus_text(engines: Iterable[Measured]) -> str:
     return "\n".join([*_lines(seen), ""])
 
 
+def counter_text(name: str, help_text: str, value: float) -> str:
+    """One counter without labels."""
+    return f"# HELP {name} {help_text}\n# TYPE {name} counter\n{name} {value}\n"
+
+
 def _lines(seen: list[tuple[str, EngineMetrics]]) -> Iterator[str]:
     for name, (field, help_text) in GAUGES.items():
         yield from _series(name, "gauge", help_text, [(labels, getattr(found, field)) for labels, found in seen])
@@ -63,9 +76,11 @@ def _lines(seen: list[tuple[str, EngineMetrics]]) -> Iterator[str]:
         yield from _series(
             f"{name}_total", "counter", help_text, [(labels, getattr(one, field)) for labels, one in seen]
         )
-    for name, (field, help_text) in SUMMARIES.items():
-        quantiles = [pair for labels, found in seen for pair in _quantiles(labels, getattr(found, field))]
-        yield from _series(name, "summary", help_text, quantiles)
+    for name, (field, help_text) in HISTOGRAMS.items():
+        yield f"# HELP {name} {help_text}"
+        yield f"# TYPE {name} histogram"
+        for labels, found in seen:
+            yield from _buckets(name, labels, found.histograms[field])
 
 
 def _series(name: str, kind: str, help_text: str, values: Iterable[tuple[str, float]]) -> Iterator[str]:
@@ -74,9 +89,13 @@ def _series(name: str, kind: str, help_text: str, values: Iterable[tuple[str, fl
     yield from (f"{name}{{{labels}}} {value}" for labels, value in values)
 
 
-def _quantiles(labels: str, found: Percentiles) -> Iterator[tuple[str, float]]:
-    for quantile, value in (("0.5", found.p50), ("0.95", found.p95)):
-        yield f'{labels},quantile="{quantile}"', value
+def _buckets(name: str, labels: str, found: Histogram) -> Iterator[str]:
+    """The series of one histogram: cumulative counts by upper bound, the sum, and the number of values."""
+    bounds = [*map(str, found.bounds), "+Inf"]
+    for bound, count in zip(bounds, accumulate(found.counts), strict=True):
+        yield f'{name}_bucket{{{labels},le="{bound}"}} {count}'
+    yield f"{name}_sum{{{labels}}} {found.sum}"
+    yield f"{name}_count{{{labels}}} {sum(found.counts)}"
 
 
 def _share(found: EngineMetrics) -> float:

@@ -142,9 +142,9 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
     def _begun(self, engine: Engine, call: Call, syntax: AnswerSyntax, notes: Mapping[str, Any]) -> Begun:
         return Begun(engine, self._submit(engine, call), syntax, notes)
 
-    def _chunks(self, begun: Begun, settings: Mapping[str, Any]) -> AnswerChunks:
+    def _chunks(self, begun: Begun, settings: Mapping[str, Any], whole: bool) -> AnswerChunks:
         name = settings.get("model") or self.model
-        return AnswerChunks(begun.syntax, name, output_version=self.output_version, notes=begun.notes)
+        return AnswerChunks(begun.syntax, name, output_version=self.output_version, notes=begun.notes, whole=whole)
 
     def _stream(
         self,
@@ -153,12 +153,23 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
+        return self._answer(messages, stop, run_manager, kwargs, whole=False)
+
+    def _answer(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        run_manager: CallbackManagerForLLMRun | None,
+        kwargs: dict[str, Any],
+        *,
+        whole: bool,
+    ) -> Iterator[ChatGenerationChunk]:
         with of_both_kinds():
             settings = call_settings(kwargs)
             engine, span = self._engine_of(settings), current_span()
             metadata = run_manager.metadata if run_manager else None
             begun = self._begun(*self._asked(engine, messages, stop, metadata, settings))
-        chunks = self._chunks(begun, settings)
+        chunks = self._chunks(begun, settings, whole)
         try:
             for emission in begun.generation:
                 yield from chunks.of(emission)
@@ -173,6 +184,18 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
+        async for chunk in self._aanswer(messages, stop, run_manager, kwargs, whole=False):
+            yield chunk
+
+    async def _aanswer(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        run_manager: AsyncCallbackManagerForLLMRun | None,
+        kwargs: dict[str, Any],
+        *,
+        whole: bool,
+    ) -> AsyncIterator[ChatGenerationChunk]:
         with of_both_kinds():
             settings = call_settings(kwargs)
             engine, span = await self._aengine_of(settings), current_span()
@@ -180,7 +203,7 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
             if asked[1].grammar is not None:  # compiling one takes long, a tokenizer's first one above all
                 await asyncio.to_thread(engine.grammars.matcher, asked[1].grammar)
             begun = self._begun(*asked)
-        chunks = self._chunks(begun, settings)
+        chunks = self._chunks(begun, settings, whole)
         try:
             async for emission in begun.generation:
                 for chunk in chunks.of(emission):
@@ -208,7 +231,7 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
+        return generate_from_stream(self._answer(messages, stop, run_manager, kwargs, whole=True))
 
     async def _agenerate(
         self,
@@ -217,7 +240,7 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        chunks = [chunk async for chunk in self._astream(messages, stop, run_manager, **kwargs)]
+        chunks = [chunk async for chunk in self._aanswer(messages, stop, run_manager, kwargs, whole=True)]
         return generate_from_stream(iter(chunks))
 
     # Tools

@@ -28,7 +28,8 @@ class AnswerChunks:
     LangChain builds content blocks from chunks of one kind, so each chunk carries text, reasoning or a piece of one
     tool call; the last carries none of them. The first piece of a call has its name and id, the others its arguments.
     With `output_version` "v1" the content is numbered blocks in the order of the answer, which LangChain itself would
-    number only while streaming. `notes` are added to the response metadata.
+    number only while streaming. `notes` are added to the response metadata. With `whole` each call comes when it has
+    ended, so that a call which `max_tokens` cut can be text.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class AnswerChunks:
         *,
         output_version: str | None = None,
         notes: Mapping[str, Any] | None = None,
+        whole: bool = False,
     ) -> None:
         self._notes = dict(notes or {})
-        self._pieces, self._model_name = AnswerPieces(syntax), model_name
+        self._pieces, self._model_name = AnswerPieces(syntax, whole=whole), model_name
         self._blocks = _Blocks() if output_version == "v1" else None
         self._arguments = ""
 
@@ -50,7 +52,7 @@ class AnswerChunks:
 
     def last(self, result: GenerationResult) -> Iterator[ChatGenerationChunk]:
         """The rest that the parser held back, then one chunk with usage and statistics."""
-        yield from self._chunks(self._pieces.finish())
+        yield from self._chunks(self._pieces.finish(cut=result.finish_reason == "length"))
         message = AIMessageChunk(
             content="",
             usage_metadata=_usage(result, self._pieces.reasoning_ranges(result.token_ids)),

@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger("precedent.access")
@@ -18,10 +22,14 @@ _PLAIN = re.compile(r"[\w.:-]{1,64}")
 
 
 class AccessLog:
-    """ASGI middleware; a client's own `X-Request-ID` is kept if it is short and plain."""
+    """ASGI middleware; a client's own `X-Request-ID` is kept if it is short and plain.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    An exception that no route handles becomes the response that `failed` makes of it, so that it has an id and a line
+    as well. Redirects name no host: the one in a request is whatever its client wrote.
+    """
+
+    def __init__(self, app: ASGIApp, failed: Callable[[Request, Exception], Awaitable[Response]]) -> None:
+        self._app, self._failed = app, failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and note how it ended."""
@@ -37,13 +45,32 @@ class AccessLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = request_id
+                if "location" in headers:
+                    headers["location"] = _without_host(headers["location"])
             await send(message)
 
         try:
             await self._app(scope, receive, noted)
+        except Exception as error:
+            if status:  # too late for another answer
+                raise
+            response = await self._failed(Request(scope, receive), error)
+            await response(scope, receive, noted)
         finally:
             log.info("request", extra={"request": _line(scope, status, perf_counter() - started)})
+
+
+def _without_host(location: str) -> str:
+    """A redirect's place on this server; two slashes at its start would name a host."""
+    _, _, path, query, _ = urlsplit(location)
+    return urlunsplit(("", "", f"/{path.lstrip('/')}", query, ""))
+
+
+def escaped(text: str) -> str:
+    """A text on one line: control characters, line ends of every kind and invisible ones are written as escapes."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def _line(scope: Scope, status: int, seconds: float) -> dict[str, Any]:

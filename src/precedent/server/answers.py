@@ -29,15 +29,19 @@ class Answer:
     _span: Span | None = None
 
     @classmethod
-    def of(cls, index: int, begun: Begun) -> Answer:
-        """The answer of a request that was just begun, described on the span around it."""
-        return cls(index, begun, AnswerPieces(begun.syntax), _span=current_span())
+    def of(cls, index: int, begun: Begun, *, whole: bool) -> Answer:
+        """The answer of a request that was just begun, described on the span around it; `whole` if it is not streamed.
+
+        A call that `max_tokens` cuts is text in a whole answer.
+        """
+        return cls(index, begun, AnswerPieces(begun.syntax, whole=whole), _span=current_span())
 
     async def steps(self) -> AsyncGenerator[tuple[Answer, Emission, list[Piece]], None]:
         """Each emission with the pieces that it completes, and what was held back at the end."""
         async for emission in self.begun.generation:
             yield self, emission, self._read(self.pieces.push(emission.text))
-        yield self, Emission(""), self._read(self.pieces.finish())
+        cut = self.result.finish_reason == "length"
+        yield self, Emission(""), self._read(self.pieces.finish(cut=cut))
         if self._span is not None:
             describe_result(self._span, self.begun.engine.model_name, self.result)
 

@@ -11,22 +11,24 @@ from typing import Any
 from fastapi import FastAPI
 from openai.types import Model
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from precedent import __version__
 from precedent.engine.prometheus import CONTENT_TYPE
+from precedent.langchain.profile import profile_of_engine
 from precedent.server.access import caller_of
-from precedent.server.access_log import AccessLog
+from precedent.server.access_log import HEADER, AccessLog
 from precedent.server.chat import chat_completions
 from precedent.server.completions import completions
-from precedent.server.dashboard import add_dashboard
+from precedent.server.dashboard import add_dashboard, add_get_route
 from precedent.server.description import description
 from precedent.server.embeddings import embeddings
 from precedent.server.errors import FAILED, ApiError, api_error, stopping
 from precedent.server.keys import Caller
 from precedent.server.responses import responses
-from precedent.server.serving import Serving
+from precedent.server.serving import Served, Serving
 from precedent.server.transport import SERVER_ERROR
 
 log = logging.getLogger(__name__)
@@ -44,8 +46,13 @@ def server_app(serving: Serving, metrics: MetricsText | None = None) -> FastAPI:
     A server that is one of several replicas says those of all.
     """
     app = FastAPI(title="Precedent", version=__version__, openapi_url=None)
-    app.add_middleware(AccessLog)
-    for kind in (ApiError, HTTPException, ClientDisconnect, Exception):
+    app.add_middleware(AccessLog, failed=_told)
+    if origins := serving.access.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+            expose_headers=[HEADER],
+        )  # fmt: skip
+    for kind in (ApiError, HTTPException, ClientDisconnect):
         app.add_exception_handler(kind, _told)
     add = partial(_add, app, serving)
     add("/v1/chat/completions", chat_completions, "POST")
@@ -57,9 +64,7 @@ def server_app(serving: Serving, metrics: MetricsText | None = None) -> FastAPI:
     add("/metrics", partial(_metrics, metrics or serving.metrics_text), "GET")
     add("/openapi.json", partial(_description, app), "GET")
     add_dashboard(app, serving, add)
-    app.add_api_route(
-        "/health", partial(_health, serving), methods=["GET"], name="/health", description=_health.__doc__
-    )
+    add_get_route(app, "/health", partial(_health, serving), name="/health", description=_health.__doc__)
     return app
 
 
@@ -67,7 +72,7 @@ def _add(app: FastAPI, serving: Serving, path: str, route: Route, method: str, r
     """Add a route that needs a key of this role, where keys are on."""
 
     async def answer(request: Request) -> Response:
-        caller = caller_of(request, serving.keys, role)
+        caller = caller_of(request, serving.keys, role, serving.access)
         request.state.key_name = caller.name
         try:
             return await route(serving, caller, request)
@@ -77,7 +82,10 @@ def _add(app: FastAPI, serving: Serving, path: str, route: Route, method: str, r
             raise
 
     answer.__doc__ = (route.func if isinstance(route, partial) else route).__doc__
-    app.add_api_route(path, answer, methods=[method], response_model=None, name=path)
+    if method == "GET":
+        add_get_route(app, path, answer, response_model=None, name=path)
+    else:
+        app.add_api_route(path, answer, methods=[method], response_model=None, name=path)
 
 
 async def _told(request: Request, error: Exception) -> Response:
@@ -89,22 +97,35 @@ async def _told(request: Request, error: Exception) -> Response:
         error = ApiError(message, status=error.status_code, headers=error.headers)
     told = api_error(error)
     if told.status >= SERVER_ERROR and not isinstance(error, ApiError):
-        log.error("a request failed", exc_info=error)
+        log.error("request %s failed", getattr(request.state, "request_id", "?"), exc_info=error)
     return JSONResponse(told.body(), status_code=told.status, headers=told.headers)
 
 
 async def _models(serving: Serving, caller: Caller, request: Request) -> Response:
     """The models served."""
-    return JSONResponse({"object": "list", "data": [_described(serving, name) for name in serving.models]})
+    return JSONResponse({"object": "list", "data": [_described(served, serving) for served in serving.models.values()]})
 
 
 async def _model(serving: Serving, caller: Caller, request: Request) -> Response:
     """One model."""
-    return JSONResponse(_described(serving, serving.model(request.path_params["name"]).name))
+    return JSONResponse(_described(serving.model(request.path_params["name"]), serving))
 
 
-def _described(serving: Serving, name: str) -> dict[str, Any]:
-    return Model(id=name, created=serving.started, object="model", owned_by="precedent").model_dump(mode="json")
+def _described(served: Served, serving: Serving) -> dict[str, Any]:
+    """OpenAI's description of a model, and what clients want to know before they ask it."""
+    found = Model(id=served.name, created=serving.started, object="model", owned_by="precedent").model_dump(mode="json")
+    profile = profile_of_engine(served.engine)
+    others = [one.name for one in serving.models.values() if one.engine is served.engine and one is not served]
+    return found | {
+        "max_model_len": served.engine.context_length,
+        "aliases": others,
+        "capabilities": {
+            "tools": profile.get("tool_calling", False),
+            "structured_output": profile.get("structured_output", False),
+            "reasoning": profile.get("reasoning_output", False),
+            "embeddings": served.engine.cache is not None,
+        },
+    }
 
 
 async def _metrics(text: MetricsText, serving: Serving, caller: Caller, request: Request) -> Response:

@@ -1,7 +1,7 @@
 """Checks requests against the `openai` package's own types: every key is known, supported and of the right shape.
 
 A key that is not supported is refused by name. `HABITS` are accepted without effect: clients send them as a matter of
-habit, and they cannot change an answer.
+habit, and they cannot change an answer. So are values that ask for nothing (`best_of: 1`) and nulls at any depth.
 """
 
 from __future__ import annotations
@@ -47,16 +47,29 @@ _Message = (
 MESSAGES = Annotated[list[Annotated[_Message, Field(discriminator="role")]], Field(min_length=1)]
 """The type of a conversation."""
 
-_MESSAGES: dict[str, Any] = {
+MESSAGE_KINDS: dict[str, Any] = {
     typing.get_args(typing.get_type_hints(kind)["role"])[0]: kind for kind in typing.get_args(_Message)
 }
 """The type of a message by its role."""
 
-_ECHOED = ("reasoning_content", "annotations", "speculation")
-"""Keys that clients copy from an answer's message into the next request."""
+_CALLERS_OWN = ("messages", "parameters", "schema", "metadata", "chat_template_kwargs", "arguments")
+"""Keys whose values may hold nulls that mean something, or whose nulls are removed elsewhere."""
 
-_UNREAD = ("audio", "function_call")
-"""Keys of OpenAI's messages that no chat template reads."""
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "min_tokens": (0,),
+    "top_k": (-1,),
+    "length_penalty": (1,),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "ignore_eos": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "priority": (0,),
+    "verbosity": ("medium",),
+}
+"""Values that ask for what happens anyway, of parameters that are not supported or that write "off" otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +130,19 @@ def _parts(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 def checked(body: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
     """The body without keys of habit and without nulls. Raises ApiError that names the key."""
-    for name, value in body.items():
+    said = dict[str, Any]()
+    for name, value in without_nulls(body).items():
+        if _is_neutral(name, value):
+            continue
         if name not in keys.known:
-            _refuse(name, value, keys)
-        if value is not None:
-            _check(name, value, keys.kind(name))
-    said = {name: value for name, value in body.items() if value is not None and name not in HABITS}
+            _refuse(name, keys)
+        if name != "messages":
+            fits(value, keys.kind(name), name)
+        if name not in HABITS:
+            said[name] = value
+    for name in body.keys() - keys.known:
+        if name not in _hints(keys.openai) and name not in NEUTRAL:
+            _refuse(name, keys)  # also if it is null: nobody knows it
     for name in keys.required:
         if name not in said:
             raise ApiError(f"{name} is missing", param=name, code="missing_required_parameter")
@@ -142,39 +162,23 @@ def _hints(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind)  # without the marks of required keys
 
 
-def _refuse(name: str, value: Any, keys: Keys) -> None:
-    """Raise ApiError for a key that is not supported; a null asks for nothing."""
-    if value is None and name in _hints(keys.openai):
-        return
+def without_nulls(value: Any) -> Any:
+    """The value without keys that are null, at any depth: they ask for nothing."""
+    if isinstance(value, dict):
+        return {
+            key: part if key in _CALLERS_OWN else without_nulls(part) for key, part in value.items() if part is not None
+        }
+    return [without_nulls(part) for part in value] if isinstance(value, list) else value
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in NEUTRAL.get(name, ()))
+
+
+def _refuse(name: str, keys: Keys) -> NoReturn:
+    """Raise ApiError for a key that is not supported."""
     hint = keys.instead.get(name) or f"known: {', '.join(sorted(keys.known))}"
     raise ApiError(f"{name!r} is not supported: {hint}", param=name, code="unsupported_parameter")
-
-
-def _check(name: str, value: Any, kind: Any) -> None:
-    """Raise ApiError unless `value` has the shape of `kind`."""
-    if name == "messages":
-        _check_messages(value)
-        return
-    _fits(value, kind, name)
-
-
-def _check_messages(messages: Any) -> None:
-    if not isinstance(messages, list) or not messages:
-        raise ApiError("messages must be a list of at least one message", param="messages")
-    for position, message in enumerate(messages):
-        place = f"messages[{position}]"
-        role = message.get("role") if isinstance(message, dict) else None
-        if not isinstance(role, str) or role not in _MESSAGES:
-            raise ApiError(f"{place}.role must be one of {', '.join(_MESSAGES)}", param=f"{place}.role")
-        said = {key: part for key, part in message.items() if part is not None}
-        kind = _MESSAGES[role]
-        known = _hints(kind).keys() - set(_UNREAD) | set(_ECHOED if role == "assistant" else ())
-        if unknown := said.keys() - known:
-            raise ApiError(f"{place} has an unsupported key {min(unknown)!r}", param=f"{place}.{min(unknown)}")
-        if role == "assistant" or "content" in said:
-            _fits(said, kind, place)
-        else:
-            raise ApiError(f"{place}.content is missing", param=f"{place}.content")
 
 
 @cache
@@ -182,7 +186,8 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _fits(value: Any, kind: Any, place: str) -> None:
+def fits(value: Any, kind: Any, place: str) -> None:
+    """Raise ApiError, which names `place`, unless `value` has the shape of `kind`."""
     try:
         _read_whole(_adapter(kind).validate_python(value, strict=True))
     except ValidationError as error:

@@ -26,6 +26,7 @@ async def chat_completions(serving: Serving, caller: Caller, request: Request) -
     """Answer one request, whole or as a stream."""
     raw = await body_of(request, serving.limits)
     asked = await serving.read(raw, partial(_asked, serving))
+    serving.num_ignored += asked.num_ignored
     served = serving.model(asked.model)
     with ExitStack() as held:
         held.enter_context(serving.places.taken(caller.name, asked.num_choices))
@@ -51,7 +52,7 @@ async def begun(serving: Serving, served: Served, asked: ChatRequest, caller: Ca
         begin = partial(_begin, served, asked, {**asked.settings_of(index), "tenant": caller.tenant})
         one = await serving.prepared(begin, lambda begun: begun.generation.cancel())
         held.callback(one.generation.cancel)
-        answers.append(Answer.of(index, one))
+        answers.append(Answer.of(index, one, whole=not asked.stream))
     return answers
 
 

@@ -75,7 +75,7 @@ class ChatChunks:
         self._untold[answer.index] += emission.logprobs
         if self._sources:
             self._untold_sources[answer.index] += self._sources[answer.index].push(emission)
-        return [self._of(answer.index, _delta(piece), self._told(answer)) for piece in pieces]
+        return [self._of(answer.index, _delta(piece), self._told(answer)) for piece in pieces if not _ends(piece)]
 
     def last(self) -> list[str]:
         """The chunks that end every answer, then the usage."""
@@ -129,6 +129,11 @@ def _delta(piece: Piece) -> dict[str, Any]:
         return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.arguments}}]}
     function = {"name": piece.name, "arguments": ""}
     return {"tool_calls": [{"index": piece.index, "id": piece.call_id, "type": "function", "function": function}]}
+
+
+def _ends(piece: Piece) -> bool:
+    """Whether a piece only says that the answer's end cut its call."""
+    return isinstance(piece, CallPiece) and piece.cut
 
 
 def _new_id() -> str:

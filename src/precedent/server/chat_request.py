@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.messages import BaseMessage, convert_to_messages
+from langchain_core.messages import BaseMessage
 from openai.types.chat import ChatCompletionStreamOptionsParam
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from pydantic import ConfigDict, with_config
 
 from precedent.config import SpeculationConfig
-from precedent.langchain.wording import input_in_our_words
 from precedent.server.bodies import MESSAGES, Keys, biases, checked
 from precedent.server.errors import ApiError
+from precedent.server.history import read_messages
 from precedent.server.settings import ServerLimits
 
 
@@ -76,7 +76,8 @@ _RENAMED = {"prompt": "messages", "max_tokens": "max_completion_tokens"}
 class ChatRequest:
     """One request. `settings` are a chat model's call's; answer number i of several uses `seed + i`.
 
-    `keys` are those of its body, `renamed` says what it calls settings that have another name here.
+    `keys` are those of its body, `renamed` says what it calls settings that have another name here. `num_ignored` parts
+    of its messages were not read.
     """
 
     model: str
@@ -88,6 +89,7 @@ class ChatRequest:
     include_sources: bool
     keys: tuple[str, ...]
     renamed: Mapping[str, str]
+    num_ignored: int = 0
 
     def settings_of(self, index: int) -> dict[str, Any]:
         """The settings of answer number `index`."""
@@ -97,15 +99,14 @@ class ChatRequest:
 
 def chat_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
     """Read a parsed body. Raises ApiError that names the key, or a PrecedentError."""
+    _check_tools(body.get("tools"))
     said = checked(body, KEYS)
     if said.get("modalities", ["text"]) != ["text"]:
         raise ApiError("only text is written", param="modalities", code="unsupported_value")
     _check_bounds(said, limits)
     stream, options = said.get("stream", False), said.get("stream_options", {})
-    if "stream_options" in said and not stream:
-        raise ApiError("stream_options is allowed only with stream", param="stream_options")
-    with input_in_our_words():
-        messages = convert_to_messages(said["messages"])
+    messages, num_ignored = read_messages(said["messages"])
+    said |= _allowed_tools(said)
     settings = {name: said[name] for name in _SAME if name in said}
     settings["temperature"] = said.get("temperature", 1.0)
     settings["max_tokens"] = _max_tokens(said, limits)
@@ -123,7 +124,40 @@ def chat_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
         include_sources=options.get("include_sources") is True,
         keys=tuple(said),
         renamed=_RENAMED if "max_completion_tokens" in said else {"prompt": "messages"},
+        num_ignored=num_ignored,
     )
+
+
+def _check_tools(tools: Any) -> None:
+    """Raise ApiError for a tool that the client does not run itself."""
+    for tool in tools if isinstance(tools, list) else ():
+        if isinstance(tool, dict) and tool.get("type", "function") != "function":
+            raise ApiError(
+                f"a tool of type {tool['type']!r} is not supported: only functions that the client runs are",
+                param="tools", code="unsupported_value",
+            )  # fmt: skip
+
+
+def _allowed_tools(said: Mapping[str, Any]) -> dict[str, Any]:
+    """A choice among some of the tools as a choice of mode, with these tools alone."""
+    choice = said.get("tool_choice")
+    if not isinstance(choice, dict) or choice["type"] != "allowed_tools":
+        return {}
+    allowed = [_name_of(tool) for tool in choice["allowed_tools"]["tools"]]
+    known = {_name_of(tool): tool for tool in said.get("tools", ())}
+    if not allowed:
+        raise ApiError("tool_choice allows no tool: name some, or choose 'none'", param="tool_choice")
+    if unknown := [name for name in allowed if name not in known]:
+        raise ApiError(
+            f"tool_choice allows {unknown[0]!r}, which is not among tools: {', '.join(map(str, known)) or 'none'}",
+            param="tool_choice",
+        )
+    return {"tools": [known[name] for name in known if name in allowed], "tool_choice": choice["allowed_tools"]["mode"]}
+
+
+def _name_of(tool: Mapping[str, Any]) -> Any:
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, dict) else None
 
 
 def _max_tokens(said: Mapping[str, Any], limits: ServerLimits) -> int:

@@ -81,8 +81,6 @@ def text_request(body: Mapping[str, Any], limits: ServerLimits) -> TextRequest:
     prompts, echo = _prompts(said["prompt"]), said.get("echo", False)
     if not 1 <= said.get("n", 1) * len(prompts) <= limits.max_choices:
         raise ApiError(f"n times the number of prompts must be between 1 and {limits.max_choices}", param="n")
-    if "stream_options" in said and not said.get("stream", False):
-        raise ApiError("stream_options is allowed only with stream", param="stream_options")
     if echo and ("logprobs" in said or not all(isinstance(prompt, str) for prompt in prompts)):
         raise ApiError("echo is supported for texts, without logprobs", param="echo", code="unsupported_value")
     sampling = {name: said[name] for name in _SAMPLING if name in said}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -56,18 +56,24 @@ def assets() -> Mapping[str, Asset]:
 def add_dashboard(app: FastAPI, serving: Serving, add: Callable[..., None]) -> None:
     """Add the page, and by `add(path, route, method, role)` what it asks for."""
     send = partial(_file, serving, assets())
-    app.add_api_route("/", send, methods=["GET"], include_in_schema=False)
-    app.add_api_route("/assets/{name:path}", send, methods=["GET"], include_in_schema=False)
+    add_get_route(app, "/", send, include_in_schema=False)
+    add_get_route(app, "/assets/{name:path}", send, include_in_schema=False)
     add("/dashboard/figures", figures, "GET", "admin")
     add("/dashboard/completions", found_completions, "GET", "read-cache")
     add("/dashboard/steps", last_steps, "GET", "admin")
     add("/dashboard/forget", forget, "POST", "admin")
 
 
+def add_get_route(app: FastAPI, path: str, route: Callable[..., Any], **told: Any) -> None:
+    """Add a route that answers GET, and HEAD without being described twice."""
+    app.add_api_route(path, route, methods=["GET"], **told)
+    app.add_api_route(path, route, methods=["HEAD"], **{**told, "include_in_schema": False})
+
+
 async def _file(serving: Serving, known: Mapping[str, Asset], request: Request) -> Response:
     """One of the known files: no name is ever opened as a path."""
     if serving.keys is None:
-        check_local(request)
+        check_local(request, serving.access)
     name = request.path_params.get("name", PAGE)
     if name not in known:
         raise ApiError(f"the dashboard has no file {name!r}", status=404)

@@ -51,7 +51,7 @@ def _figures(served: Served) -> dict[str, Any]:
     found = served.engine.metrics()
     steps = found.num_request_steps
     return {
-        **dataclasses.asdict(found),
+        **{name: value for name, value in dataclasses.asdict(found).items() if name != "histograms"},
         "tokens_per_step": round(found.generation_tokens / steps, 3) if steps else None,
     }
 

@@ -17,7 +17,7 @@ from openai.types.responses import Response
 from pydantic import TypeAdapter
 
 from precedent.server import chat_request, completions, embeddings, responses_request
-from precedent.server.bodies import Keys
+from precedent.server.bodies import NEUTRAL, Keys
 from precedent.server.errors import ErrorBody
 from precedent.server.serving import Serving
 
@@ -107,6 +107,7 @@ def _operation(path: str, schemas: Mapping[Any, Any], models: list[str]) -> dict
 
 def _body(path: str, keys: Keys, schemas: Mapping[Any, Any], models: list[str]) -> dict[str, Any]:
     properties = {name: _or_null(schemas[path, name]) for name in keys.kinds}
+    properties |= {name: {"enum": [*values, None]} for name, values in NEUTRAL.items() if name not in keys.known}
     properties |= {name: schemas[path, name] for name in keys.required}
     properties["model"] = {"type": "string", "enum": models}
     return {

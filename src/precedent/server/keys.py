@@ -62,6 +62,12 @@ class KeyFile:
         # nothing of its key: the comparison needs no constant time.
         return callers.get(digest_of(key))
 
+    def read_again(self) -> None:
+        """Read the file at the next call, also if it looks unchanged."""
+        with self._lock:
+            self._seen = None
+            self._look_again()
+
     def _look_again(self) -> None:
         try:
             if _identity(status_of(self._path)) != self._seen:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack
 from functools import partial
@@ -16,7 +15,7 @@ from precedent.server.answers import Answer, interleaved, read_all
 from precedent.server.bodies import parsed
 from precedent.server.chat import begun
 from precedent.server.chat_request import ChatRequest
-from precedent.server.errors import ApiError, api_error
+from precedent.server.errors import api_error
 from precedent.server.keys import Caller
 from precedent.server.responses_answer import ResponseWriter
 from precedent.server.responses_request import responses_request
@@ -28,13 +27,14 @@ async def responses(serving: Serving, caller: Caller, request: Request) -> Respo
     """Answer one request, whole or as a stream of events."""
     raw = await body_of(request, serving.limits)
     body, asked = await serving.read(raw, partial(_asked, serving))
+    serving.num_ignored += asked.num_ignored
     served = serving.model(asked.model)
     with ExitStack() as held:
         held.enter_context(serving.places.taken(caller.name))
         (answer,) = await unless_gone(request, serving.limits, begun(serving, served, asked, caller, held))
         writer = ResponseWriter(answer, body)
         if asked.stream:
-            return EventStream(_events(answer, writer, held.pop_all()), serving.limits, serving.places, _failed)
+            return EventStream(_events(answer, writer, held.pop_all()), serving.limits, serving.places, writer.failed)
         await unless_gone(request, serving.limits, read_all([answer]))
         return JSONResponse(await serving.prepared(writer.whole))
 
@@ -56,11 +56,4 @@ async def _events(answer: Answer, writer: ResponseWriter, held: ExitStack) -> As
                     yield written
             yield writer.last()
         except Exception as error:
-            yield _failed(failure(error))
-
-
-def _failed(error: ApiError) -> str:
-    """The event that ends a stream which failed."""
-    told = error.body()["error"]
-    data = {"type": "error", "sequence_number": 0, **{name: told[name] for name in ("code", "message", "param")}}
-    return f"event: error\ndata: {json.dumps(data)}\n\n"
+            yield writer.failed(failure(error))

@@ -13,6 +13,7 @@ from openai.types.responses import Response
 from precedent.engine.generation import Emission
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.server.answers import Answer
+from precedent.server.errors import ApiError
 from precedent.server.usage import speculation_of, usage_of
 from precedent.text.answer_pieces import CallPiece, Piece, ReasoningPiece
 
@@ -25,6 +26,7 @@ class ResponseWriter:
         self._id, self._created = f"resp_{secrets.token_hex(16)}", int(time.time())
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
+        self._in_whole_call = False
         self._number = -1
         self._untold: list[TokenLogprob] = []
 
@@ -39,6 +41,8 @@ class ResponseWriter:
             self._begin_item("function_call").update(call_id=call["id"], **call["function"])
         for item in self._items:
             item["status"] = "completed"
+        if self._items[-1]["type"] != "function_call":  # calls of a whole answer are complete
+            self._items[-1]["status"] = self._status
         return self._response(self._status)
 
     # The stream
@@ -55,11 +59,17 @@ class ResponseWriter:
 
     def last(self) -> str:
         """The events that end a stream."""
-        closing = "".join(self._close())
         if not self._items:
-            closing += "".join(self._begin("message")) + "".join(self._close())
+            closing = "".join(self._begin("message")) + "".join(self._close(self._status))
+        else:
+            closing = "".join(self._close("completed" if self._in_whole_call else self._status))
         ended = "response.completed" if self._status == "completed" else "response.incomplete"
         return closing + self._event(ended, response=self._response(self._status))
+
+    def failed(self, error: ApiError) -> str:
+        """The event that ends a stream which failed."""
+        told = error.body()["error"]
+        return self._event("error", **{name: told[name] for name in ("code", "message", "param")})
 
     def _piece(self, piece: Piece) -> Iterator[str]:
         if isinstance(piece, CallPiece):
@@ -69,6 +79,7 @@ class ResponseWriter:
         if self._open is None or self._open["type"] != kind:
             yield from self._close()
             yield from self._begin(kind)
+            self._in_whole_call = False
         assert self._open is not None
         self._open["content"][0]["text"] += piece.text
         if kind == "reasoning":
@@ -82,11 +93,14 @@ class ResponseWriter:
     def _call(self, piece: CallPiece) -> Iterator[str]:
         if piece.call_id is not None:
             yield from self._close()
-            self._open = self._begin_item("function_call")
+            self._open, self._in_whole_call = self._begin_item("function_call"), True
             self._open.update(call_id=piece.call_id, name=piece.name, arguments="")
             yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=self._open)
             return
         assert self._open is not None
+        if piece.cut:
+            self._in_whole_call = False
+            return
         self._open["arguments"] += piece.arguments
         yield self._in_item("response.function_call_arguments.delta", delta=piece.arguments)
 
@@ -99,12 +113,12 @@ class ResponseWriter:
         if kind == "message":
             yield self._in_item("response.content_part.added", content_index=0, part=part)
 
-    def _close(self) -> Iterator[str]:
+    def _close(self, status: str = "completed") -> Iterator[str]:
         """End the item that is open."""
         if self._open is None:
             return
         item = self._open
-        item["status"] = "completed"
+        item["status"] = status
         if item["type"] == "function_call":
             arguments, name = item["arguments"], item["name"]
             yield self._in_item("response.function_call_arguments.done", arguments=arguments, name=name)

@@ -11,6 +11,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from precedent.server.bodies import Keys, checked
 from precedent.server.chat_request import ChatRequest, chat_request
 from precedent.server.errors import ApiError
+from precedent.server.history import own_items
 from precedent.server.settings import ServerLimits
 
 KEYS = Keys(
@@ -19,6 +20,7 @@ KEYS = Keys(
     supported=(
         *("input", "instructions", "model", "max_output_tokens", "temperature", "top_p", "tools", "tool_choice"),
         *("parallel_tool_calls", "text", "reasoning", "truncation", "background", "include", "top_logprobs"),
+        "stream_options",
     ),
     own={
         **{"stream": bool, "input": str | list[Any], "tools": list[dict[str, Any]], "text": dict[str, Any]},
@@ -32,6 +34,12 @@ KEYS = Keys(
     },
 )
 
+_NESTED = {"text": ("format", "verbosity"), "reasoning": ("effort", "summary", "generate_summary")}
+"""Keys that may stand within others. A summary of the reasoning is never made: all of it is in the answer."""
+
+_TEXT_OF = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+"""The key of a part's text, by the part's type."""
+
 _ROLES = ("system", "developer", "user")
 """Who else than the assistant speaks in messages; tools answer in items of their own."""
 
@@ -44,13 +52,13 @@ def responses_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequ
     said = checked(body, KEYS)
     if said.get("background"):
         raise ApiError("an answer is sent while it is written: leave background out", param="background")
-    if said.get("truncation", "disabled") != "disabled":
-        raise ApiError("input is never cut: leave truncation out", param="truncation", code="unsupported_value")
     if unknown := set(said.get("include", ())) - {"message.output_text.logprobs", "reasoning.encrypted_content"}:
         raise ApiError(f"include={min(unknown)!r} is not supported", param="include", code="unsupported_value")
-    for name, known in (("text", "format"), ("reasoning", "effort")):
-        if unknown := {key for key, value in said.get(name, {}).items() if value is not None} - {known}:
-            raise ApiError(f"{name}.{min(unknown)} is not supported; known: {known}", param=name)
+    for name, known in _NESTED.items():
+        if unknown := said.get(name, {}).keys() - known:
+            raise ApiError(f"{name}.{min(unknown)} is not supported; known: {known[0]}", param=name)
+    if said.get("text", {}).get("verbosity", "medium") != "medium":
+        raise ApiError("text.verbosity is not supported: say in the prompt how long the answer should be", param="text")
     same = ("model", "temperature", "top_p", "parallel_tool_calls", "stream", "speculation", "top_logprobs")
     chat = {name: said[name] for name in same if name in said}
     if "top_logprobs" in said or "message.output_text.logprobs" in said.get("include", ()):
@@ -65,10 +73,12 @@ def responses_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequ
         chat["reasoning_effort"] = effort
     if wanted := said.get("text", {}).get("format"):
         chat["response_format"] = _format(wanted)
+    num_foreign = 0 if isinstance(said["input"], str) else own_items(said["input"])[1]
     chat["messages"] = messages_of(said["input"], said.get("instructions"))
     try:
         asked = chat_request(chat, limits)
-        return replace(asked, renamed={name: _CHAT_NAMES.get(key, key) for name, key in asked.renamed.items()})
+        renamed = {name: _CHAT_NAMES.get(key, key) for name, key in asked.renamed.items()}
+        return replace(asked, num_ignored=asked.num_ignored + num_foreign, renamed=renamed)
     except ApiError as error:
         error.error.param = _CHAT_NAMES.get(error.error.param or "", error.error.param)
         raise
@@ -83,6 +93,9 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 def _choice(choice: Any) -> Any:
     if not isinstance(choice, Mapping):
         return choice
+    if choice.get("type") == "allowed_tools":
+        tools = [_tool(tool) for tool in choice.get("tools") or () if isinstance(tool, Mapping)]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools}}
     if choice.get("type") != "function":
         raise ApiError(f"tool_choice of type {choice.get('type')!r} is not supported", param="tool_choice")
     return {"type": "function", "function": {"name": choice.get("name")}}
@@ -107,7 +120,7 @@ def messages_of(given: str | Sequence[Any], instructions: Any = None) -> list[di
 
 def _turns(items: Sequence[Any]) -> Iterator[dict[str, Any]]:
     turn: dict[str, Any] | None = None
-    for position, item in enumerate(items):
+    for position, item in own_items(items)[0]:
         if not isinstance(item, Mapping):
             raise ApiError(f"input[{position}] must be an object", param="input")
         kind = item.get("type", "message")
@@ -141,7 +154,7 @@ def _add(turn: dict[str, Any], item: Mapping[str, Any], kind: Any) -> None:
         if said:
             turn["reasoning_content"] = turn.get("reasoning_content", "") + said
     else:
-        content = _content(item.get("content"))
+        content = _content(item.get("content") or "")
         turn["content"] += content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
@@ -152,7 +165,8 @@ def _content(content: Any) -> Any:
     parts = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in ("input_text", "output_text", "text") or not isinstance(part.get("text"), str):
+        text = part.get(_TEXT_OF[kind]) if kind in _TEXT_OF else None
+        if not isinstance(text, str):
             raise ApiError(f"a part of type {kind!r} is not supported: only text is read", param="input")
-        parts.append({"type": "text", "text": part["text"]})
+        parts.append({"type": "text", "text": text})
     return parts

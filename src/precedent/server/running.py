@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -15,22 +16,33 @@ from types import FrameType
 import uvicorn
 
 from precedent.errors import ConfigError
-from precedent.server.access import LOOPBACK
+from precedent.server.access import LOOPBACK, NO_RULES, AccessRules
+from precedent.server.access_log import escaped
 from precedent.server.app import server_app
 from precedent.server.serving import Serving
+
+log = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 30
 LAST_WORDS_SECONDS = 5
 LARGEST_HEADERS = 32 * 1024
 
 
-def check_address(host: str, *, has_keys: bool) -> None:
-    """Raise ConfigError unless `host` may be served: without keys only the loopback address is."""
-    if not has_keys and host not in LOOPBACK:
+def check_address(host: str, *, has_keys: bool, rules: AccessRules = NO_RULES) -> None:
+    """Raise ConfigError unless `host` may be served: without keys and allowed hosts only the loopback address is."""
+    if not has_keys and "*" in rules.cors_origins:
+        raise ConfigError(
+            "--cors-origins '*' would let every web page use the models: name origins, or give --api-keys"
+        )
+    if has_keys or host in LOOPBACK:
+        return
+    if not rules.allowed_hosts:
         raise ConfigError(
             f"--host {host} would let everybody on the network use the models and read the cache: "
-            "make keys with 'precedent keys add' and give --api-keys FILE, or leave --host out"
+            "make keys with 'precedent keys add' and give --api-keys FILE, or leave --host out; a container behind a "
+            "published port may name its hosts with --allowed-hosts"
         )
+    log.warning("without --api-keys everybody who reaches %s and sends an allowed host name may use the models", host)
 
 
 def serve(serving: Serving, host: str, port: int, *, ready: Callable[[str], object], log_json: bool = False) -> None:
@@ -38,7 +50,7 @@ def serve(serving: Serving, host: str, port: int, *, ready: Callable[[str], obje
 
     Raises ConfigError for an address that may not or cannot be served.
     """
-    check_address(host, has_keys=serving.keys is not None)
+    check_address(host, has_keys=serving.keys is not None, rules=serving.access)
     _write_access_log(log_json)
     config = uvicorn.Config(
         server_app(serving),
@@ -60,21 +72,39 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, serving: Serving, ready: Callable[[str], object], address: str) -> None:
         super().__init__(config)
         self._serving, self._ready, self._address = serving, ready, address
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and tell the address."""
         await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
         self._ready(self._address)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop gracefully on SIGINT and SIGTERM; uvicorn dies of them then, before models and caches are closed."""
-        before = {kind: signal.signal(kind, self.handle_exit) for kind in (signal.SIGINT, signal.SIGTERM)}
+        """Stop gracefully on SIGINT and SIGTERM; uvicorn dies of them then, before models and caches are closed.
+
+        SIGHUP reads the keys again.
+        """
+        handlers = {signal.SIGINT: self.handle_exit, signal.SIGTERM: self.handle_exit}
+        if hasattr(signal, "SIGHUP"):
+            handlers[signal.SIGHUP] = self._hung_up
+        before = {kind: signal.signal(kind, handler) for kind, handler in handlers.items()}
         try:
             yield
         finally:
-            for kind, handler in before.items():
-                signal.signal(kind, handler)
+            for kind, former in before.items():
+                signal.signal(kind, former)
+
+    def _hung_up(self, sig: int, frame: FrameType | None) -> None:
+        """Read the keys again, but not here: the signal may have come while they were being read."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._read_keys)
+
+    def _read_keys(self) -> None:
+        if self._serving.keys is not None:
+            self._serving.keys.read_again()
+        log.info("SIGHUP: the keys were read again" if self._serving.keys else "SIGHUP: there are no keys to read")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let running requests end; those that outlast the grace are cancelled, and say so to their clients."""
@@ -86,6 +116,19 @@ class _Server(uvicorn.Server):
         """Refuse new requests from now on; running ones have `grace_seconds` to end."""
         self._serving.places.closed = True
         super().handle_exit(sig, frame)
+
+
+@contextmanager
+def hangups_ignored() -> Iterator[None]:
+    """Ignore SIGHUP while models are loaded: it asks for the keys, which are read once requests are taken."""
+    if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, former)
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -129,4 +172,5 @@ class _Line(logging.Formatter):
         if self._as_json:
             return json.dumps(told)
         told["key"] = told.get("key") or "-"
+        told = {name: escaped(value) if isinstance(value, str) else value for name, value in told.items()}
         return "{time} {key} {method} {path} {status} {seconds:.3f}s {request_id}".format(**told)

@@ -15,15 +15,20 @@ from typing import Any, TypeVar
 from precedent.cache.following import Following
 from precedent.decoding.microscope import Microscope
 from precedent.engine.engine import Engine
-from precedent.engine.prometheus import prometheus_text
+from precedent.engine.prometheus import counter_text, prometheus_text
 from precedent.langchain.chat_model import ChatPrecedent
 from precedent.runtime.background import Background
+from precedent.server.access import NO_RULES, AccessRules
 from precedent.server.errors import FAILED, ApiError
 from precedent.server.keys import KeyFile
 from precedent.server.places import Places
 from precedent.server.settings import ServerLimits
 
 Result = TypeVar("Result")
+
+IGNORED = "precedent:ignored_message_parts_total"
+IGNORED_HELP = "Parts of messages that were not read."
+"""The counter of parts of messages that no route reads."""
 
 PREPARING_THREADS = 4
 """Prompts and grammars prepared at once: one that takes long holds up no others."""
@@ -52,7 +57,8 @@ class Served:
 class Serving:
     """Everything that requests share; `keys` is None for a server without keys.
 
-    `following` keeps memory free of what other processes forget; None without a cache of a place.
+    `following` keeps memory free of what other processes forget; None without a cache of a place. `num_ignored` counts
+    parts of messages that no route reads.
     """
 
     models: Mapping[str, Served]
@@ -60,6 +66,8 @@ class Serving:
     keys: KeyFile | None = None
     following: Following | None = None
     started: int = field(default_factory=lambda: int(time.time()))
+    access: AccessRules = NO_RULES
+    num_ignored: int = 0
     _begun: float = field(default_factory=time.monotonic)
     places: Places = field(init=False)
     _threads: Executor = field(init=False)
@@ -84,7 +92,9 @@ class Serving:
 
     async def metrics_text(self) -> str:
         """Metrics of all models in Prometheus's text format."""
-        return prometheus_text(served.engine for served in self.models.values())
+        ignored = counter_text(IGNORED, IGNORED_HELP, self.num_ignored)
+        engines = {id(served.engine): served.engine for served in self.models.values()}  # aliases share one
+        return prometheus_text(engines.values()) + ignored
 
     async def read(self, raw: bytes, read: Callable[[bytes], Result]) -> Result:
         """What a body says; a short one is read before a thread could wake up. Raises what `read` and `prepared` do."""

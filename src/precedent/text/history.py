@@ -1,9 +1,8 @@
-"""Fits turns to a tool format's template: ids of the right length, one call per turn, broken calls as text."""
+"""Fits turns to a tool format's template: call ids by place, one call per turn, broken calls as text."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,12 +17,11 @@ CALL_TEXT = "call_text"
 def fitted(messages: Sequence[Message], form: ToolFormat | None) -> list[Message]:
     """Turn `invalid_calls` back into text, and fit the messages to what the format's template accepts."""
     turns = [_with_broken_calls(message, form) for message in messages]
+    turns = _with_ids_by_place(turns, form.id_length if form else None)
     if form is None:
         return turns
     if form.one_call_per_turn:
         turns = _one_call_a_turn(turns)
-    if form.id_length is not None:
-        turns = [_with_short_ids(turn, form.id_length) for turn in turns]
     if form.reasoning_key != "reasoning_content":
         turns = [_with_reasoning_under(turn, form.reasoning_key) for turn in turns]
     return turns
@@ -76,21 +74,44 @@ def _split(message: Message, results: list[Message]) -> list[Message]:
     return turns + rest
 
 
-def _with_short_ids(turn: Message, length: int) -> Message:
-    changed = dict(turn)
-    if turn.get("tool_calls"):
-        changed["tool_calls"] = [{**call, "id": _short_id(call.get("id"), length)} for call in turn["tool_calls"]]
-    if "tool_call_id" in turn:
-        changed["tool_call_id"] = _short_id(turn["tool_call_id"], length)
-    return changed
+def _with_ids_by_place(messages: Sequence[Message], length: int | None) -> list[Message]:
+    """Replace the ids of calls by ones that follow from the call's place in the conversation.
+
+    Ids are random, and a template may print them: prompts of equal conversations would differ at every call. A result
+    belongs to the call with its id; if several calls of a turn share it, or none has it, to the next one without a
+    result.
+    """
+    turns: list[Message] = []
+    ids: dict[str, str] = {}
+    open_calls: list[tuple[str, str]] = []
+    number = 0
+    for message in messages:
+        turn = dict(message)
+        if message.get("tool_calls"):
+            turn["tool_calls"], open_calls = [], []
+            for call in message["tool_calls"]:
+                new = _id_at(number, call["function"]["name"], length)
+                turn["tool_calls"].append({**call, "id": new})
+                open_calls.append((str(call.get("id")), new))
+                number += 1
+            ids |= open_calls
+        elif message["role"] == "tool":
+            given = str(message.get("tool_call_id"))
+            answered = next((call for call in open_calls if call[0] == given), None)
+            if answered is None and given not in ids:
+                answered = open_calls[0] if open_calls else (given, _id_at(number, message.get("name"), length))
+            if answered in open_calls:
+                open_calls.remove(answered)
+            turn["tool_call_id"] = ids[given] if answered is None else answered[1]
+        turns.append(turn)
+    return turns
 
 
-def _short_id(call_id: Any, length: int) -> str:
-    """An id of `length` letters and digits; equal ids map to equal ids."""
-    text = str(call_id or "")
-    if re.fullmatch(f"[A-Za-z0-9]{{{length}}}", text):
-        return text
-    return hashlib.sha256(text.encode()).hexdigest()[:length]
+def _id_at(number: int, name: Any, length: int | None) -> str:
+    """The id of a call by its place: of `length` letters and digits, or in the form that Kimi's models write."""
+    if length is None:
+        return f"functions.{name}:{number}"
+    return hashlib.sha256(str(number).encode()).hexdigest()[:length]
 
 
 def _with_reasoning_under(turn: Message, key: str) -> Message:

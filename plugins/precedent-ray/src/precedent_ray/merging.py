@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+_OF_HISTOGRAMS = ("_bucket", "_sum", "_count")
+"""How the names of a histogram's series end."""
+
 
 def merged(texts: Mapping[str, str]) -> str:
     """Prometheus texts by replica as one, each series with the label `replica`; HELP and TYPE stand once per name.
@@ -20,6 +23,8 @@ def merged(texts: Mapping[str, str]) -> str:
                 lines += [line] if line not in lines else []
             elif line:
                 name = line.partition("{")[0].partition(" ")[0]
+                family = name.rpartition("_")[0] if name.endswith(_OF_HISTOGRAMS) else name
+                name = family if family in heads else name
                 series.setdefault(name, []).append(_labelled(line, replica))
     names = [*heads, *(name for name in series if name not in heads)]
     return "".join(f"{line}\n" for name in names for line in [*heads.get(name, []), *series.get(name, [])])

@@ -127,6 +127,9 @@ class JsonCall(LoggedReader):
     def finish(self) -> str | None:
         """Take the call as complete, or else cut it at the first tag that was hidden in a string."""
         body = self._body()
+        if closing := held_tail(body, self._tags):  # the answer ends within the closing tag
+            without = body[:-closing]
+            body = without if isinstance(self._parsed(without), ParsedCall) else body
         cuts = [(body.find(tag), tag) for tag in self._tags if tag in body]
         if cuts and isinstance(self._parsed(body), ValueError | RecursionError):
             return self._cut(*min(cuts))

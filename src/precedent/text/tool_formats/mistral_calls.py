@@ -16,7 +16,7 @@ class MistralCalls(LoggedReader):
     def __init__(self, head: str) -> None:
         super().__init__(head)
         self._head = head
-        self._in_list = False
+        self._in_list, self._is_empty = False, True
         self._call: JsonCall | None = None
 
     def feed(self, char: str) -> str | None:
@@ -37,7 +37,7 @@ class MistralCalls(LoggedReader):
         if self._call is not None:
             self._call.finish()
             self._log.events += self._call.take()
-        elif not self._in_list:
+        elif self._is_empty:
             self._log.raw = [self._head]
             self._log.fail("it has no arguments")
         return None
@@ -50,6 +50,7 @@ class MistralCalls(LoggedReader):
         return None
 
     def _open_call(self, named: re.Match[str] | None) -> None:
+        self._is_empty = False
         char, head = self._head[-1], self._head[:-1]
         self._call, self._head = JsonCall(head, name=named.group(1) if named else None), ""
         self._call.feed(char)

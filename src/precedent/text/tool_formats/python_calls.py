@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from precedent.text.tool_formats.calls import LoggedReader
+from precedent.text.tool_formats.calls import LoggedReader, held_tail
 from precedent.text.tool_formats.json_scanner import load_json
 
 _CALL = re.compile(r"[A-Za-z_][\w.\-]*")
@@ -45,6 +45,7 @@ class PythonCalls(LoggedReader):
     def __init__(self, head: str, close: str, *, bare: bool = False) -> None:
         super().__init__(head)
         self._close, self._bare = close, bare
+        self._is_empty = True
         self._between: list[str] = []
         self._reset()
 
@@ -75,7 +76,9 @@ class PythonCalls(LoggedReader):
         """End the list with the answer."""
         if self._bare and not self._in_call:
             return self._reject()
-        if self._in_call or "".join(self._between).strip():
+        between = "".join(self._between)
+        between = between[: len(between) - held_tail(between, (self._close,))]
+        if self._in_call or self._is_empty or between.strip(" \t\r\n,;["):
             self._log.fail("it was cut off")
         return None
 
@@ -90,7 +93,7 @@ class PythonCalls(LoggedReader):
 
     def _open_call(self, name: str) -> None:
         self._between.clear()
-        self._in_call, self._bare = True, False
+        self._in_call, self._bare, self._is_empty = True, False, False
         self._scanner.depth = 1
         if _CALL.fullmatch(name):
             self._log.begin(name)
