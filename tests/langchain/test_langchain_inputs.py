@@ -185,7 +185,7 @@ def test_an_input_that_is_no_message_is_a_prompt_error(kind: Any, given: Any) ->
     "content",
     [
         [{"type": "tool_use", "id": "1", "input": {}}],
-        [{"type": "tool_use", "id": "1", "name": "f", "input": "x"}],
+        [{"type": "tool_use", "id": "1", "name": "f", "input": [1]}],
     ],
 )
 def test_a_tool_use_that_is_none_is_a_prompt_error(content: Any) -> None:

@@ -21,7 +21,7 @@ SAMPLING = (
 
 FOR_CHAT = (
     *("tools", "tool_choice", "parallel_tool_calls", "strict", "strict_tools", "response_format"),
-    *("chat_template_kwargs", "reasoning", "streaming"),
+    *("chat_template_kwargs", "reasoning", "streaming", "media"),
 )
 """Settings that only a chat model takes, and a model that continues texts refuses."""
 
@@ -38,7 +38,7 @@ _OF_TRACING = ("ls_structured_output_format", "structured_output_format")
 FROM_LANGCHAIN = ("stream", *_OF_TRACING)
 """Keyword arguments that LangChain passes on and that do not affect the answer."""
 
-_DEFAULT_IF_NONE = (*SAMPLING, "stop", "logprobs", "top_logprobs", "speculation", "strict_tools", "streaming")
+_DEFAULT_IF_NONE = (*SAMPLING, "stop", "logprobs", "top_logprobs", "speculation", "strict_tools", "streaming", "media")
 """Fields whose None means the default; in a call it means the model's own."""
 
 STRICT = ("auto", True, False)

@@ -58,6 +58,8 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
     - `chat_template_kwargs`: variables of the model's chat template, as `{"enable_thinking": False}`.
     - `reasoning`: True or False where the chat template has a switch for thinking, an effort such as "low" where it
       has `reasoning_effort`.
+    - `media`: what happens to images, audio, video and files in messages: "refuse" raises UnsupportedError,
+      "placeholder" puts a short text in their place, so that a tool that returns a screenshot ends no agent's run.
 
     Raises ConfigError or UnsupportedError for a setting that is wrong, or that the model cannot have.
 
@@ -79,8 +81,10 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         """Store answers that any model gave before in the speculation cache; returns how many.
 
         `conversations` are lists of messages, or the path of a log (JSON lines in OpenAI's form, as `PrecedentRecorder`
-        writes it). `tools` are those that were bound; a log brings its own. Raises ConfigError without a cache, or if
-        `tenant` is missing with `tenant_from="metadata"`.
+        writes it). `tools` are those that were bound; a log brings its own. Lines of a log that cannot be read are
+        skipped, and a warning counts them and names the first. Raises ConfigError without a cache, or if `tenant` is
+        missing with `tenant_from="metadata"`; PromptError or UnsupportedError, with the number of the conversation,
+        for messages that cannot be read.
         """
         asked = call_settings({"tenant": tenant, "workflow_step": workflow_step})
         return warm(
@@ -90,6 +94,7 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
             settings=self.template_settings({}),
             tenant=own_tenant(self, asked["tenant"]),
             workflow_step=asked["workflow_step"] or "",
+            media=self.media,
         )
 
     # One request
@@ -122,7 +127,7 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         bound = openai_tools(() if settings.get("tools") is None else settings["tools"])
         rules = AnswerRules.of(settings, tool_choice_of(settings.get("tool_choice"), bound), self.strict_tools)
         tools = [] if rules.choice == NONE else bound
-        turns = to_template_messages(messages)
+        turns = to_template_messages(messages, media=self.media)
         of_template, kept = self.template_settings(settings), engine.kept_prefixes
         prompt_ids = render_prompt(engine.tokenizer, turns, tools, of_template, engine.context_length)
         syntax = answer_syntax(engine.tokenizer, turns, tools, prompt_ids)

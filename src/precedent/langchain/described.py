@@ -43,7 +43,7 @@ class Described(ChatFields):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        names = ("strict_tools", "chat_template_kwargs", "reasoning")
+        names = ("strict_tools", "chat_template_kwargs", "reasoning", "media")
         return {**identifying_params(self), **{name: getattr(self, name) for name in names}}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
