@@ -24,7 +24,7 @@ from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.messages import checked_input
 from precedent.langchain.runs import run_metadata, workflow_step_of
 from precedent.langchain.structured_output import structured
-from precedent.langchain.tools import ToolChoice, ToolLike, openai_tools, tool_choice_of
+from precedent.langchain.tools import ToolChoice, ToolLike, allowed_tools, openai_tools, tool_choice_of
 
 
 class ChatPrecedentServer(ServerFields):
@@ -180,7 +180,7 @@ class ChatPrecedentServer(ServerFields):
         """As `ChatPrecedent.bind_tools`: a tool that is none, or a choice that is none, is refused at once."""
         bound = openai_tools(tools)
         given = {name: value for name, value in call_settings(kwargs).items() if value is not None}
-        tool_choice_of(tool_choice, bound)
+        tool_choice_of(tool_choice, allowed_tools(tool_choice, bound))
         strictness(given, self.strict_tools)
         return self.bind(tools=bound, tool_choice=tool_choice, **given)
 

@@ -20,7 +20,7 @@ from precedent.langchain.arguments import (
 )
 from precedent.langchain.messages import Media, to_template_messages
 from precedent.langchain.schemas import UNNAMED, asked_format
-from precedent.langchain.tools import ANY, AUTO, NONE, openai_tools, tool_choice_of
+from precedent.langchain.tools import ANY, AUTO, NONE, allowed_tools, openai_tools, tool_choice_of
 from precedent.runtime.plain_values import shown
 from precedent.text.template_settings import EFFORT, SWITCHES, TemplateSettings
 from precedent.text.templates import Template, Templates
@@ -88,6 +88,7 @@ def _prediction(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tools(model: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     tools = openai_tools(() if settings.get("tools") is None else settings["tools"])
+    tools = allowed_tools(settings.get("tool_choice"), tools)
     choice = tool_choice_of(settings.get("tool_choice"), tools)
     strict, parallel = strictness(settings, model.strict_tools), parallel_calls(settings)
     if not tools:

@@ -26,7 +26,7 @@ from precedent.langchain.structured import AnswerRules
 from precedent.langchain.structured_output import structured
 from precedent.langchain.telemetry import Span, current_span, describe_result
 from precedent.langchain.tenants import own_tenant
-from precedent.langchain.tools import NONE, ToolChoice, ToolLike, openai_tools, tool_choice_of
+from precedent.langchain.tools import NONE, ToolChoice, ToolLike, allowed_tools, openai_tools, tool_choice_of
 from precedent.langchain.warming import Conversation, warm
 from precedent.text.answers import AnswerSyntax, answer_syntax
 from precedent.text.prompt import render_prompt
@@ -125,6 +125,7 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
     ) -> tuple[Engine, Call, AnswerSyntax, Mapping[str, Any]]:
         """The call, how to read its answer, and notes on its grammar."""
         bound = openai_tools(() if settings.get("tools") is None else settings["tools"])
+        bound = allowed_tools(settings.get("tool_choice"), bound)
         rules = AnswerRules.of(settings, tool_choice_of(settings.get("tool_choice"), bound), self.strict_tools)
         tools = [] if rules.choice == NONE else bound
         turns = to_template_messages(messages, media=self.media)
@@ -234,12 +235,14 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         """Show `tools` to the model, which decides whether to call them unless `tool_choice` forces it to.
 
         `tool_choice`: "auto", "none", "any" (also "required" or True), a tool's name, or OpenAI's or Anthropic's dict.
+        OpenAI's type "allowed_tools" shows the tools that it names alone.
         `parallel_tool_calls=False` is one call at most; `strict=True` holds every call to its tool's schema.
         Raises PromptError for a tool that is none, ConfigError for a choice that is none.
         """
         bound = openai_tools(tools)
         given = {name: value for name, value in call_settings(kwargs).items() if value is not None}
-        AnswerRules.of(given, tool_choice_of(tool_choice, bound), self.strict_tools)
+        choice = tool_choice_of(tool_choice, allowed_tools(tool_choice, bound))
+        AnswerRules.of(given, choice, self.strict_tools)
         return self.bind(tools=bound, tool_choice=tool_choice, **given)
 
     def with_structured_output(
