@@ -210,6 +210,6 @@ def test_messages_are_counted_in_every_form_in_which_they_are_answered() -> None
     model.invoke("hi")
     for given in ("hi", ["hi"], [HumanMessage("hi")], [("user", "hi")], [{"role": "user", "content": "hi"}]):
         assert model.get_num_tokens_from_messages(given) == len(asked(model).prompt_ids)
-    for given in ([3], 3, None, [("nobody", "hi")], [HumanMessage(HALF)], []):
+    for given in ([3], 3, None, [("nobody", "hi")], [HumanMessage(HALF)]):
         with pytest.raises(PromptError):
             model.get_num_tokens_from_messages(given)

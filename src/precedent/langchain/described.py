@@ -16,7 +16,7 @@ from precedent.langchain.messages import template_messages_of
 from precedent.langchain.profile import profile_of_engine, profile_of_files
 from precedent.langchain.serializing import identifying_params, plain_fields
 from precedent.langchain.tools import ToolLike, openai_tools
-from precedent.text.prompt import render_prompt
+from precedent.text.prompt import num_prompt_tokens
 
 
 class Described(ChatFields):
@@ -66,9 +66,16 @@ class Described(ChatFields):
         return params
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None) -> int:
-        """Tokens in the prompt made of these messages and tools. Raises PromptError if they cannot form a prompt."""
-        turns, shown = template_messages_of(messages), openai_tools(tools or ())
-        return len(render_prompt(self.engine.tokenizer, turns, shown, self.template_settings({})))
+        """Tokens in the prompt made of these messages and tools.
+
+        The messages may be any part of a conversation, also one that the chat template refuses; no messages are 0
+        tokens, an image is its placeholder. Raises PromptError for what are no messages.
+        """
+        shown = openai_tools(tools or ())
+        if isinstance(messages, Sequence) and not messages:
+            return 0
+        turns = template_messages_of(messages, media="placeholder")
+        return num_prompt_tokens(self.engine.tokenizer, turns, shown, self.template_settings({}))
 
 
 def _with_text_keys(value: Any) -> Any:
