@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage
 from precedent.langchain.arguments import ONLY_SPEED, merged_stop
 from precedent.langchain.fields import ChatFields
 from precedent.langchain.messages import template_messages_of
-from precedent.langchain.profile import profile_of_engine, profile_of_files
+from precedent.langchain.profile import profile_of_engine, profile_of_files, profile_of_weights
 from precedent.langchain.serializing import identifying_params, plain_fields
 from precedent.langchain.tools import ToolLike, openai_tools
 from precedent.text.prompt import num_prompt_tokens
@@ -54,7 +54,10 @@ class Described(ChatFields):
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         engine = self._loaded_engine()
-        return profile_of_files(self.model) if engine is None else profile_of_engine(engine)
+        if engine is not None:
+            return profile_of_engine(engine)
+        weights = self.engines.weights
+        return profile_of_files(self.model, self.model_kwargs) if weights is None else profile_of_weights(*weights)
 
     def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
         return super()._get_invocation_params(list(merged_stop(self.stop, stop)) or None, **kwargs)
