@@ -70,7 +70,8 @@ _BY_THE_SERVER = Elsewhere(
 )
 _NOWHERE = Elsewhere(_NOT_OFFERED, "a Precedent server has no such setting: leave it out")
 _LEARNS_ITSELF = Elsewhere(("learning",), "the server stores its answers itself: leave it out")
-_ALWAYS = (_BY_THE_KEY, _BY_THE_SERVER, _NOWHERE, _LEARNS_ITSELF)
+_HEADERS = Elsewhere(("headers", "extra_headers"), "write default_headers= in the constructor")
+_ALWAYS = (_HEADERS, _BY_THE_KEY, _BY_THE_SERVER, _NOWHERE, _LEARNS_ITSELF)
 
 
 def fields_of(given: Mapping[str, Any], inherited: Mapping[str, Any], where: str) -> dict[str, Any]:
