@@ -50,8 +50,11 @@ def warm(
     if engine.cache is None:
         raise ConfigError("there is no speculation cache to warm: give the chat model speculation_cache=…")
     number = 0
-    is_log = isinstance(conversations, str | Path)
-    for talk in _logged(Path(conversations), media) if is_log else _talks(conversations, tools, media):
+    if isinstance(conversations, str | Path):
+        talks = _logged(Path(conversations), media)
+    else:
+        talks = _talks(conversations, tools, media)
+    for talk in talks:
         places = range(len(talk.turns))[-1 if talk.only_last else 0 :]
         how: dict[str, Any] = {"settings": settings, "tenant": tenant, "workflow_step": workflow_step}
         found = (completion_at(engine, talk, place, **how) for place in places)
