@@ -45,7 +45,7 @@ Turns = list[dict[str, Any]]
 def damaged(patch: pytest.MonkeyPatch, damage: Callable[[Turns], Turns]) -> None:
     """Let the library lose or change something between LangChain's messages and the prompt."""
     whole = chat_model.to_template_messages
-    patch.setattr(chat_model, "to_template_messages", lambda messages: damage(whole(messages)))
+    patch.setattr(chat_model, "to_template_messages", lambda messages, **how: damage(whole(messages, **how)))
 
 
 def model(script: Any = ("fine",) * 9, tokenizer: Any = TOKENIZER, **fields: Any) -> ChatPrecedent:

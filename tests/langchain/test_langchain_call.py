@@ -153,7 +153,7 @@ def test_the_environment_fills_in_what_is_not_given(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_profile_of_a_folder_and_of_an_engine(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 4096}')
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 4096}')
     (tmp_path / "chat_template.jinja").write_text("{% if tools %}{{ tools }}{% endif %}<think></think>")
     profile = ChatPrecedent(model=str(tmp_path)).profile
     assert profile is not None

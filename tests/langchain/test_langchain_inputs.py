@@ -185,7 +185,7 @@ def test_an_input_that_is_no_message_is_a_prompt_error(kind: Any, given: Any) ->
     "content",
     [
         [{"type": "tool_use", "id": "1", "input": {}}],
-        [{"type": "tool_use", "id": "1", "name": "f", "input": "x"}],
+        [{"type": "tool_use", "id": "1", "name": "f", "input": [1]}],
     ],
 )
 def test_a_tool_use_that_is_none_is_a_prompt_error(content: Any) -> None:
@@ -210,6 +210,6 @@ def test_messages_are_counted_in_every_form_in_which_they_are_answered() -> None
     model.invoke("hi")
     for given in ("hi", ["hi"], [HumanMessage("hi")], [("user", "hi")], [{"role": "user", "content": "hi"}]):
         assert model.get_num_tokens_from_messages(given) == len(asked(model).prompt_ids)
-    for given in ([3], 3, None, [("nobody", "hi")], [HumanMessage(HALF)], []):
+    for given in ([3], 3, None, [("nobody", "hi")], [HumanMessage(HALF)]):
         with pytest.raises(PromptError):
             model.get_num_tokens_from_messages(given)

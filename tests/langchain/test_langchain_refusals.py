@@ -91,7 +91,7 @@ def test_one_tool_in_two_forms_is_shown_once_and_two_of_one_name_are_refused() -
             {"title": "order", "type": "object", "properties": {"a": {"type": "text"}}},
             "tool 'order' has no valid JSON Schema",
         ),
-        ({"type": "web_search"}, "has no name|cannot be shown"),
+        ({"description": "Search."}, "has no name|cannot be shown"),
         (3, r"tool number 1 cannot be shown to the model \(.*\): give a function"),
     ],
 )

@@ -123,7 +123,7 @@ def test_what_cannot_be_enforced_is_left_out_and_said() -> None:
     message = reluctant([call("pick", numbers=[3])]).bind_tools([UNIQUE], tool_choice="any").invoke("hi")
     assert called(message) == [("pick", {"numbers": []})]  # the enum still holds
     (note,) = message.response_metadata["grammar"]["relaxed"]
-    assert note.startswith("the schema of tool 'pick': Unimplemented keys")
+    assert note.startswith("the schema of tool 'pick': field 'numbers': Unimplemented keys")
 
 
 def test_strict_refuses_it_by_name() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -12,7 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain.agents import create_agent
 from langchain_core.caches import InMemoryCache
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    FunctionMessage,
+    FunctionMessageChunk,
+    HumanMessage,
+    HumanMessageChunk,
+    SystemMessage,
+    SystemMessageChunk,
+    ToolMessage,
+    ToolMessageChunk,
+)
 
 from precedent import SamplingParams
 from precedent.errors import UnsupportedError
@@ -155,15 +166,39 @@ HARMLESS: list[list[Any]] = [
         ToolMessage("ok", tool_call_id="1"),
         HumanMessage("ok then"),
     ],
+    [HumanMessage("a"), FunctionMessage(name="f", content="b"), HumanMessage("c")],
+    [
+        HumanMessage("a"),
+        AIMessage([{"type": "web_search_call", "id": "1"}, {"type": "refusal", "refusal": "No."}, {"type": "x"}]),
+        HumanMessage("b"),
+    ],
 ]
 
 
+CHUNKS: dict[type, Any] = {
+    AIMessage: AIMessageChunk,
+    FunctionMessage: FunctionMessageChunk,
+    HumanMessage: HumanMessageChunk,
+    SystemMessage: SystemMessageChunk,
+    ToolMessage: ToolMessageChunk,
+}
+
+
+def streamed(messages: Iterable[Any]) -> list[Any]:
+    """The messages as the chunks into which a stream is merged."""
+    fields = ("content", "additional_kwargs", "name", "tool_calls", "tool_call_id", "status")
+    return [
+        CHUNKS[type(one)](**{name: getattr(one, name) for name in fields if hasattr(one, name)}) for one in messages
+    ]
+
+
+@pytest.mark.parametrize("told", [list, streamed], ids=["messages", "chunks"])
 @pytest.mark.parametrize("messages", HARMLESS, ids=range(len(HARMLESS)))
 @pytest.mark.parametrize(
     "tokenizer", [TOKENIZER, PARTICULAR, NOT_CHATML], ids=["ChatML", "no system, users alternate", "another form"]
 )
-def test_whatever_langchain_holds_is_found_in_its_prompt(messages: list[Any], tokenizer: Any) -> None:
-    assert model(tokenizer=tokenizer).invoke(messages).content == "fine"
+def test_whatever_langchain_holds_is_found_in_its_prompt(messages: list[Any], tokenizer: Any, told: Any) -> None:
+    assert model(tokenizer=tokenizer).invoke(told(messages)).content == "fine"
 
 
 TEXTS = st.text('ab \n"\\é<|>{}', max_size=6)
@@ -186,14 +221,14 @@ MESSAGES = st.lists(
 
 
 @settings(max_examples=150)
-@given(MESSAGES)
-def test_whatever_is_said_is_found_in_its_prompt(messages: list[Any]) -> None:
-    assert model().invoke(messages).content == "fine"
+@given(MESSAGES, st.sampled_from([list, streamed]))
+def test_whatever_is_said_is_found_in_its_prompt(messages: list[Any], told: Any) -> None:
+    assert model().invoke(told(messages)).content == "fine"
 
 
 @settings(max_examples=100)
-@given(MESSAGES, st.data())
-def test_whatever_is_lost_is_missed(messages: list[Any], data: st.DataObject) -> None:
+@given(MESSAGES, st.data(), st.sampled_from([list, streamed]))
+def test_whatever_is_lost_is_missed(messages: list[Any], data: st.DataObject, told: Any) -> None:
     """Any one message, told from all others by its number."""
     for number, message in enumerate(messages):
         message.content = f"{message.content} number {number};"
@@ -202,7 +237,7 @@ def test_whatever_is_lost_is_missed(messages: list[Any], data: st.DataObject) ->
     with pytest.MonkeyPatch.context() as patches:
         damaged(patches, lose)
         with pytest.raises(AssertionError, match="the prompt is not what LangChain was asked"):
-            model().invoke(messages)
+            model().invoke(told(messages))
 
 
 async def test_requests_from_elsewhere_are_left_alone() -> None:

@@ -100,6 +100,74 @@ def test_values_are_taken_in_the_forms_of_other_chat_models() -> None:
     assert [ChatPrecedent(model="m", device=number).device for number in (0, -1)] == ["cuda:0", "cpu"]
 
 
+NUMBERS: list[tuple[str, Any, str, Any]] = [
+    ("temperature", "0.7", "temperature", 0.7),
+    ("temperature", " 1e-1 ", "temperature", 0.1),
+    ("top_p", "0.9", "top_p", 0.9),
+    ("min_p", "0", "min_p", 0.0),
+    ("repetition_penalty", "1.1", "repetition_penalty", 1.1),
+    ("frequency_penalty", "-1", "frequency_penalty", -1.0),
+    ("presence_penalty", "1", "presence_penalty", 1.0),
+    ("top_k", "40", "top_k", 40),
+    ("top_k", 40.0, "top_k", 40),
+    ("top_k", -1, "top_k", 0),
+    ("top_k", "-1", "top_k", 0),
+    ("seed", "12345678901234567890", "seed", 12345678901234567890),
+    ("seed", -1, "seed", None),
+    ("seed", "-1", "seed", None),
+    ("max_tokens", "7", "max_tokens", 7),
+    ("num_predict", "7", "max_tokens", 7),
+    ("max_new_tokens", 7.0, "max_tokens", 7),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "ours", "meant"), NUMBERS, ids=str)
+def test_numbers_mean_what_they_mean_elsewhere(name: str, given: Any, ours: str, meant: Any) -> None:
+    for request in (asked(scripted(**{name: given})), asked(scripted(), **{name: given})):
+        assert getattr(request.sampling, ours) == meant
+
+
+def test_a_seed_of_minus_one_takes_the_models_own_away() -> None:
+    assert asked(scripted(seed=3), seed=-1).sampling.seed is None
+    assert asked(scripted(seed=3)).sampling.seed == 3
+
+
+@pytest.mark.parametrize("name", [*(name for name, ours in SAME.items() if ours == "max_tokens"), "max_tokens"])
+@pytest.mark.parametrize("value", [-1, -2, "-1"])
+def test_an_answer_without_a_limit_is_told_what_to_write(name: str, value: Any) -> None:
+    for ask in (lambda: scripted(**{name: value}), lambda: scripted().invoke("hi", **{name: value})):
+        with pytest.raises(ConfigError, match="without a limit: write max_tokens="):
+            ask()
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k", "seed", "max_tokens", "num_predict"])
+@pytest.mark.parametrize("value", ["warm", "", "nan", "0.5.1", "inf", [1], True])
+def test_what_is_no_number_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{SAME.get(name, name)}="):
+        scripted(**{name: value})
+
+
+def test_dtypes_have_their_names_elsewhere() -> None:
+    assert [ChatPrecedent(model="m", dtype=name).dtype for name in ("half", "float")] == ["float16", "float32"]
+
+
+INSTEAD = {
+    "n_batch": "batch()",
+    "use_mmap": "leave it out",
+    "lora_path": "write model=",
+    "grammar": "write response_format=",
+    "system": "first message",
+    "headers": "ChatPrecedentServer(base_url=…)",
+}
+
+
+@pytest.mark.parametrize("name", INSTEAD)
+def test_the_error_says_what_replaces_a_setting(name: str) -> None:
+    for ask in (lambda: ChatPrecedent(model="m", **{name: "x"}), lambda: scripted().invoke("hi", **{name: "x"})):
+        with pytest.raises(ConfigError, match=f"takes no '{name}': .*{re.escape(INSTEAD[name])}"):
+            ask()
+
+
 @pytest.mark.parametrize("template", [QWEN, None], ids=["with a switch", "without"])
 @pytest.mark.parametrize("name", ["reasoning", "think", "enable_thinking"])
 def test_thinking_is_switched_off_where_the_template_can_and_refused_where_not(name: str, template: str | None) -> None:

@@ -21,10 +21,10 @@ from precedent.client.request import request_fields, wire_messages
 from precedent.errors import UnsupportedError
 from precedent.langchain.arguments import ONLY_SPEED, merged_stop, strictness
 from precedent.langchain.exceptions import of_both_kinds
+from precedent.langchain.messages import checked_input
 from precedent.langchain.runs import run_metadata, workflow_step_of
 from precedent.langchain.structured_output import structured
-from precedent.langchain.tools import ToolChoice, ToolLike, openai_tools, tool_choice_of
-from precedent.langchain.wording import checked_input
+from precedent.langchain.tools import ToolChoice, ToolLike, allowed_tools, openai_tools, tool_choice_of
 
 
 class ChatPrecedentServer(ServerFields):
@@ -122,7 +122,7 @@ class ChatPrecedentServer(ServerFields):
     ) -> dict[str, Any]:
         of_streams = ("stream", "stream_options") if kwargs.get("stream") is True else ()
         streamed = {name: kwargs.pop(name) for name in of_streams if name in kwargs}
-        messages = wire_messages(self._convert_input(input_).to_messages())
+        messages = wire_messages(self._convert_input(input_).to_messages(), self.media)
         return {"messages": messages, **request_fields(self, call_settings(kwargs), stop), **streamed}
 
     # LangChain tells a run's metadata to these methods, and not to `_stream`
@@ -180,7 +180,7 @@ class ChatPrecedentServer(ServerFields):
         """As `ChatPrecedent.bind_tools`: a tool that is none, or a choice that is none, is refused at once."""
         bound = openai_tools(tools)
         given = {name: value for name, value in call_settings(kwargs).items() if value is not None}
-        tool_choice_of(tool_choice, bound)
+        tool_choice_of(tool_choice, allowed_tools(tool_choice, bound))
         strictness(given, self.strict_tools)
         return self.bind(tools=bound, tool_choice=tool_choice, **given)
 

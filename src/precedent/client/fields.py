@@ -15,6 +15,7 @@ from precedent.client.names import CLIENTS, fields_of
 from precedent.client.request import plain_speculation, request_fields, template_texts
 from precedent.errors import ConfigError
 from precedent.langchain.arguments import check_strict
+from precedent.langchain.messages import Media
 from precedent.langchain.wording import settings_in_our_words
 from precedent.runtime.plain_values import shown
 
@@ -43,6 +44,7 @@ class ServerFields(BaseChatOpenAI):
     strict_tools: Any = "auto"
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning: Any = None
+    media: Media = "refuse"
     openai_proxy: str | None = None
 
     def __init__(self, **kwargs: Any) -> None:

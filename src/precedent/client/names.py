@@ -22,7 +22,7 @@ OF_THE_CONNECTION = (
 
 FIELDS = (
     *("model", "stop", "logprobs", "top_logprobs", "drafters", "templates", "speculation", "streaming"),
-    *("strict_tools", "chat_template_kwargs", "reasoning"),
+    *("strict_tools", "chat_template_kwargs", "reasoning", "media"),
     *SAMPLING,
     *OF_THE_CONNECTION,
     *BaseChatModel.model_fields,
@@ -58,7 +58,8 @@ _IN_PYTHON = {
 _WITH_TOOLS = Elsewhere(("tools", "tool_choice", "strict", "parallel_tool_calls"), WITH_TOOLS)
 _IN_A_CALL = Elsewhere(OF_THE_REQUEST, IN_A_CALL)
 _IN_THE_CONSTRUCTOR = Elsewhere(
-    (*OF_THE_CONNECTION, "streaming"), "it belongs in the constructor: write ChatPrecedentServer(model=…, {name}=…)"
+    (*OF_THE_CONNECTION, "streaming", "media"),
+    "it belongs in the constructor: write ChatPrecedentServer(model=…, {name}=…)",
 )
 _BY_THE_KEY = Elsewhere(
     ("tenant", "tenant_from", "user", "cache_salt"), "the API key says the tenant: write api_key= with a key of it"
@@ -69,7 +70,8 @@ _BY_THE_SERVER = Elsewhere(
 )
 _NOWHERE = Elsewhere(_NOT_OFFERED, "a Precedent server has no such setting: leave it out")
 _LEARNS_ITSELF = Elsewhere(("learning",), "the server stores its answers itself: leave it out")
-_ALWAYS = (_BY_THE_KEY, _BY_THE_SERVER, _NOWHERE, _LEARNS_ITSELF)
+_HEADERS = Elsewhere(("headers", "extra_headers"), "write default_headers= in the constructor")
+_ALWAYS = (_HEADERS, _BY_THE_KEY, _BY_THE_SERVER, _NOWHERE, _LEARNS_ITSELF)
 
 
 def fields_of(given: Mapping[str, Any], inherited: Mapping[str, Any], where: str) -> dict[str, Any]:

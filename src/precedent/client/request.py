@@ -18,9 +18,9 @@ from precedent.langchain.arguments import (
     speculation_config,
     strictness,
 )
-from precedent.langchain.messages import to_template_messages
+from precedent.langchain.messages import Media, to_template_messages
 from precedent.langchain.schemas import UNNAMED, asked_format
-from precedent.langchain.tools import ANY, AUTO, NONE, openai_tools, tool_choice_of
+from precedent.langchain.tools import ANY, AUTO, NONE, allowed_tools, openai_tools, tool_choice_of
 from precedent.runtime.plain_values import shown
 from precedent.text.template_settings import EFFORT, SWITCHES, TemplateSettings
 from precedent.text.templates import Template, Templates
@@ -88,6 +88,7 @@ def _prediction(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tools(model: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     tools = openai_tools(() if settings.get("tools") is None else settings["tools"])
+    tools = allowed_tools(settings.get("tool_choice"), tools)
     choice = tool_choice_of(settings.get("tool_choice"), tools)
     strict, parallel = strictness(settings, model.strict_tools), parallel_calls(settings)
     if not tools:
@@ -182,12 +183,12 @@ def _switches(reasoning: bool | str | None) -> set[str]:
     return set(SWITCHES) if isinstance(reasoning, bool) else {EFFORT}
 
 
-def wire_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+def wire_messages(messages: Sequence[BaseMessage], media: Media = "refuse") -> list[dict[str, Any]]:
     """The messages in OpenAI's form, read as `ChatPrecedent` reads them; earlier thoughts are `reasoning_content`.
 
     Raises PromptError or UnsupportedError for a message that cannot be part of a prompt.
     """
-    return [_wire_message(turn) for turn in to_template_messages(messages)]
+    return [_wire_message(turn) for turn in to_template_messages(messages, media=media)]
 
 
 def _wire_message(turn: Mapping[str, Any]) -> dict[str, Any]:

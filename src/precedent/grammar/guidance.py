@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerBase
 
+_GRAMMAR_LINE = re.compile(r"\n *\d+ \| ")
 _DEAD_END = "NoExtension"
 
 MOST_COMPILED = 64
@@ -41,7 +43,42 @@ def check_installed() -> None:
 
 @lru_cache(maxsize=256)
 def unenforceable(schema: JsonSchema) -> str | None:
-    """What llguidance cannot enforce in a schema, in its words, or None. Raises UnsupportedError without llguidance."""
+    """What llguidance cannot enforce in a schema, in its words, or None. Raises UnsupportedError without llguidance.
+
+    The text begins with the field that is the cause, unless it is the whole schema.
+    """
+    problem = _problem(schema)
+    if problem is None or schema.lenient or not isinstance(schema.schema, Mapping):
+        return problem
+    path, problem = _place(schema.schema, "", problem)
+    return f"field {path.removeprefix('.')!r}: {problem}" if path else problem
+
+
+def _place(schema: Mapping[str, Any], path: str, problem: str) -> tuple[str, str]:
+    """The path to the innermost part of a schema that cannot be enforced, and what is wrong with it."""
+    defined = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    for step, part in _fields(schema):
+        alone = {**part, **defined}
+        found = _problem(JsonSchema.of(alone))
+        if found is not None:
+            return _place(alone, f"{path}{step}", found)
+    return path, problem
+
+
+def _fields(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The schemas of a schema's fields, entries and alternatives, each with its step in a path."""
+    found: list[tuple[str, Any]] = []
+    if isinstance(schema.get("properties"), Mapping):
+        found += [(f".{name}", part) for name, part in schema["properties"].items()]
+    found += [("[]", schema.get("items")), ("{}", schema.get("additionalProperties"))]
+    for key in ("anyOf", "oneOf", "allOf"):
+        alternatives = schema.get(key)
+        found += [("", one) for one in alternatives] if isinstance(alternatives, list) else []
+    yield from ((step, part) for step, part in found if isinstance(part, Mapping))
+
+
+def _problem(schema: JsonSchema) -> str | None:
+    """The refusal of the schema as a whole."""
     check_installed()
     from llguidance import LLMatcher
 
@@ -153,6 +190,6 @@ def _grammar_text(lark: str) -> str:
 
 
 def _reason(message: str) -> str:
-    """The message of llguidance in one line, without positions in our generated grammar."""
-    line = " ".join(message.partition("<state>")[0].split())
+    """The message of llguidance in one line, without the generated grammar and positions in it."""
+    line = " ".join(_GRAMMAR_LINE.split(message.partition("<state>")[0])[0].split())
     return line.partition(": failed to compile JSON schema: ")[2] or line

@@ -21,7 +21,7 @@ SAMPLING = (
 
 FOR_CHAT = (
     *("tools", "tool_choice", "parallel_tool_calls", "strict", "strict_tools", "response_format"),
-    *("chat_template_kwargs", "reasoning", "streaming"),
+    *("chat_template_kwargs", "reasoning", "streaming", "media"),
 )
 """Settings that only a chat model takes, and a model that continues texts refuses."""
 
@@ -38,7 +38,10 @@ _OF_TRACING = ("ls_structured_output_format", "structured_output_format")
 FROM_LANGCHAIN = ("stream", *_OF_TRACING)
 """Keyword arguments that LangChain passes on and that do not affect the answer."""
 
-_DEFAULT_IF_NONE = (*SAMPLING, "stop", "logprobs", "top_logprobs", "speculation", "strict_tools", "streaming")
+RANDOM_SEED = -1
+"""llama.cpp's and Ollama's seed for other random numbers in every request, which is no seed here."""
+
+_DEFAULT_IF_NONE = (*SAMPLING, "stop", "logprobs", "top_logprobs", "speculation", "strict_tools", "streaming", "media")
 """Fields whose None means the default; in a call it means the model's own."""
 
 STRICT = ("auto", True, False)
@@ -109,6 +112,8 @@ def sampling_params(model: Any, stop: Any, kwargs: Mapping[str, Any]) -> Samplin
     """The model's sampling settings, overridden by those of the call; stop strings of both apply."""
     said = [{name: getattr(model, name) for name in SAMPLING}, {name: kwargs.get(name) for name in SAMPLING}]
     chosen = {name: value for settings in said for name, value in settings.items() if value is not None}
+    if is_whole(chosen.get("seed")) and chosen["seed"] == RANDOM_SEED:
+        del chosen["seed"]
     stops = merged_stop(model.stop, stop, kwargs.get("stop"))
     return SamplingParams(**chosen, stop=stops, logprobs=_num_logprobs(model, kwargs))
 

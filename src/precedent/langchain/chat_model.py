@@ -26,7 +26,7 @@ from precedent.langchain.structured import AnswerRules
 from precedent.langchain.structured_output import structured
 from precedent.langchain.telemetry import Span, current_span, describe_result
 from precedent.langchain.tenants import own_tenant
-from precedent.langchain.tools import NONE, ToolChoice, ToolLike, openai_tools, tool_choice_of
+from precedent.langchain.tools import NONE, ToolChoice, ToolLike, allowed_tools, openai_tools, tool_choice_of
 from precedent.langchain.warming import Conversation, warm
 from precedent.text.answers import AnswerSyntax, answer_syntax
 from precedent.text.prompt import render_prompt
@@ -57,6 +57,8 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
     - `chat_template_kwargs`: variables of the model's chat template, as `{"enable_thinking": False}`.
     - `reasoning`: True or False where the chat template has a switch for thinking, an effort such as "low" where it
       has `reasoning_effort`.
+    - `media`: what happens to images, audio, video and files in messages: "refuse" raises UnsupportedError,
+      "placeholder" puts a short text in their place, so that a tool that returns a screenshot ends no agent's run.
 
     Raises ConfigError or UnsupportedError for a setting that is wrong, or that the model cannot have.
 
@@ -78,8 +80,10 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         """Store answers that any model gave before in the speculation cache; returns how many.
 
         `conversations` are lists of messages, or the path of a log (JSON lines in OpenAI's form, as `PrecedentRecorder`
-        writes it). `tools` are those that were bound; a log brings its own. Raises ConfigError without a cache, or if
-        `tenant` is missing with `tenant_from="metadata"`.
+        writes it). `tools` are those that were bound; a log brings its own. Lines of a log that cannot be read are
+        skipped, and a warning counts them and names the first. Raises ConfigError without a cache, or if `tenant` is
+        missing with `tenant_from="metadata"`; PromptError or UnsupportedError, with the number of the conversation,
+        for messages that cannot be read.
         """
         asked = call_settings({"tenant": tenant, "workflow_step": workflow_step})
         return warm(
@@ -89,6 +93,7 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
             settings=self.template_settings({}),
             tenant=own_tenant(self, asked["tenant"]),
             workflow_step=asked["workflow_step"] or "",
+            media=self.media,
         )
 
     # One request
@@ -119,9 +124,10 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
     ) -> tuple[Engine, Call, AnswerSyntax, Mapping[str, Any]]:
         """The call, how to read its answer, and notes on its grammar."""
         bound = openai_tools(() if settings.get("tools") is None else settings["tools"])
+        bound = allowed_tools(settings.get("tool_choice"), bound)
         rules = AnswerRules.of(settings, tool_choice_of(settings.get("tool_choice"), bound), self.strict_tools)
         tools = [] if rules.choice == NONE else bound
-        turns = to_template_messages(messages)
+        turns = to_template_messages(messages, media=self.media)
         of_template, kept = self.template_settings(settings), engine.kept_prefixes
         prompt_ids = render_prompt(engine.tokenizer, turns, tools, of_template, engine.context_length)
         syntax = answer_syntax(engine.tokenizer, turns, tools, prompt_ids)
@@ -251,12 +257,14 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         """Show `tools` to the model, which decides whether to call them unless `tool_choice` forces it to.
 
         `tool_choice`: "auto", "none", "any" (also "required" or True), a tool's name, or OpenAI's or Anthropic's dict.
+        OpenAI's type "allowed_tools" shows the tools that it names alone.
         `parallel_tool_calls=False` is one call at most; `strict=True` holds every call to its tool's schema.
         Raises PromptError for a tool that is none, ConfigError for a choice that is none.
         """
         bound = openai_tools(tools)
         given = {name: value for name, value in call_settings(kwargs).items() if value is not None}
-        AnswerRules.of(given, tool_choice_of(tool_choice, bound), self.strict_tools)
+        choice = tool_choice_of(tool_choice, allowed_tools(tool_choice, bound))
+        AnswerRules.of(given, choice, self.strict_tools)
         return self.bind(tools=bound, tool_choice=tool_choice, **given)
 
     def with_structured_output(

@@ -13,10 +13,10 @@ from langchain_core.messages import BaseMessage
 from precedent.langchain.arguments import ONLY_SPEED, merged_stop
 from precedent.langchain.fields import ChatFields
 from precedent.langchain.messages import template_messages_of
-from precedent.langchain.profile import profile_of_engine, profile_of_files
+from precedent.langchain.profile import profile_of_engine, profile_of_files, profile_of_weights
 from precedent.langchain.serializing import identifying_params, plain_fields
 from precedent.langchain.tools import ToolLike, openai_tools
-from precedent.text.prompt import render_prompt
+from precedent.text.prompt import num_prompt_tokens
 
 
 class Described(ChatFields):
@@ -43,7 +43,7 @@ class Described(ChatFields):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        names = ("strict_tools", "chat_template_kwargs", "reasoning")
+        names = ("strict_tools", "chat_template_kwargs", "reasoning", "media")
         return {**identifying_params(self), **{name: getattr(self, name) for name in names}}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
@@ -54,7 +54,10 @@ class Described(ChatFields):
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         engine = self._loaded_engine()
-        return profile_of_files(self.model) if engine is None else profile_of_engine(engine)
+        if engine is not None:
+            return profile_of_engine(engine)
+        weights = self.engines.weights
+        return profile_of_files(self.model, self.model_kwargs) if weights is None else profile_of_weights(*weights)
 
     def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
         return super()._get_invocation_params(list(merged_stop(self.stop, stop)) or None, **kwargs)
@@ -66,9 +69,16 @@ class Described(ChatFields):
         return params
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None) -> int:
-        """Tokens in the prompt made of these messages and tools. Raises PromptError if they cannot form a prompt."""
-        turns, shown = template_messages_of(messages), openai_tools(tools or ())
-        return len(render_prompt(self.engine.tokenizer, turns, shown, self.template_settings({})))
+        """Tokens in the prompt made of these messages and tools.
+
+        The messages may be any part of a conversation, also one that the chat template refuses; no messages are 0
+        tokens, an image is its placeholder. Raises PromptError for what are no messages.
+        """
+        shown = openai_tools(tools or ())
+        if isinstance(messages, Sequence) and not messages:
+            return 0
+        turns = template_messages_of(messages, media="placeholder")
+        return num_prompt_tokens(self.engine.tokenizer, turns, shown, self.template_settings({}))
 
 
 def _with_text_keys(value: Any) -> Any:

@@ -32,7 +32,7 @@ class EngineHolder:
     """
 
     def __init__(self, *, engine: Engine | None = None, weights: tuple[Any, Any] | None = None) -> None:
-        self._given, self._weights = engine, weights
+        self._given, self.weights = engine, weights
         self._engines: dict[Hashable, Engine] = {}
         self._said: set[str] = set()
         self.identity = uuid.uuid4().hex if engine is not None or weights is not None else ""
@@ -90,7 +90,7 @@ class EngineHolder:
         """
         if self._given is not None:
             raise UnsupportedError("this model runs on an engine that you hold: close that one with engine.close()")
-        if self._weights is not None:
+        if self.weights is not None:
             raise UnsupportedError("these weights are yours: they go when you let go of the model and of this object")
         with _HOLDING:
             engine = self._engines.get(_key(model, options))
@@ -123,7 +123,7 @@ class EngineHolder:
         )
 
     def _load(self, model: str, options: EngineOptions) -> Engine:
-        target, tokenizer = self._weights or (model, None)
+        target, tokenizer = self.weights or (model, None)
         engine = self._engines[_key(model, options)] = shared_engine(target, options, tokenizer=tokenizer)
         return engine
 

@@ -18,6 +18,7 @@ from precedent.errors import ConfigError, PromptError, UnsupportedError
 from precedent.langchain.arguments import check_strict, prediction_text, sampling_params, speculation_config
 from precedent.langchain.call import Call
 from precedent.langchain.engines import EngineHolder, load_beside
+from precedent.langchain.messages import Media
 from precedent.langchain.runs import workflow_step_of
 from precedent.langchain.serializing import without_secrets, written_cache
 from precedent.langchain.settings import (
@@ -237,6 +238,7 @@ class ChatFields(EngineFields, BaseChatModel):
     strict_tools: Any = "auto"
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning: Any = None
+    media: Media = "refuse"
 
     def __init__(self, **kwargs: Any) -> None:
         """Check the settings. Raises ConfigError or UnsupportedError, which say what to write."""

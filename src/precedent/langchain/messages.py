@@ -1,71 +1,156 @@
-"""LangChain messages as plain dicts: role, content (a text), tool_calls, invalid_calls, reasoning_content, name."""
+"""LangChain messages as plain dicts: role, content (a text), tool_calls, invalid_calls, reasoning_content, name.
+
+A history may hold messages that another provider's model wrote. Their text, reasoning and calls are read in every
+provider's form; blocks that only their provider can use (server tools and their results, cache points, signatures) are
+dropped, with one warning for each kind.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
 
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
     ChatMessage,
     FunctionMessage,
+    InvalidToolCall,
     ToolMessage,
     convert_to_messages,
 )
+from langchain_core.messages.tool import invalid_tool_call
+from langchain_core.prompt_values import PromptValue
 
 from precedent.errors import PromptError, UnsupportedError
 from precedent.langchain.wording import input_in_our_words
-from precedent.runtime.plain_values import shown
+from precedent.runtime.plain_values import check_plain, shown
 from precedent.text.history import Message
 from precedent.text.prompt import ROLES
 
+log = logging.getLogger(__name__)
+
+Media = Literal["refuse", "placeholder"]
+"""What to do with images, audio, video and files: refuse them by name, or put a short text in their place."""
+
 _ROLE_OF_TYPE = {"system": "system", "human": "user", "ai": "assistant", "tool": "tool", "function": "tool"}
-_TEXT_BLOCKS = frozenset({"text", "input_text", "output_text", "text-plain"})
-_REASONING_BLOCKS = frozenset({"thinking", "reasoning", "redacted_thinking"})
-_CALL_BLOCKS = frozenset({"tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call"})
-"""Blocks that mostly repeat the entries of `tool_calls`."""
+_TEXT_BLOCKS = {
+    **dict.fromkeys(("text", "input_text", "output_text", "text-plain", "guard_content"), "text"),
+    "refusal": "refusal",
+}
+"""Blocks of text, and the key of their text."""
 
-_ARGUMENTS_OF = {"tool_use": "input", "tool_call": "args"}
-"""The key of a call's arguments in Anthropic's blocks and in LangChain's."""
+_REASONING_BLOCKS = frozenset({"thinking", "reasoning", "reasoning_content", "redacted_thinking"})
+_TEXT_KEYS = ("text", "reasoning", "thinking", "reasoning_content", "content", "summary")
+"""Keys under which providers put the text of a thought, best first."""
+
+_CALL_BLOCKS = {
+    "tool_use": ("id", "input"),
+    "tool_call": ("id", "args"),
+    "function_call": ("call_id", "arguments"),
+    "custom_tool_call": ("call_id", "input"),
+    "invalid_tool_call": ("id", "args"),
+}
+"""Blocks of calls, each with the keys of the call's id and arguments; they mostly repeat entries of `tool_calls`."""
+
+_PIECES_OF_CALLS = frozenset({"tool_call_chunk", "input_json_delta"})
+"""Blocks of a streamed call, which `tool_calls` holds as a whole."""
+
+_MEDIA_BLOCKS = {
+    **dict.fromkeys(("image", "image_url", "input_image", "image_file"), "image"),
+    **dict.fromkeys(("audio", "input_audio"), "audio"),
+    **dict.fromkeys(("video", "video_url"), "video"),
+    **dict.fromkeys(("file", "input_file", "document", "media", "pdf"), "file"),
+}
+_CACHE_POINTS = frozenset({"cachePoint", "cache_point"})
+_ANY_ARGUMENT = "__arg1"
+"""LangChain's name for the argument of a tool that takes any text."""
 
 
-def template_messages_of(given: Iterable[Any]) -> list[Message]:
-    """Convert a text, or messages in any form that LangChain accepts. Raises PromptError for anything else."""
+def template_messages_of(given: Iterable[Any], *, media: Media = "refuse") -> list[Message]:
+    """Convert a text, or messages in any form that LangChain accepts, also as logs and clients write them.
+
+    Raises PromptError for anything else, and what `to_template_messages` raises.
+    """
     with input_in_our_words():
-        messages = convert_to_messages([given] if isinstance(given, str) else given)
-    return to_template_messages(messages)
+        messages = convert_to_messages([given] if isinstance(given, str) else map(completed, given))
+    return to_template_messages(messages, media=media)
 
 
-def to_template_messages(messages: Sequence[BaseMessage]) -> list[Message]:
+def checked_input(convert: Callable[[Any], PromptValue], given: Any) -> PromptValue:
+    """A model's input as `convert` reads it. Raises PromptError, also for text or nesting that cannot be a prompt."""
+    with input_in_our_words():
+        prompt = convert(list(map(completed, given)) if isinstance(given, list | tuple) else given)
+    for position, message in enumerate(prompt.to_messages(), start=1):  # before LangChain traverses them
+        check_plain(f"message {position}", dict(message), PromptError)
+    return prompt
+
+
+def completed(message: Any) -> Any:
+    """A dict in OpenAI's form with the fields that LangChain requires and others omit; anything else as it is.
+
+    A missing `content` is empty, as are missing arguments; a call whose arguments are not a JSON object is invalid.
+    """
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return message
+    complete = {**message, "content": message.get("content") or ""}
+    if message["role"] in ("tool", "function"):
+        complete |= {"role": "tool", "tool_call_id": message.get("tool_call_id") or ""}
+    calls = list(map(_completed_call, complete.pop("tool_calls", None) or ()))
+    broken = [call for call in calls if _is_broken(call)]
+    if whole := [call for call in calls if not _is_broken(call)]:
+        complete["tool_calls"] = whole
+    if not broken:
+        return complete
+    (written,) = convert_to_messages([complete])
+    return written.model_copy(update={"invalid_tool_calls": [_invalid_call(call) for call in broken]})
+
+
+def _completed_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments") or "{}"
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**call, "type": "function", "id": call.get("id") or "", "function": {**function, "arguments": written}}
+
+
+def _is_broken(call: Any) -> bool:
+    return "function" in call and _json_object(call["function"]["arguments"]) is None
+
+
+def _invalid_call(call: Mapping[str, Any]) -> InvalidToolCall:
+    function = call["function"]
+    return invalid_tool_call(name=function.get("name"), args=function["arguments"], id=call["id"], error=None)
+
+
+def _json_object(text: str) -> dict[str, Any] | None:
+    """The object that a text is in JSON; None if it is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def to_template_messages(messages: Sequence[BaseMessage], *, media: Media = "refuse") -> list[Message]:
     """Convert the messages of one request.
 
-    Anthropic's `tool_use` and `tool_result` blocks become tool calls and tool turns. The reasoning of earlier turns
-    goes into `reasoning_content`. Raises PromptError for an empty list or an unknown role, UnsupportedError for
-    images, audio and files.
+    Calls and results in content blocks (Anthropic's, OpenAI's Responses, LangChain's) become tool calls and tool turns.
+    The reasoning of earlier turns goes into `reasoning_content`. With `media="placeholder"` a short text replaces
+    images, audio, video and files. Raises PromptError for an empty list or an unknown role, UnsupportedError for media,
+    and for blocks of a user's or a tool's message that are not read.
     """
     if not messages:
         raise PromptError("the message list is empty: give at least one message")
     converted: list[Message] = []
     for position, message in enumerate(messages, start=1):
-        converted += _converted(message, position)
+        converted += _Reader(position, _role_of(message, position), media).turns(message)
     return _with_tool_names(converted)
-
-
-def _converted(message: BaseMessage, position: int) -> list[Message]:
-    role = _role_of(message, position)
-    if isinstance(message, AIMessage):
-        return [_assistant_turn(message, position)]
-    if role == "tool":
-        return [_tool_turn(message, position)]
-    results = [
-        _tool_result(block, position) for block in _blocks(message.content) if block.get("type") == "tool_result"
-    ]
-    content = _text_of(message.content, position)
-    if results and not content:
-        return results
-    return [*results, _turn(role, content, message.name)]
 
 
 def _role_of(message: BaseMessage, position: int) -> str:
@@ -77,60 +162,150 @@ def _role_of(message: BaseMessage, position: int) -> str:
     return role
 
 
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads one message, the one at `position` (from 1), as turns of a chat template."""
+
+    position: int
+    role: str
+    media: Media
+
+    def turns(self, message: BaseMessage) -> list[Message]:
+        """The turns that the message becomes; a user's message may hold tool results, which are turns of their own."""
+        check_plain(f"message {self.position}", message.content, PromptError)
+        if self.role == "assistant":
+            return [self._assistant_turn(message)]
+        if self.role == "tool":
+            return [self._tool_turn(message)]
+        results = [self._tool_result(block) for block in _blocks(message.content) if _kind(block) == "tool_result"]
+        content = self._text(message.content)
+        if results and not content:
+            return results
+        return [*results, _turn(self.role, content, message.name)]
+
+    def _assistant_turn(self, message: BaseMessage) -> Message:
+        extra = message.additional_kwargs
+        content = self._text(message.content) or _written(extra.get("refusal"))
+        calls, broken = self._calls(message)
+        reasoning = "".join(_written(block) for block in _blocks(message.content) if _kind(block) in _REASONING_BLOCKS)
+        reasoning = reasoning or _written(extra.get("reasoning_content")) or _written(extra.get("reasoning"))
+        return {
+            **_turn("assistant", content, message.name),
+            **({"tool_calls": calls} if calls else {}),
+            **({"invalid_calls": broken} if broken else {}),
+            **({"reasoning_content": reasoning} if reasoning else {}),
+        }
+
+    def _calls(self, message: BaseMessage) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The calls and the broken calls of an assistant's message; most providers write each one twice."""
+        calls, broken = list[dict[str, Any]](), list[dict[str, Any]]()
+        if isinstance(message, AIMessage):
+            calls += [_call(call["name"], call["args"], call["id"]) for call in message.tool_calls]
+            broken += [_broken_call(call["name"], call["args"], call["id"]) for call in message.invalid_tool_calls]
+        known = {call.get("id", "") for call in (*calls, *broken)}
+        written = [block for block in _blocks(message.content) if _kind(block) in _CALL_BLOCKS]
+        legacy = message.additional_kwargs.get("function_call")
+        if isinstance(legacy, Mapping) and not (calls or broken or written):
+            written = [{"type": "function_call", **legacy}]
+        for block in written:
+            id_key, arguments_key = _CALL_BLOCKS[_kind(block)]
+            name, ids = block.get("name"), (block.get(id_key), block.get("id"))
+            call_id = next((one for one in ids if isinstance(one, str) and one), "")
+            if call_id in known:
+                continue
+            arguments = _arguments(_kind(block), block.get(arguments_key))
+            if isinstance(arguments, str):
+                broken.append(_broken_call(name, arguments, call_id))
+            elif isinstance(name, str) and isinstance(arguments, Mapping):
+                calls.append(_call(name, arguments, call_id))
+            else:
+                raise PromptError(
+                    f"message {self.position} holds a tool call without a name, or with arguments that are not a dict"
+                )
+        return calls, broken
+
+    def _tool_turn(self, message: BaseMessage) -> Message:
+        failed = isinstance(message, ToolMessage) and message.status == "error"
+        turn = _turn("tool", _result_text(self._text(message.content), failed), message.name)
+        if isinstance(message, ToolMessage):
+            turn["tool_call_id"] = message.tool_call_id
+        elif isinstance(message, FunctionMessage):
+            turn["tool_call_id"] = ""
+        return turn
+
+    def _tool_result(self, block: Mapping[str, Any]) -> Message:
+        """An Anthropic `tool_result` block as a turn of its own."""
+        content = _result_text(self._text(block.get("content") or ""), bool(block.get("is_error")))
+        return {"role": "tool", "content": content, "tool_call_id": block.get("tool_use_id") or ""}
+
+    def _text(self, content: Any) -> str:
+        """The text of a message's content, without its reasoning, calls and results."""
+        if isinstance(content, str):
+            return content
+        if not isinstance(content, list):
+            raise PromptError(
+                f"message {self.position} has content={shown(content)}, which is neither a text nor a list"
+            )
+        return "".join(block if isinstance(block, str) else self._block_text(_unwrapped(block)) for block in content)
+
+    def _block_text(self, block: Mapping[str, Any]) -> str:
+        kind = _kind(block)
+        if kind in _TEXT_BLOCKS:
+            return _written(block.get(_TEXT_BLOCKS[kind]))
+        if kind == "json":
+            return json.dumps(block.get("json"), ensure_ascii=False, default=str)
+        if kind == "search_result":
+            return "\n".join(filter(None, (_written(block.get(key)) for key in ("title", "source", "content"))))
+        if kind in _REASONING_BLOCKS or kind in _CALL_BLOCKS or kind in _PIECES_OF_CALLS:
+            return ""
+        if kind == "tool_result" and self.role in ("user", "system"):
+            return ""
+        if kind == "document" and (text := _document_text(block)):
+            return text
+        if kind in _MEDIA_BLOCKS:
+            return self._in_place_of(kind)
+        if self.role == "assistant" or kind in _CACHE_POINTS:
+            _warn_of_dropped(kind)
+            return ""
+        raise self._refused(kind, "put it into words")
+
+    def _in_place_of(self, kind: str) -> str:
+        if self.media == "placeholder":
+            return f"[{_MEDIA_BLOCKS[kind]} omitted: this model reads text only]"
+        raise self._refused(kind, 'put it into words, or give the chat model media="placeholder"')
+
+    def _refused(self, kind: str, instead: str) -> UnsupportedError:
+        return UnsupportedError(f"message {self.position} holds a block of type {kind!r}: only text is read; {instead}")
+
+
+@lru_cache(maxsize=256)
+def _warn_of_dropped(kind: str) -> None:
+    """Warn once for each kind."""
+    log.warning("blocks of type %s are left out of the prompt: only the provider that wrote them can use them", kind)
+
+
 def _turn(role: str, content: str, name: str | None) -> Message:
     return {"role": role, "content": content, **({"name": name} if name else {})}
-
-
-def _assistant_turn(message: AIMessage, position: int) -> Message:
-    turn = _turn("assistant", _text_of(message.content, position), message.name)
-    calls = [_call(call["name"], call["args"], call["id"]) for call in message.tool_calls]
-    known = {call["id"] for call in calls}
-    for block in _blocks(message.content):
-        if block.get("type") in _ARGUMENTS_OF and block.get("id") not in known:
-            calls.append(_called_in_a_block(block, position))
-    broken = [
-        {"name": call["name"], "args": call["args"] or "", **({"id": call["id"]} if call["id"] else {})}
-        for call in message.invalid_tool_calls
-    ]
-    reasoning = _reasoning_of(message)
-    return {
-        **turn,
-        **({"tool_calls": calls} if calls else {}),
-        **({"invalid_calls": broken} if broken else {}),
-        **({"reasoning_content": reasoning} if reasoning else {}),
-    }
 
 
 def _call(name: str, arguments: Mapping[str, Any], call_id: str | None) -> dict[str, Any]:
     return {"type": "function", "id": call_id or "", "function": {"name": name, "arguments": dict(arguments)}}
 
 
-def _called_in_a_block(block: Mapping[str, Any], position: int) -> dict[str, Any]:
-    name, arguments = block.get("name"), block.get(_ARGUMENTS_OF[str(block["type"])]) or {}
-    if not isinstance(name, str) or not isinstance(arguments, Mapping):
-        raise PromptError(f"message {position} holds a tool call without a name, or with arguments that are not a dict")
-    return _call(name, arguments, block.get("id"))
+def _broken_call(name: Any, arguments: str | None, call_id: str | None) -> dict[str, Any]:
+    return {"name": name, "args": arguments or "", **({"id": call_id} if call_id else {})}
 
 
-def _reasoning_of(message: AIMessage) -> str:
-    said = [block.get("thinking") or block.get("reasoning") or "" for block in _blocks(message.content)]
-    return "".join(said) or str(message.additional_kwargs.get("reasoning_content") or "")
-
-
-def _tool_turn(message: BaseMessage, position: int) -> Message:
-    failed = isinstance(message, ToolMessage) and message.status == "error"
-    turn = _turn("tool", _result_text(_text_of(message.content, position), failed), message.name)
-    if isinstance(message, ToolMessage):
-        turn["tool_call_id"] = message.tool_call_id
-    elif isinstance(message, FunctionMessage):
-        turn["tool_call_id"] = ""
-    return turn
-
-
-def _tool_result(block: Mapping[str, Any], position: int) -> Message:
-    """An Anthropic `tool_result` block as a turn of its own."""
-    content = _result_text(_text_of(block.get("content") or "", position), bool(block.get("is_error")))
-    return {"role": "tool", "content": content, "tool_call_id": block.get("tool_use_id") or ""}
+def _arguments(kind: str, given: Any) -> Any:
+    """A call's arguments as a dict; a text that is not a JSON object stays a text."""
+    if kind == "custom_tool_call":
+        return {_ANY_ARGUMENT: given}
+    if kind == "invalid_tool_call":
+        return str(given or "")
+    if isinstance(given, str) and given:
+        found = _json_object(given)
+        return given if found is None else found
+    return given or {}
 
 
 def _result_text(text: str, failed: bool) -> str:
@@ -139,27 +314,38 @@ def _result_text(text: str, failed: bool) -> str:
 
 
 def _blocks(content: Any) -> list[Mapping[str, Any]]:
-    return [block for block in content if isinstance(block, Mapping)] if isinstance(content, list) else []
+    return [_unwrapped(block) for block in content if isinstance(block, Mapping)] if isinstance(content, list) else []
 
 
-def _text_of(content: Any, position: int) -> str:
-    """The text of a message's content; other blocks are handled elsewhere or refused by name."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise PromptError(f"message {position} has content={shown(content)}, which is neither a text nor a list")
-    return "".join(block if isinstance(block, str) else _block_text(block, position) for block in content)
+def _unwrapped(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The provider's own block inside LangChain's `non_standard` one."""
+    inner = block.get("value") if block.get("type") == "non_standard" else None
+    return inner if isinstance(inner, Mapping) else block
 
 
-def _block_text(block: Mapping[str, Any], position: int) -> str:
+def _kind(block: Mapping[str, Any]) -> str:
+    """The block's type; Bedrock writes it as the block's only key."""
     kind = block.get("type")
-    if kind in _TEXT_BLOCKS:
-        return str(block.get("text") or "")
-    if kind in _REASONING_BLOCKS or kind in _CALL_BLOCKS or kind == "tool_result":
+    return kind if isinstance(kind, str) else str(next(iter(block), ""))
+
+
+def _written(value: Any) -> str:
+    """The text in a text, in a dict that holds one, or in a list of either."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "".join(map(_written, value))
+    if isinstance(value, Mapping):
+        return next(filter(None, (_written(value.get(key)) for key in _TEXT_KEYS)), "")
+    return ""
+
+
+def _document_text(block: Mapping[str, Any]) -> str:
+    """The text of an Anthropic document that holds text."""
+    source = block.get("source")
+    if not isinstance(source, Mapping) or source.get("type") not in ("text", "content"):
         return ""
-    if kind == "json":
-        return json.dumps(block.get("json"), ensure_ascii=False)
-    raise UnsupportedError(f"message {position} holds a block of type {kind!r}: only text is read; put it into words")
+    return _written(source.get("data") or source.get("content"))
 
 
 def _with_tool_names(messages: list[Message]) -> list[Message]:

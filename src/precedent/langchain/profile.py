@@ -1,18 +1,29 @@
-"""LangChain's profile of a model (its inputs, outputs and abilities), from the model's files on this machine."""
+"""LangChain's profile of a model (its inputs, outputs and abilities), the same before the weights are loaded and after.
+
+Files are read and nothing is downloaded: the config, the chat template, and whether the tokenizer has ChatML's tokens.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import ModelProfile
 
+from precedent.errors import ModelLoadError
 from precedent.grammar import is_installed
+from precedent.text.prompt import hermes_template
+from precedent.text.tool_formats import format_of_template
 from precedent.text.tool_formats.reasoning import REASONING
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from precedent.engine.engine import Engine
 
 TEXT_ONLY = ModelProfile(
@@ -28,51 +39,117 @@ TEXT_ONLY = ModelProfile(
     temperature=True,
 )
 
+_CHATML = "<|im_end|>"
+"""The token that the shipped template for tools needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a profile depends on; `template` is the one for calls with tools."""
+
+    context_length: int
+    template: str
+    has_chatml: bool
+
+    def profile(self) -> ModelProfile:
+        """The profile of a model that is asked with tools by its own template or by the shipped one."""
+        own = re.search(r"\btools\b", self.template) is not None
+        form = format_of_template(self.template if own else hermes_template())
+        takes_tools = own or self.has_chatml
+        in_channels = form is not None and form.channels  # no grammar constrains such answers
+        profile = ModelProfile(**TEXT_ONLY)
+        profile["max_input_tokens"] = profile["max_output_tokens"] = self.context_length
+        profile["tool_calling"] = takes_tools
+        profile["structured_output"] = is_installed() and not in_channels
+        in_json = form is not None and form.arguments == "json" and not in_channels
+        profile["tool_choice"] = takes_tools and in_json and is_installed()
+        profile["reasoning_output"] = any(tags.close in self.template for tags in REASONING)
+        return profile
+
 
 def profile_of_engine(engine: Engine) -> ModelProfile:
     """The profile of a running engine."""
-    return _profile(engine.context_length, str(engine.tokenizer.chat_template or ""))
+    return _of_tokenizer(engine.context_length, engine.tokenizer)
 
 
-def profile_of_files(name: str) -> ModelProfile | None:
-    """The profile of a model's folder or of a downloaded Hugging Face id; None if its files are not here."""
-    folder = _folder(name)
-    return None if folder is None else _read(folder)
+def profile_of_weights(model: Any, tokenizer: PreTrainedTokenizerBase) -> ModelProfile:
+    """The profile of a transformers model that was handed over."""
+    from precedent.target.kv.layer_kinds import context_length
+
+    return _of_tokenizer(context_length(model.config.get_text_config()), tokenizer)
 
 
-def _folder(name: str) -> Path | None:
-    path = Path(name).expanduser()
-    if (path / "config.json").is_file():
-        return path
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
+def profile_of_files(name: str, model_kwargs: Mapping[str, Any] | None = None) -> ModelProfile | None:
+    """The profile of the packaged model, a folder, a GGUF file, or a Hugging Face id that was downloaded before.
+
+    `model_kwargs` are arguments of `from_pretrained`. None if the files are not here, or cannot be read.
+    """
+    from precedent.target.load.packaged import DEMO_TARGET, packaged_file
 
     try:
-        found = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:  # neither a folder nor an id, for instance a custom name
+        path = packaged_file() if name == DEMO_TARGET else Path(name).expanduser()
+        if path.is_file():
+            return _of_gguf(path, path.stat().st_mtime_ns).profile()
+        folder = path if (path / "config.json").is_file() else _downloaded(name, model_kwargs or {})
+        return None if folder is None else _of_folder(folder, (folder / "config.json").stat().st_mtime_ns).profile()
+    except (ModelLoadError, OSError, ValueError):  # loading the model says what is wrong
         return None
+
+
+def _of_tokenizer(length: int, tokenizer: PreTrainedTokenizerBase) -> ModelProfile:
+    known = tokenizer.convert_tokens_to_ids(_CHATML) not in (None, tokenizer.unk_token_id)
+    return _Known(length, _with_tools(tokenizer.chat_template), known).profile()
+
+
+def _with_tools(template: Any) -> str:
+    """A chat template, or of several named ones the one for tools."""
+    if isinstance(template, list):
+        template = {one["name"]: one["template"] for one in template}
+    if isinstance(template, Mapping):
+        template = template.get("tool_use") or template.get("default")
+    return str(template or "")
+
+
+def _downloaded(name: str, model_kwargs: Mapping[str, Any]) -> Path | None:
+    """The folder in the cache of Hugging Face."""
+    from huggingface_hub import try_to_load_from_cache
+
+    where = {key: model_kwargs[key] for key in ("revision", "cache_dir") if model_kwargs.get(key) is not None}
+    file = "/".join(filter(None, (model_kwargs.get("subfolder"), "config.json")))
+    found = try_to_load_from_cache(name, file, **where)  # raises a ValueError for what is no id
     return Path(found).parent if isinstance(found, str) else None
 
 
 @lru_cache(maxsize=64)
-def _read(folder: Path) -> ModelProfile | None:
-    config = _json(folder / "config.json")
-    length = config.get("text_config", config).get("max_position_embeddings")
-    template = folder / "chat_template.jinja"
-    text = template.read_text("utf-8") if template.is_file() else _json(folder / "tokenizer_config.json")
-    return _profile(int(length), str(text)) if length else None
+def _of_folder(folder: Path, changed: int) -> _Known:
+    from transformers import AutoConfig
+
+    from precedent.target.kv.layer_kinds import context_length
+    from precedent.target.load.quiet import quiet
+
+    with quiet():
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    template = _json(folder / "tokenizer_config.json").get("chat_template")
+    named = {file.stem: file.read_text("utf-8") for file in folder.glob("additional_chat_templates/*.jinja")}
+    if (folder / "chat_template.jinja").is_file():
+        template = {"default": (folder / "chat_template.jinja").read_text("utf-8"), **named}
+    texts = (folder / file for file in ("tokenizer_config.json", "added_tokens.json", "tokenizer.json"))
+    has_chatml = any(json.dumps(_CHATML) in text.read_text("utf-8") for text in texts if text.is_file())
+    return _Known(context_length(config.get_text_config()), _with_tools(template), has_chatml)
+
+
+@lru_cache(maxsize=64)
+def _of_gguf(file: Path, changed: int) -> _Known:
+    from precedent.target.load.gguf_header import read_header
+
+    header = read_header(file)
+    length = header.get(f"{header.get('general.architecture')}.context_length")
+    if not isinstance(length, int):
+        raise ModelLoadError(f"{file} does not say its context length")
+    has_chatml = _CHATML in header.get("tokenizer.ggml.tokens", ())
+    return _Known(length, str(header.get("tokenizer.chat_template", "")), has_chatml)
 
 
 def _json(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    return found
-
-
-def _profile(context_length: int, template: str) -> ModelProfile:
-    profile = ModelProfile(**TEXT_ONLY)
-    profile["max_input_tokens"] = profile["max_output_tokens"] = context_length
-    profile["tool_calling"] = "tools" in template or "<|im_end|>" in template
-    profile["structured_output"] = is_installed()
-    profile["tool_choice"] = profile["tool_calling"] and is_installed()
-    profile["reasoning_output"] = any(tags.close in template for tags in REASONING)
-    return profile
+    found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    return found if isinstance(found, dict) else {}

@@ -8,15 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.messages import BaseMessage, convert_to_messages
-
 from precedent.cache.maintain.filling import Filled, Progress, Vectors, fill
 from precedent.cache.store.completion_store import CompletionStore
 from precedent.cache.store.fingerprint import prompt_fingerprint
 from precedent.cache.store.records import Record, StoredCompletion, check_tenant
 from precedent.cache.store.redaction import Redact
 from precedent.errors import PrecedentError, PromptError
-from precedent.langchain.messages import to_template_messages
+from precedent.langchain.messages import template_messages_of
 from precedent.text.codec import TokenizerCodec
 from precedent.text.prompt import render_prompt, told_answer
 from precedent.text.query import recall_query
@@ -68,7 +66,7 @@ class AnswerReader:
                 self.skipped.add(error if known else PromptError(f"messages that cannot be read: {error!r}"))
 
     def _completion(self, trajectory: Trajectory, place: int) -> StoredCompletion:
-        *before, answer = to_template_messages(_langchain_messages(trajectory.messages[: place + 1]))
+        *before, answer = template_messages_of(trajectory.messages[: place + 1])
         if not answer["content"] and not answer.get("tool_calls"):
             raise PromptError("an answer without text or tool calls")
         prompt = render_prompt(self._tokenizer, before, trajectory.tools)
@@ -104,22 +102,6 @@ def answered_places(trajectory: Trajectory) -> list[int]:
         return [len(messages) - 1]
     roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]
     return [place for place, role in enumerate(roles) if place and role == "assistant"]
-
-
-def _langchain_messages(messages: Iterable[Message]) -> list[BaseMessage]:
-    return convert_to_messages([_complete(message) for message in messages])
-
-
-def _complete(message: Message) -> Message:
-    """A logged message with the fields that LangChain requires and logs omit."""
-    calls = [{"type": "function", "id": "", **call} for call in message.get("tool_calls") or ()]
-    complete = {**message, "content": message.get("content") or ""}
-    complete.pop("tool_calls", None)
-    if calls:
-        complete["tool_calls"] = calls
-    if message.get("role") in ("tool", "function"):
-        complete = {**complete, "role": "tool", "tool_call_id": message.get("tool_call_id") or ""}
-    return complete
 
 
 def store_answers(

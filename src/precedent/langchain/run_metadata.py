@@ -14,10 +14,10 @@ from langchain_core.runnables.config import ensure_config
 
 from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.fields import ChatFields
+from precedent.langchain.messages import checked_input
 from precedent.langchain.runs import run_metadata, workflow_step_of
 from precedent.langchain.settings import check_call
 from precedent.langchain.tenants import tenant_of, with_tenant
-from precedent.langchain.wording import checked_input
 
 WAYS_IN = ("invoke", "ainvoke", "stream", "astream", "batch", "abatch", "stream_events", "astream_events")
 

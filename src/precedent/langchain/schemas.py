@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from langchain_core.utils.function_calling import convert_to_json_schema
@@ -10,12 +10,13 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from precedent.errors import ConfigError
 from precedent.runtime.plain_values import check_plain, first_line, shown
-from precedent.text.tool_schema import check_schema
+from precedent.text.tool_schema import check_schema, referenced
 
 UNNAMED = "answer"
 """The title given to a JSON Schema without one."""
 
 _OF_SCHEMAS = frozenset({"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "items", "title"})
+_DEFINITIONS = ("$defs", "definitions")
 _OF_TOOLS = frozenset({"name", "function", "toolSpec"})
 
 
@@ -103,12 +104,39 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
     return found
 
 
+def is_recursive(schema: Mapping[str, Any]) -> bool:
+    """True if a definition in the schema contains itself, directly or through others."""
+    within = {name: set(_references(part)) for key in _DEFINITIONS for name, part in schema.get(key, {}).items()}
+    reached = {name: set(found) for name, found in within.items()}
+    for _ in within:
+        reached = {name: found.union(*(within.get(one, ()) for one in found)) for name, found in reached.items()}
+    return any(name in found for name, found in reached.items())
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """The names of the definitions that a schema refers to."""
+    if isinstance(schema, Mapping):
+        if isinstance(schema.get("$ref"), str):
+            yield schema["$ref"].rpartition("/")[2]
+        for part in schema.values():
+            yield from _references(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from _references(part)
+
+
+def _with_top(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A class's schema with a title and its properties at its top; a recursive class's has only a `$ref` there."""
+    top = referenced(schema["$ref"], schema) if isinstance(schema.get("$ref"), str) else None
+    rest = {key: value for key, value in schema.items() if key != "$ref"}
+    return {"title": name, **(top if isinstance(top, Mapping) else schema), **(rest if top else {})}
+
+
 def _converted(schema: Any) -> dict[str, Any]:
     try:
         if isinstance(schema, type) and is_basemodel_subclass(schema):
             describe: Any = getattr(schema, "model_json_schema", None) or schema.schema  # type: ignore[attr-defined]
-            found: dict[str, Any] = describe()
-            return found
+            return _with_top(describe(), schema.__name__)
         return convert_to_json_schema(schema)
     except Exception as error:  # whatever pydantic, LangChain or a class's own annotations raise
         raise ConfigError(

@@ -49,6 +49,10 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "validate_model_on_init": (False,),
     "stream_usage": (True, False),
     "store": (False,),
+    **dict.fromkeys(("min_tokens", "min_length", "min_new_tokens", "no_repeat_ngram_size", "mirostat"), (0,)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "top_a"), (0, 0.0)),
+    **dict.fromkeys(("tfs_z", "typical_p", "repeat_penalty"), (1, 1.0)),
+    **dict.fromkeys(("ignore_eos", "logits_all", "vocab_only", "echo"), (False,)),
 }
 """Names accepted with these values, or with None, because they ask only for what happens anyway."""
 
@@ -58,7 +62,7 @@ IDLE = ("api_key", "timeout", "max_retries")
 OF_A_SERVER = (
     *("base_url", "openai_api_base", "api_base", "endpoint_url", "inference_server_url"),
     *("client_kwargs", "sync_client_kwargs", "async_client_kwargs", "http_client"),
-    *("http_async_client", "default_headers", "default_query", "extra_headers", "openai_proxy"),
+    *("http_async_client", "headers", "default_headers", "default_query", "extra_headers", "openai_proxy"),
     *("openai_api_key", "openai_organization", "organization", "request_timeout"),
     *("service_tier", "use_responses_api", "use_previous_response_id", "truncation"),
     *("include", "include_response_headers", "provider", "server_kwargs"),
@@ -79,8 +83,14 @@ _TO_THE_END = "the model itself ends its answers: leave it out, and bound them w
 _SAMPLER = "this sampler is not supported: write temperature=, top_k=, top_p=, min_p=, or a penalty"
 _BANNED = "write logit_bias={token id: -100}"
 _RESPONSE_FORMAT = "write response_format= with a class or a JSON Schema, or with_structured_output(schema)"
+_GRAMMAR = f"{_RESPONSE_FORMAT}; a regular expression or a Lark grammar is for submit of llm.engine"
 _SPECULATION = "write drafters= to choose who proposes, and max_nodes= in a call to bound how much"
 _TOOLS = "write bind_tools([…], tool_choice=…)"
+_SYSTEM = "give it as the first message: ('system', '…')"
+_TOGETHER = "requests of one engine are decoded together anyway: leave it out, and call batch()"
+_AS_STORED = "weights are loaded as their files hold them: leave it out"
+_ADAPTER = "merge the adapter into the weights with peft, and write model= with the folder of the result"
+_WHOLE_ANSWER = "an answer is what follows the prompt: leave it out"
 _TENANT = "write tenant= to say whose request it is"
 _OF_THE_RUN = ("callbacks", "metadata", "run_id", "run_name", "tags")
 
@@ -88,7 +98,12 @@ HINTS: dict[str, str] = {
     **dict.fromkeys(OF_A_SERVER, _SERVER),
     **dict.fromkeys(("n", "best_of", "num_return_sequences"), _ONE_ANSWER),
     "num_beams": "there is no beam search: leave it out",
-    "batch_size": "requests of one engine are decoded together anyway: leave it out, and call batch()",
+    **dict.fromkeys(("batch_size", "n_batch", "n_ubatch", "num_batch", "max_num_seqs"), _TOGETHER),
+    **dict.fromkeys(("use_mmap", "use_mlock", "f16_kv", "low_vram", "numa", "vocab_only", "logits_all"), _AS_STORED),
+    **dict.fromkeys(("lora_path", "lora_base", "lora_request", "adapter"), _ADAPTER),
+    **dict.fromkeys(("grammar", "grammar_path"), _GRAMMAR),
+    **dict.fromkeys(("system", "system_prompt", "system_message"), _SYSTEM),
+    **dict.fromkeys(("echo", "suffix"), _WHOLE_ANSWER),
     **dict.fromkeys(("huggingfacehub_api_token", "hf_token", "use_auth_token"), _TOKEN),
     "trust_remote_code": (
         "code from a model's repository is never run here: load the model yourself with transformers, and write "
@@ -168,8 +183,43 @@ def _device(value: Any) -> Any:
 
 
 def _dtype(value: Any) -> Any:
-    """A torch dtype as its name."""
+    """A torch dtype, or vLLM's name of one, as its name."""
+    if isinstance(value, str):
+        return {"half": "float16", "float": "float32"}.get(value, value)
     return str(value).removeprefix("torch.") if type(value).__module__ == "torch" else value
+
+
+def _number(value: Any) -> Any:
+    """A number written as a text, as configuration files and environment variables have it."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _whole(value: Any) -> Any:
+    """A whole number written as a text or with a point."""
+    try:
+        return int(value) if isinstance(value, str) or (isinstance(value, float) and value.is_integer()) else value
+    except ValueError:
+        return value
+
+
+def _top_k(value: Any) -> Any:
+    """llama.cpp's and vLLM's -1 as 0, which is off."""
+    number = _whole(value)
+    return 0 if is_whole(number) and number == -1 else number
+
+
+def _max_tokens(value: Any) -> Any:
+    """A whole number. Raises ConfigError for Ollama's and llama.cpp's ways to ask for an answer without a limit."""
+    number = _whole(value)
+    if is_whole(number) and number in (-1, -2):
+        raise ConfigError(
+            f"{number} tokens ask for an answer without a limit: write max_tokens= with the most tokens that an answer "
+            "may have; the model's context bounds it as well"
+        )
+    return number
 
 
 def _path(value: Any) -> Any:
@@ -183,6 +233,11 @@ VALUES: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("device", "draft_device"), _device),
     **dict.fromkeys(("dtype", "torch_dtype"), _dtype),
     **dict.fromkeys(("model", "model_name", "model_id", "model_path"), _path),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), _number),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), _number),
+    **dict.fromkeys(("seed", "top_logprobs"), _whole),
+    "top_k": _top_k,
+    **dict.fromkeys((name for name in (*SAME, "max_tokens") if SAME.get(name, name) == "max_tokens"), _max_tokens),
 }
 """Converts the values of these names to ours; other values stay as they are."""
 

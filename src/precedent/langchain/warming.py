@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,8 @@ from langchain_core.messages import BaseMessage
 
 from precedent.cache import NewCompletion
 from precedent.cache.store.fingerprint import prompt_fingerprint
-from precedent.errors import ConfigError, PrecedentError
-from precedent.langchain.messages import template_messages_of
+from precedent.errors import ConfigError, PrecedentError, PromptError, UnsupportedError
+from precedent.langchain.messages import Media, template_messages_of
 from precedent.text.prompt import render_prompt, told_answer
 from precedent.text.query import recall_query
 from precedent.text.template_settings import TemplateSettings
@@ -22,6 +23,8 @@ from precedent.text.traces import read_trajectories
 if TYPE_CHECKING:
     from precedent.engine.engine import Engine
     from precedent.text.history import Message
+
+log = logging.getLogger(__name__)
 
 Conversation = Sequence[Any]
 """Messages in any form that LangChain converts."""
@@ -35,16 +38,23 @@ def warm(
     settings: Sequence[TemplateSettings] = (),
     tenant: str = "default",
     workflow_step: str = "",
+    media: Media = "refuse",
 ) -> int:
     """Store every assistant turn of `conversations`; return how many this model's chat template could render.
 
-    A path names an OpenAI-format log (JSON Lines, optionally .gz). `settings` are passed on to the chat template.
-    Raises ConfigError if the engine has no cache.
+    A path names an OpenAI-format log (JSON Lines, optionally .gz). Its lines that cannot be read are skipped; a warning
+    counts them and names the first. `settings` are passed on to the chat template, `media` to the messages. Raises
+    ConfigError if the engine has no cache; PromptError or UnsupportedError, with the number of the conversation, for
+    a list of messages that cannot be read.
     """
     if engine.cache is None:
         raise ConfigError("there is no speculation cache to warm: give the chat model speculation_cache=…")
     number = 0
-    for talk in _talks(conversations, tools):
+    if isinstance(conversations, str | Path):
+        talks = _logged(Path(conversations), media)
+    else:
+        talks = _talks(conversations, tools, media)
+    for talk in talks:
         places = range(len(talk.turns))[-1 if talk.only_last else 0 :]
         how: dict[str, Any] = {"settings": settings, "tenant": tenant, "workflow_step": workflow_step}
         found = (completion_at(engine, talk, place, **how) for place in places)
@@ -107,13 +117,24 @@ def answer_ids(
     return (tuple(prompt), told) if told is not None and len(told) > 1 else None
 
 
-def _talks(conversations: str | Path | Iterable[Conversation], tools: Sequence[Mapping[str, Any]]) -> Iterator[Talk]:
-    if isinstance(conversations, str | Path):
-        for logged in read_trajectories([Path(conversations)]):
-            yield Talk(template_messages_of(logged.messages), logged.tools, logged.only_last)
-        return
-    for messages in _checked_list(conversations):
-        yield Talk(template_messages_of(_checked_list(messages)), tools)
+def _talks(conversations: Iterable[Conversation], tools: Sequence[Mapping[str, Any]], media: Media) -> Iterator[Talk]:
+    for number, messages in enumerate(_checked_list(conversations), start=1):
+        try:
+            yield Talk(template_messages_of(_checked_list(messages), media=media), tools)
+        except (PromptError, UnsupportedError) as error:
+            raise type(error)(f"conversation {number}: {error}") from error
+
+
+def _logged(path: Path, media: Media) -> Iterator[Talk]:
+    """The conversations of a log; those that cannot be read are counted in one warning at the end."""
+    skipped = list[PrecedentError]()
+    for logged in read_trajectories([path], skipped.append):
+        try:
+            yield Talk(template_messages_of(logged.messages, media=media), logged.tools, logged.only_last)
+        except (PromptError, UnsupportedError) as error:
+            skipped.append(type(error)(f"{logged.source}: {error}"))
+    if skipped:
+        log.warning("skipped conversations of %s: %d, the first because of %s", path, len(skipped), skipped[0])
 
 
 def _checked_list(given: Any) -> Iterable[Any]:

