@@ -27,12 +27,15 @@ from precedent.target.kv.layer_kinds import (
     why_only_chains,
 )
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
-from precedent.target.load.loading import check_same_vocabulary, load_config, load_tokenizer
+from precedent.target.load.gguf import read_end_tokens
+from precedent.target.load.loading import check_same_vocabulary, load_config, load_generation_config, load_tokenizer
 from precedent.target.load.published_source import described, find_published
+from precedent.target.load.quantised import loads_dense, quant_method
 from precedent.target.load.source import find_source, gguf_file
 from precedent.target.load.trained_draft import holds_draft, read_settings
 from precedent.target.mtp.families import FAMILIES
 from precedent.text.answers import answer_syntax
+from precedent.text.end_tokens import configured_ends, end_tokens
 from precedent.text.prompt import render_prompt
 from precedent.text.tool_formats.reasoning import reasoning_tags
 
@@ -72,7 +75,7 @@ def examine_files(model: str, draft_model: str | None, device: str | None) -> li
     except ModelLoadError as error:
         return [*findings, Finding("tokenizer", "no", str(error), needed=True)]
     findings += _NO_CHAT if is_encoder_decoder(config) else [_template(tokenizer), _tools(tokenizer)]
-    findings += [_grammar(tokenizer), _reasoning(tokenizer)]
+    findings += [_ends(model, config, tokenizer), _grammar(tokenizer), _reasoning(tokenizer)]
     return [*findings, _draft(draft_model, tokenizer, config)]
 
 
@@ -120,10 +123,16 @@ def _context(config: Any) -> Iterator[Finding]:
 def _memory(config: Any, device: str | None) -> Iterator[Finding]:
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     free = free_bytes(place)
-    weights = _weight_bytes(config)
+    method = quant_method(config)
+    dense = method is None or loads_dense(method, place)
+    weights = _weight_bytes(config) if dense else None
     if weights is None:
-        yield Finding("memory", "note", "the config does not tell how large the weights are")
+        why = "the config does not tell how large the weights are" if dense else f"weights packed by {method}"
+        yield Finding("memory", "note", why)
         return
+    if method is not None:
+        said = f"stored in {method}, and dequantised on {place}: {weights / GIGABYTE:.2f} GB in memory"
+        yield Finding("weights", "note", said)
     per_token = _kv_bytes_per_token(config)
     said = f"weights {weights / GIGABYTE:.2f} GB, {free / GIGABYTE:.2f} GB free on {place}"
     if weights > free:
@@ -141,9 +150,7 @@ def _memory(config: Any, device: str | None) -> Iterator[Finding]:
 
 
 def _weight_bytes(config: Any) -> int | None:
-    """Bytes of the weights in the config's dtype; None if the model is quantised or cannot be built."""
-    if getattr(config, "quantization_config", None) is not None:
-        return None
+    """Bytes of the weights in the config's dtype; None if the model cannot be built."""
     try:
         auto: Any = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
         with torch.device("meta"):
@@ -190,6 +197,17 @@ def _tools(tokenizer: PreTrainedTokenizerBase) -> Finding:
     own = "tools" in str(tokenizer.chat_template or "")
     said = "the model's own template" if own else "the shipped template (the model was not trained on it)"
     return Finding("tools", "yes", f"{said}; calls in the format {form.name if form else 'of its response template'}")
+
+
+def _ends(model: str, config: Any, tokenizer: PreTrainedTokenizerBase) -> Finding:
+    """The tokens that end an answer, and where each comes from."""
+    file = gguf_file(model)
+    configured = read_end_tokens(file) if file else configured_ends(config, load_generation_config(model))
+    found = [f"{one.text} ({one.token_id}: {', '.join(one.sources)})" for one in end_tokens(tokenizer, configured)]
+    if not found:
+        said = "none is known, so every answer runs to max_tokens: give stop= or stop_token_ids="
+        return Finding("end tokens", "no", said)
+    return Finding("end tokens", "yes", "; ".join(found))
 
 
 def _grammar(tokenizer: PreTrainedTokenizerBase) -> Finding:

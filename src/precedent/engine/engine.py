@@ -21,7 +21,6 @@ from precedent.engine.checks import (
     check_prompt,
     check_token_ids,
     checked_mode,
-    end_token_ids,
     keep_for_judge,
     unless_switched_off,
 )
@@ -49,6 +48,7 @@ from precedent.target import TargetModel
 from precedent.target.encoder_decoder.opening import target_of
 from precedent.text.assembly import TextAssembler
 from precedent.text.codec import TokenizerCodec
+from precedent.text.end_tokens import end_token_ids
 from precedent.text.templates import Template, Templates
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import jinja2
 from precedent.errors import PromptError, UnsupportedError
 from precedent.runtime.plain_values import check_plain
 from precedent.text.control_tokens import Markers
+from precedent.text.end_tokens import end_tokens
 from precedent.text.history import CALL_TEXT, Message, fitted
 from precedent.text.length import check_length
 from precedent.text.template_settings import TemplateSettings, variables_of
@@ -78,18 +79,21 @@ def told_answer(
     with such a turn. Raises what `render_prompt` raises.
     """
     whole = render_prompt(tokenizer, [*before, answer, _NEXT_TURN], tools, settings)
-    ids = _first_turn_after(prompt, whole, tokenizer.eos_token_id)
+    ends = frozenset(one.token_id for one in end_tokens(tokenizer))
+    ids = _first_turn_after(prompt, whole, ends)
     if ids is None and settings:  # a prompt that forbids thinking ends with an empty thought, which past turns lack
         plain = render_prompt(tokenizer, before, tools)
-        ids = _first_turn_after(plain, whole, tokenizer.eos_token_id)
+        ids = _first_turn_after(plain, whole, ends)
     return ids
 
 
-def _first_turn_after(prompt: Sequence[int], whole: Sequence[int], end: Any) -> tuple[int, ...] | None:
-    """The part of `whole` that follows `prompt`, up to the end token; None if there is none."""
+def _first_turn_after(prompt: Sequence[int], whole: Sequence[int], ends: Collection[int]) -> tuple[int, ...] | None:
+    """The part of `whole` that follows `prompt`, up to the first end token; None if there is none."""
     rest = whole[len(prompt) :]
-    continues = list(whole[: len(prompt)]) == list(prompt) and end in rest
-    return tuple(rest[: rest.index(end) + 1]) if continues else None
+    place = next((place for place, token in enumerate(rest) if token in ends), None)
+    if place is None or list(whole[: len(prompt)]) != list(prompt):
+        return None
+    return tuple(rest[: place + 1])
 
 
 def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], has_tools: bool) -> str:

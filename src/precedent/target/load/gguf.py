@@ -32,11 +32,14 @@ MAGIC = b"GGUF"
 READERS = ("gguf", "accelerate")
 """Packages that transformers needs to read a GGUF file."""
 
-CONVERSION = 1
+CONVERSION = 2
 """Increase it whenever a conversion's result changes, so that older ones in the user's cache folder are not used."""
 
 SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"})
 """Pre-tokenizers, by llama.cpp's names, that split numbers into digits before GPT-2's rule; transformers does not."""
+
+END_TOKEN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+"""Metadata of a tokenizer that names tokens which end a text, a turn, or a message."""
 
 OF_GPT2 = frozenset({"", "default", "gpt-2"})
 """Pre-tokenizers that are GPT-2's own, which transformers also uses for names that it does not know."""
@@ -116,9 +119,17 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     dense = GgufConfig(dequantize=True)
     with quiet():
         model = AutoModelForCausalLM.from_pretrained(**_in(file), quantization_config=dense, dtype=torch.bfloat16)
+    # transformers takes the default of the config's class here, which is another checkpoint's token
+    model.generation_config.eos_token_id = sorted(set(_header(file).end_tokens.values())) or None
     tokenizer = read_tokenizer(file)
     tokenizer.model_max_length = model.config.max_position_embeddings
     return model, tokenizer
+
+
+def read_end_tokens(file: Path) -> dict[str, int]:
+    """Ids of the tokens that end an answer, by the metadata keys that name them. Raises ModelLoadError."""
+    check_reader(file.name)
+    return _header(file).end_tokens
 
 
 def read_config(file: Path) -> PreTrainedConfig:
@@ -171,6 +182,8 @@ class _Header(NamedTuple):
 
     pre_tokenizer: str
     parts: int
+    end_tokens: dict[str, int]
+    """Ids of tokens that end a text, a turn or a message, by their metadata keys."""
 
 
 def _header(file: Path) -> _Header:
@@ -187,7 +200,12 @@ def _header(file: Path) -> _Header:
     def value(name: str, default: Any) -> Any:
         return fields[name].contents() if name in fields else default
 
-    return _Header(str(value("tokenizer.ggml.pre", "")), int(value("split.count", 1)))
+    ends = {name: int(value(f"tokenizer.ggml.{name}", -1)) for name in END_TOKEN_KEYS}
+    return _Header(
+        str(value("tokenizer.ggml.pre", "")),
+        int(value("split.count", 1)),
+        {name: token for name, token in ends.items() if token >= 0},
+    )
 
 
 def _in(file: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -31,6 +32,7 @@ from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer
 from precedent.target.load.gguf import read_config, read_tokenizer
 from precedent.target.load.packaged import DEMO_TARGET
 from precedent.target.load.published_source import check_place, check_whole, find_published, load_published
+from precedent.target.load.quantised import quant_method, say_if_dense
 from precedent.target.load.source import explained, find_source, gguf_file
 from precedent.target.load.trained_draft import holds_draft
 from precedent.target.load.trained_kinds import load_trained
@@ -97,6 +99,19 @@ def load_config(name_or_path: str | Path) -> PreTrainedConfig:
         check_whole(source)
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
     return config
+
+
+def load_generation_config(name_or_path: str | Path) -> GenerationConfig | None:
+    """Load the generation config of a folder or hub id as transformers would; None for a file without one."""
+    if gguf_file(name_or_path) is not None:
+        return None
+    source = find_source(name_or_path)
+    with explained(source, "the generation config of"):
+        try:
+            found: GenerationConfig = GenerationConfig.from_pretrained(source)
+        except OSError:  # there is no such file: transformers then derives one from the config
+            found = GenerationConfig.from_model_config(load_config(name_or_path))
+    return found
 
 
 def load_draft(
@@ -174,6 +189,7 @@ def _load_model(
         check_whole(source, where)
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
         check_loadable(config, divided=SETTING in placed)
+        method = quant_method(config)  # transformers removes it where it dequantises
         if SETTING in placed:
             check_divisible(config, placed)
         if getattr(config, "quantization_config", None) or "quantization_config" in placed:
@@ -190,6 +206,8 @@ def _load_model(
         )
     ready: PreTrainedModel = model if placed.keys() & {"device_map", SETTING} else model.to(device)
     ready.eval().requires_grad_(False)
+    if method is not None:
+        say_if_dense(ready, method, source)
     return ready
 
 
