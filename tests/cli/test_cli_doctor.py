@@ -94,6 +94,15 @@ def test_a_model_without_any_end_token_is_reported(tmp_path: Path) -> None:
     assert "stop=" in found["end tokens"][1]
 
 
+def test_a_chat_template_that_is_given_is_the_one_that_is_checked(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = None
+    folder = write(tmp_path / "model", tokenizer=tokenizer)
+    assert examined(folder, tmp_path=tmp_path)[1]["chat template"][0] == "note"
+    _, found = examined(folder, "--chat-template", "chatml", tmp_path=tmp_path)
+    assert found["chat template"] == ("yes", "the given one")
+
+
 def test_the_memory_is_that_of_the_real_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_causal_lm(dtype=torch.float32)
     parameters = sum(one.numel() for one in model.parameters())

@@ -263,4 +263,7 @@ def test_a_conversion_that_was_killed_is_made_again(file: Path, caches: Path) ->
 def test_warnings_of_other_libraries_stay_away(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         load_target(file)
-    assert {record.name for record in caplog.records} <= {"precedent.target.load.gguf"}
+    assert {record.name for record in caplog.records} <= {
+        "precedent.target.load.gguf",
+        "precedent.target.load.chat_template",
+    }

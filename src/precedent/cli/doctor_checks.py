@@ -66,15 +66,18 @@ class Finding:
 _NO_CHAT = [Finding("chat", "no", "an encoder-decoder model holds no conversation: use PrecedentLLM or Engine")]
 
 
-def examine_files(model: str, draft_model: str | None, device: str | None) -> list[Finding]:
+def examine_files(
+    model: str, draft_model: str | None, device: str | None, chat_template: str | None = None
+) -> list[Finding]:
     """All findings about a model. Raises ModelLoadError if its config cannot be loaded."""
     config = load_config(model)
     findings = [*_file(model), _attention(config), *_states(config), *_context(config), *_memory(config, device)]
     try:
-        tokenizer = load_tokenizer(model)
+        tokenizer = load_tokenizer(model, chat_template)
     except ModelLoadError as error:
         return [*findings, Finding("tokenizer", "no", str(error), needed=True)]
-    findings += _NO_CHAT if is_encoder_decoder(config) else [_template(tokenizer), _tools(tokenizer)]
+    chat = [_template(tokenizer, given=chat_template is not None), _tools(tokenizer)]
+    findings += _NO_CHAT if is_encoder_decoder(config) else chat
     findings += [_ends(model, config, tokenizer), _grammar(tokenizer), _reasoning(tokenizer)]
     return [*findings, _draft(draft_model, tokenizer, config)]
 
@@ -178,14 +181,14 @@ def _kv_bytes_per_token(config: Any) -> int | None:
     return 2 * layers * int(heads) * int(width) * _itemsize(config)
 
 
-def _template(tokenizer: PreTrainedTokenizerBase) -> Finding:
+def _template(tokenizer: PreTrainedTokenizerBase, *, given: bool) -> Finding:
     try:
         render_prompt(tokenizer, [USER])
     except PrecedentError as error:
         return Finding("chat template", "no", str(error), needed=True)
     if not tokenizer.chat_template:
         return Finding("chat template", "note", "none: a base model, not trained to chat; ChatML is used", needed=True)
-    return Finding("chat template", "yes", "the model's own", needed=True)
+    return Finding("chat template", "yes", "the given one" if given else "the model's own", needed=True)
 
 
 def _tools(tokenizer: PreTrainedTokenizerBase) -> Finding:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from precedent.cli.options import (
     DEFAULT_TARGET,
+    ChatTemplateOption,
     CudaGraphsOption,
     DeviceOption,
     DraftDeviceOption,
@@ -46,6 +47,7 @@ def run(
     pearl: PearlOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    chat_template: ChatTemplateOption = None,
     bitwise: Annotated[
         bool,
         typer.Option("--bitwise", help="Exactly the tokens of plain decoding; fails if the model cannot do it."),
@@ -88,6 +90,7 @@ def run(
             device=device,
             draft_device=draft_device,
             dtype=dtype,
+            chat_template=chat_template,
             bitwise=bitwise,
             cuda_graphs=cuda_graphs,
             pearl=pearl,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from precedent.engine.options import OF_LOADING, EngineOptions
 from precedent.errors import ConfigError
 from precedent.target import TargetModel
+from precedent.target.load.chat_template import read_chat_template
 from precedent.target.load.loading import load_draft, load_target
 from precedent.target.parallel.tensor_parallel import check_beside, load_divided
 
@@ -51,9 +52,14 @@ def loaded_target(
         with load_divided(
             name, device=options.device, dtype=options.dtype, model_kwargs=options.model_kwargs
         ) as divided:
+            if options.chat_template is not None:
+                divided[1].chat_template = read_chat_template(options.chat_template)
             yield LoadedTarget(*divided, name, rest)
     else:
-        loaded = load_target(name, device=options.device, dtype=options.dtype, model_kwargs=options.model_kwargs)
+        loaded = load_target(
+            name, device=options.device, dtype=options.dtype, model_kwargs=options.model_kwargs,
+            chat_template=options.chat_template,
+        )  # fmt: skip
         yield LoadedTarget(*loaded, name, rest)
 
 

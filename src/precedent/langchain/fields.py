@@ -61,6 +61,7 @@ class EngineFields(BaseModel):
     draft_device: str | None = None
     dtype: str | None = None
     model_kwargs: dict[str, Any] | None = None
+    chat_template: str | Path | None = None
     bitwise: StrictBool | None = None
     cuda_graphs: StrictBool | None = None
     pearl: StrictBool | None = None
@@ -141,7 +142,7 @@ class EngineFields(BaseModel):
         kwargs = cls._fields_of(kwargs)
         for name in (*OF_LOADING, "engines"):
             if kwargs.pop(name, None) is not None:
-                raise ConfigError(f"{name} cannot be set for a model object: move or convert the model before")
+                raise ConfigError(f"{name} cannot be set for a model object: change the model or its tokenizer before")
         if not hasattr(model, "config"):
             raise ConfigError(
                 f"from_model takes a transformers model and its tokenizer, and a {type(model).__name__} is no model; "

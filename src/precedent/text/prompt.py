@@ -108,14 +108,14 @@ def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
             known = ", ".join(form.name for form in known_formats())
             raise UnsupportedError(
                 f"the model's chat template writes tool calls in a format that is not known (known: {known}): use "
-                "another model, set tokenizer.chat_template to a template in one of them, or register a ToolFormat"
+                "another model, give chat_template= a template in one of them, or register a ToolFormat"
             )
         return own
     if tokenizer.convert_tokens_to_ids("<|im_end|>") in (None, tokenizer.unk_token_id):
         lack = "takes no tools" if own else "is missing"
         raise UnsupportedError(
             f"the model's chat template {lack}, and the shipped Hermes template needs a tokenizer with <|im_start|> "
-            "and <|im_end|>: set tokenizer.chat_template, or use a chat model"
+            "and <|im_end|>: give chat_template= a text, a file or a family's name, or use a chat model"
         )
     if own is None:
         _warn_of_base_model(str(tokenizer.name_or_path))
@@ -127,7 +127,7 @@ def _warn_of_base_model(name: str) -> None:
     """Warn once per model: the answers of a base model, never trained to chat, look like our bug."""
     log.warning(
         "%s has no chat template: it is a base model, asked in ChatML that it was not trained on; "
-        "take its instruct version, or set tokenizer.chat_template", name or "the model",
+        "take its instruct version, or give chat_template=", name or "the model",
     )  # fmt: skip
 
 

@@ -57,8 +57,6 @@ def say_if_dense(model: nn.Module, method: str, source: object) -> None:
     dense = all(is_dense(getattr(linear, "weight", None)) for linear in linears)
     if not dense and method != UNPACKED_BY_FIRST_FORWARD:
         return
-    gigabytes = 2 * sum(linear.in_features * linear.out_features for linear in linears) / 1e9
+    size = 2 * sum(linear.in_features * linear.out_features for linear in linears)
     how = "were dequantised when they were loaded" if dense else "are unpacked by its package at the first forward"
-    log.warning(
-        "the %s weights in %s %s: they take %.1f GB instead of their packed size", method, source, how, size / 1e9
-    )
+    log.warning("the %s weights in %s %s: they take %.1f GB of memory", method, source, how, size / 1e9)
