@@ -31,6 +31,7 @@ from precedent.target.load.gguf import read_end_tokens
 from precedent.target.load.loading import check_same_vocabulary, load_config, load_generation_config, load_tokenizer
 from precedent.target.load.published_source import described, find_published
 from precedent.target.load.quantised import loads_dense, quant_method
+from precedent.target.load.sampling_defaults import sampling_defaults
 from precedent.target.load.source import find_source, gguf_file
 from precedent.target.load.trained_draft import holds_draft, read_settings
 from precedent.target.mtp.families import FAMILIES
@@ -78,7 +79,7 @@ def examine_files(
         return [*findings, Finding("tokenizer", "no", str(error), needed=True)]
     chat = [_template(tokenizer, given=chat_template is not None), _tools(tokenizer)]
     findings += _NO_CHAT if is_encoder_decoder(config) else chat
-    findings += [_ends(model, config, tokenizer), _grammar(tokenizer), _reasoning(tokenizer)]
+    findings += [_ends(model, config, tokenizer), _sampling(model), _grammar(tokenizer), _reasoning(tokenizer)]
     return [*findings, _draft(draft_model, tokenizer, config)]
 
 
@@ -211,6 +212,20 @@ def _ends(model: str, config: Any, tokenizer: PreTrainedTokenizerBase) -> Findin
         said = "none is known, so every answer runs to max_tokens: give stop= or stop_token_ids="
         return Finding("end tokens", "no", said)
     return Finding("end tokens", "yes", "; ".join(found))
+
+
+def _sampling(model: str) -> Finding:
+    """The sampling settings that the checkpoint recommends, and whether they hold."""
+    found = sampling_defaults(load_generation_config(model))
+    if not found:
+        return Finding(
+            "sampling", "note", "the checkpoint recommends nothing; answers are greedy unless you ask otherwise"
+        )
+    listed = ", ".join(f"{name} {value:g}" for name, value in found.items())
+    said = (
+        f"the checkpoint recommends {listed}; answers are greedy unless you ask otherwise: sampling='model' applies it"
+    )
+    return Finding("sampling", "note", said)
 
 
 def _grammar(tokenizer: PreTrainedTokenizerBase) -> Finding:

@@ -67,6 +67,7 @@ class EngineFields(BaseModel):
     pearl: StrictBool | None = None
     keep_prefixes: StrictBool | None = None
     tensor_parallel: StrictBool | None = None
+    sampling: Literal["model"] | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -208,7 +209,14 @@ class EngineFields(BaseModel):
         """Start a request with the model's fields, overridden by the call's settings and the run's metadata."""
         said = call.settings
         whose, learning = tenant_of(self, said, call.metadata), said.get("learning")
-        sampling, span = sampling_params(self, call.stop, said), current_span()
+        sampling, span = (
+            sampling_params(
+                self,
+                call.stop,
+                self._recommended(engine) | {name: one for name, one in said.items() if one is not None},
+            ),
+            current_span(),
+        )
         prefix_tokens = 0 if isinstance(whose, Nobody) else call.prefix_tokens
         speculation = speculation_config(self, said, engine.speculation)
         if isinstance(whose, Nobody):  # a new one for each request: those of a batch may be different people's
@@ -230,6 +238,12 @@ class EngineFields(BaseModel):
             shown_tokens=call.shown_tokens,
             prefix_tokens=prefix_tokens,
         )
+
+    def _recommended(self, engine: Engine) -> dict[str, Any]:
+        """The checkpoint's own sampling settings, if they were asked for, without those that were given."""
+        if self.sampling is None:
+            return {}
+        return {name: one for name, one in engine.sampling_defaults.items() if name not in self.model_fields_set}
 
 
 class ChatFields(EngineFields, BaseChatModel):

@@ -35,7 +35,7 @@ from precedent.target.load.chat_template import (
 )
 from precedent.target.load.conditioned import reads_hidden_states
 from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer_count
-from precedent.target.load.gguf import check_reader, read_config, read_tokenizer
+from precedent.target.load.gguf import check_reader, read_config, read_sampling, read_tokenizer
 from precedent.target.load.packaged import DEMO_TARGET
 from precedent.target.load.published_source import check_place, check_whole, find_published, load_published
 from precedent.target.load.quantised import quant_method, say_if_dense
@@ -123,10 +123,14 @@ def load_config(name_or_path: str | Path) -> PreTrainedConfig:
     return config
 
 
-def load_generation_config(name_or_path: str | Path) -> GenerationConfig | None:
-    """Load the generation config of a folder or hub id as transformers would; None for a file without one."""
-    if gguf_file(name_or_path) is not None:
-        return None
+def load_generation_config(name_or_path: str | Path) -> GenerationConfig:
+    """Load the generation config of anything that `load_target` accepts, without its model. Raises ModelLoadError.
+
+    That of a GGUF file holds only what its header says about sampling.
+    """
+    file = gguf_file(name_or_path)
+    if file is not None:
+        return GenerationConfig(**read_sampling(file))
     source = find_source(name_or_path)
     with explained(source, "the generation config of"):
         try:
