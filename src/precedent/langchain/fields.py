@@ -209,14 +209,8 @@ class EngineFields(BaseModel):
         """Start a request with the model's fields, overridden by the call's settings and the run's metadata."""
         said = call.settings
         whose, learning = tenant_of(self, said, call.metadata), said.get("learning")
-        sampling, span = (
-            sampling_params(
-                self,
-                call.stop,
-                self._recommended(engine) | {name: one for name, one in said.items() if one is not None},
-            ),
-            current_span(),
-        )
+        sampling = sampling_params(self, call.stop, self._with_recommended(engine, said))
+        span = current_span()
         prefix_tokens = 0 if isinstance(whose, Nobody) else call.prefix_tokens
         speculation = speculation_config(self, said, engine.speculation)
         if isinstance(whose, Nobody):  # a new one for each request: those of a batch may be different people's
@@ -239,11 +233,13 @@ class EngineFields(BaseModel):
             prefix_tokens=prefix_tokens,
         )
 
-    def _recommended(self, engine: Engine) -> dict[str, Any]:
-        """The checkpoint's own sampling settings, if they were asked for, without those that were given."""
+    def _with_recommended(self, engine: Engine, said: Mapping[str, Any]) -> dict[str, Any]:
+        """A call's settings, over the checkpoint's own where these were asked for and nothing else was given."""
+        given = {name: value for name, value in said.items() if value is not None}
         if self.sampling is None:
-            return {}
-        return {name: one for name, one in engine.sampling_defaults.items() if name not in self.model_fields_set}
+            return given
+        recommended = engine.sampling_defaults
+        return {name: one for name, one in recommended.items() if name not in self.model_fields_set} | given
 
 
 class ChatFields(EngineFields, BaseChatModel):
