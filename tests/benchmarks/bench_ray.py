@@ -34,12 +34,12 @@ from helpers.saved_models import saved
 from measurement import Measurement, json_option
 from openai import OpenAI
 
-from precedent.engine.checks import end_token_ids
 from precedent.engine.engine import Engine
 from precedent.routing import preferred
 from precedent.server.stored_keys import add_key
 from precedent.target.load.loading import load_target
 from precedent.testing.tiny_models import tiny_causal_lm
+from precedent.text.end_tokens import end_token_ids
 from precedent_postgres.testing import TemporaryServer
 
 STREAMS = 2

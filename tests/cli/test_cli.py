@@ -46,6 +46,27 @@ def test_help_ends_with_an_example(command: str, capsys: pytest.CaptureFixture[s
     assert f"Example: precedent {command}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["demo", "run", "serve", "bench", "doctor", "cache warm", "train-draft", "measure-draft", "train-judge"],
+)
+def test_every_command_that_renders_conversations_takes_a_chat_template(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert precedent(*command.split(), "--chat-template") == 2
+    assert "requires an argument" in capsys.readouterr().err
+
+
+def test_run_asks_in_the_given_template(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = []
+    for template in ("{{ messages[0].content }}", "{{ messages[0].content }}!!!"):
+        report = tmp_path / "report.json"
+        options = ("--chat-template", template, "--max-tokens", 2, "--json", report)
+        assert precedent("run", "hi", "--target", model, *options) == 0
+        lengths.append(json.loads(report.read_text())["prompt_tokens"])
+    assert lengths == [2, 5]
+
+
 def test_help_comes_without_loading_torch() -> None:
     script = "import sys, precedent.cli.app; print(sorted({'torch', 'transformers', 'faiss'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import precedent
-from transformers import AutoConfig
+from transformers import AutoConfig, GenerationConfig
 
 from precedent.cli import doctor_checks
 from precedent.target.load.trained_draft import DraftSettings
@@ -60,6 +60,49 @@ def test_a_model_that_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "can be used" in capsys.readouterr().out
 
 
+def test_the_end_tokens_and_where_each_comes_from(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model")
+    GenerationConfig(eos_token_id=[7, 258]).save_pretrained(folder)
+    _, found = examined(folder, tmp_path=tmp_path)
+    state, said = found["end tokens"]
+    assert state == "yes"
+    assert said.split("; ")[1:] == [
+        "<|endoftext|> (256: name)", "<|im_end|> (258: generation_config, tokenizer, name)"
+    ]  # fmt: skip
+    assert said.startswith("( (7: generation_config)")
+
+
+def test_the_end_tokens_of_a_gguf_file_are_named_by_its_keys(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    model, tokenizer = tiny_causal_lm(vocab_size=260, dtype=torch.float32), byte_tokenizer((("t", "h"),))
+    fields = {"tokenizer__ggml__eot_token_id": 97}
+    _, found = examined(str(write_gguf(tmp_path / "model.gguf", model, tokenizer, **fields)), tmp_path=tmp_path)
+    assert "(97: eot_token_id)" in found["end tokens"][1]
+    assert "<|im_end|> (259: eos_token_id, tokenizer, name)" in found["end tokens"][1]
+
+
+def test_a_model_without_any_end_token_is_reported(tmp_path: Path) -> None:
+    plain = byte_tokenizer()
+    plain.eos_token = None
+    plain.chat_template = None
+    folder = Path(write(tmp_path / "model", tokenizer=plain))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (folder / name).read_text()
+        (folder / name).write_text(text.replace("<|im_end|>", "<|other|>").replace("<|endoftext|>", "<|pad|>"))
+    _, found = examined(str(folder), tmp_path=tmp_path)
+    assert found["end tokens"][0] == "no"
+    assert "stop=" in found["end tokens"][1]
+
+
+def test_a_chat_template_that_is_given_is_the_one_that_is_checked(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = None
+    folder = write(tmp_path / "model", tokenizer=tokenizer)
+    assert examined(folder, tmp_path=tmp_path)[1]["chat template"][0] == "note"
+    _, found = examined(folder, "--chat-template", "chatml", tmp_path=tmp_path)
+    assert found["chat template"] == ("yes", "the given one")
+
+
 def test_the_memory_is_that_of_the_real_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_causal_lm(dtype=torch.float32)
     parameters = sum(one.numel() for one in model.parameters())
@@ -71,6 +114,18 @@ def test_the_memory_is_that_of_the_real_model(tmp_path: Path, monkeypatch: pytes
     only_free(monkeypatch, 4 * parameters - 1)
     status, found = examined(str(tmp_path / "model"), tmp_path=tmp_path)
     assert (status, found["usable"], found["memory"][0]) == (1, False, "no")
+
+
+def test_block_fp8_is_dequantised_without_a_gpu_and_the_memory_is_that_of_the_dense_model(tmp_path: Path) -> None:
+    folder = Path(write(tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"dtype": "bfloat16", "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    (folder / "config.json").write_text(json.dumps(config))
+    _, found = examined(str(folder), "--device", "cpu", tmp_path=tmp_path)
+    assert found["weights"][0] == "note"
+    assert "fp8" in found["weights"][1]
+    assert "dequantised on cpu" in found["weights"][1]
+    assert found["memory"][0] == "yes"
 
 
 def test_a_hybrid_has_keys_in_some_layers_and_states_in_others(tmp_path: Path) -> None:

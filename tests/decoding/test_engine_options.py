@@ -68,6 +68,9 @@ def effect_of(name: str, folder: Path) -> Effect:
         ),
         "dtype": Effect({"dtype": "float64"}, lambda engine: engine.target.model.dtype == torch.float64),
         "model_kwargs": Effect({"model_kwargs": {"tp_size": 2}}, refused="model_kwargs cannot hold 'tp_size'"),
+        "chat_template": Effect(
+            {"chat_template": "gemma"}, lambda engine: "<start_of_turn>" in str(engine.tokenizer.chat_template)
+        ),
         "bitwise": Effect({"dtype": "float64", "bitwise": True}, refused="bitwise=True is not available"),
         "cuda_graphs": Effect({"device": "cpu", "cuda_graphs": True}, refused="CUDA graphs need CUDA devices"),
         "pearl": Effect({"pearl": True}, refused="pearl"),
@@ -166,7 +169,7 @@ def test_a_keyword_overrides_the_options_it_comes_with() -> None:
 
 @pytest.mark.parametrize("name", OF_LOADING)
 def test_what_loading_by_name_alone_uses_is_refused_for_a_model_object(name: str) -> None:
-    given = {"device": "cpu", "dtype": "float32", "model_kwargs": {"revision": "main"}}
+    given = {"device": "cpu", "dtype": "float32", "model_kwargs": {"revision": "main"}, "chat_template": "gemma"}
     options, model, tokenizer = EngineOptions().with_changes(**{name: given[name]}), tiny_causal_lm(), byte_tokenizer()
     with pytest.raises(ConfigError, match="loading by name"):
         Engine(model, tokenizer, options, name="tiny")

@@ -62,6 +62,13 @@ def test_a_gguf_file_is_the_model_that_was_written(file: Path) -> None:
     assert (tokenizer.eos_token, tokenizer.model_max_length) == ("<|im_end|>", 1024)
 
 
+def test_the_end_tokens_of_a_turn_and_of_a_message_are_read_with_that_of_the_text(tmp_path: Path, caches: Path) -> None:
+    """A Gemma-style file ends a text with one token and a turn with another."""
+    fields = {"tokenizer__ggml__eot_token_id": 97, "tokenizer__ggml__eom_token_id": 98}
+    model, tokenizer = load_target(write_gguf(tmp_path / "model.gguf", tiny(), TOKENIZER, **fields))
+    assert model.generation_config.eos_token_id == [97, 98, tokenizer.eos_token_id]
+
+
 def test_it_is_converted_once_and_says_so(file: Path, caches: Path, caplog: pytest.LogCaptureFixture) -> None:
     load_target(str(file))
     load_target(file)
@@ -256,4 +263,7 @@ def test_a_conversion_that_was_killed_is_made_again(file: Path, caches: Path) ->
 def test_warnings_of_other_libraries_stay_away(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         load_target(file)
-    assert {record.name for record in caplog.records} <= {"precedent.target.load.gguf"}
+    assert {record.name for record in caplog.records} <= {
+        "precedent.target.load.gguf",
+        "precedent.target.load.chat_template",
+    }

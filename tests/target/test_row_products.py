@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 DTYPES = [torch.bfloat16, torch.float32]
 WIDTHS = [*range(1, TOGETHER + 1), 17, 33]
 LENGTHS = [4 * LANES, LONG_ROW + LANES, LONG_ROW + DEPTH]
-NUM_OUTS = [1, 3, 4, 8, 13, PIECE, PIECE + 1, 3 * PIECE + 6]
+NUM_OUTS = [1, 3, 4, 8, 13, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE, 3 * PIECE + 6]
 
 
 def random_rows(count: int, length: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -48,6 +48,8 @@ def test_the_product_is_the_exact_one_rounded_once(
     assert found.dtype == dtype
     step = torch.finfo(dtype).eps if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(found.double(), expected, rtol=step, atol=1e-4 * (length / 64) ** 0.5)
+    for few in (1, TOGETHER):
+        assert torch.equal(row_product(rows[:few], weight, bias), found[:few])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -14,6 +14,7 @@ from rich.console import Console
 from precedent.cli.bench_report import machine, summary, tables
 from precedent.cli.options import (
     DEFAULT_TARGET,
+    ChatTemplateOption,
     CudaGraphsOption,
     DeviceOption,
     DraftDeviceOption,
@@ -58,6 +59,7 @@ def bench(
     pearl: PearlOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    chat_template: ChatTemplateOption = None,
     cuda_graphs: CudaGraphsOption = False,
     modes: Annotated[
         str,
@@ -98,6 +100,7 @@ def bench(
     progress: Progress = ctx.obj
     progress.show(f"loading {target}")
     how: dict[str, Any] = {"draft_device": draft_device, "pearl": pearl, "cuda_graphs": cuda_graphs}
+    how["chat_template"] = chat_template
     with closing(Lineup(target, draft_model, device, dtype, max_tokens, **how)) as lineup:
         asked = _prompts(lineup, traces, topics, prompts, warm, max_prompt_tokens, truncate)
         _fill(lineup, asked, progress)

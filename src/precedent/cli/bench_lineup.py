@@ -57,12 +57,13 @@ class Lineup:
         draft_device: str | None = None,
         pearl: bool | None = None,
         cuda_graphs: bool = False,
+        chat_template: str | None = None,
     ) -> None:
         self._target, self._where = target, {"device": device, "dtype": dtype}
         self._draft_name, self._max_tokens = draft_model, max_tokens
         self.model: PreTrainedModel
         self.tokenizer: PreTrainedTokenizerBase
-        self.model, self.tokenizer = load_target(target, device=device, dtype=dtype)
+        self.model, self.tokenizer = load_target(target, device=device, dtype=dtype, chat_template=chat_template)
         self._pearl, self._draft, self._held = pearl, None, ExitStack()
         if draft_model:
             self._draft = load_draft(draft_model, self.model, self.tokenizer, device=draft_device)

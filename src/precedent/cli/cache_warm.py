@@ -20,7 +20,7 @@ from precedent.cli.cache_store import (
     opened,
     redaction,
 )
-from precedent.cli.options import DEFAULT_TARGET, JsonOption, TargetOption, write_json
+from precedent.cli.options import DEFAULT_TARGET, ChatTemplateOption, JsonOption, TargetOption, write_json
 from precedent.cli.progress import Progress
 
 SourcesArgument = Annotated[
@@ -40,6 +40,7 @@ def warm(
     cache: CacheArgument,
     sources: SourcesArgument,
     target: TargetOption = DEFAULT_TARGET,
+    chat_template: ChatTemplateOption = None,
     embedder: EmbedderOption = None,
     tenant: Annotated[str, typer.Option(help="Store the completions under this tenant.")] = "default",
     never_store: NeverStoreOption = None,
@@ -51,7 +52,7 @@ def warm(
     from precedent.target.load.loading import load_tokenizer
 
     hook = redaction(never_store, redact)
-    reader = AnswerReader(load_tokenizer(target), tenant=tenant)
+    reader = AnswerReader(load_tokenizer(target, chat_template), tenant=tenant)
     progress: Progress = ctx.obj
     progress.show("reading the files")
     with opened(cache, create=True, bounds=UNBOUNDED) as store:

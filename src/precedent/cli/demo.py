@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from precedent.cli.options import DeviceOption, DtypeOption, HtmlOption, JsonOption, write_json
+from precedent.cli.options import ChatTemplateOption, DeviceOption, DtypeOption, HtmlOption, JsonOption, write_json
 from precedent.cli.progress import Progress
 from precedent.errors import ConfigError, PrecedentError
 
@@ -43,6 +43,7 @@ class Asked:
     requests: int | None
     fresh: bool
     tool_latency: float | None = None
+    chat_template: str | None = None
 
 
 def demo(
@@ -63,6 +64,7 @@ def demo(
     ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    chat_template: ChatTemplateOption = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy. Above 0, topdown verification runs too.")] = 0.0,
     full: Annotated[
         bool,
@@ -87,10 +89,11 @@ def demo(
 
     SamplingParams(temperature=temperature)  # raises for an invalid value before anything is loaded
     need_order_desk()
-    asked, progress = (
-        Asked(target, draft_model, other_draft_model, device, dtype, temperature, full, requests, fresh, tool_latency),
-        ctx.obj,
-    )
+    asked = Asked(
+        target, draft_model, other_draft_model, device, dtype, temperature, full, requests, fresh, tool_latency,
+        chat_template,
+    )  # fmt: skip
+    progress = ctx.obj
     if tool_latency is not None:
         _with_slow_tools(asked, progress, json, html)
         return
@@ -163,7 +166,7 @@ def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, dict[st
     from precedent_demo import MAX_TOKENS_PER_TURN
 
     source, drafts = _sources(asked)
-    model, tokenizer = load_target(source, device=asked.device, dtype=asked.dtype)
+    model, tokenizer = load_target(source, device=asked.device, dtype=asked.dtype, chat_template=asked.chat_template)
     loaded = {role: load_draft(draft, model, tokenizer) for role, draft in drafts.items()}
     other = loaded.get("other_draft_model")
     with_tools = () if asked.tool_latency is None else ("with actions",)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from precedent.cli.options import DEFAULT_TARGET, DeviceOption, JsonOption, write_json
+from precedent.cli.options import DEFAULT_TARGET, ChatTemplateOption, DeviceOption, JsonOption, write_json
 from precedent.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def doctor(
         str | None, typer.Option(help="Check whether this draft model fits the model.", show_default=False)
     ] = None,
     device: DeviceOption = None,
+    chat_template: ChatTemplateOption = None,
     json: JsonOption = None,
 ) -> None:
     """Check a model from its files alone: attention, context, memory, chat template, tools, draft model.
@@ -43,7 +44,7 @@ def doctor(
     progress.show(f"checking {model}")
     from precedent.cli.doctor_checks import examine_files
 
-    findings = examine_files(model, draft_model, device)
+    findings = examine_files(model, draft_model, device, chat_template)
     progress.rest()
     failed = {one.check for one in findings if one.needed and one.state == "no"}
     _print(findings)

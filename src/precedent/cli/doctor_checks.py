@@ -27,12 +27,16 @@ from precedent.target.kv.layer_kinds import (
     why_only_chains,
 )
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
-from precedent.target.load.loading import check_same_vocabulary, load_config, load_tokenizer
+from precedent.target.load.gguf import read_end_tokens
+from precedent.target.load.loading import check_same_vocabulary, load_config, load_generation_config, load_tokenizer
 from precedent.target.load.published_source import described, find_published
+from precedent.target.load.quantised import loads_dense, quant_method
+from precedent.target.load.sampling_defaults import sampling_defaults
 from precedent.target.load.source import find_source, gguf_file
 from precedent.target.load.trained_draft import holds_draft, read_settings
 from precedent.target.mtp.families import FAMILIES
 from precedent.text.answers import answer_syntax
+from precedent.text.end_tokens import configured_ends, end_tokens
 from precedent.text.prompt import render_prompt
 from precedent.text.tool_formats.reasoning import reasoning_tags
 
@@ -63,16 +67,19 @@ class Finding:
 _NO_CHAT = [Finding("chat", "no", "an encoder-decoder model holds no conversation: use PrecedentLLM or Engine")]
 
 
-def examine_files(model: str, draft_model: str | None, device: str | None) -> list[Finding]:
+def examine_files(
+    model: str, draft_model: str | None, device: str | None, chat_template: str | None = None
+) -> list[Finding]:
     """All findings about a model. Raises ModelLoadError if its config cannot be loaded."""
     config = load_config(model)
     findings = [*_file(model), _attention(config), *_states(config), *_context(config), *_memory(config, device)]
     try:
-        tokenizer = load_tokenizer(model)
+        tokenizer = load_tokenizer(model, chat_template)
     except ModelLoadError as error:
         return [*findings, Finding("tokenizer", "no", str(error), needed=True)]
-    findings += _NO_CHAT if is_encoder_decoder(config) else [_template(tokenizer), _tools(tokenizer)]
-    findings += [_grammar(tokenizer), _reasoning(tokenizer)]
+    chat = [_template(tokenizer, given=chat_template is not None), _tools(tokenizer)]
+    findings += _NO_CHAT if is_encoder_decoder(config) else chat
+    findings += [_ends(model, config, tokenizer), _sampling(model), _grammar(tokenizer), _reasoning(tokenizer)]
     return [*findings, _draft(draft_model, tokenizer, config)]
 
 
@@ -120,10 +127,16 @@ def _context(config: Any) -> Iterator[Finding]:
 def _memory(config: Any, device: str | None) -> Iterator[Finding]:
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     free = free_bytes(place)
-    weights = _weight_bytes(config)
+    method = quant_method(config)
+    dense = method is None or loads_dense(method, place)
+    weights = _weight_bytes(config) if dense else None
     if weights is None:
-        yield Finding("memory", "note", "the config does not tell how large the weights are")
+        why = "the config does not tell how large the weights are" if dense else f"weights packed by {method}"
+        yield Finding("memory", "note", why)
         return
+    if method is not None:
+        said = f"stored in {method}, and dequantised on {place}: {weights / GIGABYTE:.2f} GB in memory"
+        yield Finding("weights", "note", said)
     per_token = _kv_bytes_per_token(config)
     said = f"weights {weights / GIGABYTE:.2f} GB, {free / GIGABYTE:.2f} GB free on {place}"
     if weights > free:
@@ -141,9 +154,7 @@ def _memory(config: Any, device: str | None) -> Iterator[Finding]:
 
 
 def _weight_bytes(config: Any) -> int | None:
-    """Bytes of the weights in the config's dtype; None if the model is quantised or cannot be built."""
-    if getattr(config, "quantization_config", None) is not None:
-        return None
+    """Bytes of the weights in the config's dtype; None if the model cannot be built."""
     try:
         auto: Any = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
         with torch.device("meta"):
@@ -171,14 +182,14 @@ def _kv_bytes_per_token(config: Any) -> int | None:
     return 2 * layers * int(heads) * int(width) * _itemsize(config)
 
 
-def _template(tokenizer: PreTrainedTokenizerBase) -> Finding:
+def _template(tokenizer: PreTrainedTokenizerBase, *, given: bool) -> Finding:
     try:
         render_prompt(tokenizer, [USER])
     except PrecedentError as error:
         return Finding("chat template", "no", str(error), needed=True)
     if not tokenizer.chat_template:
         return Finding("chat template", "note", "none: a base model, not trained to chat; ChatML is used", needed=True)
-    return Finding("chat template", "yes", "the model's own", needed=True)
+    return Finding("chat template", "yes", "the given one" if given else "the model's own", needed=True)
 
 
 def _tools(tokenizer: PreTrainedTokenizerBase) -> Finding:
@@ -190,6 +201,31 @@ def _tools(tokenizer: PreTrainedTokenizerBase) -> Finding:
     own = "tools" in str(tokenizer.chat_template or "")
     said = "the model's own template" if own else "the shipped template (the model was not trained on it)"
     return Finding("tools", "yes", f"{said}; calls in the format {form.name if form else 'of its response template'}")
+
+
+def _ends(model: str, config: Any, tokenizer: PreTrainedTokenizerBase) -> Finding:
+    """The tokens that end an answer, and where each comes from."""
+    file = gguf_file(model)
+    configured = read_end_tokens(file) if file else configured_ends(config, load_generation_config(model))
+    found = [f"{one.text} ({one.token_id}: {', '.join(one.sources)})" for one in end_tokens(tokenizer, configured)]
+    if not found:
+        said = "none is known, so every answer runs to max_tokens: give stop= or stop_token_ids="
+        return Finding("end tokens", "no", said)
+    return Finding("end tokens", "yes", "; ".join(found))
+
+
+def _sampling(model: str) -> Finding:
+    """The sampling settings that the checkpoint recommends, and whether they hold."""
+    found = sampling_defaults(load_generation_config(model))
+    if not found:
+        return Finding(
+            "sampling", "note", "the checkpoint recommends nothing; answers are greedy unless you ask otherwise"
+        )
+    listed = ", ".join(f"{name} {value:g}" for name, value in found.items())
+    said = (
+        f"the checkpoint recommends {listed}; answers are greedy unless you ask otherwise: sampling='model' applies it"
+    )
+    return Finding("sampling", "note", said)
 
 
 def _grammar(tokenizer: PreTrainedTokenizerBase) -> Finding:

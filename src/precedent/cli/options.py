@@ -52,6 +52,13 @@ DtypeOption = Annotated[
     str | None,
     typer.Option("--dtype", help="float32, bfloat16, float16 or float64. Default: the stored dtype."),
 ]
+ChatTemplateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template",
+        help="Chat template in place of the model's own: a file, or chatml, llama-3, gemma, mistral or phi-3.",
+    ),
+]
 JsonOption = Annotated[
     Path | None,
     typer.Option("--json", dir_okay=False, writable=True, callback=_in_a_folder, help="Write the results as JSON."),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from precedent.cli.options import (
     DEFAULT_TARGET,
+    ChatTemplateOption,
     CudaGraphsOption,
     DeviceOption,
     DraftDeviceOption,
@@ -46,12 +48,17 @@ def run(
     pearl: PearlOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    chat_template: ChatTemplateOption = None,
     bitwise: Annotated[
         bool,
         typer.Option("--bitwise", help="Exactly the tokens of plain decoding; fails if the model cannot do it."),
     ] = False,
     cuda_graphs: CudaGraphsOption = False,
     system: Annotated[str, typer.Option(help="System message.", show_default=False)] = "",
+    sampling_of: Annotated[
+        Literal["model"] | None,
+        typer.Option("--sampling", help="model: use the settings that the checkpoint recommends, unless given here."),
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens of this total probability.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Sample from this many of the most likely tokens; 0 is off.")] = 0,
@@ -88,12 +95,15 @@ def run(
             device=device,
             draft_device=draft_device,
             dtype=dtype,
+            chat_template=chat_template,
             bitwise=bitwise,
             cuda_graphs=cuda_graphs,
             pearl=pearl,
         )
         progress.show(f"loading {target}")
         engine = stack.enter_context(closing(_load(target, options)))
+        if sampling_of is not None:
+            sampling = replace(sampling, **_not_given(ctx, engine.sampling_defaults))
         progress.show("reading the prompt")
         generation = _ask(engine, messages, sampling, tenant)
         emissions = _from_the_first(generation, progress)
@@ -103,6 +113,13 @@ def run(
             _stream(emissions)
         if json:
             write_json(json, _results(target, generation.result()))
+
+
+def _not_given(ctx: typer.Context, defaults: dict[str, float]) -> dict[str, Any]:
+    """The settings that the command line leaves open."""
+    from click.core import ParameterSource
+
+    return {name: one for name, one in defaults.items() if ctx.get_parameter_source(name) is ParameterSource.DEFAULT}
 
 
 def _open_cache(where: str) -> SpeculationCache:

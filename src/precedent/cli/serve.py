@@ -11,6 +11,7 @@ import typer
 
 from precedent.cli.options import (
     DEFAULT_TARGET,
+    ChatTemplateOption,
     CudaGraphsOption,
     DeviceOption,
     DraftDeviceOption,
@@ -61,6 +62,7 @@ def serve(
     draft_device: DraftDeviceOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    chat_template: ChatTemplateOption = None,
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Exactly the tokens of plain decoding.")] = False,
     cuda_graphs: CudaGraphsOption = False,
     cache: Annotated[
@@ -131,7 +133,7 @@ def serve(
     keys = None if api_keys is None else KeyFile(api_keys)
     options = EngineOptions(
         draft_model=draft_model, draft_device=draft_device, device=device, dtype=dtype, bitwise=bitwise,
-        cuda_graphs=cuda_graphs, keep_prefixes=keep_prefixes,
+        cuda_graphs=cuda_graphs, keep_prefixes=keep_prefixes, chat_template=chat_template,
     )  # fmt: skip
     bounds = _bounds(max_bytes=max_cache_bytes, max_tenant_bytes=max_tenant_bytes, max_age=max_age)
     progress: Progress = ctx.obj

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from precedent.cli.draft_reports import REPORT_FILE, report_on, show_report
-from precedent.cli.options import DeviceOption, DtypeOption, JsonOption, write_json
+from precedent.cli.options import ChatTemplateOption, DeviceOption, DtypeOption, JsonOption, write_json
 from precedent.cli.progress import Progress
 from precedent.cli.train_kinds import Asked, Condition, Kind
 from precedent.errors import ConfigError, UnsupportedError
@@ -98,6 +98,7 @@ def train_draft(
     seed: SeedOption = 0,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    chat_template: ChatTemplateOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the training begun in --out.")] = False,
     json: JsonOption = None,
 ) -> None:
@@ -111,7 +112,7 @@ def train_draft(
     asked.check(ctx)
     recipe, training = asked.recipe_and_training()  # raises for an invalid value before the model is loaded
     progress: Progress = ctx.obj
-    model, tokenizer = _load(progress, target, device, dtype)
+    model, tokenizer = _load(progress, target, device, dtype, chat_template)
     learned, held_out = _split(progress, prompts, tokenizer, max_prompt_tokens, seed)
     completions = _completions(from_cache, tokenizer, tenant, answer_tokens)
     trained = training(
@@ -142,6 +143,7 @@ def measure_draft(
     seed: SeedOption = 0,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    chat_template: ChatTemplateOption = None,
     json: JsonOption = None,
 ) -> None:
     """Compare draft models by how many of their tokens a target accepts and by what they cost.
@@ -154,7 +156,7 @@ def measure_draft(
 
     recipe = Recipe(temperature=temperature, answer_tokens=answer_tokens, seed=seed)
     progress: Progress = ctx.obj
-    model, tokenizer = _load(progress, target, device, dtype)
+    model, tokenizer = _load(progress, target, device, dtype, chat_template)
     _, held_out = _split(progress, prompts, tokenizer, max_prompt_tokens, seed)
     specs = progress.each(draft_model, "loading draft models", len(draft_model))
     drafts = {spec: load_draft(spec, model, tokenizer) for spec in specs}
@@ -185,12 +187,12 @@ def check_folder(out: Path, resume: bool) -> None:
 
 
 def _load(
-    progress: Progress, target: str, device: str | None, dtype: str | None
+    progress: Progress, target: str, device: str | None, dtype: str | None, chat_template: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     from precedent.target.load.loading import load_target
 
     progress.show(f"loading {target}")
-    return load_target(target, device=device, dtype=dtype)
+    return load_target(target, device=device, dtype=dtype, chat_template=chat_template)
 
 
 def _split(

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from precedent.cli.demo import ORDER_DESK
 from precedent.cli.draft_reports import REPORT_FILE
-from precedent.cli.options import DeviceOption, DtypeOption, JsonOption, write_json
+from precedent.cli.options import ChatTemplateOption, DeviceOption, DtypeOption, JsonOption, write_json
 from precedent.cli.progress import Progress
 from precedent.errors import ConfigError, PromptError
 
@@ -62,6 +62,7 @@ def train_judge(
     seed: Annotated[int, typer.Option(help="Fixes which mismatches are labelled, and the held-out tasks.")] = 0,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    chat_template: ChatTemplateOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the training begun in --out.")] = False,
     json: JsonOption = None,
 ) -> None:
@@ -84,7 +85,7 @@ def train_judge(
     check_folder(out, resume)
     recorded = _runs(runs)
     agent = Agent(outcome, _outcome(outcome, load_outcome), partial(_chat_model, max_tokens=max_tokens), max_tokens)
-    model, draft, tokenizer = _models(progress, target, draft_model, device, dtype)
+    model, draft, tokenizer = _models(progress, target, draft_model, device, dtype, chat_template)
     training = JudgeTraining(
         model, draft, tokenizer, recorded, agent, recipe, out,
         labels=labels, announce=progress.say, progress=progress.show,
@@ -129,7 +130,12 @@ def _chat_model(engine: Any, max_tokens: int) -> Any:
 
 
 def _models(
-    progress: Progress, target: str, draft_model: str | None, device: str | None, dtype: str | None
+    progress: Progress,
+    target: str,
+    draft_model: str | None,
+    device: str | None,
+    dtype: str | None,
+    chat_template: str | None,
 ) -> tuple[Any, Any, Any]:
     from precedent.cli.demo import need_order_desk, packaged_target
     from precedent.target.block.draft import BlockDraft
@@ -143,7 +149,7 @@ def _models(
         target, draft_model = packaged_target(), draft_model or str(draft_folder())
     if draft_model is None:
         raise ConfigError("give the draft model whose tokens are judged: --draft-model")
-    model, tokenizer = load_target(target, device=device, dtype=dtype)
+    model, tokenizer = load_target(target, device=device, dtype=dtype, chat_template=chat_template)
     draft = load_draft(draft_model, model, tokenizer)
     if isinstance(draft, BlockDraft):
         raise ConfigError(

@@ -20,7 +20,7 @@ from precedent.cache.store.fingerprint import prompt_fingerprint
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.custom_generate.prepared import Prepared, Speculators, fingerprint_of, prepared_for
 from precedent.custom_generate.processors import RowProcessors, RowStop, end_token_ids, with_penalties
-from precedent.custom_generate.refusals import check_call, dropped_by_generate
+from precedent.custom_generate.refusals import check_call, dropped_by_generate, num_logits
 from precedent.decoding.loop import step
 from precedent.decoding.sequence import DecodingSequence
 from precedent.decoding.stats import GenerationStats
@@ -147,7 +147,7 @@ def generate(
     penalties = SamplingParams(
         frequency_penalty=frequency_penalty, presence_penalty=presence_penalty, logit_bias=logit_bias or {}
     )
-    check_token_ids(penalties, int(model.get_output_embeddings().weight.shape[0]))
+    check_token_ids(penalties, num_logits(model))
     processors = with_penalties(logits_processor, penalties, input_ids.shape[1])
     prepared = prepared_for(model)
     speculation = _speculation(prepared, drafters, speculation_cache, speculation_tokenizer, tenant, write_back)

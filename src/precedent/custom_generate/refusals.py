@@ -88,7 +88,14 @@ def check_call(
     _check_inputs(prompts, inputs)
     check_criteria(criteria)
     _check_batch(len(prompts), criteria, config)
-    check_processors(processors, prompts, int(model.get_output_embeddings().weight.shape[0]))
+    check_processors(processors, prompts, num_logits(model))
+
+
+def num_logits(model: Any) -> int:
+    """The width of a model's rows of logits; a quantised head may have no `weight` that tells it."""
+    head = model.get_output_embeddings()
+    width = getattr(head, "out_features", None)
+    return int(head.weight.shape[0] if width is None else width)
 
 
 def _check_config(config: GenerationConfig) -> None:

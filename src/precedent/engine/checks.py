@@ -1,4 +1,4 @@
-"""Checks of a request before any work starts: whether it may run, how it is verified, which tokens end it."""
+"""Checks of a request before any work starts: whether it may run, and how it is verified."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from precedent.errors import ConfigError, ContextOverflowError, PromptError
 from precedent.target.fingerprints import name_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
     from precedent.target import TargetModel
 
 log = logging.getLogger(__name__)
@@ -136,11 +134,3 @@ def _check_bitwise(speculation: SpeculationConfig, mode: str, most: int) -> None
             f"max_nodes={speculation.max_nodes} and max_draws={speculation.max_draws} may make a tree of more than "
             f"{most} nodes, the most that bitwise=True allows: choose both so that their sum is at most {most}"
         )
-
-
-def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The end tokens of the generation config and the tokenizer."""
-    config = getattr(model, "generation_config", None)
-    configured = getattr(config, "eos_token_id", None)
-    ids = configured if isinstance(configured, list) else [configured]
-    return frozenset(int(token) for token in (*ids, tokenizer.eos_token_id) if token is not None)

@@ -21,7 +21,6 @@ from precedent.engine.checks import (
     check_prompt,
     check_token_ids,
     checked_mode,
-    end_token_ids,
     keep_for_judge,
     unless_switched_off,
 )
@@ -47,8 +46,10 @@ from precedent.runtime.process import OfOneProcess, check_fork, computing
 from precedent.sampling.constraints import constraints_for
 from precedent.target import TargetModel
 from precedent.target.encoder_decoder.opening import target_of
+from precedent.target.load.sampling_defaults import sampling_defaults
 from precedent.text.assembly import TextAssembler
 from precedent.text.codec import TokenizerCodec
+from precedent.text.end_tokens import end_token_ids
 from precedent.text.templates import Template, Templates
 
 if TYPE_CHECKING:
@@ -178,6 +179,14 @@ class Engine(OfOneProcess):
     def closed(self) -> bool:
         """Whether the engine has stopped taking requests."""
         return self._worker.closed
+
+    @property
+    def sampling_defaults(self) -> dict[str, float]:
+        """Sampling settings that the checkpoint recommends, by their names in `SamplingParams`; empty without any.
+
+        No request uses them by itself: `SamplingParams(**engine.sampling_defaults)` does.
+        """
+        return sampling_defaults(self.target.model.generation_config)
 
     @property
     def context_length(self) -> int:

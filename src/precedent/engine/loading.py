@@ -35,7 +35,13 @@ def loaded_target(
     if tokenizer is not None:
         raise ConfigError(f"tokenizer is for a model object: {target} brings its own, leave it out")
     name = str(target)
-    loaded = load_target(name, device=options.device, dtype=options.dtype, model_kwargs=options.model_kwargs)
+    loaded = load_target(
+        name,
+        device=options.device,
+        dtype=options.dtype,
+        model_kwargs=options.model_kwargs,
+        chat_template=options.chat_template,
+    )
     return LoadedTarget(*loaded, name, _applied(options))
 
 

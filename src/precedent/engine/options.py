@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from precedent.cache.search.embedder import Embedder
 
-OF_LOADING = ("device", "dtype", "model_kwargs")
+OF_LOADING = ("device", "dtype", "model_kwargs", "chat_template")
 """Options that say how a target is loaded by name; a model object is loaded already and takes none of them."""
 
 
@@ -36,6 +36,8 @@ class EngineOptions:
     - `draft_device`: where the draft model goes; None is the target's device.
     - `dtype`: the target's precision; None or "auto" keeps the weights as they are stored.
     - `model_kwargs`: passed to transformers' `from_pretrained` (`quantization_config`, `device_map`, `revision`, ...).
+    - `chat_template`: replaces the model's own: a text, a file, or a family's name (chatml, llama-3, gemma, mistral,
+      phi-3).
     - `bitwise`: greedy and seeded texts do not depend on rounding: they are the same whatever is drafted, reused or
       answered beside them. A model or machine that cannot do this is refused.
     - `cuda_graphs`: steps are replayed as CUDA graphs (docs/how-to/gpu.md), or the model is refused.
@@ -53,6 +55,7 @@ class EngineOptions:
     draft_device: str | None = None
     dtype: str | None = None
     model_kwargs: Mapping[str, Any] | None = field(default=None, repr=False)  # may hold a token of the hub
+    chat_template: str | Path | None = None
     bitwise: bool = False
     cuda_graphs: bool = False
     pearl: bool | None = None

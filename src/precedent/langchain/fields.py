@@ -62,10 +62,12 @@ class EngineFields(BaseModel):
     draft_device: str | None = None
     dtype: str | None = None
     model_kwargs: dict[str, Any] | None = None
+    chat_template: str | Path | None = None
     bitwise: StrictBool | None = None
     cuda_graphs: StrictBool | None = None
     pearl: StrictBool | None = None
     keep_prefixes: StrictBool | None = None
+    sampling: Literal["model"] | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -139,7 +141,7 @@ class EngineFields(BaseModel):
         kwargs = cls._fields_of(kwargs)
         for name in (*OF_LOADING, "engines"):
             if kwargs.pop(name, None) is not None:
-                raise ConfigError(f"{name} cannot be set for a model object: move or convert the model before")
+                raise ConfigError(f"{name} cannot be set for a model object: change the model or its tokenizer before")
         if not hasattr(model, "config"):
             raise ConfigError(
                 f"from_model takes a transformers model and its tokenizer, and a {type(model).__name__} is no model; "
@@ -205,7 +207,8 @@ class EngineFields(BaseModel):
         """Start a request with the model's fields, overridden by the call's settings and the run's metadata."""
         said = call.settings
         whose, learning = tenant_of(self, said, call.metadata), said.get("learning")
-        sampling, span = sampling_params(self, call.stop, said), current_span()
+        sampling = sampling_params(self, call.stop, self._with_recommended(engine, said))
+        span = current_span()
         prefix_tokens = 0 if isinstance(whose, Nobody) else call.prefix_tokens
         speculation = speculation_config(self, said, engine.speculation)
         if isinstance(whose, Nobody):  # a new one for each request: those of a batch may be different people's
@@ -227,6 +230,14 @@ class EngineFields(BaseModel):
             shown_tokens=call.shown_tokens,
             prefix_tokens=prefix_tokens,
         )
+
+    def _with_recommended(self, engine: Engine, said: Mapping[str, Any]) -> dict[str, Any]:
+        """A call's settings, over the checkpoint's own where these were asked for and nothing else was given."""
+        given = {name: value for name, value in said.items() if value is not None}
+        if self.sampling is None:
+            return given
+        recommended = engine.sampling_defaults
+        return {name: one for name, one in recommended.items() if name not in self.model_fields_set} | given
 
 
 class ChatFields(EngineFields, BaseChatModel):

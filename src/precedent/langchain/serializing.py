@@ -41,7 +41,7 @@ def identifying_params(model: EngineFields) -> dict[str, Any]:
     """Everything an answer depends on, and what speeds it up: the key of LangChain's answer caches."""
     draft = model.draft_model
     of_engine = [name for name in OF_THE_ENGINE if name not in WITHOUT_EFFECT]
-    names = (*of_engine, *SAMPLING, "stop", "logprobs", "top_logprobs", "tenant", "drafters", "speculation")
+    names = (*of_engine, "sampling", *SAMPLING, "stop", "logprobs", "top_logprobs", "tenant", "drafters", "speculation")
     settings = {name: getattr(model, name) for name in names}
     settings["model_kwargs"] = without_secrets(model.model_kwargs)
     settings["templates"] = [template.text for template in templates_of(model, {}, ())]

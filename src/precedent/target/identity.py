@@ -14,6 +14,7 @@ from llvmlite import binding
 
 from precedent.errors import UnsupportedError
 from precedent.runtime.instructions import FEATURES
+from precedent.runtime.stored_tensors import stored_tensors
 from precedent.target.model import TargetModel
 
 PACKAGES = ("precedent-llm", "torch", "transformers", "numba", "llvmlite")
@@ -54,7 +55,12 @@ def weights_digest(weights: Mapping[str, Any]) -> str:
 
 def _digest(name: str, weight: Any) -> bytes:
     hashed = hashlib.sha256(f"{name} {getattr(weight, 'dtype', '')} {getattr(weight, 'shape', '')}".encode())
-    hashed.update(_bytes(name, weight) if isinstance(weight, torch.Tensor) else repr(weight).encode())
+    if not isinstance(weight, torch.Tensor):
+        hashed.update(repr(weight).encode())
+        return hashed.digest()
+    for stored in stored_tensors(weight):
+        hashed.update(f"{stored.dtype} {tuple(stored.shape)}".encode())
+        hashed.update(_bytes(name, stored))
     return hashed.digest()
 
 
@@ -63,7 +69,7 @@ def _bytes(name: str, weight: torch.Tensor) -> memoryview:
         return weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, NotImplementedError, TypeError) as error:  # offloaded, or a tensor type of its own
+    except (RuntimeError, NotImplementedError, TypeError) as error:  # offloaded, or of a type without bytes
         raise UnsupportedError(
             f"keep_prefixes=True is not available for this model: the bytes of {name} cannot be read"
         ) from error

@@ -108,8 +108,8 @@ class Runner:
     @property
     def device(self) -> torch.device:
         """Where input ids go; accelerate moves them if the first layer's weights are stored elsewhere."""
-        embeddings: Any = self.model.get_input_embeddings()
-        device: torch.device = embeddings.weight.device
+        weight: Any = getattr(self.model.get_input_embeddings(), "weight", None)  # a quantiser may rename it
+        device: torch.device = self.model.device if weight is None else weight.device
         return torch.device("cpu") if device.type == "meta" else device
 
     def logits(self, sequences: Sequence[Rows]) -> list[Tensor]:

@@ -82,7 +82,8 @@ def _add_tokenizer(writer: Any, tokenizer: PreTrainedTokenizerBase, pre: str) ->
     writer.add_token_merges([" ".join(merge) for merge in merges])
     writer.add_eos_token_id(tokenizer.eos_token_id)
     writer.add_bos_token_id(tokenizer.bos_token_id)
-    writer.add_chat_template(str(tokenizer.chat_template))
+    if tokenizer.chat_template is not None:
+        writer.add_chat_template(str(tokenizer.chat_template))
 
 
 def _tensors(model: PreTrainedModel) -> list[tuple[str, Tensor]]:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from precedent.cache.store.fingerprint import tokenizer_fingerprint
+from precedent.text.end_tokens import turn_end
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -19,8 +20,7 @@ class TokenizerCodec:
         self._tokenizer = tokenizer
         self._ids = _encoder(tokenizer)
         self._newline = self._ids("\n")
-        end: int | None = tokenizer.eos_token_id
-        self.end_token_id = end
+        self.end_token_id = turn_end(tokenizer)
 
     @cached_property
     def fingerprint(self) -> str:

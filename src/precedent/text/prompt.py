@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -19,6 +19,7 @@ import jinja2
 from precedent.errors import PromptError, UnsupportedError
 from precedent.runtime.plain_values import check_plain
 from precedent.text.control_tokens import Markers
+from precedent.text.end_tokens import end_tokens
 from precedent.text.history import CALL_TEXT, Message, fitted
 from precedent.text.length import check_length
 from precedent.text.template_settings import TemplateSettings, variables_of
@@ -114,18 +115,21 @@ def told_answer(
     with such a turn. Raises what `render_prompt` raises.
     """
     whole = render_prompt(tokenizer, [*before, answer, _NEXT_TURN], tools, settings)
-    ids = _first_turn_after(prompt, whole, tokenizer.eos_token_id)
+    ends = frozenset(one.token_id for one in end_tokens(tokenizer))
+    ids = _first_turn_after(prompt, whole, ends)
     if ids is None and settings:  # a prompt that forbids thinking ends with an empty thought, which past turns lack
         plain = render_prompt(tokenizer, before, tools)
-        ids = _first_turn_after(plain, whole, tokenizer.eos_token_id)
+        ids = _first_turn_after(plain, whole, ends)
     return ids
 
 
-def _first_turn_after(prompt: Sequence[int], whole: Sequence[int], end: Any) -> tuple[int, ...] | None:
-    """The part of `whole` that follows `prompt`, up to the end token; None if there is none."""
+def _first_turn_after(prompt: Sequence[int], whole: Sequence[int], ends: Collection[int]) -> tuple[int, ...] | None:
+    """The part of `whole` that follows `prompt`, up to the first end token; None if there is none."""
     rest = whole[len(prompt) :]
-    continues = list(whole[: len(prompt)]) == list(prompt) and end in rest
-    return tuple(rest[: rest.index(end) + 1]) if continues else None
+    place = next((place for place, token in enumerate(rest) if token in ends), None)
+    if place is None or list(whole[: len(prompt)]) != list(prompt):
+        return None
+    return tuple(rest[: place + 1])
 
 
 def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], has_tools: bool) -> str:
@@ -140,14 +144,14 @@ def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
             known = ", ".join(form.name for form in known_formats())
             raise UnsupportedError(
                 f"the model's chat template writes tool calls in a format that is not known (known: {known}): use "
-                "another model, set tokenizer.chat_template to a template in one of them, or register a ToolFormat"
+                "another model, give chat_template= a template in one of them, or register a ToolFormat"
             )
         return own
     if tokenizer.convert_tokens_to_ids("<|im_end|>") in (None, tokenizer.unk_token_id):
         lack = "takes no tools" if own else "is missing"
         raise UnsupportedError(
             f"the model's chat template {lack}, and the shipped Hermes template needs a tokenizer with <|im_start|> "
-            "and <|im_end|>: set tokenizer.chat_template, or use a chat model"
+            "and <|im_end|>: give chat_template= a text, a file or a family's name, or use a chat model"
         )
     if own is None:
         _warn_of_base_model(str(tokenizer.name_or_path))
@@ -159,7 +163,7 @@ def _warn_of_base_model(name: str) -> None:
     """Warn once per model: the answers of a base model, never trained to chat, look like our bug."""
     log.warning(
         "%s has no chat template: it is a base model, asked in ChatML that it was not trained on; "
-        "take its instruct version, or set tokenizer.chat_template", name or "the model",
+        "take its instruct version, or give chat_template=", name or "the model",
     )  # fmt: skip
 
 

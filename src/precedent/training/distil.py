@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from precedent.engine.checks import end_token_ids
 from precedent.errors import UnsupportedError
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.load.first_layers import layers_of
@@ -29,6 +28,7 @@ from precedent.target.load.trained_draft import (
     load_weights,
     save_draft,
 )
+from precedent.text.end_tokens import end_token_ids
 from precedent.training.head import check_head
 from precedent.training.prompts import Prompt, fingerprint_of
 from precedent.training.schedule import (

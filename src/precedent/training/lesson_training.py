@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from precedent.engine.checks import end_token_ids
 from precedent.errors import PromptError
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint
+from precedent.text.end_tokens import end_token_ids
 from precedent.training.block_lessons import BlockLesson, BlockShard, BlockTeacher
 from precedent.training.distil import STEPS_TIMED, WORK_FOLDER, Progress, check_trainable, most_frequent
 from precedent.training.lesson_plan import BegunLessons, LessonPlan, LessonRecipe

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from precedent.runtime.stored_tensors import stored_tensors
+
 LENGTH = 32
 """Hexadecimal digits of a fingerprint (128 bits)."""
 
@@ -47,14 +49,23 @@ def model_fingerprint(config: Mapping[str, Any], weights: Mapping[str, Any]) -> 
     place from which the model was loaded does not count; its dtype counts if the sampled values differ.
     """
     kept = {key: value for key, value in config.items() if key not in VOLATILE_CONFIG_KEYS}
-    shapes = [[name, list(weights[name].shape)] for name in sorted(weights)]
+    shapes = [[name, list(getattr(weights[name], "shape", ()))] for name in sorted(weights)]
     return _fingerprint({"config": kept, "shapes": shapes, "values": _some_values(weights)})
 
 
-def _some_values(weights: Mapping[str, Any]) -> list[list[float]]:
+def _some_values(weights: Mapping[str, Any]) -> list[list[list[float]]]:
     names = sorted(weights)
     chosen = names[:: max(1, len(names) // SAMPLED_WEIGHTS)]
-    return [weights[name].reshape(-1)[:SAMPLED_VALUES].tolist() for name in chosen]
+    return [[_first_values(part) for part in stored_tensors(weights[name])] for name in chosen]
+
+
+def _first_values(stored: Any) -> list[float]:
+    """The first values of a plain tensor; none where it is elsewhere, or has a type without them."""
+    try:
+        values: list[float] = stored.reshape(-1)[:SAMPLED_VALUES].tolist()
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+        return []
+    return values
 
 
 def tools_fingerprint(tools: Sequence[Mapping[str, Any]] | None) -> str:

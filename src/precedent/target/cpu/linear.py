@@ -127,7 +127,7 @@ def _as_packed(module: Any) -> PackedLinear:
 
 
 def _packable(module: nn.Linear) -> bool:
-    weight = module.weight  # quantisation may put its own tensor type here, which claims to be bfloat16
+    weight: Any = getattr(module, "weight", None)  # packed elsewhere, or of a type that only claims to be bfloat16
     return type(weight) is nn.Parameter and weight.is_cpu and weight.dtype in (torch.float32, torch.bfloat16)
 
 

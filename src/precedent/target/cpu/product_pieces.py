@@ -42,7 +42,7 @@ def product_piece(at: Places, rows: int, first: int, last: int, wide: bool) -> N
     """Outputs `first` to `last` of every input row."""
     together = TOGETHER if at[4] <= LONG_ROW else TOGETHER_IF_LONG
     groups = (rows + together - 1) // together
-    chunk = max(1, last - first) if groups == 1 else max(1, CHUNK // at[1] // _WHOLE) * _WHOLE  # no step of 0
+    chunk = max(1, last - first) if groups == 1 else max(1, CHUNK // at[1] // _WHOLE) * _WHOLE
     size = 4 if wide else 2
     for start in range(first, last, chunk):
         outs = min(chunk, last - start)

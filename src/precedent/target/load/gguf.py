@@ -32,11 +32,19 @@ MAGIC = b"GGUF"
 READERS = ("gguf", "accelerate")
 """Packages that transformers needs to read a GGUF file."""
 
-CONVERSION = 1
+CONVERSION = 2
 """Increase it whenever a conversion's result changes, so that older ones in the user's cache folder are not used."""
 
 SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"})
 """Pre-tokenizers, by llama.cpp's names, that split numbers into digits before GPT-2's rule; transformers does not."""
+
+END_TOKEN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+"""Metadata of a tokenizer that names tokens which end a text, a turn, or a message."""
+
+SAMPLING_KEYS = {
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
+"""Recommended sampling settings in a header, below `general.sampling`, and their names in a generation config."""
 
 OF_GPT2 = frozenset({"", "default", "gpt-2"})
 """Pre-tokenizers that are GPT-2's own, which transformers also uses for names that it does not know."""
@@ -116,9 +124,18 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     dense = GgufConfig(dequantize=True)
     with quiet():
         model = AutoModelForCausalLM.from_pretrained(**_in(file), quantization_config=dense, dtype=torch.bfloat16)
+    # transformers takes the default of the config's class here, which is another checkpoint's token
+    model.generation_config.eos_token_id = sorted(set(_header(file).end_tokens.values())) or None
+    model.generation_config.update(**read_sampling(file))
     tokenizer = read_tokenizer(file)
     tokenizer.model_max_length = model.config.max_position_embeddings
     return model, tokenizer
+
+
+def read_end_tokens(file: Path) -> dict[str, int]:
+    """Ids of the tokens that end an answer, by the metadata keys that name them. Raises ModelLoadError."""
+    check_reader(file.name)
+    return _header(file).end_tokens
 
 
 def read_config(file: Path) -> PreTrainedConfig:
@@ -150,6 +167,13 @@ def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def read_sampling(file: Path) -> dict[str, float]:
+    """The sampling settings that a file recommends, by their names in a generation config. Raises ModelLoadError."""
+    check_reader(file.name)
+    found = {name: value for name, value in _header(file).sampling.items() if value is not None}
+    return {"do_sample": True, **found} if found else {}
+
+
 def check_reader(name: str) -> None:
     """Raise ModelLoadError early: transformers would notice a missing package only after half a minute."""
     missing = [package for package in READERS if importlib.util.find_spec(package) is None]
@@ -171,6 +195,10 @@ class _Header(NamedTuple):
 
     pre_tokenizer: str
     parts: int
+    end_tokens: dict[str, int]
+    """Ids of tokens that end a text, a turn or a message, by their metadata keys."""
+    sampling: dict[str, float | None]
+    """Recommended sampling settings, by their names in a generation config."""
 
 
 def _header(file: Path) -> _Header:
@@ -187,7 +215,13 @@ def _header(file: Path) -> _Header:
     def value(name: str, default: Any) -> Any:
         return fields[name].contents() if name in fields else default
 
-    return _Header(str(value("tokenizer.ggml.pre", "")), int(value("split.count", 1)))
+    ends = {name: int(value(f"tokenizer.ggml.{name}", -1)) for name in END_TOKEN_KEYS}
+    return _Header(
+        str(value("tokenizer.ggml.pre", "")),
+        int(value("split.count", 1)),
+        {name: token for name, token in ends.items() if token >= 0},
+        {name: value(f"general.sampling.{key}", None) for key, name in SAMPLING_KEYS.items()},
+    )
 
 
 def _in(file: Path) -> dict[str, Any]:

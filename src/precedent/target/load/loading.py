@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -26,11 +27,18 @@ from precedent.target.block.draft import BlockDraft, load_block_draft
 from precedent.target.block.settings import holds_block_draft
 from precedent.target.eagle.head import EagleHead
 from precedent.target.encoder_decoder.opening import check_loadable, is_encoder_decoder
+from precedent.target.load.chat_template import (
+    read_chat_template,
+    say_what_lacks,
+    stored_in_gguf,
+    with_chat_template,
+)
 from precedent.target.load.conditioned import reads_hidden_states
 from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer_count
-from precedent.target.load.gguf import read_config, read_tokenizer
+from precedent.target.load.gguf import check_reader, read_config, read_sampling, read_tokenizer
 from precedent.target.load.packaged import DEMO_TARGET
 from precedent.target.load.published_source import check_place, check_whole, find_published, load_published
+from precedent.target.load.quantised import quant_method, say_if_dense
 from precedent.target.load.source import explained, find_source, gguf_file
 from precedent.target.load.trained_draft import holds_draft
 from precedent.target.load.trained_kinds import load_trained
@@ -62,30 +70,46 @@ def load_target(
     device: str | None = None,
     dtype: str | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
+    chat_template: str | Path | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a language model and its tokenizer from a Hugging Face id, a folder, a GGUF file or `DEMO_TARGET`.
 
     `device` None is cuda if available, else cpu; "auto" spreads the layers over all devices. `dtype` None or "auto"
     keeps the dtype in which the weights are stored. `model_kwargs` go to transformers' `from_pretrained` unchanged
-    (`device_map`, `max_memory`, `quantization_config`, ...). Raises ConfigError for a wrong setting, ModelLoadError if
-    nothing can be loaded, UnsupportedError for a model whose layers cannot be rewound.
+    (`device_map`, `max_memory`, `quantization_config`, ...). `chat_template` replaces the tokenizer's own: a text, a
+    file or a family's name. Raises ConfigError for a wrong setting, ModelLoadError if nothing can be loaded,
+    UnsupportedError for a model whose layers cannot be rewound.
     """
+    template = None if chat_template is None else read_chat_template(chat_template)
     settings = _settings(model_kwargs)
     if device == "auto":
         settings.setdefault("device_map", "auto")
     place, precision = _device(None if device == "auto" else device), _precision(dtype)
+    file = gguf_file(name_or_path)
+    if file is not None and template is None:
+        check_reader(file.name)
+        say_what_lacks(name_or_path, stored_in_gguf(file))  # before the conversion, which takes minutes
     source = find_source(name_or_path, settings)
     where = {name: settings[name] for name in WHERE_FROM if name in settings}
-    return _load_model(source, place, precision, settings), _load_tokenizer(source, where)
+    config = _checked_config(source, settings)
+    tokenizer = with_chat_template(_load_tokenizer(source, where), template)
+    packaged = str(name_or_path) == DEMO_TARGET
+    if file is None and template is None and not packaged and not is_encoder_decoder(config):
+        say_what_lacks(name_or_path, tokenizer.chat_template)
+    return _load_model(source, place, precision, settings), tokenizer
 
 
-def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of anything that `load_target` accepts, without its model. Raises ModelLoadError."""
+def load_tokenizer(name_or_path: str | Path, chat_template: str | Path | None = None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of anything that `load_target` accepts, without its model.
+
+    Raises ModelLoadError, and ConfigError for a `chat_template` that cannot be read.
+    """
+    template = None if chat_template is None else read_chat_template(chat_template)
     file = gguf_file(name_or_path)
-    if file is not None:
-        with explained(file, "the tokenizer of"):
-            return read_tokenizer(file)
-    return _load_tokenizer(find_source(name_or_path))
+    if file is None:
+        return with_chat_template(_load_tokenizer(find_source(name_or_path)), template)
+    with explained(file, "the tokenizer of"):
+        return with_chat_template(read_tokenizer(file), template)
 
 
 def load_config(name_or_path: str | Path) -> PreTrainedConfig:
@@ -98,6 +122,23 @@ def load_config(name_or_path: str | Path) -> PreTrainedConfig:
         check_whole(source)
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
     return config
+
+
+def load_generation_config(name_or_path: str | Path) -> GenerationConfig:
+    """Load the generation config of anything that `load_target` accepts, without its model. Raises ModelLoadError.
+
+    That of a GGUF file holds only what its header says about sampling.
+    """
+    file = gguf_file(name_or_path)
+    if file is not None:
+        return GenerationConfig(**read_sampling(file))
+    source = find_source(name_or_path)
+    with explained(source, "the generation config of"):
+        try:
+            found: GenerationConfig = GenerationConfig.from_pretrained(source)
+        except OSError:  # there is no such file: transformers then derives one from the config
+            found = GenerationConfig.from_model_config(load_config(name_or_path))
+    return found
 
 
 def load_draft(
@@ -166,15 +207,26 @@ def _load_tokenizer(source: str | Path, where: Mapping[str, Any] | None = None) 
     return tokenizer
 
 
-def _load_model(
-    source: str | Path, device: torch.device, dtype: str | torch.dtype, settings: Mapping[str, Any] | None = None
-) -> PreTrainedModel:
-    placed = dict(settings or {})
-    where = {name: placed[name] for name in WHERE_FROM if name in placed}
+def _checked_config(source: str | Path, settings: Mapping[str, Any]) -> PreTrainedConfig:
+    """The config of a model that can be loaded. Raises ModelLoadError or UnsupportedError."""
+    where = {name: settings[name] for name in WHERE_FROM if name in settings}
     with explained(source, "the model"):
         check_whole(source, where)
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
         check_loadable(config)
+    return config
+
+
+def _load_model(
+    source: str | Path,
+    device: torch.device,
+    dtype: str | torch.dtype,
+    settings: Mapping[str, Any] | None = None,
+) -> PreTrainedModel:
+    placed = dict(settings or {})
+    config = _checked_config(source, placed)
+    with explained(source, "the model"):
+        method = quant_method(config)  # transformers removes it where it dequantises
         if getattr(config, "quantization_config", None) or "quantization_config" in placed:
             placed.setdefault("device_map", {"": device})  # quantised weights load in place and are never moved
         auto: Any = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
@@ -189,6 +241,8 @@ def _load_model(
         )
     ready: PreTrainedModel = model if "device_map" in placed else model.to(device)
     ready.eval().requires_grad_(False)
+    if method is not None:
+        say_if_dense(ready, method, source)
     return ready
 
 

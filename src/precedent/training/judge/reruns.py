@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from precedent.config import SamplingParams
 from precedent.decoding.stats import TARGET
-from precedent.engine.checks import end_token_ids
 from precedent.engine.generation import Emission, Generation, GenerationResult
 from precedent.errors import PromptError, UnsupportedError
 from precedent.text.assembly import TextAssembler
+from precedent.text.end_tokens import end_token_ids
 
 if TYPE_CHECKING:
     from precedent.engine.engine import Engine

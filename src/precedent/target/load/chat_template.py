@@ -1,0 +1,109 @@
+"""Chat templates that a caller supplies, and the warning for a model whose files have none."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from transformers import PreTrainedTokenizerBase
+
+from precedent.errors import ConfigError, ModelLoadError
+from precedent.runtime.plain_values import nearest, shown
+
+FAMILIES = {
+    "chatml": "hermes", "hermes": "hermes", "qwen": "hermes", "llama-3": "llama-3", "gemma": "gemma",
+    "mistral": "mistral", "phi-3": "phi-3",
+}  # fmt: skip
+"""Families by name, and the file of each one's template. That of ChatML takes tools, in the Hermes format."""
+
+_GENERATION_TAG = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+
+log = logging.getLogger(__name__)
+
+
+def read_chat_template(given: str | Path) -> str:
+    """Return the text of a template: of a family by its name, of a file, or the given text itself.
+
+    A JSON file is read as a `tokenizer_config.json`. Raises ConfigError for anything else, and for text that is not
+    valid Jinja.
+    """
+    if not isinstance(given, str | Path):
+        raise ConfigError(f"chat_template={shown(given)} must be a text, a file, or one of {', '.join(FAMILIES)}")
+    text = _text_of(given)
+    try:
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION_TAG.sub("", text))
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"chat_template={shown(given)} is not a valid Jinja template: {error}") from error
+    return text
+
+
+def _text_of(given: str | Path) -> str:
+    name = str(given).lower()
+    if name in FAMILIES:
+        folder = files("precedent.text").joinpath("templates")
+        return folder.joinpath(f"{FAMILIES[name]}.jinja").read_text(encoding="utf-8").rstrip("\n")
+    if isinstance(given, str) and ("{{" in given or "{%" in given):
+        return given
+    path = Path(given).expanduser()
+    try:
+        if path.is_file():
+            return _text_in(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the chat template in {str(path)!r}: {error}") from error
+    near = nearest(name, FAMILIES)
+    hint = f"did you mean {near!r}?" if near else f"families: {', '.join(FAMILIES)}"
+    raise ConfigError(
+        f"chat_template={shown(str(given))} is neither a file, nor the name of a family, nor a Jinja template; {hint}"
+    )
+
+
+def _text_in(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".json":
+        return text
+    found: Any = json.loads(text)
+    template = found.get("chat_template") if isinstance(found, Mapping) else None
+    if not isinstance(template, str):
+        raise ConfigError(f"{str(path)!r} has no text under 'chat_template': give a file that holds the template")
+    return template
+
+
+def stored_in_gguf(file: Path) -> str | None:
+    """The chat template in the header of a GGUF file, which takes milliseconds to read; None without one.
+
+    Raises ModelLoadError for a header that ends too soon.
+    """
+    from transformers.integrations.gguf import read_gguf_metadata  # only in versions that read GGUF files
+
+    try:
+        metadata, _ = read_gguf_metadata(str(file))
+    except Exception as error:  # all kinds, for missing bytes
+        raise ModelLoadError(f"{file} is cut short or damaged ({error}): copy or download it again") from error
+    found = metadata.get("tokenizer.chat_template")
+    return None if found is None else str(found)
+
+
+def say_what_lacks(name: str | Path, template: Any) -> None:
+    """Log a warning for a model without a chat template, or with one that takes no tools."""
+    texts = [str(one) for one in template.values()] if isinstance(template, Mapping) else [str(template or "")]
+    supply = f"give chat_template= (--chat-template): a text, a file, or one of {', '.join(FAMILIES)}"
+    if not any(texts):
+        log.warning("%s has no chat template, which conversations need: %s", name, supply)
+    elif not any(re.search(r"\btools\b", text) for text in texts):
+        log.warning(
+            "the chat template of %s takes no tools: tool calls use ChatML if its tokenizer knows it, and are refused "
+            "otherwise; for another, %s", name, supply,
+        )  # fmt: skip
+
+
+def with_chat_template(tokenizer: PreTrainedTokenizerBase, text: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer, with a template in place of its own if one is given."""
+    if text is not None:
+        tokenizer.chat_template = text
+    return tokenizer
