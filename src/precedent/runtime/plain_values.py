@@ -70,6 +70,8 @@ def shown(value: object) -> str:
 
 def nearest(name: object, known: Iterable[object]) -> str | None:
     """The known name of which `name` looks like a misspelling, or None."""
+    if len(str(name)) > MOST_SHOWN:
+        return None
     found = difflib.get_close_matches(str(name), [str(one) for one in known], n=1, cutoff=REALLY_NEAR)
     return found[0] if found else None
 

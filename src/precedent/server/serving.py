@@ -18,10 +18,12 @@ from precedent.engine.engine import Engine
 from precedent.engine.prometheus import prometheus_text
 from precedent.langchain.chat_model import ChatPrecedent
 from precedent.runtime.background import Background
+from precedent.runtime.plain_values import shown
 from precedent.server.errors import FAILED, ApiError
 from precedent.server.keys import KeyFile
 from precedent.server.places import Places
 from precedent.server.settings import ServerLimits
+from precedent.server.uploads import Uploads
 
 Result = TypeVar("Result")
 
@@ -62,10 +64,11 @@ class Serving:
     started: int = field(default_factory=lambda: int(time.time()))
     _begun: float = field(default_factory=time.monotonic)
     places: Places = field(init=False)
+    uploads: Uploads = field(init=False)
     _threads: Executor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.places = Places(self.limits)
+        self.places, self.uploads = Places(self.limits), Uploads(self.limits)
         self._threads = Background(PREPARING_THREADS, "precedent-prepare")
 
     @property
@@ -77,7 +80,7 @@ class Serving:
         """The model of a request. Raises ApiError (404) for another name."""
         if name not in self.models:
             raise ApiError(
-                f"no model {name!r} is served here; models: {', '.join(self.models)}",
+                f"no model {shown(name)} is served here; models: {', '.join(self.models)}",
                 status=404, param="model", code="model_not_found",
             )  # fmt: skip
         return self.models[name]
