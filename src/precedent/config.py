@@ -84,6 +84,15 @@ _MAY_BE_NONE = ("seed", "logprobs")
 MOST_BIAS = 100
 """Largest absolute bias on a token's logit, as in OpenAI's API."""
 
+MOST_STOPS = 64
+"""Stop strings of a request; each step searches for all of them."""
+
+MOST_STOP_CHARACTERS = 1000
+"""Characters of one stop string."""
+
+MOST_STOP_TOKENS = 1024
+"""Stop tokens of a request; each step compares candidates with all of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(_FromDict):
@@ -96,12 +105,12 @@ class SamplingParams(_FromDict):
     - `repetition_penalty`: above 1, tokens that occurred before become less likely, as in transformers; 1 is off.
     - `seed`: fixes the text (mode `coupled`); None draws fresh entropy for every request.
     - `max_tokens`: the most tokens of an answer.
-    - `stop`: a text or several, before which an answer ends.
+    - `stop`: a text or several, before which an answer ends: at most 64, each of at most 1,000 characters.
     - `logprobs`: n returns the log-probability of every token and of the n likeliest at its place; None returns none.
     - `frequency_penalty`: OpenAI's; lowers the logit of a token by this for each time it occurred in the answer.
     - `presence_penalty`: OpenAI's; lowers the logit of a token that occurred in the answer by this, once.
     - `logit_bias`: token ids, and numbers that are added to their logits.
-    - `stop_token_ids`: tokens with which an answer ends.
+    - `stop_token_ids`: tokens with which an answer ends, at most 1,024.
 
     Raises ConfigError for a value of the wrong type or out of its range.
 
@@ -158,14 +167,22 @@ def stop_texts(stop: Any) -> tuple[str, ...]:
         raise ConfigError(f"stop={shown(stop)} must be a text or a list of texts, at which the answer should end")
     if not all(texts):
         raise ConfigError("stop holds an empty string; give the texts at which the answer should end")
+    texts = tuple(dict.fromkeys(texts))
+    if len(texts) > MOST_STOPS:
+        raise ConfigError(f"stop has {len(texts):,} texts: at most {MOST_STOPS} are allowed")
+    if (longest := max(map(len, texts), default=0)) > MOST_STOP_CHARACTERS:
+        raise ConfigError(f"stop has a text of {longest:,} characters: at most {MOST_STOP_CHARACTERS:,} are allowed")
     check_plain("stop", texts)
-    return tuple(dict.fromkeys(texts))
+    return texts
 
 
 def _token_ids(ids: Any) -> tuple[int, ...]:
     if not isinstance(ids, list | tuple | set | frozenset) or not all(is_whole(token) and token >= 0 for token in ids):
         raise ConfigError(f"stop_token_ids={shown(ids)} must be a list of token ids")
-    return tuple(sorted({int(token) for token in ids}))
+    found = tuple(sorted({int(token) for token in ids}))
+    if len(found) > MOST_STOP_TOKENS:
+        raise ConfigError(f"stop_token_ids has {len(found):,} tokens: at most {MOST_STOP_TOKENS:,} are allowed")
+    return found
 
 
 def _biases(bias: Any) -> dict[int, float]:

@@ -8,7 +8,7 @@ the shape of the tree is decided, and none is ever removed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, cast
@@ -194,7 +194,13 @@ class DrawSession(ABC):
 
 
 class Drafter(Protocol):
-    """Proposes continuations. Register one under the entry-point group `precedent.drafters`."""
+    """Proposes continuations. Register one under the entry-point group `precedent.drafters`.
+
+    Between two steps the engine's thread calls `begin`, for which all running requests wait: it must take well under a
+    millisecond. A drafter that has more to do, such as indexing the prompt, sets `begins_early = True`: its `begin` is
+    then called on the caller's thread before the request is queued. It must be safe on any thread, and its request has
+    no `target_slot`.
+    """
 
     name: str
 
@@ -203,3 +209,18 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """Release everything shared between requests."""
+
+
+Session = DraftSession | DrawSession | ForwardSession
+
+
+def begun_early(drafters: Mapping[str, Drafter], request: Request) -> dict[str, Session | Exception]:
+    """The sessions of those drafters that begin early, by name; of one that fails, its error."""
+    early: dict[str, Session | Exception] = {}
+    for name, drafter in drafters.items():
+        if getattr(drafter, "begins_early", False):
+            try:
+                early[name] = drafter.begin(request)
+            except Exception as error:
+                early[name] = error
+    return early

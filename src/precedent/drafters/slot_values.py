@@ -18,6 +18,9 @@ _IDENTIFIER = re.compile(r"(?<![\w@.-])#?([A-Za-z]*[-_]?\d[\w-]*)")
 _NUMBER = re.compile(r"(?<![\w.-])-?\d+(?:\.\d+)?(?![\w-])")
 _QUOTED = re.compile(r"['\u2018\u201c]([^'\"\u2018-\u201d\n]{2,80})['\u2019\u201d]")
 
+MAX_CHARACTERS = 500
+"""Longer values are not proposed."""
+
 _ABOUT_IDENTIFIERS = re.compile(r"(^|_)(id|number|no|code|key|ref|reference|order|zip)s?$", re.IGNORECASE)
 _ABOUT_EMAILS = re.compile(r"mail", re.IGNORECASE)
 
@@ -33,12 +36,13 @@ class PromptValues:
     def __init__(self, text: str) -> None:
         self._text = text
         self._pairs: list[tuple[str, _Found]] | None = None
+        self._by_pattern: dict[re.Pattern[str], list[_Found]] = {}
 
     def of(self, hole: Hole, most: int) -> list[str]:
         """At most `most` values that fit a hole, the latest first, each as written there."""
         found = sorted((*self._by_key(hole), *self._by_looks(hole)), reverse=True)
         fitting = (hole_text(hole, one.value) for one in found)
-        return list(dict.fromkeys(value for value in fitting if value))[:most]
+        return list(dict.fromkeys(value for value in fitting if 0 < len(value) <= MAX_CHARACTERS))[:most]
 
     def _by_key(self, hole: Hole) -> Iterator[_Found]:
         """JSON values under the hole's name, or under a key that is a suffix of it or ends in it."""
@@ -47,7 +51,7 @@ class PromptValues:
             self._pairs = [(match[1].lower(), _Found(match.end(), _read(match[2]))) for match in matches]
         return (found for key, found in self._pairs if _alike(key, hole.name.lower()))
 
-    def _by_looks(self, hole: Hole) -> Iterator[_Found]:
+    def _by_looks(self, hole: Hole) -> list[_Found]:
         """Values in the form that the hole's kind and name suggest: a number, an email address, an identifier."""
         if hole.kind == "number":
             pattern = _NUMBER
@@ -55,8 +59,10 @@ class PromptValues:
             pattern = _EMAIL
         else:
             pattern = _IDENTIFIER if _ABOUT_IDENTIFIERS.search(hole.name) else _QUOTED
-        group = pattern.groups
-        return (_Found(match.end(), match[group]) for match in pattern.finditer(self._text))
+        if pattern not in self._by_pattern:  # searched once, however many holes there are
+            found = pattern.finditer(self._text)
+            self._by_pattern[pattern] = [_Found(match.end(), match[pattern.groups]) for match in found]
+        return self._by_pattern[pattern]
 
 
 def hole_text(hole: Hole, value: str) -> str:

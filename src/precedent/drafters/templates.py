@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 
 from precedent.drafters.codec import TextCodec
 from precedent.drafters.matching.known_texts import UNKNOWN, KnownText, KnownTextSession
@@ -27,10 +27,13 @@ MAX_VALUES = 4
 MAX_TEXTS = 128
 """Most texts per request; with many templates each gets fewer values."""
 
+MAX_TOKENS = 65_536
+"""Tokens of a request's texts together, beyond which no further template is filled in."""
+
 _MAX_KEPT = 1024
 
 _PROBES = ("a", "7", "Q")
-"""Possible neighbours of a literal: a token that differs between these probes merges with its neighbour."""
+"""Possible neighbours of a literal: tokens that differ between these probes merge with a neighbour."""
 
 _RANK_COST, _OPEN_COST, _TRUST = 0.5, 1.0, 0.7
 
@@ -49,6 +52,7 @@ class TemplateDrafter:
     """
 
     name = "template"
+    begins_early = True
 
     def __init__(self, codec: TextCodec, templates: Iterable[str | Template] = ()) -> None:
         self._codec, self._templates = codec, Templates(templates)
@@ -69,7 +73,14 @@ class TemplateDrafter:
         most = max(1, min(MAX_VALUES, MAX_TEXTS // len(templates) - 1))
         end = self._codec.end_token_id
         ending = (end,) if end is not None and end in request.end_token_ids else ()
-        return [text for template in templates for text in self._texts_of(template, values, most, ending)]
+        texts, size = list[KnownText](), 0
+        for template in templates:
+            for text in self._texts_of(template, values, most, ending):
+                texts.append(text)
+                size += len(text.token_ids)
+            if size > MAX_TOKENS:
+                break
+        return texts
 
     def _texts_of(
         self, template: Template, values: PromptValues, most: int, ending: tuple[int, ...]
@@ -100,11 +111,13 @@ class TemplateDrafter:
 
     def _kept(self, text: str, first: bool, last: bool) -> tuple[int, ...]:
         """The token ids that do not depend on what precedes the text (unless `first`) or follows it (unless `last`)."""
-        if first and last:
-            return tuple(self._codec.encode(text))
         left, right = ("",) if first else _PROBES, ("",) if last else _PROBES
-        variants = [f"{left[i % len(left)]}{text}{right[i % len(right)]}" for i in range(len(_PROBES))]
-        return reduce(_longest_common_run, (tuple(self._codec.encode(variant)) for variant in variants))
+        whole = self._codec.encode(f"{left[0]}{text}{right[0]}")
+        others = [self._codec.encode(f"{left[0]}{text}{probe}") for probe in right[1:]]
+        end = min((_shared(whole, other) for other in others), default=len(whole))
+        others = [self._codec.encode(f"{probe}{text}{right[0]}") for probe in left[1:]]
+        kept = min((_shared(whole[::-1], other[::-1]) for other in others), default=len(whole))
+        return tuple(whole[len(whole) - kept : end])
 
 
 def _written_out(template: Template, values: PromptValues, most: int) -> list[tuple[Chosen, float]]:
@@ -132,15 +145,10 @@ def _runs(template: Template, chosen: Chosen | None) -> list[str]:
     return runs
 
 
-def _longest_common_run(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
-    """The longest contiguous run of tokens that both contain."""
-    best, begin, ends = 0, 0, [0] * (len(right) + 1)
-    for i, token in enumerate(left):
-        ends = [0, *(ends[j] + 1 if token == other else 0 for j, other in enumerate(right))]
-        longest = max(ends)
-        if longest > best:
-            best, begin = longest, i + 1 - longest
-    return left[begin : begin + best]
+def _shared(left: Sequence[int], right: Sequence[int]) -> int:
+    """The length of the longest common prefix."""
+    differing = (i for i, (one, other) in enumerate(zip(left, right, strict=False)) if one != other)
+    return next(differing, min(len(left), len(right)))
 
 
 def _not_among(token_ids: Sequence[int], literals: Sequence[tuple[int, ...]]) -> list[bool]:

@@ -33,21 +33,42 @@ def unless_switched_off(speculation: SpeculationConfig) -> SpeculationConfig:
     return speculation if switch == "on" else replace(speculation, enabled=False, write_back=False)
 
 
-def check_prompt(prompt: Sequence[int], target: TargetModel) -> None:
-    """Raise PromptError for an empty prompt or an unknown token, ContextOverflowError if no answer would fit."""
-    vocab_size = target.vocab_size
-    if not prompt:
+MOST_KEY_CHARACTERS = 1000
+"""Characters of a request's soft keys, `workflow_step` and `tools`."""
+
+MOST_QUERY_CHARACTERS = 16_384
+"""Characters of a query that are embedded and stored; embedders read the first few thousand at most."""
+
+
+def checked_prompt(prompt_ids: Sequence[int], target: TargetModel) -> tuple[int, ...]:
+    """The prompt's token ids, which are not read if there are too many of them.
+
+    Raises PromptError for an empty prompt or an unknown token, ContextOverflowError if no answer would fit.
+    """
+    vocab_size, length = target.vocab_size, len(prompt_ids)
+    if not length:
         raise PromptError("the prompt is empty: give at least one token")
-    if len(prompt) > target.context_length or target.most_answer_tokens(len(prompt)) < 1:
+    if length > target.context_length or target.most_answer_tokens(length) < 1:
         raise ContextOverflowError(
-            f"the prompt has {len(prompt)} tokens, the model's context holds {target.context_length}: "
+            f"the prompt has {length} tokens, the model's context holds {target.context_length}: "
             "shorten the conversation or the tool results"
         )
+    prompt = tuple(int(token) for token in prompt_ids)
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         unknown = next(token for token in prompt if not 0 <= token < vocab_size)
         raise PromptError(
             f"the prompt holds token id {unknown}, the model knows 0 to {vocab_size - 1}: use the model's own tokenizer"
         )
+    return prompt
+
+
+def check_keys(**keys: str) -> None:
+    """Raise ConfigError for a soft key that is too long to be stored with every completion."""
+    for name, text in keys.items():
+        if len(text) > MOST_KEY_CHARACTERS:
+            raise ConfigError(
+                f"{name} has {len(text):,} characters, at most {MOST_KEY_CHARACTERS:,} are allowed: give a short name"
+            )
 
 
 def check_token_ids(sampling: SamplingParams, num_tokens: int) -> None:

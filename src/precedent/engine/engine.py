@@ -15,12 +15,15 @@ from precedent.cache.store.fingerprint import model_fingerprint, tokenizer_finge
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.decoding.microscope import Microscope
 from precedent.drafters import Drafter, DrafterParts, Request, load_drafters
+from precedent.drafters.base import begun_early
 from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.engine.admission import Admission
 from precedent.engine.checks import (
-    check_prompt,
+    MOST_QUERY_CHARACTERS,
+    check_keys,
     check_token_ids,
     checked_mode,
+    checked_prompt,
     keep_for_judge,
     unless_switched_off,
 )
@@ -210,7 +213,12 @@ class Engine(OfOneProcess):
         shown_tokens: Collection[int] = (),
         prefix_tokens: int = 0,
     ) -> Generation:
-        """Start a request and return at once.
+        """Start a request and return once it is prepared: texts encoded and indexed, the grammar compiled.
+
+        That takes milliseconds, for the longest prompts and grammars a second, on the calling thread and not on the
+        engine's. What a request brings is bounded, and refused beyond: the prompt by the context, a `prediction` by 8
+        characters per token of the context, `templates` as in `Templates`, stop strings as in `SamplingParams`,
+        `workflow_step` and `tools` by 1,000 characters.
 
         Recall finds prior completions by the text `query`; `workflow_step` and `tools` are soft keys stored with the
         completion. `prediction` is a guess of the answer (a text, or token ids), `templates` are premade responses and
@@ -220,8 +228,8 @@ class Engine(OfOneProcess):
         ContextOverflowError, PromptError, CapacityError, ConfigError, UnsupportedError or EngineClosedError at once.
         """
         self.check_process()
-        prompt = tuple(int(token) for token in prompt_ids)
-        check_prompt(prompt, self.target)
+        prompt = checked_prompt(prompt_ids, self.target)
+        check_keys(workflow_step=workflow_step, tools=tools)
         check_prefix(prefix_tokens, prompt, self.kept_prefixes)
         check_token_ids(sampling, min(len(self.tokenizer), self.target.vocab_size))
         speculation = unless_switched_off(speculation or self.speculation)
@@ -233,14 +241,14 @@ class Engine(OfOneProcess):
             prompt_ids=prompt,
             sampling=sampling,
             tenant=tenant,
-            query=query,
+            query=query[:MOST_QUERY_CHARACTERS],
             workflow_step=workflow_step,
             tools=tools,
             mode=checked_mode(speculation, sampling, self.target),
             shape=constraints_for(sampling, prompt, matching),
             num_tokens=min(len(self.tokenizer), self.target.vocab_size),
             end_token_ids=self._end_ids | set(sampling.stop_token_ids),
-            prediction=self._codec.answer_ids(prediction),
+            prediction=self._codec.prediction_ids(prediction, self.context_length),
             templates=tuple(Templates(templates)),
         )
         store = None if self.cache is None or not speculation.write_back else write_back or self.cache.insert
@@ -253,6 +261,7 @@ class Engine(OfOneProcess):
             finished=actions,
             kv_bytes=self._kv_bytes(len(prompt), sampling.max_tokens, speculation, drafters),
             prefix_tokens=prefix_tokens,
+            early=begun_early(drafters, asked),
         )
         self._worker.submit(request)
         return request.generation

@@ -12,6 +12,7 @@ from precedent.config import SpeculationConfig
 from precedent.decoding.sequence import DecodingSequence
 from precedent.decoding.stats import GenerationStats
 from precedent.drafters import Drafter, Request
+from precedent.drafters.base import Session
 from precedent.engine.generation import Generation, GenerationResult
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.sampling.rng import entropy_rng
@@ -23,7 +24,8 @@ from precedent.text.assembly import TextAssembler
 class InFlight:
     """A request with its progress and its caller's handle.
 
-    `kv_bytes` is the memory reserved for it; the first `prefix_tokens` of its prompt may be kept on disk. It has
+    `early` holds what `begun_early` returned for its drafters, until it is admitted. `kv_bytes` is the memory reserved
+    for it; the first `prefix_tokens` of its prompt may be kept on disk. It has
     `started` once it owns a slot; until then another request, `shares_with`, may be computing the first `num_shared`
     tokens of its prompt.
     """
@@ -33,6 +35,7 @@ class InFlight:
     drafters: dict[str, Drafter]
     text: TextAssembler
     finished: Sequence[Callable[[GenerationResult], None]] = ()
+    early: dict[str, Session | Exception] = field(default_factory=dict)
     kv_bytes: int = 0
     prefix_tokens: int = 0
     generation: Generation = field(default_factory=Generation)
@@ -79,7 +82,16 @@ def begin(request: InFlight, target: TargetModel) -> None:
         stats=request.stats,
     )
     for name, drafter in request.drafters.items():
-        sequence.sessions[name] = drafter.begin(sequence.request)
+        sequence.sessions[name] = _session(request, name, drafter)
+
+
+def _session(request: InFlight, name: str, drafter: Drafter) -> Session:
+    """The drafter's session, begun before or now. Raises what the drafter raised."""
+    assert request.sequence is not None
+    early = request.early.pop(name, None)
+    if isinstance(early, Exception):
+        raise early
+    return drafter.begin(request.sequence.request) if early is None else early
 
 
 def _slot_of(request: InFlight) -> Slot:

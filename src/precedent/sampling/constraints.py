@@ -8,11 +8,12 @@ entry per token id of the tokenizer; the extra columns of a wider output head ha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os.path import commonprefix
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from precedent.config import SamplingParams
@@ -24,7 +25,7 @@ class RepetitionPenalty:
     """Makes tokens that occur in the prompt or the answer less likely (Keskar et al. 1909.05858, section 4.1)."""
 
     def __init__(self, prompt_ids: Sequence[int], penalty: float) -> None:
-        self._prompt_ids, self._penalty = frozenset(prompt_ids), penalty
+        self._prompt_ids, self._penalty = np.unique(np.array(prompt_ids, dtype=np.int64)), penalty
 
     def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
         """Divide positive and multiply negative logits of seen tokens by the penalty."""
@@ -43,8 +44,10 @@ class RepetitionPenalty:
         rows = _wide(rows)
         return torch.where(seen, self._penalised(rows), rows)
 
-    def _known(self, output_ids: Iterable[int], vocab_size: int) -> list[int]:
-        return sorted(token for token in self._prompt_ids.union(output_ids) if token < vocab_size)
+    def _known(self, output_ids: Sequence[int], vocab_size: int) -> NDArray[np.int64]:
+        """The tokens of the prompt and the answer; some of them twice."""
+        known = np.concatenate([self._prompt_ids, np.array(output_ids, dtype=np.int64)])
+        return known[known < vocab_size]
 
     def _penalised(self, values: Tensor) -> Tensor:
         return torch.where(values < 0, values * self._penalty, values / self._penalty)
@@ -54,7 +57,7 @@ class LogitBias:
     """Adds a number to the logits of some tokens: OpenAI's `logit_bias`."""
 
     def __init__(self, biases: Mapping[int, float]) -> None:
-        self._ids, self._biases = list(biases), list(biases.values())
+        self._ids, self._biases = np.array(list(biases), dtype=np.int64), np.array(list(biases.values()))
 
     def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
         """Add each bias to its token's logit."""
@@ -115,11 +118,11 @@ class OccurrencePenalty:
         return count * self._frequency + self._presence
 
 
-def _indices(ids: Sequence[int], rows: Tensor) -> Tensor:
+def _indices(ids: Sequence[int] | NDArray[np.int64], rows: Tensor) -> Tensor:
     return placed(np.array(ids, dtype=np.int64), rows.device)
 
 
-def _values(values: Sequence[float], rows: Tensor) -> Tensor:
+def _values(values: Sequence[float] | NDArray[np.float64], rows: Tensor) -> Tensor:
     """The values as a tensor on the rows' device: float64 for float64 rows, else float32."""
     return placed(np.array(values, dtype=np.float64 if rows.dtype == torch.float64 else np.float32), rows.device)
 

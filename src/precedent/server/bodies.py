@@ -7,19 +7,23 @@ habit, and they cannot change an answer. So are values that ask for nothing (`be
 from __future__ import annotations
 
 import json
+import re
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, NoReturn
+from itertools import islice
+from types import UnionType
+from typing import Annotated, Any, NoReturn, Union
 
 from openai.types.chat import chat_completion_assistant_message_param as assistant
 from openai.types.chat import chat_completion_developer_message_param as developer
 from openai.types.chat import chat_completion_system_message_param as system
 from openai.types.chat import chat_completion_tool_message_param as tool
 from openai.types.chat import chat_completion_user_message_param as user
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import FailFast, Field, TypeAdapter, ValidationError
 
+from precedent.runtime.plain_values import shown
 from precedent.server.errors import ApiError
 
 HABITS = (
@@ -35,6 +39,18 @@ HABITS = (
 
 MOST_NESTED = 64
 """Levels of lists and objects in a request."""
+
+MOST_VALUES = 262_144
+"""Values in a request, keys not counted. Reading more in one go would make all threads wait."""
+
+MOST_METADATA, MOST_METADATA_KEY, MOST_METADATA_VALUE = 16, 64, 512
+"""Pairs of a request's metadata, and characters of a key and of a value, as in OpenAI's API."""
+
+CHECKED_AT_ONCE = 1000
+"""Pairs of an object that are checked in one go: pydantic lists every error, and all threads wait for it."""
+
+_STRING_OR_SEPARATOR = re.compile(rb'"(?:(?:\\.)++|[^"\\]++)*+"|[\[{,]', re.DOTALL)
+_QUOTE = ord('"')
 
 _Message = (
     system.ChatCompletionSystemMessageParam
@@ -99,7 +115,9 @@ class Keys:
 
 
 def parsed(raw: bytes) -> dict[str, Any]:
-    """A request's body. Raises ApiError for anything but a JSON object, for NaN, and for deep nesting."""
+    """A request's body. Raises ApiError for anything but a JSON object, for NaN, deep nesting and too many values."""
+    if _values_over(raw, MOST_VALUES):
+        raise ApiError(f"the body holds more than {MOST_VALUES:,} values: send less at once")
     try:
         found = json.loads(raw, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -109,6 +127,14 @@ def parsed(raw: bytes) -> dict[str, Any]:
     if _depth_over(found, MOST_NESTED):
         raise ApiError(f"the body is nested more than {MOST_NESTED} levels deep")
     return found
+
+
+def _values_over(raw: bytes, most: int) -> bool:
+    """Whether a JSON text has more than `most` values, without reading them."""
+    if sum(raw.count(separator) for separator in (b"[", b"{", b",")) <= most:
+        return False
+    separators = (1 for found in _STRING_OR_SEPARATOR.finditer(raw) if raw[found.start()] != _QUOTE)
+    return sum(islice(separators, most + 1)) > most
 
 
 def _no_number(name: str) -> NoReturn:
@@ -137,7 +163,10 @@ def checked(body: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
         if name not in keys.known:
             _refuse(name, keys)
         if name != "messages":
-            fits(value, keys.kind(name), name)
+            for part in _parts_of(value):
+                fits(part, keys.kind(name), name)
+        if name == "metadata":
+            _check_metadata(value)
         if name not in HABITS:
             said[name] = value
     for name in body.keys() - keys.known:
@@ -178,12 +207,47 @@ def _is_neutral(name: str, value: Any) -> bool:
 def _refuse(name: str, keys: Keys) -> NoReturn:
     """Raise ApiError for a key that is not supported."""
     hint = keys.instead.get(name) or f"known: {', '.join(sorted(keys.known))}"
-    raise ApiError(f"{name!r} is not supported: {hint}", param=name, code="unsupported_parameter")
+    raise ApiError(f"{shown(name)} is not supported: {hint}", param=name, code="unsupported_parameter")
+
+
+def _parts_of(value: Any) -> Iterable[Any]:
+    """Parts of a long object that can be checked one by one; anything else as a whole."""
+    if not isinstance(value, dict) or len(value) <= CHECKED_AT_ONCE:
+        return [value]
+    items = iter(value.items())
+    return iter(lambda: dict(islice(items, CHECKED_AT_ONCE)), {})
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    if len(metadata) > MOST_METADATA:
+        raise ApiError(f"metadata has {len(metadata):,} pairs: at most {MOST_METADATA} are allowed", param="metadata")
+    for key, value in metadata.items():
+        if len(key) > MOST_METADATA_KEY or len(value) > MOST_METADATA_VALUE:
+            raise ApiError(
+                f"metadata has a key of {len(key):,} characters with a value of {len(value):,}: at most "
+                f"{MOST_METADATA_KEY} and {MOST_METADATA_VALUE} are allowed",
+                param="metadata",
+            )
 
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+    return TypeAdapter(_until_first_error(kind))
+
+
+class _UntilFirstError(FailFast):
+    """pydantic's mark, which cannot be part of a union because it has no hash."""
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+def _until_first_error(kind: Any) -> Any:
+    """The type, with lists that are checked up to their first error: listing all of them makes all threads wait."""
+    arguments = tuple(_until_first_error(part) for part in typing.get_args(kind))
+    if typing.get_origin(kind) is list:
+        return Annotated[list[arguments], _UntilFirstError()]  # type: ignore[valid-type]
+    return Union[arguments] if typing.get_origin(kind) in (Union, UnionType) else kind  # noqa: UP007 (built at run time)
 
 
 def fits(value: Any, kind: Any, place: str) -> None:

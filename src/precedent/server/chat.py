@@ -19,13 +19,12 @@ from precedent.server.chat_request import ChatRequest, chat_request
 from precedent.server.errors import api_error
 from precedent.server.keys import Caller
 from precedent.server.serving import Served, Serving
-from precedent.server.transport import DONE, EventStream, body_of, error_event, failure, unless_gone
+from precedent.server.transport import DONE, EventStream, error_event, failure, read_body, unless_gone
 
 
 async def chat_completions(serving: Serving, caller: Caller, request: Request) -> Response:
     """Answer one request, whole or as a stream."""
-    raw = await body_of(request, serving.limits)
-    asked = await serving.read(raw, partial(_asked, serving))
+    asked = await read_body(request, serving, partial(_asked, serving))
     serving.num_ignored += asked.num_ignored
     served = serving.model(asked.model)
     with ExitStack() as held:

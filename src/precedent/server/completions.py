@@ -27,7 +27,7 @@ from precedent.server.keys import Caller
 from precedent.server.merging import merged
 from precedent.server.serving import Served, Serving
 from precedent.server.settings import ServerLimits
-from precedent.server.transport import DONE, EventStream, body_of, error_event, event, failure, unless_gone
+from precedent.server.transport import DONE, EventStream, error_event, event, failure, read_body, unless_gone
 from precedent.server.usage import speculation_of, usage_of
 from precedent.text.length import check_length
 from precedent.text.query import recall_query
@@ -140,8 +140,7 @@ class TextAnswer:
 
 async def completions(serving: Serving, caller: Caller, request: Request) -> Response:
     """Answer one request, whole or as a stream."""
-    raw = await body_of(request, serving.limits)
-    asked = await serving.read(raw, partial(_asked, serving.limits))
+    asked = await read_body(request, serving, partial(_asked, serving.limits))
     served = serving.model(asked.model)
     with ExitStack() as held:
         held.enter_context(serving.places.taken(caller.name, asked.num_choices * len(asked.prompts)))

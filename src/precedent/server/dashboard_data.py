@@ -14,12 +14,12 @@ from starlette.responses import JSONResponse, Response
 from precedent.cache import SpeculationCache, StoredCompletion
 from precedent.cache.store.records import MAX_COUNT
 from precedent.errors import CacheError
-from precedent.runtime.plain_values import is_whole
+from precedent.runtime.plain_values import is_whole, shown
 from precedent.server.bodies import parsed
 from precedent.server.errors import FAILED, ApiError
 from precedent.server.keys import Caller
 from precedent.server.serving import Served, Serving
-from precedent.server.transport import body_of
+from precedent.server.transport import read_body
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +66,8 @@ async def found_completions(serving: Serving, caller: Caller, request: Request) 
     cache = _cache_of(serving, request.query_params.get("model"))
     # one more than asked for tells whether there are more
     found = await serving.prepared(partial(_newest, cache, caller.tenant, text, offset + limit + 1))
-    shown = found[offset : offset + limit]
-    return _json({"completions": list(map(_shown, shown)), "more": len(found) > offset + limit})
+    page = found[offset : offset + limit]
+    return _json({"completions": list(map(_shown, page)), "more": len(found) > offset + limit})
 
 
 def _newest(cache: SpeculationCache, tenant: str, text: str, number: int) -> Sequence[StoredCompletion]:
@@ -82,9 +82,9 @@ def _shown(one: StoredCompletion) -> dict[str, Any]:
 
 async def forget(serving: Serving, caller: Caller, request: Request) -> Response:
     """Erase completions of the caller's tenant by their `ids`; those of others, and missing ones, are not counted."""
-    body = parsed(await body_of(request, serving.limits))
+    body = await read_body(request, serving, parsed)
     if unknown := body.keys() - {"ids", "model"}:
-        raise ApiError(f"{min(unknown)!r} is not supported; known: ids, model", param=min(unknown))
+        raise ApiError(f"{shown(min(unknown))} is not supported; known: ids, model", param=min(unknown))
     ids, model = body.get("ids"), body.get("model")
     if not isinstance(ids, list) or not 1 <= len(ids) <= MOST_FORGOTTEN or not all(map(_is_id, ids)):
         raise ApiError(f"ids must be a list of 1 to {MOST_FORGOTTEN} ids of completions", param="ids")

@@ -19,7 +19,7 @@ from precedent.server.bodies import Keys, checked, parsed
 from precedent.server.errors import ApiError, api_error
 from precedent.server.keys import Caller
 from precedent.server.serving import Served, Serving
-from precedent.server.transport import body_of, unless_gone
+from precedent.server.transport import read_body, unless_gone
 
 KEYS = Keys(
     EmbeddingCreateParams,
@@ -49,14 +49,17 @@ class PackedResponse(CreateEmbeddingResponse):
 
 async def embeddings(serving: Serving, caller: Caller, request: Request) -> Response:
     """The vectors of some texts."""
-    raw = await body_of(request, serving.limits)
+    said = await read_body(request, serving, _said)
     with serving.places.taken(caller.name):
-        found = serving.prepared(partial(_embedded, raw, serving))
+        found = serving.prepared(partial(_embedded, said, serving))
         return JSONResponse(await unless_gone(request, serving.limits, found))
 
 
-def _embedded(raw: bytes, serving: Serving) -> dict[str, Any]:
-    said = checked(parsed(raw), KEYS)
+def _said(raw: bytes) -> dict[str, Any]:
+    return checked(parsed(raw), KEYS)
+
+
+def _embedded(said: Mapping[str, Any], serving: Serving) -> dict[str, Any]:
     served = serving.model(said["model"])
     texts = [said["input"]] if isinstance(said["input"], str) else said["input"]
     if not 1 <= len(texts) <= MOST_TEXTS or not all(texts):

@@ -11,8 +11,8 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
-from langchain_core.messages.tool import InvalidToolCall, invalid_tool_call
+from langchain_core.messages import AIMessage, BaseMessage, InvalidToolCall, convert_to_messages
+from langchain_core.messages.tool import invalid_tool_call
 
 from precedent.langchain.wording import input_in_our_words
 from precedent.server.bodies import MESSAGE_KINDS, fits, without_nulls

@@ -20,13 +20,12 @@ from precedent.server.keys import Caller
 from precedent.server.responses_answer import ResponseWriter
 from precedent.server.responses_request import responses_request
 from precedent.server.serving import Serving
-from precedent.server.transport import EventStream, body_of, failure, unless_gone
+from precedent.server.transport import EventStream, failure, read_body, unless_gone
 
 
 async def responses(serving: Serving, caller: Caller, request: Request) -> Response:
     """Answer one request, whole or as a stream of events."""
-    raw = await body_of(request, serving.limits)
-    body, asked = await serving.read(raw, partial(_asked, serving))
+    body, asked = await read_body(request, serving, partial(_asked, serving))
     serving.num_ignored += asked.num_ignored
     served = serving.model(asked.model)
     with ExitStack() as held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import signal
@@ -11,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -19,12 +21,12 @@ from precedent.errors import ConfigError
 from precedent.server.access import LOOPBACK, NO_RULES, AccessRules
 from precedent.server.access_log import escaped
 from precedent.server.app import server_app
+from precedent.server.connections import LAST_WORDS_SECONDS, Connection
 from precedent.server.serving import Serving
 
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 30
-LAST_WORDS_SECONDS = 5
 LARGEST_HEADERS = 32 * 1024
 
 
@@ -52,8 +54,18 @@ def serve(serving: Serving, host: str, port: int, *, ready: Callable[[str], obje
     """
     check_address(host, has_keys=serving.keys is not None, rules=serving.access)
     _write_access_log(log_json)
-    config = uvicorn.Config(
+    gc.collect()
+    gc.freeze()  # models stay: looking through them for garbage makes all streams pause
+    with _listening(host, port) as listener:
+        _Server(uvicorn_config(serving), serving, ready, _address(listener)).run([listener])
+
+
+def uvicorn_config(serving: Serving) -> uvicorn.Config:
+    """How uvicorn runs the application, with bounds on connections and headers."""
+    return uvicorn.Config(
         server_app(serving),
+        http=partial(Connection, serving.limits),  # type: ignore[arg-type]  # called like a class
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
@@ -62,8 +74,6 @@ def serve(serving: Serving, host: str, port: int, *, ready: Callable[[str], obje
         timeout_graceful_shutdown=serving.limits.grace_seconds,  # type: ignore[arg-type]  # asyncio takes fractions
         h11_max_incomplete_event_size=LARGEST_HEADERS,
     )
-    with _listening(host, port) as listener:
-        _Server(config, serving, ready, _address(listener)).run([listener])
 
 
 class _Server(uvicorn.Server):

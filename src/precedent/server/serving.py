@@ -18,11 +18,13 @@ from precedent.engine.engine import Engine
 from precedent.engine.prometheus import counter_text, prometheus_text
 from precedent.langchain.chat_model import ChatPrecedent
 from precedent.runtime.background import Background
+from precedent.runtime.plain_values import shown
 from precedent.server.access import NO_RULES, AccessRules
 from precedent.server.errors import FAILED, ApiError
 from precedent.server.keys import KeyFile
 from precedent.server.places import Places
 from precedent.server.settings import ServerLimits
+from precedent.server.uploads import Uploads
 
 Result = TypeVar("Result")
 
@@ -70,10 +72,11 @@ class Serving:
     num_ignored: int = 0
     _begun: float = field(default_factory=time.monotonic)
     places: Places = field(init=False)
+    uploads: Uploads = field(init=False)
     _threads: Executor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.places = Places(self.limits)
+        self.places, self.uploads = Places(self.limits), Uploads(self.limits)
         self._threads = Background(PREPARING_THREADS, "precedent-prepare")
 
     @property
@@ -85,7 +88,7 @@ class Serving:
         """The model of a request. Raises ApiError (404) for another name."""
         if name not in self.models:
             raise ApiError(
-                f"no model {name!r} is served here; models: {', '.join(self.models)}",
+                f"no model {shown(name)} is served here; models: {', '.join(self.models)}",
                 status=404, param="model", code="model_not_found",
             )  # fmt: skip
         return self.models[name]

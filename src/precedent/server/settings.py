@@ -15,28 +15,40 @@ class ServerLimits:
     """Bounds on what callers may ask for. Raises ConfigError for a value that is none.
 
     `max_queued` answers may run or wait at once, `max_queued_per_key` of one key; beyond them a request is refused with
-    429. `default_max_tokens` bounds answers whose request says nothing. Times are in seconds: `request_seconds` for a
-    whole answer, `upload_seconds` for a body to arrive, `prepare_seconds` for prompts and grammars, `grace_seconds` for
-    running requests when the server stops.
+    429. `max_connections` may be open at once. `max_upload_bytes` of bodies that are not read to their ends may be held
+    at once, `max_upload_bytes_per_key` of one key. `default_max_tokens` bounds answers whose request says nothing.
+    Times are in seconds: `request_seconds` for a whole answer, `header_seconds` for a request's headers to arrive,
+    `upload_seconds` for its body, `prepare_seconds` for prompts and grammars, `grace_seconds` for running requests when
+    the server stops.
     """
 
     max_queued: int = 256
     max_queued_per_key: int = 64
     max_choices: int = 16
+    max_connections: int = 512
     max_body_bytes: int = 8 * MEBIBYTE
+    max_upload_bytes: int = 256 * MEBIBYTE
+    max_upload_bytes_per_key: int = 64 * MEBIBYTE
     max_schema_bytes: int = 256 * 1024
     max_pattern_length: int = 1000
     max_stops: int = 16
     default_max_tokens: int = 4096
     request_seconds: float = 600.0
+    header_seconds: float = 10.0
     upload_seconds: float = 30.0
     prepare_seconds: float = 30.0
     grace_seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        counts = ("max_queued", "max_queued_per_key", "max_choices", "max_body_bytes", "max_schema_bytes")
-        sizes = (*counts, "max_pattern_length", "max_stops", "default_max_tokens")
-        times = ("request_seconds", "upload_seconds", "prepare_seconds", "grace_seconds")
-        wholes = [(name, is_whole(value := getattr(self, name)) and value >= 1, "must be at least 1") for name in sizes]
+        counts = ("max_queued", "max_queued_per_key", "max_choices", "max_connections", "max_stops")
+        sizes = (
+            *("max_body_bytes", "max_upload_bytes", "max_upload_bytes_per_key", "max_schema_bytes"),
+            *("max_pattern_length", "default_max_tokens"),
+        )
+        times = ("request_seconds", "header_seconds", "upload_seconds", "prepare_seconds", "grace_seconds")
+        wholes = [
+            (name, is_whole(value := getattr(self, name)) and value >= 1, "must be at least 1")
+            for name in (*counts, *sizes)
+        ]
         numbers = [(name, is_number(value := getattr(self, name)) and value > 0, "must be above 0") for name in times]
         check_fields(self, [*wholes, *numbers])

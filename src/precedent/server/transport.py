@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from precedent.server.errors import FAILED, ApiError, api_error, stopping
 from precedent.server.places import Places
+from precedent.server.serving import Serving
 from precedent.server.settings import ServerLimits
 
 log = logging.getLogger(__name__)
@@ -45,19 +46,36 @@ def error_event(error: ApiError) -> str:
     return event(json.dumps(error.body()))
 
 
-async def body_of(request: Request, limits: ServerLimits) -> bytes:
-    """The request's body. Raises ApiError if it is too long, or arrives too slowly."""
+async def read_body(request: Request, serving: Serving, read: Callable[[bytes], Result]) -> Result:
+    """What the request's body says.
+
+    Raises ApiError if it is too long, arrives too slowly, or while too many others arrive; and what `read` raises.
+    """
+    with serving.uploads.counted(request.state.key_name) as count:
+        raw = await _body(request, serving.limits, count)
+        return await serving.read(raw, read)
+
+
+async def _body(request: Request, limits: ServerLimits, count: Callable[[int], None]) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limits.max_body_bytes:
+        raise _too_long(limits)
     parts, size = list[bytes](), 0
     try:
         async with asyncio.timeout(limits.upload_seconds):
             async for part in request.stream():
                 size += len(part)
                 if size > limits.max_body_bytes:
-                    raise ApiError(f"the body is longer than {limits.max_body_bytes} bytes", status=413)
+                    raise _too_long(limits)
+                count(len(part))
                 parts.append(part)
     except TimeoutError:
         raise ApiError(f"the body took longer than {limits.upload_seconds:g} seconds", status=408) from None
     return b"".join(parts)
+
+
+def _too_long(limits: ServerLimits) -> ApiError:
+    return ApiError(f"the body is longer than {limits.max_body_bytes} bytes", status=413)
 
 
 async def unless_gone(request: Request, limits: ServerLimits, work: Awaitable[Result]) -> Result:

@@ -7,10 +7,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from precedent.cache.store.fingerprint import tokenizer_fingerprint
+from precedent.errors import ContextOverflowError
 from precedent.text.end_tokens import turn_end
+from precedent.text.length import CHARACTERS_PER_TOKEN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+LONG_TEXT = 4096
+"""Characters from which a text is encoded without holding the interpreter's lock, so that other threads go on."""
 
 
 class TokenizerCodec:
@@ -45,9 +51,26 @@ class TokenizerCodec:
     def answer_ids(self, answer: str | Sequence[int] | None) -> tuple[int, ...]:
         """The ids of a whole answer: encodes a text and adds its end token, keeps ids as they are. None becomes ()."""
         if not isinstance(answer, str):
-            return tuple(int(token) for token in answer or ())
+            return () if answer is None else tuple(int(token) for token in answer)
         ending = () if self.end_token_id is None else (self.end_token_id,)
         return (*self.encode(answer), *ending) if answer else ()
+
+    def prediction_ids(self, prediction: str | Sequence[int] | None, context_length: int) -> tuple[int, ...]:
+        """The first `context_length` of a prediction's `answer_ids`.
+
+        Raises ContextOverflowError, before it encodes anything, for a text of far more tokens than the context holds.
+        """
+        if prediction is None:
+            return ()
+        if not isinstance(prediction, str):
+            return self.answer_ids(prediction[:context_length])
+        most = CHARACTERS_PER_TOKEN * context_length
+        if len(prediction) > most:
+            raise ContextOverflowError(
+                f"prediction has {len(prediction):,} characters, at most {most:,} are allowed (the model's context "
+                f"holds {context_length:,} tokens): give only the part that the answer may repeat"
+            )
+        return self.answer_ids(prediction)[:context_length]
 
 
 def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
@@ -55,4 +78,10 @@ def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
-    return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
+
+    def encode(text: str) -> list[int]:
+        if len(text) < LONG_TEXT:
+            return list(backend.encode(text, add_special_tokens=False).ids)
+        return list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+    return encode

@@ -11,6 +11,16 @@ from dataclasses import dataclass
 from typing import overload
 
 from precedent.errors import ConfigError
+from precedent.runtime.plain_values import shown
+
+MOST_TEMPLATES = 1024
+"""Premade responses of one list; forms of tool calls do not count."""
+
+MOST_CHARACTERS = 262_144
+"""Characters of all premade responses of one list together."""
+
+MOST_HOLES = 512
+"""Holes of all premade responses of one list together."""
 
 KINDS = ("text", "string", "number", "json")
 """What fills a hole: plain text, the inside of a JSON string, a JSON number, or any JSON value."""
@@ -50,11 +60,11 @@ class Template:
 
     def __post_init__(self) -> None:
         if not any(isinstance(part, str) and part.strip() for part in self.parts):
-            raise ConfigError(f"template {self.text!r} has no text of its own: write the text around the holes")
+            raise ConfigError(f"template {shown(self.text)} has no text of its own: write the text around the holes")
         for left, right in zip(self.parts, self.parts[1:], strict=False):
             if isinstance(left, Hole) and isinstance(right, Hole):
                 raise ConfigError(
-                    f"template {self.text!r} has nothing between the holes {left.name!r} and {right.name!r}: "
+                    f"template {shown(self.text)} has nothing between the holes {left.name!r} and {right.name!r}: "
                     "put text between them, or make them one"
                 )
 
@@ -88,7 +98,8 @@ class Templates(Sequence[Template]):
     """Premade responses, checked: texts with `{holes}`, or `Template` objects.
 
     `choices` maps names of holes to the few texts they can have. Raises ConfigError for a template that cannot be
-    parsed or is given twice, and for choices of a hole that no template has.
+    parsed or is given twice, for choices of a hole that no template has, and for more than `MOST_TEMPLATES` templates,
+    `MOST_CHARACTERS` characters or `MOST_HOLES` holes.
 
     >>> len(Templates(["Order {number} is {state}.", "Welcome back."], choices={"state": ["open", "sent"]}))
     2
@@ -101,10 +112,12 @@ class Templates(Sequence[Template]):
         self, templates: Iterable[str | Template] = (), *, choices: Mapping[str, Sequence[str]] | None = None
     ) -> None:
         if isinstance(templates, str):
-            raise ConfigError(f"templates={templates!r} is one text: give a list of them")
+            raise ConfigError(f"templates={shown(templates)} is one text: give a list of them")
         if not isinstance(templates, Iterable):
-            raise ConfigError(f"templates={templates!r} must be a list of texts")
-        self._templates = tuple(_template(template, choices) for template in templates)
+            raise ConfigError(f"templates={shown(templates)} must be a list of texts")
+        given = list(templates)
+        _check_sizes([template for template in given if not (isinstance(template, Template) and template.is_call)])
+        self._templates = tuple(_template(template, choices) for template in given)
         self._check(choices or {})
 
     @overload
@@ -127,8 +140,11 @@ class Templates(Sequence[Template]):
         seen: set[Template] = set()
         for template in self._templates:
             if template in seen:
-                raise ConfigError(f"template {template.text!r} is given twice: leave one out")
+                raise ConfigError(f"template {shown(template.text)} is given twice: leave one out")
             seen.add(template)
+        num_holes = sum(len(template.holes) for template in self._templates if not template.is_call)
+        if num_holes > MOST_HOLES:
+            raise ConfigError(f"templates holds {num_holes:,} holes, at most {MOST_HOLES:,} are allowed: give fewer")
         names = {hole.name for template in self._templates for hole in template.holes}
         for name in choices:
             if name not in names:
@@ -136,12 +152,29 @@ class Templates(Sequence[Template]):
                 raise ConfigError(f"choices are given for {name!r}, which no template has as a hole (holes: {known})")
 
 
+def _check_sizes(premade: Sequence[object]) -> None:
+    """Raise ConfigError for more premade responses, or longer ones, than are of use; reads none of them."""
+    if len(premade) > MOST_TEMPLATES:
+        raise ConfigError(
+            f"templates holds {len(premade):,} templates, at most {MOST_TEMPLATES:,} are allowed: give those that "
+            "the model says most often"
+        )
+    texts = [
+        part for template in premade for part in (template.parts if isinstance(template, Template) else [template])
+    ]
+    size = sum(len(text) for text in texts if isinstance(text, str))
+    if size > MOST_CHARACTERS:
+        raise ConfigError(
+            f"templates holds {size:,} characters, at most {MOST_CHARACTERS:,} are allowed: give fewer or shorter ones"
+        )
+
+
 def _template(template: object, choices: Mapping[str, Sequence[str]] | None) -> Template:
     if isinstance(template, Template):
         return template
     if isinstance(template, str):
         return Template.parse(template, choices)
-    raise ConfigError(f"template {template!r} is neither a text nor a Template")
+    raise ConfigError(f"template {shown(template)} is neither a text nor a Template")
 
 
 def _parsed(text: str) -> Iterator[tuple[str, str | None]]:
@@ -150,12 +183,12 @@ def _parsed(text: str) -> Iterator[tuple[str, str | None]]:
         fields = list(string.Formatter().parse(text))
     except ValueError as error:
         raise ConfigError(
-            f"template {text!r} cannot be read ({error}): write a literal brace as {{{{ or }}}}"
+            f"template {shown(text)} cannot be read ({error}): write a literal brace as {{{{ or }}}}"
         ) from None
     for literal, name, form, conversion in fields:
         if name is not None and (not name.isidentifier() or form or conversion):
             raise ConfigError(
-                f"template {text!r} has a hole that is not a plain name ({name or 'empty'!r}): write {{name}}, or {{{{ "
-                "for a literal brace"
+                f"template {shown(text)} has a hole that is not a plain name ({shown(name or 'empty')}): write "
+                "{name}, or {{ for a literal brace"
             )
         yield literal, name

@@ -14,7 +14,7 @@ import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from precedent.errors import ConfigError, ModelLoadError
-from precedent.runtime.plain_values import nearest, shown
+from precedent.runtime.plain_values import shown
 
 FAMILIES = {
     "chatml": "hermes", "hermes": "hermes", "qwen": "hermes", "llama-3": "llama-3", "gemma": "gemma",
@@ -56,10 +56,8 @@ def _text_of(given: str | Path) -> str:
             return _text_in(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the chat template in {str(path)!r}: {error}") from error
-    near = nearest(name, FAMILIES)
-    hint = f"did you mean {near!r}?" if near else f"families: {', '.join(FAMILIES)}"
     raise ConfigError(
-        f"chat_template={shown(str(given))} is neither a file, nor the name of a family, nor a Jinja template; {hint}"
+        f"chat_template={shown(str(given))} is neither a file, nor the name of a family, nor a Jinja template; families: {', '.join(FAMILIES)}"
     )
 
 
@@ -79,7 +77,7 @@ def stored_in_gguf(file: Path) -> str | None:
 
     Raises ModelLoadError for a header that ends too soon.
     """
-    from transformers.integrations.gguf import read_gguf_metadata  # only in versions that read GGUF files
+    from transformers.integrations.gguf import read_gguf_metadata  # type: ignore[attr-defined]  # not in its `__all__`
 
     try:
         metadata, _ = read_gguf_metadata(str(file))
