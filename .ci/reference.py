@@ -176,6 +176,7 @@ def metrics() -> str:
     rows = [(f"`{name}`", "gauge", said) for name, (_, said) in prometheus.GAUGES.items()]
     rows.append(("`vllm:kv_cache_usage_perc`", "gauge", "Share of the memory of keys and values, 0 to 1."))
     rows += [(f"`{name}_total`", "counter", said) for name, (_, said) in prometheus.COUNTERS.items()]
+    rows += [(f"`{name}`", kind, said) for name, (kind, said) in prometheus.OF_AIDS.items()]
     rows += [(f"`{name}`", "summary", said) for name, (_, said) in prometheus.SUMMARIES.items()]
     names = [(f"`{field.name}`",) for field in dataclasses.fields(EngineMetrics)]
     return "\n".join([

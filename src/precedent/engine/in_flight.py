@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -12,7 +12,9 @@ from precedent.config import SpeculationConfig
 from precedent.decoding.sequence import DecodingSequence
 from precedent.decoding.stats import GenerationStats
 from precedent.drafters import Drafter, Request
+from precedent.drafters.together import begin_all
 from precedent.engine.generation import Generation, GenerationResult
+from precedent.runtime.fence import Fences
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.sampling.rng import entropy_rng
 from precedent.target import Slot, TargetModel
@@ -23,16 +25,16 @@ from precedent.text.assembly import TextAssembler
 class InFlight:
     """A request with its progress and its caller's handle.
 
-    `kv_bytes` is the memory reserved for it; the first `prefix_tokens` of its prompt may be kept on disk. It has
-    `started` once it owns a slot; until then another request, `shares_with`, may be computing the first `num_shared`
-    tokens of its prompt.
+    `finished` are the calls that get its result, by the name of their fence. `kv_bytes` is the memory reserved for it;
+    the first `prefix_tokens` of its prompt may be kept on disk. It has `started` once it owns a slot; until then
+    another request, `shares_with`, may be computing the first `num_shared` tokens of its prompt.
     """
 
     asked: Request
     speculation: SpeculationConfig
     drafters: dict[str, Drafter]
     text: TextAssembler
-    finished: Sequence[Callable[[GenerationResult], None]] = ()
+    finished: Mapping[str, Callable[[GenerationResult], object]] = field(default_factory=dict)
     kv_bytes: int = 0
     prefix_tokens: int = 0
     generation: Generation = field(default_factory=Generation)
@@ -63,10 +65,10 @@ class InFlight:
         return len(self.prompt_ids) - 1 - self.num_prefilled
 
 
-def begin(request: InFlight, target: TargetModel) -> None:
+def begin(request: InFlight, target: TargetModel, fences: Fences) -> None:
     """Create the request's sequence on an empty slot and begin its drafters: recall embeds while others prefill.
 
-    Raises whatever a drafter raises; the sequence then holds the sessions begun so far.
+    A drafter that fails, or is switched off, is left out.
     """
     request.stats.bitwise = target.bitwise and request.asked.mode in ("greedy", "coupled")
     request.sequence = sequence = DecodingSequence(
@@ -78,8 +80,7 @@ def begin(request: InFlight, target: TargetModel) -> None:
         bitwise=request.stats.bitwise,
         stats=request.stats,
     )
-    for name, drafter in request.drafters.items():
-        sequence.sessions[name] = drafter.begin(sequence.request)
+    sequence.sessions = begin_all(request.drafters, sequence.request, fences)
 
 
 def _slot_of(request: InFlight) -> Slot:

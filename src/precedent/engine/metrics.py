@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from precedent.decoding.latency import Percentiles
 from precedent.decoding.stats import GenerationStats
+from precedent.runtime.fence import Fences
 
 RECENT_REQUESTS = 1000
 RECENT_EMISSIONS = 10_000
@@ -23,7 +24,8 @@ class EngineMetrics:
     These and `generation_tokens` count at every step, the other tokens when their request ends. Tokens of cancelled and
     failed requests count too. `decode_seconds_saved` is what plain steps would have taken for the answers of finished
     requests, by the cost curve, less what their steps took; it is negative if speculation cost time.
-    `inter_token_latency_seconds` has one value per emission: its gap divided by its number of tokens.
+    `inter_token_latency_seconds` has one value per emission: its gap divided by its number of tokens. `degraded` names
+    what is switched off because it failed; answers are the same without it, only slower. `faults` counts such failures.
     """
 
     num_requests_running: int
@@ -48,6 +50,8 @@ class EngineMetrics:
     time_to_first_token_seconds: Percentiles
     inter_token_latency_seconds: Percentiles
     e2e_request_latency_seconds: Percentiles
+    degraded: tuple[str, ...] = ()
+    faults: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +122,10 @@ class MetricsRecorder:
                 self.per_token.extend(stats.inter_token.per_token())
                 self.decode_seconds_saved += stats.plain_seconds - stats.decode_seconds
 
-    def snapshot(self, *, running: int, waiting: int, reserved: int, idle: int, most: int) -> EngineMetrics:
-        """The counts, plus the engine's current load (requests; bytes of keys and values)."""
+    def snapshot(
+        self, *, running: int, waiting: int, reserved: int, idle: int, most: int, fences: Fences | None = None
+    ) -> EngineMetrics:
+        """The counts, plus the engine's current load (requests; bytes of keys and values) and what its fences say."""
         with self._lock:
             counts = dict(self.counts)
             accepted, saved = dict(self.accepted_by_source), self.decode_seconds_saved
@@ -137,5 +143,7 @@ class MetricsRecorder:
             time_to_first_token_seconds=first_token,
             inter_token_latency_seconds=per_token,
             e2e_request_latency_seconds=request,
+            degraded=() if fences is None else fences.degraded(),
+            faults={} if fences is None else fences.faults(),
             **counts,
         )
