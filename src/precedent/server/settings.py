@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from precedent.config import check_fields
+from precedent.engine.health import STALLED_SECONDS
 from precedent.runtime.plain_values import is_number, is_whole
 
 MEBIBYTE = 1 << 20
@@ -17,7 +18,7 @@ class ServerLimits:
     `max_queued` answers may run or wait at once, `max_queued_per_key` of one key; beyond them a request is refused with
     429. `default_max_tokens` bounds answers whose request says nothing. Times are in seconds: `request_seconds` for a
     whole answer, `upload_seconds` for a body to arrive, `prepare_seconds` for prompts and grammars, `grace_seconds` for
-    running requests when the server stops.
+    running requests when the server stops. `/health` fails while an engine works on one step for `stalled_seconds`.
     """
 
     max_queued: int = 256
@@ -32,11 +33,12 @@ class ServerLimits:
     upload_seconds: float = 30.0
     prepare_seconds: float = 30.0
     grace_seconds: float = 30.0
+    stalled_seconds: float = STALLED_SECONDS
 
     def __post_init__(self) -> None:
         counts = ("max_queued", "max_queued_per_key", "max_choices", "max_body_bytes", "max_schema_bytes")
         sizes = (*counts, "max_pattern_length", "max_stops", "default_max_tokens")
-        times = ("request_seconds", "upload_seconds", "prepare_seconds", "grace_seconds")
+        times = ("request_seconds", "upload_seconds", "prepare_seconds", "grace_seconds", "stalled_seconds")
         wholes = [(name, is_whole(value := getattr(self, name)) and value >= 1, "must be at least 1") for name in sizes]
         numbers = [(name, is_number(value := getattr(self, name)) and value > 0, "must be above 0") for name in times]
         check_fields(self, [*wholes, *numbers])
