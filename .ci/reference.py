@@ -179,6 +179,8 @@ def metrics() -> str:
     rows += [(f"`{name}_total`", "counter", said) for name, (_, said) in prometheus.COUNTERS.items()]
     rows.append((f"`{IGNORED}`", "counter", f"{IGNORED_HELP} A server alone writes it, without labels."))
     rows += [(f"`{name}`", "histogram", said) for name, (_, said) in prometheus.HISTOGRAMS.items()]
+    rows += [(f"`{name}`", kind, said) for name, (kind, said) in prometheus.OF_AIDS.items()]
+    rows += [(f"`{name}`", "summary", said) for name, (_, said) in prometheus.SUMMARIES.items()]
     names = [(f"`{field.name}`",) for field in dataclasses.fields(EngineMetrics)]
     return "\n".join([
         "# Metrics\n\nLook up a metric of `GET /metrics` or of `Engine.metrics()`.\n",

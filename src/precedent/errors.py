@@ -11,7 +11,7 @@ PrecedentError
 ├── CapacityError          a request needs more memory than the engine may ever use for it
 ├── EngineClosedError      the engine was closed before this request was submitted
 ├── GenerationError        a running request failed; the others continue
-│   └── GrammarError           its grammar became too complex to enforce
+│   └── GrammarError           its grammar became too complex to enforce, or its constraints exclude every token
 └── RequestCancelled       the caller cancelled this request, or closed the engine before it finished
 """
 
@@ -63,7 +63,7 @@ class GenerationError(PrecedentError):
 
 
 class GrammarError(GenerationError):
-    """The grammar of a running request became too complex to enforce."""
+    """The grammar of a running request became too complex to enforce, or its constraints exclude every token."""
 
 
 class RequestCancelled(PrecedentError):

@@ -10,7 +10,7 @@ Two ideas carry the whole library, and both live here (docs/decisions/0001):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -150,6 +150,28 @@ class CandidateTree:
     def tokens_to(self, node: int) -> tuple[int, ...]:
         """Token ids on the path from the root's child down to `node`, `()` for `ROOT`."""
         return tuple(self.token_ids[i] for i in self.path_to(node))
+
+    def without(self, unsound: Callable[[Candidate], bool]) -> CandidateTree:
+        """The tree without the candidates that are unsound, and without everything below their nodes."""
+        bad = {each for each in range(len(self.candidates)) if unsound(self.candidates[each])}
+        gone = {self.candidates[each].child for each in bad}
+        for node, parent in enumerate(self.parents):
+            if parent in gone and parent != ROOT:
+                gone.add(node)
+        left = [node for node in range(len(self)) if node not in gone]
+        number = {ROOT: ROOT, NULL: NULL} | {node: place for place, node in enumerate(left)}
+        candidates = [each for place, each in enumerate(self.candidates) if place not in bad]
+        return CandidateTree(
+            tuple(self.token_ids[node] for node in left),
+            tuple(number[self.parents[node]] for node in left),
+            tuple(
+                Candidate(number[each.parent], number[each.child], each.distribution)
+                for each in candidates
+                if each.parent in number and each.child in number
+            ),
+            tuple(self.sources[node] for node in left),
+            sum(node >= self.num_scored for node in left),
+        )
 
     def check(self) -> None:
         """Raise ValueError if an invariant of the tree is broken (called in tests and in debug mode)."""

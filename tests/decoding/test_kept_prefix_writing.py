@@ -123,5 +123,5 @@ def test_a_disk_that_runs_full_is_told_once_and_not_written_again(
         for number in range(3):
             kept.keep("shop", prefilled(target, [number, *PROMPT]), len(PREFIX))
     assert [record.getMessage() for record in caplog.records] == [
-        "a prompt's beginning was not kept: [Errno 28] No space left on device"
+        "prefixes are no longer kept: [Errno 28] No space left on device"
     ]

@@ -18,6 +18,7 @@ from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.model.lookahead import DraftedToken, DrawsAhead, Lookahead
 from precedent.drafters.request import Request
 from precedent.errors import GenerationError
+from precedent.runtime.fence import Fences
 from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
 from precedent.testing.drafters import OracleDrafter, RandomDrafter
@@ -214,19 +215,40 @@ def test_a_forward_that_fails_leaves_no_draft_model_at_work(
     assert not session.at_it
 
 
-def test_a_draft_model_that_fails_ahead_fails_its_own_request_alone(target: TargetModel, pearl: Pearl) -> None:
-    """Its neighbour's answer is the plain one."""
+def test_a_draft_model_that_fails_ahead_fails_nobody(target: TargetModel, pearl: Pearl) -> None:
+    """Its request goes on without it; both answers are the plain ones."""
     sampling = SamplingParams(max_tokens=12)
     plain = run(target, start(target, [], sampling))
 
     def ill() -> None:
         raise RuntimeError("the draft model is ill")
 
-    failing, _ = watched(target, ill)
-    healthy = start(target, [good_draft()], sampling)
-    running, planner = [failing, healthy], PlannerOfAllCandidates()
-    while not healthy.finished:
-        step(running, target, planner, pearl)
-        running = [healthy] if failing.error else running
-    assert "drafting ahead: the draft model is ill" in str(failing.error)
-    assert tuple(healthy.output_ids) == plain
+    failing, healthy = start(target, [AlwaysWrong([1] * 400)], sampling), start(target, [good_draft()], sampling)
+    failing.sessions["wrong"] = Watched([1] * 400, ill)
+    planner, fences = PlannerOfAllCandidates(), Fences()
+    while running := [sequence for sequence in (failing, healthy) if not sequence.finished]:
+        step(running, target, planner, pearl, fences)
+    assert tuple(failing.output_ids) == tuple(healthy.output_ids) == plain
+    assert "wrong" not in failing.sessions
+    assert fences.faults() == {"wrong": 1}
+
+
+def test_a_draft_model_that_does_not_come_back_is_given_up(target: TargetModel) -> None:
+    """The step waits for it until the deadline, once; the drafter stays switched off until its thread is free."""
+    sampling, go_on = SamplingParams(max_tokens=12), threading.Event()
+    plain = run(target, start(target, [], sampling))
+    sequence = start(target, [AlwaysWrong([1] * 400)], sampling)
+    sequence.sessions["wrong"] = Watched([1] * 400, lambda: go_on.wait(60.0))
+    planner, pearl, fences = PlannerOfAllCandidates(), Pearl(), Fences(deadline=0.05)
+    while not sequence.finished:
+        step([sequence], target, planner, pearl, fences)
+    assert tuple(sequence.output_ids) == plain
+    assert fences.faults() == {"wrong": 1}
+    assert fences.degraded() == ("wrong",)
+    go_on.set()
+    pearl.close()
+    for _ in range(1000):
+        if fences.of("wrong").is_on:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("its thread is free, and it is still switched off")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from precedent.config import SamplingParams
-from precedent.decoding.beside import NOTHING
+from precedent.decoding.aids import Aids
 from precedent.decoding.proposal import Proposal, draw, plan
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.base import Candidates, DrawSession
@@ -86,6 +86,6 @@ def sequences(target: TargetModel, drafter: DraftModelDrafter, sampling: Samplin
 
 def drafted(running: Sequence[DecodingSequence], planner: Planner) -> list[Proposal]:
     """The proposals of a step, drawn."""
-    proposals = plan(running, planner, NOTHING)
-    draw(proposals, planner, NOTHING)
+    proposals = plan(running, aids := Aids(planner))
+    draw(proposals, aids)
     return proposals

@@ -11,12 +11,14 @@ from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.drafters import Drafter, Request
 from precedent.drafters.prompt import PromptDrafter
 from precedent.engine.admission import Admission
-from precedent.engine.delivery import store_and_finish
+from precedent.engine.delivery import Finisher
 from precedent.engine.in_flight import InFlight
 from precedent.engine.scheduler import Scheduler
 from precedent.errors import PrecedentError
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Planner
+from precedent.runtime.fence import Fences
+from precedent.runtime.inline_executor import AtOnce
 from precedent.target import Slot, TargetModel
 from precedent.testing.drafters import RandomDrafter
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -60,13 +62,14 @@ class WatchedTarget(TargetModel):
 
 def scheduler_on(target: TargetModel, limits: EngineLimits | None = None) -> Scheduler:
     """A scheduler whose finished requests are reported at once."""
-    limits = limits or EngineLimits()
+    limits, fences = limits or EngineLimits(), Fences()
     return Scheduler(
         target=target,
         planner=Planner(CostCurve()),
         admission=Admission(target, limits),
         prefill_tokens=limits.prefill_tokens_per_round,
-        finish=store_and_finish,
+        finish=Finisher(AtOnce(), fences),
+        fences=fences,
     )
 
 

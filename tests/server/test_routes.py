@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import logging
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,63 @@ async def test_health_and_metrics(client: Client) -> None:
     metrics = await client.get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert 'vllm:request_success_total{model_name="scripted",engine="0"}' in metrics.text
+
+
+async def test_health_says_degraded_and_names_what_is_switched_off(serve: Any) -> None:
+    client = serve(lambda prompt: "x", on_result=fails)
+    for _ in range(3):
+        assert (await client.post(CHAT, json=ASKED)).status_code == 200
+    answer = await client.get("/health")
+    assert answer.status_code == 200
+    assert answer.json() == {"status": "degraded", "degraded": {"scripted": ["the observer of results"]}}
+    metrics = (await client.get("/metrics")).text
+    labels = '{model_name="scripted",engine="0",aid="the observer of results"}'
+    assert f"precedent:degraded{labels} 1" in metrics
+    assert f"precedent:faults_total{labels} 3" in metrics
+
+
+def fails(prompt_ids: Any, result: Any) -> None:
+    raise RuntimeError("injected")
+
+
+async def test_health_fails_while_requests_fail_and_recovers(serve: Any) -> None:
+    client = serve(lambda prompt: "x")
+    target = client.serving.models["scripted"].engine.target
+    target.score = fails
+    for _ in range(3):
+        assert (await client.post(CHAT, json=ASKED)).status_code == 500
+    answer = await client.get("/health")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+    assert answer.json()["error"]["message"] == (
+        "scripted: 3 of the 3 requests of the last minute ended in internal errors"
+    )
+    del target.score
+    for _ in range(13):
+        assert (await client.post(CHAT, json=ASKED)).status_code == 200
+    assert (await client.get("/health")).json() == {"status": "ok"}
+
+
+async def test_health_fails_while_an_engine_does_not_advance(serve: Any) -> None:
+    client = serve(lambda prompt: "x", limits=ServerLimits(stalled_seconds=0.05))
+    target = client.serving.models["scripted"].engine.target
+    score, in_a_step, go_on = target.score, threading.Event(), threading.Event()
+
+    def held_up(*args: Any) -> Any:
+        in_a_step.set()
+        assert go_on.wait(60.0)
+        return score(*args)
+
+    target.score = held_up
+    running = asyncio.create_task(client.post(CHAT, json=ASKED))
+    while not in_a_step.is_set():
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    answer = await client.get("/health")
+    assert answer.status_code == 503
+    assert "has not advanced for" in answer.json()["error"]["message"]
+    go_on.set()
+    assert (await running).status_code == 200
+    assert (await client.get("/health")).json() == {"status": "ok"}
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", CHAT, 405)])

@@ -9,7 +9,7 @@ import pytest
 from helpers.services import END, Scripted, Serve, store
 
 from precedent.drafters.matching.search import AT_ONCE
-from precedent.drafters.together import Matching, match_all, match_together
+from precedent.drafters.together import Matching, match_together
 from precedent.service import DraftingSession
 from precedent.tree import ROOT
 
@@ -64,7 +64,7 @@ def test_searches_of_a_batch_give_what_each_gives_by_itself(serve: Serve) -> Non
         batch = [Matching(pair[0]._drafting, 6, None) for pair in rows]
         match_together(batch)
         for each, pair in zip(batch, rows, strict=True):
-            assert each.candidates == match_all(pair[1]._drafting.values(), 6, None)
+            assert each.candidates == [session.match(6) for session in pair[1]._drafting.values()]
             assert each.failed == {}
             for session in (*pair[0]._drafting.values(), *pair[1]._drafting.values()):
                 session.committed(texts[0][at : at + 2])
@@ -89,7 +89,7 @@ def test_a_session_that_fails_does_so_alone(serve: Serve) -> None:
             match_together(batch)
         assert list(batch[0].failed) == ["recall"]
         assert batch[0].candidates == []
-        assert batch[1].candidates == match_all(whole._drafting.values(), 8, None)
+        assert batch[1].candidates == [session.match(8) for session in whole._drafting.values()]
     other = Matching({"other": Scripted("other", (5, ROOT, 0.5, 1), fails_at=1)}, 8, None)
     match_together([other])
     assert list(other.failed) == ["other"]

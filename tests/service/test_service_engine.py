@@ -11,7 +11,7 @@ from helpers.services import END, FREE, Serve, store
 
 from precedent.cache import SpeculationCache
 from precedent.config import SpeculationConfig
-from precedent.decoding.beside import NOTHING
+from precedent.decoding.aids import Aids
 from precedent.decoding.proposal import plan
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters import DrafterParts, load_drafters
@@ -48,7 +48,7 @@ class EnginesOwn:
 
     def step(self, truth: list[int]) -> tuple[Any, list[int]]:
         """Plan a step, accept what agrees with the truth and one token more, as the decode loop does."""
-        (proposal,) = plan([self.sequence], self._planner, NOTHING)
+        (proposal,) = plan([self.sequence], Aids(self._planner))
         tree = proposal.plan.builder.build()
         edges = list(zip(tree.parents, tree.token_ids, strict=True))
         path: list[int] = []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +25,9 @@ from precedent.decoding.loop import step
 from precedent.decoding.sequence import DecodingSequence
 from precedent.decoding.stats import GenerationStats
 from precedent.drafters import Drafter, Request
+from precedent.drafters.together import begin_all, end_all
 from precedent.engine.checks import check_token_ids, unless_switched_off
+from precedent.engine.write_back import WRITE_BACK
 from precedent.errors import ConfigError
 from precedent.runtime.process import computing
 from precedent.runtime.team import fitted_team
@@ -34,8 +36,6 @@ from precedent.target import Slot
 
 if TYPE_CHECKING:
     from precedent.cache import SpeculationCache
-
-log = logging.getLogger(__name__)
 
 QUERY_TOKENS = 200
 """Number of tokens at the prompt's end that form the recall query."""
@@ -163,8 +163,8 @@ def generate(
             rows[0].put = dropped.streamer.put
         _decode(rows, prepared)
     finally:
-        for session in (session for row in rows for session in row.sequence.sessions.values()):
-            session.end()
+        for row in rows:
+            end_all(row.sequence.sessions, prepared.fences)
     if dropped.streamer is not None:
         dropped.streamer.end()
     _store(rows, prepared, speculation)
@@ -229,7 +229,7 @@ def _started(
             slot=slot,
             max_tokens=(criteria.max_length or prepared.target.context_length) - width,
             rng_of=entropy_rng(seed),
-            sessions={name: drafter.begin(request) for name, drafter in speculation.drafters.items()},
+            sessions=begin_all(speculation.drafters, request, prepared.fences),
             stats=GenerationStats(mode=request.mode),
         )
     return _Row(prompt_ids, processors, RowStop(criteria, processors.batch, len(others)), sequence)
@@ -248,14 +248,15 @@ def _decode(rows: Sequence[_Row], prepared: Prepared) -> None:
     running = list(rows)
     while running:
         with prepared.lock, fitted_team(prepared.target.runner.team):
-            results = step([row.sequence for row in running], prepared.target, prepared.planner)
+            sequences = [row.sequence for row in running]
+            results = step(sequences, prepared.target, prepared.planner, fences=prepared.fences)
         for row, result in zip(running, results, strict=True):
             row.take(result.token_ids)
         running = [row for row in running if not row.sequence.finished]
 
 
 def _store(rows: Sequence[_Row], prepared: Prepared, speculation: _Speculation) -> None:
-    """Write finished answers back; a cache failure is logged, so no answer is lost."""
+    """Write finished answers back; a failure of the cache fails no answer."""
     if speculation.cache is None or not speculation.write_back:
         return
     for row in rows:
@@ -269,10 +270,7 @@ def _store(rows: Sequence[_Row], prepared: Prepared, speculation: _Speculation) 
             prompt_fingerprint=prompt_fingerprint(row.prompt_ids),
             text=str(speculation.tokenizer.decode(output, skip_special_tokens=True)),
         )
-        try:
-            speculation.cache.insert(completion)
-        except Exception as error:
-            log.warning("the completion was not stored: %s", error, exc_info=log.isEnabledFor(logging.DEBUG))
+        prepared.fences.of(WRITE_BACK).run(partial(speculation.cache.insert, completion), 0)
 
 
 def _output(rows: Sequence[_Row], input_ids: Tensor, config: GenerationConfig) -> GenerateOutput | Tensor:

@@ -21,6 +21,7 @@ from precedent.errors import ConfigError
 from precedent.planning.planner import Planner
 from precedent.planning.step_costs import START_UP_WIDTHS, StepCosts
 from precedent.runtime.background import Background
+from precedent.runtime.fence import Fences
 from precedent.runtime.process import Lock, check_fork, computing, this_process
 from precedent.target import TargetModel
 from precedent.tree import chain
@@ -46,6 +47,7 @@ class Prepared:
     lock: threading.RLock = field(default_factory=threading.RLock)
     executor: Executor = field(default_factory=lambda: Background(1, "precedent-generate"))
     made_in: int = field(default_factory=this_process)
+    fences: Fences = field(default_factory=Fences)
     _cache: SpeculationCache | None = None
     _named: dict[tuple[str, str], Drafter] = field(default_factory=dict)
     _fingerprint: str = ""
@@ -67,7 +69,7 @@ class Prepared:
 
     def _named_drafter(self, name: str, tokenizer: str) -> Drafter:
         if (name, tokenizer) not in self._named:
-            made = load_drafters([name], DrafterParts(tokenizer, self.executor, self._cache))
+            made = load_drafters([name], DrafterParts(tokenizer, self.executor, self._cache, fences=self.fences))
             if not made:
                 raise ConfigError(f"drafter {name!r} has nothing to draft from here: {_missing(name)}")
             self._named[name, tokenizer] = made[0]

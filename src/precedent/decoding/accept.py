@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from precedent.decoding.beside import Beside
+from precedent.decoding.aids import Aids
 from precedent.decoding.sequence import StepResult
 from precedent.decoding.stats import TARGET
 from precedent.decoding.timing import counted
 from precedent.decoding.verification import Verified
-from precedent.planning.planner import Planner
 from precedent.sampling.logprobs import logprobs_of
 from precedent.target import TargetModel
 from precedent.tree import ROOT
@@ -26,24 +25,22 @@ def commit(verified: Sequence[Verified], target: TargetModel) -> list[Verified]:
     return [each for each in verified if each.sequence.error is None]
 
 
-def accept(verified: Verified, planner: Planner, beside: Beside) -> StepResult:
+def accept(verified: Verified, aids: Aids) -> StepResult:
     """Append the committed tokens, inform the planner and the drafters, and update the statistics."""
     try:
-        return _accepted(verified, planner, beside)
+        return _accepted(verified, aids)
     except Exception as error:
         verified.sequence.fail(error, "accounting for a verdict")
         return StepResult()
 
 
-def _accepted(verified: Verified, planner: Planner, beside: Beside) -> StepResult:
+def _accepted(verified: Verified, aids: Aids) -> StepResult:
     sequence, tree, verdict = verified.sequence, verified.tree, verified.verdict
-    planner.observe(verified.proposal.plan, tree, verdict.accepted)
+    aids.planning(sequence, lambda: aids.planner.observe(verified.proposal.plan, tree, verdict.accepted), None)
     chosen = [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
     logprobs = logprobs_of(verified.rows, (ROOT, *verdict.path), chosen, sequence.request.sampling.logprobs)
     token_ids = sequence.append(chosen)
     sources = (*(tree.sources[node][0] for node in verdict.accepted), TARGET)[: len(token_ids)]
-    for session in sequence.sessions.values():
-        session.committed(token_ids)
-    beside.settled(verified, token_ids)
+    aids.settled(sequence, token_ids, lambda: aids.beside.settled(verified, token_ids))
     sequence.stats.count(tree, sources, verdict.spent_tv)
     return StepResult(token_ids, sources, tuple(logprobs[: len(token_ids)]))

@@ -12,9 +12,9 @@ from precedent.drafters.base import DrawSession
 from precedent.tree import CandidateTree
 
 if TYPE_CHECKING:
+    from precedent.decoding.aids import Aids
     from precedent.decoding.proposal import Proposal
     from precedent.decoding.verification import Verified
-    from precedent.planning.planner import Planner
 
 
 class Beside:
@@ -24,14 +24,14 @@ class Beside:
         """Number of samples that a session drew during the last forward; None for a session that draws on request."""
         return None
 
-    def forward(self, proposals: Sequence[Proposal], planner: Planner) -> AbstractContextManager[None]:
+    def forward(self, proposals: Sequence[Proposal], aids: Aids) -> AbstractContextManager[None]:
         """A context entered before the target model scores these proposals and left afterwards."""
         return nullcontext()
 
     def wait_for(self, scored: Sequence[Tensor]) -> None:
         """Called inside `forward` when the target's call has returned; its device may still be busy."""
 
-    def late(self, proposal: Proposal) -> CandidateTree:
+    def late(self, proposal: Proposal, aids: Aids) -> CandidateTree:
         """The tree to verify: the scored one, extended by samples drawn since."""
         return proposal.tree
 

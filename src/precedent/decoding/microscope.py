@@ -16,9 +16,9 @@ from precedent.drafters.base import DrawSession
 from precedent.tree import CandidateTree
 
 if TYPE_CHECKING:
+    from precedent.decoding.aids import Aids
     from precedent.decoding.proposal import Proposal
     from precedent.decoding.verification import Verified
-    from precedent.planning.planner import Planner
 
 CONTEXT_TOKENS = 8
 
@@ -58,17 +58,17 @@ class Microscope(Beside):
         """As without a microscope."""
         return self._beside.at_hand(session)
 
-    def forward(self, proposals: Sequence[Proposal], planner: Planner) -> AbstractContextManager[None]:
+    def forward(self, proposals: Sequence[Proposal], aids: Aids) -> AbstractContextManager[None]:
         """As without a microscope."""
-        return self._beside.forward(proposals, planner)
+        return self._beside.forward(proposals, aids)
 
     def wait_for(self, scored: Sequence[Tensor]) -> None:
         """As without a microscope."""
         self._beside.wait_for(scored)
 
-    def late(self, proposal: Proposal) -> CandidateTree:
+    def late(self, proposal: Proposal, aids: Aids) -> CandidateTree:
         """As without a microscope."""
-        return self._beside.late(proposal)
+        return self._beside.late(proposal, aids)
 
     def settled(self, verified: Verified, token_ids: Sequence[int]) -> None:
         """Keep the step if anything was proposed."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from precedent.config import SpeculationConfig
 from precedent.decoding.stats import GenerationStats
-from precedent.drafters.base import Candidates, DraftSession, DrawSession, ForwardSession
+from precedent.drafters.base import DraftSession, DrawSession, ForwardSession
 from precedent.drafters.request import Request
-from precedent.drafters.together import match_all, match_budget
 from precedent.errors import PrecedentError
 from precedent.planning.plan import Limits
 from precedent.planning.trust import Trust
@@ -36,8 +35,9 @@ class DecodingSequence:
     """A request in the decode loop: its slot in the target model, its drafting sessions, its output so far.
 
     `rng_of(step)` gives the random numbers of a step; `sessions` maps drafter names to their sessions for this request.
-    With `bitwise` the text must not depend on rounding. Do not step a sequence that has a `finish_reason` or an
-    `error`.
+    With `bitwise` the text must not depend on rounding. The sequence is decoded plainly once `plans` is False, because
+    the planner failed; the sessions named in `exhausted` draw nothing more. Do not step a sequence that has a
+    `finish_reason` or an `error`.
     """
 
     request: Request
@@ -50,6 +50,8 @@ class DecodingSequence:
     output_ids: list[int] = field(default_factory=list)
     num_steps: int = 0
     last_num_fixed: int | None = None
+    plans: bool = True
+    exhausted: set[str] = field(default_factory=set)
     finish_reason: str | None = None
     error: PrecedentError | None = None
     stats: GenerationStats = field(default_factory=GenerationStats)
@@ -93,12 +95,6 @@ class DecodingSequence:
     def forwards(self) -> dict[str, ForwardSession]:
         """The sessions whose candidates cost a forward, by drafter name."""
         return {name: session for name, session in self.sessions.items() if isinstance(session, ForwardSession)}
-
-    def match(self) -> list[Candidates]:
-        """Candidates for the next step of the drafters that need no forward; none with an unknown token."""
-        most = self.speculation.max_nodes if self.speculation.enabled else 0
-        asked = [session for session in self.sessions.values() if not isinstance(session, ForwardSession)]
-        return match_all(asked, match_budget(most, self.last_num_fixed), self.request.num_tokens)
 
     def rng(self) -> Rng:
         """The random numbers of the next step."""

@@ -9,12 +9,12 @@ from time import perf_counter
 
 from torch import Tensor
 
+from precedent.decoding.aids import BESIDE, Aids
 from precedent.decoding.beside import Beside
-from precedent.decoding.proposal import Proposal
+from precedent.decoding.proposal import Proposal, faults_of
 from precedent.decoding.sequence import DecodingSequence
 from precedent.decoding.timing import counted
 from precedent.decoding.verifiers import verifier_of
-from precedent.planning.planner import Planner
 from precedent.runtime.isolate import together
 from precedent.sampling.rng import KeyedRng
 from precedent.sampling.target_rows import TargetRows
@@ -106,14 +106,14 @@ def _fail_scoring(proposal: Proposal, error: Exception) -> None:
     proposal.sequence.fail(error, f"scoring at output position {len(proposal.sequence.output_ids)}")
 
 
-def verify(forward: Forward, planner: Planner, beside: Beside) -> list[Verified]:
+def verify(forward: Forward, aids: Aids) -> list[Verified]:
     """Verify all trees and tell the planner what the forward took. A sequence that fails carries its error."""
     started = perf_counter()
-    prepared = _read_together(_prepared_each(forward, started + BESIDE_A_FORWARD, beside))
+    prepared = _read_together(_prepared_each(forward, started + BESIDE_A_FORWARD, aids))
     if any(on_accelerator(logits) for _, logits in forward.scored):
         forward.seconds += perf_counter() - started  # a GPU has only started when `score` returns
     if forward.num_tries == 1 and forward.scored and forward.settled:
-        planner.observe_forward(forward.num_rows, forward.seconds * 1e3, forward.prefix, forward.threads)
+        aids.observe_forward(forward.num_rows, forward.seconds * 1e3, forward.prefix, forward.threads)
     for proposal, _ in forward.scored:
         proposal.sequence.stats.forward_seconds += forward.seconds
     with counted([each.proposal.sequence for each in prepared], "verify_seconds"):
@@ -125,24 +125,22 @@ def on_accelerator(logits: Tensor) -> bool:
     return logits.is_cuda
 
 
-def _prepared_each(forward: Forward, until: float, beside: Beside) -> list[_Prepared]:
+def _prepared_each(forward: Forward, until: float, aids: Aids) -> list[_Prepared]:
     prepared = []
     for proposal, logits in forward.scored:
         try:
-            prepared.append(_prepared(proposal, logits, until, beside, forward.hidden))
+            prepared.append(_prepared(proposal, logits, until, aids, forward.hidden))
         except Exception as error:
             proposal.sequence.fail(error, "verifying")
     return prepared
 
 
-def _prepared(
-    proposal: Proposal, logits: Tensor, until: float, beside: Beside, hidden: HiddenStates | None
-) -> _Prepared:
+def _prepared(proposal: Proposal, logits: Tensor, until: float, aids: Aids, hidden: HiddenStates | None) -> _Prepared:
     sequence, request, rng = proposal.sequence, proposal.sequence.request, proposal.sequence.rng()
     logits, at_once = logits[:, : request.num_tokens], on_accelerator(logits)
     if at_once and sequence.bitwise and request.mode == COUPLED:
         logits, at_once = logits.cpu(), False  # a GPU's cumulative sums are not bitwise reproducible
-    tree = beside.late(proposal)
+    tree = aids.fences.of(BESIDE).run(lambda: _late(proposal, aids), proposal.tree)
     of_node = None if hidden is None else partial(_hidden_state, hidden, sequence)
     rows = TargetRows(logits, tree, request.sampling, sequence.output_ids, request.shape, of_node)
     constrained = rows.constrained(until) if at_once and request.mode in MODES else None
@@ -151,6 +149,17 @@ def _prepared(
         return _Prepared(proposal, tree, constrained, scored.verdict, scored)
     decide = verifier_of(request.mode)(tree, rows)
     return _Prepared(proposal, tree, rows, lambda: decide(rng))
+
+
+def _late(proposal: Proposal, aids: Aids) -> CandidateTree:
+    """The tree to verify, with samples drawn meanwhile. Raises what is wrong with one of them."""
+    tree, scored = aids.beside.late(proposal, aids), set(proposal.tree.candidates)
+    if tree is not proposal.tree:
+        new = [each for each in tree.candidates if each not in scored]
+        most_nodes = len(proposal.tree) + len(proposal.sequence.drawing)
+        for error in faults_of(new, tree, most_nodes, proposal.sequence.request.num_tokens).values():
+            raise error
+    return tree
 
 
 def _hidden_state(hidden: HiddenStates, sequence: DecodingSequence, node: int) -> Tensor:

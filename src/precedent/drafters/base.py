@@ -8,7 +8,7 @@ the shape of the tree is decided, and none is ever removed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, cast
@@ -212,15 +212,3 @@ class Drafter(Protocol):
 
 
 Session = DraftSession | DrawSession | ForwardSession
-
-
-def begun_early(drafters: Mapping[str, Drafter], request: Request) -> dict[str, Session | Exception]:
-    """The sessions of those drafters that begin early, by name; of one that fails, its error."""
-    early: dict[str, Session | Exception] = {}
-    for name, drafter in drafters.items():
-        if getattr(drafter, "begins_early", False):
-            try:
-                early[name] = drafter.begin(request)
-            except Exception as error:
-                early[name] = error
-    return early

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,10 @@ from precedent.drafters.codec import TextCodec
 from precedent.drafters.grammar import GrammarDrafter
 from precedent.drafters.prediction import PredictionDrafter
 from precedent.drafters.prompt import PromptDrafter
-from precedent.drafters.recall.drafter import RecallDrafter, Report
+from precedent.drafters.recall.drafter import CACHE, RecallDrafter, Report
 from precedent.drafters.templates import TemplateDrafter
 from precedent.errors import ConfigError
+from precedent.runtime.fence import Fences
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +39,7 @@ class DrafterParts:
 
     `early_exit` says that the draft model is the target's own first layers and reads the target's keys and values;
     `draws_ahead` that it draws while the target scores. `device` is where the target verifies. `report` is called with
-    every finished call to the cache; None logs those that failed. `head` is the MTP head of the target's checkpoint,
+    every finished call to the cache. `fences` are the engine's. `head` is the MTP head of the target's checkpoint,
     `block` the block draft, `eagle` the EAGLE head.
     """
 
@@ -54,6 +55,7 @@ class DrafterParts:
     head: HeadModel | None = None
     block: BlockModel | None = None
     eagle: HeadModel | None = None
+    fences: Fences = field(default_factory=Fences)
 
 
 Factory = Callable[[DrafterParts], Drafter | None]
@@ -64,9 +66,15 @@ def _recall(parts: DrafterParts) -> Drafter | None:
         return None
     cache, tokenizer, executor = parts.cache, parts.tokenizer_fingerprint, parts.executor
     if not hasattr(cache, "partition"):  # a replay's cache has only what recall needs
-        return RecallDrafter(cache, tokenizer, executor, report=parts.report)
+        return RecallDrafter(cache, tokenizer, executor, report=parts.report, fence=parts.fences.of(CACHE))
     drafter = RecallDrafter(
-        cache, tokenizer, executor, partitions=cache.partition, max_bytes=cache.max_index_bytes, report=parts.report
+        cache,
+        tokenizer,
+        executor,
+        partitions=cache.partition,
+        max_bytes=cache.max_index_bytes,
+        report=parts.report,
+        fence=parts.fences.of(CACHE),
     )
     cache.on_gone(drafter.erase_gone)
     return drafter

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
-from precedent.drafters.base import Candidates, DraftSession, Nodes
+import numpy as np
+
+from precedent.drafters.base import NODE, Candidates, Drafter, DraftSession, DrawSession, ForwardSession, Nodes
 from precedent.drafters.matching.search import Found, Search, SearchSession, searched_together
+from precedent.drafters.request import Request
 from precedent.runtime.compiled import compiled
+from precedent.runtime.fence import Fences
+from precedent.tree import ROOT
 
-_log = logging.getLogger(__name__)
+Session = DraftSession | DrawSession | ForwardSession
 
 FEW = 8
 """Fewest candidates requested from each drafter."""
@@ -21,14 +26,6 @@ FEW = 8
 def match_budget(most: int, last: int | None) -> int:
     """Candidates to request from each drafter: twice what the last plan used (`last`); at first, the `most` allowed."""
     return most if last is None else min(most, max(FEW, 2 * last))
-
-
-def match_all(sessions: Iterable[DraftSession], budget: int, num_tokens: int | None) -> list[Candidates]:
-    """Every session's candidates for the next step; none from a session that names a token outside `num_tokens`.
-
-    A damaged cache may propose tokens that the tokenizer does not have. None for `num_tokens` checks nothing.
-    """
-    return [known(session.match(budget), num_tokens) for session in sessions]
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +43,7 @@ class Matching:
 
 
 def match_together(batch: Sequence[Matching], beside: Executor | None = None, threads: int = 1) -> None:
-    """Do what `match_all` does for each request, with all searches together (see `searched_together`)."""
+    """Match every session of each request, with all searches together (see `searched_together`)."""
     with ExitStack() as held:
         for lock in _locks(batch):
             held.enter_context(lock)
@@ -77,25 +74,75 @@ def _take(each: Matching, name: str, found: Found | None) -> None:
     session = each.sessions[name]
     try:
         candidates = session.take(found) if isinstance(session, SearchSession) else session.match(each.budget)
+        candidates = checked(candidates, each.budget, each.num_tokens)
     except Exception as error:
         each.failed[name] = error
     else:
-        each.candidates.append(known(candidates, each.num_tokens))
+        each.candidates.append(candidates)
 
 
-def end_all(sessions: Iterable[DraftSession]) -> None:
+def begin_early(drafters: Mapping[str, Drafter], request: Request, fences: Fences) -> dict[str, Session | None]:
+    """The sessions of those drafters that begin on the caller's thread; None for one that fails or is switched off."""
+    early = {name: drafter for name, drafter in drafters.items() if getattr(drafter, "begins_early", False)}
+    return {name: fences.of(name).run(partial(_begun, drafter, request), None) for name, drafter in early.items()}
+
+
+def begin_all(
+    drafters: Mapping[str, Drafter], request: Request, fences: Fences, early: Mapping[str, Session | None] | None = None
+) -> dict[str, Session]:
+    """A session of every drafter, begun `early` or now; one that fails to begin, or is switched off, is left out."""
+    early = early or {}
+    begun = {
+        name: early[name] if name in early else fences.of(name).run(partial(_begun, drafter, request), None)
+        for name, drafter in drafters.items()
+    }
+    return {name: session for name, session in begun.items() if session is not None}
+
+
+def _begun(drafter: Drafter, request: Request) -> Session:
+    session = drafter.begin(request)
+    if not all(callable(getattr(session, call, None)) for call in ("match", "committed", "end")):
+        raise TypeError(f"expected a drafting session, got {type(session).__name__}")
+    return session
+
+
+def end_all(sessions: Mapping[str, Session], fences: Fences) -> None:
     """End every session, even if an earlier one fails."""
-    for session in sessions:
+    for name, session in sessions.items():
         try:
             session.end()
-        except Exception:
-            _log.warning("a drafter failed at the end of a request", exc_info=_log.isEnabledFor(logging.DEBUG))
+        except Exception as error:
+            fences.of(name).fault(error)
 
 
-def known(candidates: Candidates, num_tokens: int | None) -> Candidates:
-    """The candidates, or none if one of them is outside `num_tokens` (None: unknown)."""
-    exist = num_tokens is None or not len(candidates) or all_exist(candidates.nodes, num_tokens)
+def checked(candidates: Candidates, budget: int, num_tokens: int | None) -> Candidates:
+    """The candidates, or none if one of them is outside `num_tokens` (None: unknown): a damaged cache may name any.
+
+    Raises TypeError or ValueError for what no drafter may answer: more than `budget`, what is no trie, or estimates
+    that are no probabilities.
+    """
+    if not isinstance(candidates, Candidates) or not isinstance(candidates.nodes, np.ndarray):
+        raise TypeError(f"expected Candidates, got {type(candidates).__name__}")
+    nodes = candidates.nodes
+    if nodes.dtype != NODE or nodes.ndim != 1:
+        raise TypeError(f"expected a row of NODE records, got {nodes.dtype} in {nodes.ndim} dimensions")
+    if not nodes.size:
+        return candidates
+    if nodes.size > max(budget, 0):
+        raise ValueError(f"expected at most {budget} candidates, got {nodes.size}")
+    if not is_trie(nodes):
+        raise ValueError("the candidates are no trie with estimates between 0 and 1")
+    exist = num_tokens is None or all_exist(nodes, num_tokens)
     return candidates if exist else Candidates(candidates.source)
+
+
+@compiled
+def is_trie(nodes: Nodes) -> bool:
+    """Whether every candidate's parent comes before it, and its estimate is a probability."""
+    sound = True
+    for i in range(nodes.size):
+        sound &= ROOT <= nodes[i].parent < i and 0.0 <= nodes[i].estimate <= 1.0
+    return sound
 
 
 @compiled

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-from concurrent.futures import Executor
+from collections import deque
+from concurrent.futures import Executor, Future, wait
+from functools import partial
 from time import perf_counter
 
 from precedent.decoding.sequence import DecodingSequence, StepResult
 from precedent.engine.generation import Emission, GenerationResult
 from precedent.engine.in_flight import InFlight
-
-log = logging.getLogger(__name__)
+from precedent.runtime.fence import Fences
 
 
 def deliver(request: InFlight, sequence: DecodingSequence, result: StepResult) -> None:
@@ -54,22 +54,55 @@ def result_of(request: InFlight, sequence: DecodingSequence) -> GenerationResult
     )
 
 
-def store_and_finish(request: InFlight, result: GenerationResult) -> None:
-    """Store the completion, then report it, so that a reported completion is a stored one.
+class Finisher:
+    """Stores completions on another thread and reports them, at the latest after a deadline.
 
-    A failure to store is logged; it does not fail the answer.
+    So a reported completion is a stored one, unless storing fails, is switched off or takes too long: none of these
+    fails or delays an answer further. All methods belong to the worker's thread.
     """
-    for action in request.finished:
+
+    def __init__(self, executor: Executor, fences: Fences) -> None:
+        self._executor, self._fences = executor, fences
+        self._reporting: deque[tuple[float, InFlight, GenerationResult, Future[None]]] = deque()
+
+    def __call__(self, request: InFlight, result: GenerationResult) -> None:
+        """Store and report the result of a request."""
+        if not any(self._fences.of(name).is_on for name in request.finished):
+            request.generation.finish(result)
+            return
         try:
-            action(result)
-        except Exception as error:
-            log.warning("the completion was not stored: %s", error, exc_info=log.isEnabledFor(logging.DEBUG))
-    request.generation.finish(result)
+            job = self._executor.submit(self._store_and_report, request, result)
+        except RuntimeError:  # the interpreter is exiting
+            self._store_and_report(request, result)
+            return
+        self._reporting.append((self._fences.clock() + self._fences.deadline, request, result, job))
 
+    def seconds_left(self) -> float | None:
+        """Seconds until the next deadline; None if nothing is being stored."""
+        self.report_overdue()
+        return max(0.0, self._reporting[0][0] - self._fences.clock()) if self._reporting else None
 
-def finish_on(executor: Executor, request: InFlight, result: GenerationResult) -> None:
-    """Store and report on another thread, because storing waits for the disk; at interpreter exit, on this one."""
-    try:
-        executor.submit(store_and_finish, request, result)
-    except RuntimeError:
-        store_and_finish(request, result)
+    def report_overdue(self) -> None:
+        """Report results whose completions take too long to store."""
+        while self._reporting and (self._reporting[0][3].done() or self._fences.clock() >= self._reporting[0][0]):
+            _, request, result, job = self._reporting.popleft()
+            self._end(request, result, job)
+
+    def close(self) -> None:
+        """Wait for what is being stored, at most until its deadline, and report all results."""
+        while self._reporting:
+            until, request, result, job = self._reporting.popleft()
+            wait([job], timeout=max(0.0, min(until - self._fences.clock(), self._fences.deadline)))
+            self._end(request, result, job)
+
+    def _end(self, request: InFlight, result: GenerationResult, job: Future[None]) -> None:
+        if not job.done() or job.cancelled():
+            for name in request.finished:
+                self._fences.of(name).fault(TimeoutError(f"not done after {self._fences.deadline:g} seconds"))
+        job.cancel()
+        request.generation.finish(result)
+
+    def _store_and_report(self, request: InFlight, result: GenerationResult) -> None:
+        for name, action in request.finished.items():
+            self._fences.of(name).run(partial(action, result), None)
+        request.generation.finish(result)

@@ -15,8 +15,8 @@ from precedent.cache.store.fingerprint import model_fingerprint, tokenizer_finge
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.decoding.microscope import Microscope
 from precedent.drafters import Drafter, DrafterParts, Request, load_drafters
-from precedent.drafters.base import begun_early
 from precedent.drafters.recall.drafter import RecallDrafter
+from precedent.drafters.together import begin_early
 from precedent.engine.admission import Admission
 from precedent.engine.checks import (
     MOST_QUERY_CHARACTERS,
@@ -29,6 +29,7 @@ from precedent.engine.checks import (
 )
 from precedent.engine.draft_models import DraftModels
 from precedent.engine.generation import Emission, Generation, GenerationResult
+from precedent.engine.health import STALLED_SECONDS, EngineHealth
 from precedent.engine.in_flight import InFlight
 from precedent.engine.kept_prefixes import check_prefix, kept_prefixes
 from precedent.engine.loading import loaded_draft, loaded_target
@@ -44,6 +45,7 @@ from precedent.planning.costs import CostCurve
 from precedent.planning.pearl import PearlPlanner
 from precedent.planning.planner import Planner
 from precedent.runtime.background import Background
+from precedent.runtime.fence import Fences
 from precedent.runtime.openmp import release_workers
 from precedent.runtime.process import OfOneProcess, check_fork, computing
 from precedent.sampling.constraints import constraints_for
@@ -67,7 +69,8 @@ class Engine(OfOneProcess):
     `EngineOptions` lists what it is built from; each option may be given as a keyword as well. `name` is what answers
     and metrics call the model; `cost` is a cost curve measured before, which engines of one model may share;
     `on_result` sees each finished request (prompt ids and result) before its caller does; `executor` embeds, searches
-    and stores beside decoding, and is shut down with the engine (None: two threads of its own). Any thread and event
+    and stores beside decoding, and is shut down with the engine (None: two threads of its own). `fences` hold the clock
+    and deadline by which what only makes answers faster is switched off when it fails. Any thread and event
     loop may use an engine; a process forked after it was built may not, and gets UnsupportedError. Raises ConfigError,
     UnsupportedError, ModelLoadError for the draft model, or CacheError for the cache.
 
@@ -94,6 +97,7 @@ class Engine(OfOneProcess):
         cost: CostCurve | None = None,
         on_result: ResultObserver | None = None,
         executor: Executor | None = None,
+        fences: Fences | None = None,
         **changes: Any,
     ) -> None:
         check_fork()
@@ -107,6 +111,8 @@ class Engine(OfOneProcess):
             self.cache.check_process()
         draft_model = loaded_draft(options, model.model if isinstance(model, TargetModel) else model, tokenizer)
         self.target = target_of(model, bitwise=options.bitwise, cuda_graphs=options.cuda_graphs)
+        self._fences = fences or Fences()
+        self._fences.add(self.target.runner.team.fence)
         keep_for_judge(self.target, self.speculation.mode)
         self.encodes_prompt, weights = self.target.encodes_prompt, self.target.model
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
@@ -118,7 +124,7 @@ class Engine(OfOneProcess):
         self._parts = DrafterParts(
             self.tokenizer_fingerprint, self._executor, self.cache, self._models.draft, self._codec,
             self._models.early_exit, draws_ahead=pearl is not None, device=self.target.device, head=self._models.head,
-            block=self._models.block, eagle=self._models.eagle,
+            block=self._models.block, eagle=self._models.eagle, fences=self._fences,
         )  # fmt: skip
         self.kept_prefixes = kept_prefixes(options, self._parts, self.target, tokenizer, self.model_fingerprint)
         self._drafters: dict[str, Drafter] = {}
@@ -126,13 +132,15 @@ class Engine(OfOneProcess):
         self._drafters_named(self.speculation.drafters)
         compile_inner_loops()
         self._remembered = RememberedCosts(self.target, self.model_fingerprint)
-        self.planner = (PearlPlanner if pearl else Planner)(cost or costs_of(self.target, self._remembered))
+        self.planner = (PearlPlanner if pearl else Planner)(
+            cost or costs_of(self.target, self._remembered, self._fences)
+        )
         release_workers()  # the model was loaded and timed on this thread, and runs on another
         self._end_ids = end_token_ids(weights, tokenizer)
         self._grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
         self.admission = Admission(self.target, limits := options.limits or EngineLimits(), self.kept_prefixes)
         self._worker = started_worker(
-            self.target, self.planner, self.admission, self._executor, self._drafters, pearl,
+            self.target, self.planner, self.admission, self._executor, self._drafters, pearl, self._fences,
             prefill_tokens=limits.prefill_tokens_per_round, remember=partial(self._remembered.write, self.planner.cost),
         )  # fmt: skip
         if self.cache is not None:
@@ -261,7 +269,7 @@ class Engine(OfOneProcess):
             finished=actions,
             kv_bytes=self._kv_bytes(len(prompt), sampling.max_tokens, speculation, drafters),
             prefix_tokens=prefix_tokens,
-            early=begun_early(drafters, asked),
+            early=begin_early(drafters, asked, self._fences),
         )
         self._worker.submit(request)
         return request.generation
@@ -276,6 +284,15 @@ class Engine(OfOneProcess):
         """Requests that run and wait now, counts since the start, and latencies of recent requests."""
         self.check_process()
         return self._worker.metrics()
+
+    def health(self, stalled_seconds: float = STALLED_SECONDS) -> EngineHealth:
+        """Whether requests are served, and what is switched off because it failed; never waits for the engine.
+
+        An engine fails if many requests of the last minute ended in internal errors, or if its thread works on one
+        step for `stalled_seconds`. It recovers by itself.
+        """
+        self.check_process()
+        return self._worker.health(stalled_seconds)
 
     def pulse(self) -> Pulse:
         """How long the current round takes already, and the oldest request waits; never waits for the engine."""
@@ -296,7 +313,7 @@ class Engine(OfOneProcess):
         self._worker.stop()
         if self.is_here and threading.current_thread() not in self._own_threads:
             self._worker.close()
-            self._executor.shutdown(wait=True)
+            self._executor.shutdown(wait=self._fences.settle())
 
     def _kv_bytes(
         self, prompt_tokens: int, max_tokens: int, speculation: SpeculationConfig, drafters: dict[str, Drafter]

@@ -80,16 +80,18 @@ class Generation(OfOneProcess):
         self._notify()
 
     def finish(self, result: GenerationResult) -> None:
-        """Worker side: end the request normally."""
-        self._result = result
-        self._end()
+        """Worker side: end the request normally; does nothing if it has ended."""
+        self._end(result, None)
 
     def fail(self, error: BaseException) -> None:
-        """Worker side: end the request with an error, to be raised to the caller."""
-        self._error = error
-        self._end()
+        """Worker side: end the request with an error, to be raised to the caller; does nothing if it has ended."""
+        self._end(None, error)
 
-    def _end(self) -> None:
+    def _end(self, result: GenerationResult | None, error: BaseException | None) -> None:
+        with self._changed:
+            if self.done:
+                return
+            self._result, self._error = result, error
         self._over.set()
         self._notify()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -12,8 +12,9 @@ from precedent.config import SpeculationConfig
 from precedent.decoding.sequence import DecodingSequence
 from precedent.decoding.stats import GenerationStats
 from precedent.drafters import Drafter, Request
-from precedent.drafters.base import Session
+from precedent.drafters.together import Session, begin_all
 from precedent.engine.generation import Generation, GenerationResult
+from precedent.runtime.fence import Fences
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.sampling.rng import entropy_rng
 from precedent.target import Slot, TargetModel
@@ -24,18 +25,18 @@ from precedent.text.assembly import TextAssembler
 class InFlight:
     """A request with its progress and its caller's handle.
 
-    `early` holds what `begun_early` returned for its drafters, until it is admitted. `kv_bytes` is the memory reserved
-    for it; the first `prefix_tokens` of its prompt may be kept on disk. It has
-    `started` once it owns a slot; until then another request, `shares_with`, may be computing the first `num_shared`
-    tokens of its prompt.
+    `finished` are the calls that get its result, by the name of their fence. `early` holds the sessions that
+    `begin_early` made for it, until it is admitted. `kv_bytes` is the memory reserved for it; the first `prefix_tokens`
+    of its prompt may be kept on disk. It has `started` once it owns a slot; until then another request, `shares_with`,
+    may be computing the first `num_shared` tokens of its prompt.
     """
 
     asked: Request
     speculation: SpeculationConfig
     drafters: dict[str, Drafter]
     text: TextAssembler
-    finished: Sequence[Callable[[GenerationResult], None]] = ()
-    early: dict[str, Session | Exception] = field(default_factory=dict)
+    finished: Mapping[str, Callable[[GenerationResult], object]] = field(default_factory=dict)
+    early: dict[str, Session | None] = field(default_factory=dict)
     kv_bytes: int = 0
     prefix_tokens: int = 0
     generation: Generation = field(default_factory=Generation)
@@ -66,10 +67,10 @@ class InFlight:
         return len(self.prompt_ids) - 1 - self.num_prefilled
 
 
-def begin(request: InFlight, target: TargetModel) -> None:
+def begin(request: InFlight, target: TargetModel, fences: Fences) -> None:
     """Create the request's sequence on an empty slot and begin its drafters: recall embeds while others prefill.
 
-    Raises whatever a drafter raises; the sequence then holds the sessions begun so far.
+    A drafter that fails, or is switched off, is left out.
     """
     request.stats.bitwise = target.bitwise and request.asked.mode in ("greedy", "coupled")
     request.sequence = sequence = DecodingSequence(
@@ -81,17 +82,8 @@ def begin(request: InFlight, target: TargetModel) -> None:
         bitwise=request.stats.bitwise,
         stats=request.stats,
     )
-    for name, drafter in request.drafters.items():
-        sequence.sessions[name] = _session(request, name, drafter)
-
-
-def _session(request: InFlight, name: str, drafter: Drafter) -> Session:
-    """The drafter's session, begun before or now. Raises what the drafter raised."""
-    assert request.sequence is not None
-    early = request.early.pop(name, None)
-    if isinstance(early, Exception):
-        raise early
-    return drafter.begin(request.sequence.request) if early is None else early
+    sequence.sessions = begin_all(request.drafters, sequence.request, fences, request.early)
+    request.early = {}
 
 
 def _slot_of(request: InFlight) -> Slot:

@@ -64,13 +64,17 @@ class KeptPrefixes:
         self._cache, self._files, self._executor = parts.cache, parts.cache.prefixes, parts.executor
         self._target, self._tokenizer, self.fixed_part = target, parts.tokenizer_fingerprint, FixedPart(tokenizer)
         self._files.create()
+        self._fence = parts.fences.of("kept prefixes")
         identity = [FORMAT, model, self._tokenizer, identity_of(target)]
         self._model = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
         self._waiting: dict[str, int] = {}
         self._gate = threading.Lock()
 
     def restore(self, tenant: str, token_ids: Sequence[int], room: int) -> Slot | None:
-        """A new slot with exactly these tokens and room for `room`; None if they are not kept."""
+        """A new slot with exactly these tokens and room for `room`; None if they are not kept, or cannot be read."""
+        return self._fence.run(lambda: self._restored(tenant, token_ids, room), None)
+
+    def _restored(self, tenant: str, token_ids: Sequence[int], room: int) -> Slot | None:
         name = self._name(tenant, token_ids)
         content = self._files.read(tenant, name)
         if content is None:
@@ -84,6 +88,9 @@ class KeptPrefixes:
 
     def keep(self, tenant: str, slot: Slot, num_tokens: int) -> None:
         """Write the first tokens of a slot on another thread, unless they are few, kept already, or not there."""
+        self._fence.run(lambda: self._keep(tenant, slot, num_tokens), None)
+
+    def _keep(self, tenant: str, slot: Slot, num_tokens: int) -> None:
         token_ids = slot.token_ids[:num_tokens]
         if num_tokens < WORTH_KEEPING or len(token_ids) < num_tokens or self._files.read_only:
             return
@@ -96,9 +103,14 @@ class KeptPrefixes:
         if self._takes(name, shape.row_bytes * num_tokens + shape.state_bytes):
             try:
                 now, rows = time.time_ns(), slot.kv.copied(num_tokens)
-                self._executor.submit(self._write, tenant, name, token_ids, rows, now)
-            except Exception as error:  # no memory for the copy, or the engine is closing: the answer is not concerned
-                self._give_up(name, error)
+                written = self._fence.submit(self._executor, self._write, tenant, name, token_ids, rows, now)
+            except Exception:  # no memory for the copy
+                self._done(name)
+                raise
+            if written is None:
+                self._done(name)
+            else:
+                written.add_done_callback(lambda _: self._done(name))
 
     def _takes(self, name: str, size: int) -> bool:
         """Whether a copy of this size may wait now; then it is counted."""
@@ -113,20 +125,19 @@ class KeptPrefixes:
         try:
             if self._cache.lets_pass(self._as_completion(tenant, token_ids)):
                 self._files.write(tenant, name, sealed(name, token_ids, rows), copied_at)
+        except FileNotFoundError:
+            raise
+        except OSError as error:  # a full disk, for example
+            self._files.read_only = True
+            log.warning("prefixes are no longer kept: %s", error)
+            raise
+        finally:
             self._done(name)
-        except Exception as error:
-            self._give_up(name, error)
 
     def _as_completion(self, tenant: str, token_ids: list[int]) -> NewCompletion:
         """The tokens as the cache's `redact` sees completions."""
         text = self.fixed_part.text(token_ids)
         return NewCompletion(tuple(token_ids), self._tokenizer, "", tenant, text=text)
-
-    def _give_up(self, name: str, error: Exception) -> None:
-        self._done(name)
-        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):  # a full disk, for example
-            self._files.read_only = True
-        log.warning("a prompt's beginning was not kept: %s", error, exc_info=log.isEnabledFor(logging.DEBUG))
 
     def _done(self, name: str) -> None:
         with self._gate:

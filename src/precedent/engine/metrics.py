@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from precedent.decoding.latency import Percentiles
 from precedent.decoding.stats import GenerationStats
+from precedent.runtime.fence import Fences
 
 QUICK = (
     *(
@@ -89,7 +90,8 @@ class EngineMetrics:
     failed requests count too. `decode_seconds_saved` is what plain steps would have taken for the answers of finished
     requests, by the cost curve, less what their steps took; it is negative if speculation cost time.
     `inter_token_latency_seconds` has one value per emission: its gap divided by its number of tokens. `histograms` has
-    the latencies of all finished requests by name; there each token of an emission counts.
+    the latencies of all finished requests by name; there each token of an emission counts. `degraded` names
+    what is switched off because it failed; answers are the same without it, only slower. `faults` counts such failures.
     """
 
     num_requests_running: int
@@ -115,6 +117,8 @@ class EngineMetrics:
     inter_token_latency_seconds: Percentiles
     e2e_request_latency_seconds: Percentiles
     histograms: Mapping[str, Histogram]
+    degraded: tuple[str, ...] = ()
+    faults: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +204,10 @@ class MetricsRecorder:
         if later := sum(stats.inter_token.num_tokens):
             found["request_time_per_output_token_seconds"].observe(sum(stats.inter_token.gaps) / later)
 
-    def snapshot(self, *, running: int, waiting: int, reserved: int, idle: int, most: int) -> EngineMetrics:
-        """The counts, plus the engine's current load (requests; bytes of keys and values)."""
+    def snapshot(
+        self, *, running: int, waiting: int, reserved: int, idle: int, most: int, fences: Fences | None = None
+    ) -> EngineMetrics:
+        """The counts, plus the engine's current load (requests; bytes of keys and values) and what its fences say."""
         with self._lock:
             counts = dict(self.counts)
             accepted, saved = dict(self.accepted_by_source), self.decode_seconds_saved
@@ -221,5 +227,7 @@ class MetricsRecorder:
             inter_token_latency_seconds=per_token,
             e2e_request_latency_seconds=request,
             histograms=histograms,
+            degraded=() if fences is None else fences.degraded(),
+            faults={} if fences is None else fences.faults(),
             **counts,
         )

@@ -30,6 +30,12 @@ COUNTERS = {
     "precedent:requests_failed": ("num_requests_failed", "Requests that failed."),
 }
 
+OF_AIDS = {
+    "precedent:degraded": ("gauge", "1 while what the label `aid` names is switched off, or on trial, after faults."),
+    "precedent:faults_total": ("counter", "Faults by `aid`, each of which made one request slower."),
+}
+"""Series with a further label, `aid`: what only makes answers faster, once it had a fault."""
+
 HISTOGRAMS = {
     "vllm:request_queue_time_seconds": ("request_queue_time_seconds", "From submission to admission."),
     "vllm:time_to_first_token_seconds": ("time_to_first_token_seconds", "From submission to the first token."),
@@ -72,6 +78,10 @@ def _lines(seen: list[tuple[str, EngineMetrics]]) -> Iterator[str]:
         yield from _series(name, "gauge", help_text, [(labels, getattr(found, field)) for labels, found in seen])
     usage = [(labels, _share(found)) for labels, found in seen]
     yield from _series("vllm:kv_cache_usage_perc", "gauge", "Share of the memory of keys and values, 0 to 1.", usage)
+    faults = [(f'{labels},aid="{_escaped(aid)}"', n) for labels, one in seen for aid, n in one.faults.items()]
+    off = [(f'{labels},aid="{_escaped(aid)}"', int(aid in one.degraded)) for labels, one in seen for aid in one.faults]
+    for (name, (kind, help_text)), values in zip(OF_AIDS.items(), (off, faults), strict=True):
+        yield from _series(name, kind, help_text, values)
     for name, (field, help_text) in COUNTERS.items():
         yield from _series(
             f"{name}_total", "counter", help_text, [(labels, getattr(one, field)) for labels, one in seen]

@@ -8,34 +8,36 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from precedent.decoding.aids import Aids
 from precedent.decoding.beside import NOTHING, Beside
 from precedent.decoding.loop import step
 from precedent.decoding.sequence import DecodingSequence, StepResult
 from precedent.drafters.together import end_all
 from precedent.engine.admission import Admission
-from precedent.engine.delivery import deliver, result_of
-from precedent.engine.generation import GenerationResult, cancelled_error
+from precedent.engine.delivery import Finisher, deliver, result_of
+from precedent.engine.generation import cancelled_error
+from precedent.engine.health import Outcomes, is_internal
 from precedent.engine.in_flight import InFlight, begin
 from precedent.engine.metrics import EngineMetrics, MetricsRecorder
 from precedent.engine.turns import next_prompt, note_shared_prefix
 from precedent.errors import PrecedentError, RequestCancelled
 from precedent.planning.planner import Planner
 from precedent.runtime.failures import OutOfMemory, as_ours
+from precedent.runtime.fence import Fences
 from precedent.runtime.team import fitted_team
 from precedent.target import TargetModel
 from precedent.target.model import PREFILL_CHUNK
 
 log = logging.getLogger(__name__)
 
+METRICS = "metrics"
+"""The name of the metrics among the aids of an engine."""
+
 SMALLEST_PIECE = 32
 """Smallest remainder of a round's budget, in prompt tokens, that is worth a forward of its own."""
-
-Finish = Callable[[InFlight, GenerationResult], None]
-"""Stores a completion and reports it; must not block for long."""
 
 
 @dataclass(slots=True)
@@ -43,14 +45,17 @@ class Scheduler:
     """All requests of one engine: `waiting` for memory, `prefilling` in turns, `running` together in every step.
 
     `prefill_tokens` bounds the prompt tokens computed between two steps; `beside` runs while the target model scores.
+    What only makes answers faster stands behind `fences`; `outcomes` hears how requests end.
     """
 
     target: TargetModel
     planner: Planner
     admission: Admission
     prefill_tokens: int
-    finish: Finish
+    finish: Finisher
     beside: Beside = NOTHING
+    fences: Fences = field(default_factory=Fences)
+    outcomes: Outcomes = field(default_factory=Outcomes)
     waiting: deque[InFlight] = field(default_factory=deque)
     prefilling: deque[InFlight] = field(default_factory=deque)
     running: list[InFlight] = field(default_factory=list)
@@ -67,6 +72,7 @@ class Scheduler:
 
     def round(self) -> None:
         """Let requests leave and join, prefill a bounded number of tokens, and run one step for the running ones."""
+        self.finish.report_overdue()
         self._drop_cancelled()
         self._admit()
         self._prefill()
@@ -89,6 +95,7 @@ class Scheduler:
             reserved=self.admission.reserved_bytes,
             idle=self.admission.idle_bytes,
             most=self.admission.max_kv_bytes,
+            fences=self.fences,
         )
 
     def longest_wait(self, now: float) -> float:
@@ -114,7 +121,7 @@ class Scheduler:
         """Reserve memory and begin the drafters."""
         request.stats.queue_seconds = perf_counter() - request.submitted
         self.admission.enter(request)
-        begin(request, self.target)
+        begin(request, self.target, self.fences)
 
     def _prefill(self) -> None:
         """Prefill prompts in turns within the round's budget: a whole chunk, or less beside running requests."""
@@ -160,16 +167,17 @@ class Scheduler:
     def _step(self) -> None:
         """Run one step for all running requests. A sequence that fails carries its error and fails alone."""
         running, started = list(self.running), perf_counter()
-        plain = self.planner.cost.milliseconds(len(running)) / 1e3
+        plain = Aids(self.planner, self.beside, self.fences).plain_seconds(len(running))
         sequences = [_sequence(request) for request in running]
         try:
             with fitted_team(self.target.runner.team):  # drafts and verification wait for lost threads as forwards do
-                results = step(sequences, self.target, self.planner, self.beside)
+                results = step(sequences, self.target, self.planner, self.beside, self.fences)
         except Exception as error:  # raised by the loop itself, so it cannot be assigned to one request
             self._fail_running(as_ours(error, "stepping"))
             return
         seconds = perf_counter() - started
-        self.recorder.stepped(len(running), sum(len(result.token_ids) for result in results))
+        tokens = sum(len(result.token_ids) for result in results)
+        self.fences.of(METRICS).run(lambda: self.recorder.stepped(len(running), tokens), None)
         for request, result in zip(running, results, strict=True):
             request.stats.decode_seconds += seconds
             request.stats.plain_seconds += len(result.token_ids) * plain
@@ -201,11 +209,13 @@ class Scheduler:
     def _retire(self, request: InFlight) -> None:
         result = result_of(request, _sequence(request))
         self._leave(request, "finished", keep_slot=True)
+        self.outcomes.note(internal=False)
         self.finish(request, result)
 
     def _fail(self, request: InFlight, error: PrecedentError) -> None:
         """Remove a request and pass the error to its caller; only a cancelled request's slot is safe to keep."""
         self._leave(request, _how(error), keep_slot=isinstance(error, RequestCancelled))
+        self.outcomes.note(internal=is_internal(error))
         if isinstance(error, OutOfMemory):
             self.admission.drop_idle()
         request.generation.fail(error)
@@ -217,9 +227,10 @@ class Scheduler:
         else:
             (self.running if request in self.running else self.prefilling).remove(request)
             sequence, request.sequence = request.sequence, None
-            end_all(sequence.sessions.values() if sequence else ())
+            end_all(sequence.sessions if sequence else {}, self.fences)
             self.admission.leave(request, sequence if request.started else None, keep=keep_slot)
-        self.recorder.ended(how, request.stats, len(request.prompt_ids), request.cached_prompt_tokens)
+        stats, prompt_tokens, cached = request.stats, len(request.prompt_ids), request.cached_prompt_tokens
+        self.fences.of(METRICS).run(lambda: self.recorder.ended(how, stats, prompt_tokens, cached), None)
 
 
 def _how(error: PrecedentError) -> str:

@@ -10,9 +10,13 @@ import torch
 from precedent.engine.remembered_costs import RememberedCosts
 from precedent.planning.step_costs import START_UP_WIDTHS, StepCosts
 from precedent.planning.warm_up import compile_drafting
+from precedent.runtime.fence import Fences
 from precedent.sampling.coupling import coupled_choice
 from precedent.target import Slot, TargetModel
 from precedent.tree import chain
+
+REMEMBERED = "remembered costs"
+"""The file of remembered costs among the aids of an engine."""
 
 UNTIMED = 3
 """Untimed forwards per width on an accelerator: the second is captured as a graph, the third replays it."""
@@ -25,9 +29,9 @@ def compile_inner_loops() -> None:
     coupled_choice(torch.ones(2), 0, 0)
 
 
-def costs_of(target: TargetModel, remembered: RememberedCosts) -> StepCosts:
+def costs_of(target: TargetModel, remembered: RememberedCosts, fences: Fences) -> StepCosts:
     """The cost curve of a target: remembered, and confirmed by a step of each width, or else measured for a second."""
-    run, costs = partial(milliseconds_of_width, target), remembered.read()
+    run, costs = partial(milliseconds_of_width, target), fences.of(REMEMBERED).run(remembered.read, None)
     if costs is None:
         costs = StepCosts()
         costs.measure(run, lambda: target.runner.threads)

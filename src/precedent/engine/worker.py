@@ -18,14 +18,17 @@ from precedent.decoding.microscope import Microscope
 from precedent.decoding.pearl import Pearl
 from precedent.drafters import Drafter
 from precedent.engine.admission import Admission
-from precedent.engine.delivery import finish_on
+from precedent.engine.delivery import Finisher
+from precedent.engine.health import EngineHealth, Outcomes
 from precedent.engine.in_flight import InFlight
 from precedent.engine.metrics import EngineMetrics, Pulse
 from precedent.engine.scheduler import Scheduler
+from precedent.engine.warm_up import REMEMBERED
 from precedent.errors import EngineClosedError, PrecedentError, RequestCancelled
 from precedent.planning.planner import Planner
 from precedent.runtime.background import interrupt_long_work
 from precedent.runtime.failures import as_ours
+from precedent.runtime.fence import Fences
 from precedent.runtime.openmp import release_workers
 from precedent.runtime.process import OfOneProcess, computing
 from precedent.target import TargetModel
@@ -49,6 +52,7 @@ class Worker(OfOneProcess):
         self._inbox: queue.SimpleQueue[InFlight | Call | None] = queue.SimpleQueue()
         self._closed = False
         self._round_began: float | None = None
+        self._received = perf_counter()
         self._gate = threading.RLock()  # re-entrant: the garbage collector may stop the worker on any thread
         self._thread = threading.Thread(target=self._run, name="precedent-worker", daemon=True)
         atexit.register(self._leave)  # the thread must not be inside torch when the interpreter exits
@@ -100,6 +104,22 @@ class Worker(OfOneProcess):
         began, now = self._round_began, perf_counter()
         return Pulse(0.0 if began is None else now - began, self._scheduler.longest_wait(now))
 
+    def health(self, stalled_seconds: float) -> EngineHealth:
+        """Whether requests are served. A thread is stalled if it works on one thing for so long."""
+        scheduler, seconds = self._scheduler, self._seconds_without_progress()
+        failing = scheduler.outcomes.failing()
+        if self._closed:
+            failing = "the engine is closed"
+        elif seconds > stalled_seconds:
+            failing = f"the engine's thread has not advanced for {seconds:.0f} s while requests wait"
+        return EngineHealth(failing, scheduler.fences.degraded())
+
+    def _seconds_without_progress(self) -> float:
+        began, now = self._round_began, perf_counter()
+        if began is not None:
+            return now - began
+        return 0.0 if self._inbox.empty() else now - self._received
+
     def watch_steps(self, number: int) -> Microscope:
         """Keep the last `number` steps from the next round on."""
         watched = Microscope(self._scheduler.beside, number)
@@ -131,7 +151,12 @@ class Worker(OfOneProcess):
             if self._inbox.empty():
                 with computing():
                     release_workers()
-            received = self._inbox.get()
+            try:
+                received = self._inbox.get(timeout=self._scheduler.finish.seconds_left())
+            except queue.Empty:  # time to report a completion that takes too long to store
+                continue
+            finally:
+                self._received = perf_counter()
             if received is None:
                 return False
             if isinstance(received, InFlight):
@@ -146,8 +171,11 @@ class Worker(OfOneProcess):
             received = self._inbox.get()
             if isinstance(received, InFlight):
                 self._scheduler.add(received)
-        self._scheduler.fail_all(failure)
-        self._ended()
+        try:
+            self._scheduler.fail_all(failure)
+        finally:
+            self._scheduler.finish.close()
+            self._ended()
 
 
 def started_worker(
@@ -157,6 +185,7 @@ def started_worker(
     executor: Executor,
     drafters: dict[str, Drafter],
     pearl: Pearl | None,
+    fences: Fences,
     *,
     prefill_tokens: int,
     remember: Callable[[], None],
@@ -167,22 +196,29 @@ def started_worker(
         planner=planner,
         admission=admission,
         prefill_tokens=prefill_tokens,
-        finish=partial(finish_on, executor),
+        finish=Finisher(executor, fences),
         beside=pearl or NOTHING,
+        fences=fences,
+        outcomes=Outcomes(fences.clock),
     )
-    return Worker(scheduler, partial(release, drafters, executor, pearl, remember))
+    return Worker(scheduler, partial(release, drafters, executor, pearl, fences, remember))
 
 
 def release(
     drafters: dict[str, Drafter],
     executor: Executor,
     pearl: Pearl | None,
+    fences: Fences,
     remember: Callable[[], None],
 ) -> None:
     """Release what the requests shared, after all of them have ended, and remember what was learned of the machine."""
-    remember()
+    fences.of(REMEMBERED).run(remember, None)
     if pearl is not None:
         pearl.close()
-    for drafter in list(drafters.values()):
-        drafter.close()  # before the executor, on which recall still writes its credit
+    fences.settle()  # recall still writes its credit on the executor
+    for name, drafter in list(drafters.items()):
+        try:
+            drafter.close()
+        except Exception as error:
+            fences.of(name).fault(error)
     executor.shutdown(wait=False)

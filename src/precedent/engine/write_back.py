@@ -1,4 +1,4 @@
-"""What happens when a request ends normally, before its caller is told: a reported completion is a stored one."""
+"""What happens when a request ends normally, before its caller is told."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from precedent.cache.store.fingerprint import prompt_fingerprint
 from precedent.drafters import Request
 from precedent.engine.generation import GenerationResult
 
+WRITE_BACK, OBSERVER = "write-back", "the observer of results"
+"""The names of both among the aids of an engine."""
+
 ResultObserver = Callable[[tuple[int, ...], GenerationResult], None]
 """Called with a finished request's prompt ids and its result, on one of the engine's threads."""
 
@@ -20,17 +23,17 @@ CompletionKeeper = Callable[[NewCompletion], object]
 
 def at_normal_end(
     asked: Request, on_result: ResultObserver | None, store: CompletionKeeper | None, tokenizer: str, model: str
-) -> list[Callable[[GenerationResult], None]]:
+) -> dict[str, Callable[[GenerationResult], object]]:
     """The actions for a request's answer: call the observer, then store the completion with what was asked."""
-    actions: list[Callable[[GenerationResult], None]] = []
+    actions: dict[str, Callable[[GenerationResult], object]] = {}
     if on_result is not None:
-        actions.append(partial(on_result, asked.prompt_ids))
+        actions[OBSERVER] = partial(on_result, asked.prompt_ids)
     if store is not None:
         record = NewCompletion(
             (), tokenizer, model, asked.tenant, asked.query,
             prompt_fingerprint(asked.prompt_ids), asked.tools, asked.workflow_step,
         )  # fmt: skip
-        actions.append(partial(_write_back, store, record))
+        actions[WRITE_BACK] = partial(_write_back, store, record)
     return actions
 
 

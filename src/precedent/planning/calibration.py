@@ -43,6 +43,11 @@ class Calibration:
             self.accepted, self.seen = np.concatenate([self.accepted, room]), np.concatenate([self.seen, room])
         return first
 
+    def forget(self) -> None:
+        """Forget all outcomes; every source keeps its bins, which plans refer to by number."""
+        self.accepted[:] = 0.0
+        self.seen[:] = 0.0
+
     def probability(self, source: str, bin_: int, estimate: float) -> float:
         """Probability in (0, 1] that a candidate is accepted once its parent is."""
         number = self.first_bin(source) + bin_ % BINS_PER_SOURCE  # first: it may replace the arrays

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Callable, Mapping
+from typing import Self, TypeVar
 
 import numpy as np
 
 from precedent.runtime.compiled import Floats
+from precedent.runtime.fence import Fault
+from precedent.runtime.plain_values import is_number
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 257)
 """Widths that are told apart, in tokens per forward (pending token included)."""
 
 WIDEST = WIDTHS[-1]
 """Widths of a curve; beyond, its last slope goes on."""
+
+STEP_COSTS = "step costs"
+"""The cost curve's name among the aids of an engine."""
+
+Read = TypeVar("Read")
 
 
 class CostCurve:
@@ -67,3 +74,43 @@ class CostCurve:
 
     def observe(self, width: int, milliseconds: float, prefix: int = 0, threads: int = 1) -> None:
         """Take note of a forward's time. A given curve does not change."""
+
+
+class CheckedCosts:
+    """Reads a curve for the planner. Raises Fault for a curve that fails, or whose numbers are not finite and positive.
+
+    `curve` returns the curve to read.
+    """
+
+    def __init__(self, curve: Callable[[], CostCurve]) -> None:
+        self._curve = curve
+
+    @property
+    def load(self) -> float:
+        """The curve's load."""
+        return self._number(lambda curve: curve.load)
+
+    def milliseconds(self, width: int, prefix: int = 0) -> float:
+        """The curve's time of a forward."""
+        return self._number(lambda curve: curve.milliseconds(width, prefix))
+
+    def beside(self, rows: int, prefix: int, most: int) -> Floats:
+        """The curve's times of forwards over `rows` tokens of other sequences plus 1, 2, ... `most` or more."""
+        costs = self._read(lambda curve: curve.beside(rows, prefix, most))
+        if not isinstance(costs, np.ndarray) or costs.ndim != 1 or not 0 < costs.size <= rows + most + WIDEST:
+            raise Fault(STEP_COSTS, f"expected the times of up to {most} rows, got {type(costs).__name__}")
+        if costs.dtype != np.float64 or not (costs.min() > 0.0 and costs.max() < np.inf):
+            raise Fault(STEP_COSTS, "the times of a step are not all finite and positive")
+        return costs
+
+    def _number(self, read: Callable[[CostCurve], float]) -> float:
+        number = self._read(read)
+        if not is_number(number) or not number > 0.0:
+            raise Fault(STEP_COSTS, f"expected a finite positive number, got {number!r}")
+        return number
+
+    def _read(self, read: Callable[[CostCurve], Read]) -> Read:
+        try:
+            return read(self._curve())
+        except Exception as error:
+            raise Fault(STEP_COSTS, f"{type(error).__name__}: {error}") from error

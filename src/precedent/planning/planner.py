@@ -18,13 +18,17 @@ import numpy as np
 from precedent.drafters.base import NODE, Candidates, Nodes
 from precedent.planning.calibration import Calibration, learn_from_verdict
 from precedent.planning.choose import BEST, BEST_BITS, Choice, choose_nodes, choose_path
-from precedent.planning.costs import CostCurve
+from precedent.planning.costs import CheckedCosts, CostCurve
 from precedent.planning.draw_gate import DrawGate
 from precedent.planning.forward_gate import ForwardGate, Without
 from precedent.planning.plan import DrawSource, Limits, Plan
 from precedent.planning.probing import Probes
 from precedent.runtime.compiled import Floats, Int32s
+from precedent.runtime.fence import Fault
 from precedent.tree import ROOT, CandidateTree
+
+PLANNER = "planner"
+"""The planner's name among the aids of an engine."""
 
 MARGIN = 1.02
 """Factor by which draws must seem to pay off before they are made: their gain is estimated, their cost certain."""
@@ -72,12 +76,18 @@ class Planner:
 
     def __init__(self, cost: CostCurve) -> None:
         self.cost = cost
+        self.checked = CheckedCosts(lambda: self.cost)
         self.calibration = Calibration()
         self._probes = Probes()
         self._gates: dict[str, DrawGate] = {}
         self._forwards: dict[str, ForwardGate] = {}
         self._sources: dict[tuple[str, ...], SourceNames] = {}
         self._end_ids: dict[frozenset[int], Int32s] = {}
+
+    def forget(self) -> None:
+        """Begin anew, because something that was learned may be damaged. Steps that are planned already still count."""
+        self.calibration.forget()
+        self._probes, self._gates, self._forwards = Probes(), {}, {}
 
     def plan(self, candidates: Sequence[Candidates], draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
         """Choose the fixed candidates of the tree, and how many draws to make from each source that samples."""
@@ -113,15 +123,15 @@ class Planner:
         gate.cost.behind, gate.cost.together = behind, limits.requests
         width, tokens = limits.rows_beside + without.rows + 1, without.expected + limits.tokens_beside
         more, rows = gate.tokens * without.open_mass, round(gate.rows * without.open_mass)
-        alone = self.cost.milliseconds(width, limits.prefix)
-        taken = self.cost.milliseconds(width + rows, limits.prefix) + self.cost.load * gate.cost.milliseconds(1)
+        alone = self.checked.milliseconds(width, limits.prefix)
+        taken = self.checked.milliseconds(width + rows, limits.prefix) + self.checked.load * gate.cost.milliseconds(1)
         pays = (tokens + more) / taken > MARGIN * tokens / alone
         return gate.cost.decide(int(pays), without.open_mass) > 0
 
     def observe_forward_of(self, name: str, behind: int, milliseconds: float, together: int) -> None:
         """Learn what a drafter's forward cost one request, with `together` requests in it."""
         gate = self._forwards.setdefault(name, ForwardGate())
-        gate.cost.observe(1, behind, milliseconds / self.cost.load, together)
+        gate.cost.observe(1, behind, milliseconds / self.checked.load, together)
 
     def observe_gain(self, name: str, without: Without, plan: Plan) -> None:
         """Learn what a drafter's forward brought to a plan."""
@@ -151,8 +161,10 @@ class Planner:
                 limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids,
             )  # fmt: skip
 
-        costs = self.cost.beside(limits.rows_beside, limits.prefix, limits.max_nodes + 1)
+        costs = self.checked.beside(limits.rows_beside, limits.prefix, limits.max_nodes + 1)
         best = choice(costs)
+        if not np.isfinite(best.believed).all():
+            raise Fault(PLANNER, "the calibrated estimates are not all finite")
         return self._probe(choice, best, costs, limits) if self.cost.learns and self._probes.due else best
 
     def _probe(self, choice: Callable[[Floats], Choice], best: Choice, costs: Floats, limits: Limits) -> Choice:
@@ -188,18 +200,18 @@ class Planner:
 
     def _time_of_draws(self, gate: DrawGate) -> Callable[[int], float]:
         """Milliseconds of a number of draws under the machine's present load."""
-        return lambda number: self.cost.load * gate.milliseconds(number)
+        return lambda number: self.checked.load * gate.milliseconds(number)
 
     def _runners_up(self, name: str, number: int, step: Step, limits: Limits) -> int:
         """How many of the first draws get a runner-up: as long as it pays for its row, within the limit of draws."""
         milliseconds, width = self._time_of_draws(self._gates[name])(number), step.width + number
         reaches = [step.open_mass, *(step.open_mass * reach for reach in self._reaches(name, number))]
         expected = step.expected + sum(reaches[1:])
-        best, best_rate = 0, expected / (self.cost.milliseconds(width, step.prefix) + milliseconds)
+        best, best_rate = 0, expected / (self.checked.milliseconds(width, step.prefix) + milliseconds)
         for count in range(1, min(number, limits.max_draws - number) + 1):
             bin_ = DEEPEST_DRAW + min(count, DEEPEST_DRAW)
             expected += reaches[count - 1] * self.calibration.probability(name, bin_, RUNNER_UP_PRIOR)
-            rate = expected / (self.cost.milliseconds(width + count, step.prefix) + milliseconds)
+            rate = expected / (self.checked.milliseconds(width + count, step.prefix) + milliseconds)
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
@@ -207,10 +219,10 @@ class Planner:
     def _best_number(self, name: str, step: Step, milliseconds: Callable[[int], float]) -> int:
         """The number of draws with the best rate, given their time before the forward and the cost of their rows."""
         expected = step.expected
-        best, best_rate = 0, MARGIN * expected / self.cost.milliseconds(step.width, step.prefix)
+        best, best_rate = 0, MARGIN * expected / self.checked.milliseconds(step.width, step.prefix)
         for number, reach in enumerate(self._reaches(name, step.most), start=1):
             expected += step.open_mass * reach
-            rate = expected / (self.cost.milliseconds(step.width + number, step.prefix) + milliseconds(number))
+            rate = expected / (self.checked.milliseconds(step.width + number, step.prefix) + milliseconds(number))
             if rate > best_rate:
                 best, best_rate = number, rate
         return best
@@ -229,7 +241,9 @@ class Planner:
 
     def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float, together: int = 1) -> None:
         """Learn what one request's draws from `source` cost, with `together` requests and `behind` tokens caught up."""
-        self._gates.setdefault(source, DrawGate()).observe(num_draws, behind, milliseconds / self.cost.load, together)
+        self._gates.setdefault(source, DrawGate()).observe(
+            num_draws, behind, milliseconds / self.checked.load, together
+        )
 
     def observe_forward(self, width: int, milliseconds: float, prefix: int = 0, threads: int = 1) -> None:
         """Learn from one forward over `width` tokens of all sequences, behind `prefix` tokens, by so many threads."""

@@ -15,7 +15,7 @@ from precedent.drafters.model.best_first import best_first
 from precedent.drafters.outcomes import outcomes, outcomes_of_votes
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.request import Request
-from precedent.drafters.together import Matching, match_all, match_together
+from precedent.drafters.together import Matching, match_together
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits
 from precedent.planning.planner import Planner
@@ -35,7 +35,6 @@ def compile_drafting() -> None:
     outcomes(plan.choice.token_ids, plan.choice.parents, committed)
     outcomes_of_votes(candidates.nodes, np.zeros(len(candidates), np.int64), np.zeros(1, OCCURRENCE), committed)
     session.committed([5, 6])
-    match_all([session], 4, 8)
     match_together([Matching({"prompt": session}, 4, 8)] * 2)
     _follow_a_trail()
     follow_known_text(np.array([5], dtype=np.int32))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from precedent.runtime.cpu_quota import cpu_quota
+from precedent.runtime.fence import Fence
 from precedent.runtime.machine_load import CpuTimes, OtherPrograms, cpu_times
 from precedent.runtime.openmp import openmp_function
 from precedent.runtime.process import Lock
@@ -34,7 +35,10 @@ ROOM = 0.7
 
 
 class Team:
-    """Chooses the number of threads; shared by all engines of a process."""
+    """Chooses the number of threads; shared by all engines of a process.
+
+    Where reading the machine's load fails, a forward takes as many threads as it may.
+    """
 
     def __init__(
         self,
@@ -50,11 +54,13 @@ class Team:
         self._taken: float | None = None
         self._limit: float | None = None
         self._lock = Lock()
+        self.fence = Fence("machine load")
 
     def size(self, most: int) -> int:
         """How many of up to `most` threads to use now: at least one, at most what the container's quota allows."""
-        if most == 1:
-            return 1
+        return 1 if most == 1 else self.fence.run(lambda: self._size(most), most)
+
+    def _size(self, most: int) -> int:
         with self._lock:
             self._update()
             left = self._left or most

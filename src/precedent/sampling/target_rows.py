@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from precedent.config import SamplingParams
-from precedent.errors import ConfigError, GenerationError, UnsupportedError
+from precedent.errors import ConfigError, GenerationError, GrammarError, UnsupportedError
 from precedent.sampling.coupling import coupled_choice, noise_key
 from precedent.sampling.probabilities import largest, probs_of
 from precedent.sampling.row_shaper import RowShaper, shaped_rows
@@ -142,7 +142,7 @@ class TargetRows:
         if largest != largest or largest == torch.inf:
             raise GenerationError(f"the model's logits at output position {position} hold NaN or infinity")
         if largest == -torch.inf:
-            raise GenerationError(f"every token is masked at output position {position}: the constraints exclude all")
+            raise GrammarError(f"every token is masked at output position {position}: the constraints exclude all")
 
     def _position(self, node: int) -> int:
         return len(self._output_ids) + len(self._tree.path_to(node))

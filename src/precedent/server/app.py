@@ -139,7 +139,15 @@ async def _description(app: FastAPI, serving: Serving, caller: Caller, request: 
 
 
 async def _health(serving: Serving, request: Request) -> Response:
-    """Whether requests are taken: 200, or 503 while the server stops or an engine is closed."""
-    if serving.places.closed or any(served.engine.closed for served in serving.models.values()):
+    """Whether requests are served: 200, or 503 with the reason.
+
+    What failed and is switched off is named under `degraded`, by model: answers are the same without it, only slower.
+    """
+    if serving.places.closed:
         raise ApiError("the server is stopping", status=503, kind=FAILED)
-    return JSONResponse({"status": "ok"})
+    found = {name: served.engine.health(serving.limits.stalled_seconds) for name, served in serving.models.items()}
+    for name, health in found.items():
+        if health.failing:
+            raise ApiError(f"{name}: {health.failing}", status=503, kind=FAILED)
+    degraded = {name: list(health.degraded) for name, health in found.items() if health.degraded}
+    return JSONResponse({"status": "degraded", "degraded": degraded} if degraded else {"status": "ok"})

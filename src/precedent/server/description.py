@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -14,7 +14,7 @@ from openai.pagination import SyncPage
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from precedent.server import chat_request, completions, embeddings, responses_request
 from precedent.server.bodies import NEUTRAL, Keys
@@ -25,6 +25,13 @@ JSON, TEXT, EVENTS = "application/json", "text/plain", "text/event-stream"
 BEARER = "bearer"
 OPEN = "/health"
 """The route that needs no key."""
+
+
+class Health(BaseModel):
+    """What `/health` answers: `degraded` names what failed and is switched off, by model."""
+
+    status: Literal["ok", "degraded"]
+    degraded: dict[str, list[str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,7 @@ ROUTES: Mapping[str, Route] = {
     "/v1/models": Route(None, SyncPage[Model]),
     "/v1/models/{name}": Route(None, Model),
     "/metrics": Route(None, str, TEXT),
-    OPEN: Route(None, dict[str, str]),
+    OPEN: Route(None, Health),
 }
 """The routes described. Others are the dashboard's: its page alone asks them, and they change with it."""
 
@@ -92,7 +99,7 @@ def _operation(path: str, schemas: Mapping[Any, Any], models: list[str]) -> dict
         "responses": {
             "200": {"description": "The answer.", "content": contents},
             "4XX": {"description": "A request that is refused.", **refused},
-            "503": {"description": "The server is stopping.", **refused},
+            "503": {"description": "The server is stopping, or fails.", **refused},
             "504": {"description": "The answer took too long.", **refused},
         }
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from precedent.config import check_fields
+from precedent.engine.health import STALLED_SECONDS
 from precedent.runtime.plain_values import is_number, is_whole
 
 MEBIBYTE = 1 << 20
@@ -19,7 +20,7 @@ class ServerLimits:
     at once, `max_upload_bytes_per_key` of one key. `default_max_tokens` bounds answers whose request says nothing.
     Times are in seconds: `request_seconds` for a whole answer, `header_seconds` for a request's headers to arrive,
     `upload_seconds` for its body, `prepare_seconds` for prompts and grammars, `grace_seconds` for running requests when
-    the server stops.
+    the server stops. `/health` fails while an engine works on one step for `stalled_seconds`.
     """
 
     max_queued: int = 256
@@ -38,6 +39,7 @@ class ServerLimits:
     upload_seconds: float = 30.0
     prepare_seconds: float = 30.0
     grace_seconds: float = 30.0
+    stalled_seconds: float = STALLED_SECONDS
 
     def __post_init__(self) -> None:
         counts = ("max_queued", "max_queued_per_key", "max_choices", "max_connections", "max_stops")
@@ -45,7 +47,10 @@ class ServerLimits:
             *("max_body_bytes", "max_upload_bytes", "max_upload_bytes_per_key", "max_schema_bytes"),
             *("max_pattern_length", "default_max_tokens"),
         )
-        times = ("request_seconds", "header_seconds", "upload_seconds", "prepare_seconds", "grace_seconds")
+        times = (
+            *("request_seconds", "header_seconds", "upload_seconds", "prepare_seconds", "grace_seconds"),
+            "stalled_seconds",
+        )
         wholes = [
             (name, is_whole(value := getattr(self, name)) and value >= 1, "must be at least 1")
             for name in (*counts, *sizes)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from threading import RLock
 from time import perf_counter
 
 from precedent.drafters import Drafter, DraftSession, DrawSession, Request
-from precedent.drafters.together import end_all, match_together
+from precedent.drafters.together import begin_all, end_all, match_together
 from precedent.errors import UnsupportedError
 from precedent.planning.plan import Plan
 from precedent.planning.planner import Planner
 from precedent.runtime.background import Background
+from precedent.runtime.fence import Fences
 from precedent.service.clock import Clock, StepClock
 from precedent.service.session import Beside, DraftingSession
 from precedent.tree import CandidateTree, TreeBuilder
-
-_log = logging.getLogger(__name__)
 
 
 class Batch:
@@ -31,30 +29,17 @@ class Batch:
         self._threads, self._beside = threads, Background(threads - 1, "precedent-drafting") if threads > 1 else None
         self.planner, self.clock, self.lock = planner, StepClock(planner, clock), RLock()
         self.num_drafts = self.num_draft_tokens = 0
-        self.accepted_by_source, self.failures_by_drafter = Counter[str](), Counter[str]()
-
-    def failed(self, drafter: str, error: Exception) -> None:
-        """Count a drafter's failure, and log the first one of each drafter; the request goes on without it."""
-        with self.lock:
-            self.failures_by_drafter[drafter] += 1
-            first = self.failures_by_drafter[drafter] == 1
-        if first:
-            _log.warning("the drafter %r failed, its request goes on without it: %r", drafter, error)
+        self.accepted_by_source, self.fences = Counter[str](), Fences()
 
     def begin(self, drafters: Mapping[str, Drafter], request: Request) -> dict[str, DraftSession]:
-        """A session of every drafter; one that fails to begin is left out.
+        """A session of every drafter; one that fails to begin, or is switched off, is left out.
 
         Raises UnsupportedError for a drafter that samples from a model.
         """
-        begun: dict[str, DraftSession] = {}
-        for name, drafter in drafters.items():
-            try:
-                begun[name] = drafter.begin(request)
-            except Exception as error:
-                self.failed(name, error)
+        begun = begin_all(drafters, request, self.fences)
         sampling = [name for name, session in begun.items() if isinstance(session, DrawSession)]
         if sampling:
-            end_all(begun.values())
+            end_all(begun, self.fences)
             raise UnsupportedError(f"the drafter {sampling[0]!r} samples from a model, which a service does not do")
         with self.lock:
             self.clock.began()

@@ -23,6 +23,7 @@ from precedent.planning.planner import Planner
 from precedent.planning.step_costs import StepCosts
 from precedent.planning.warm_up import compile_drafting
 from precedent.runtime.background import Background
+from precedent.runtime.fence import Fences
 from precedent.runtime.process import OfOneProcess, check_fork
 from precedent.service.batch import Batch
 from precedent.service.checks import check_drafters, curve_of, token_ids_of, whole_number
@@ -78,7 +79,10 @@ class DraftingService(OfOneProcess):
         self._codec, self._incoming = codec, Incoming(codec, num_tokens, context_length)
         self._owned = cache if owns_cache else None
         self._executor = executor or Background(2, "precedent-service")
-        parts = DrafterParts(codec.fingerprint, self._executor, cache, codec=codec, report=self.health.report)
+        fences = Fences(switch_off=False)  # a store that is away answers at once, and says when it is back
+        parts = DrafterParts(
+            codec.fingerprint, self._executor, cache, codec=codec, report=self.health.report, fences=fences
+        )
         self._drafters = {drafter.name: drafter for drafter in load_drafters(drafters, parts)}
         self._batch = Batch(Planner(cost or StepCosts()), clock, threads or min(MOST_THREADS, _processors()))
         self._sessions: dict[str, DraftingSession] = {}
@@ -237,7 +241,7 @@ class DraftingService(OfOneProcess):
                 num_draft_tokens=batch.num_draft_tokens,
                 num_accepted_tokens=sum(accepted.values()),
                 accepted_by_source=accepted,
-                failures_by_drafter=dict(batch.failures_by_drafter),
+                failures_by_drafter=batch.fences.faults(),
                 store_failures=self.health.failures,
                 store_away=self.health.away,
             )

@@ -96,7 +96,7 @@ class DraftingSession(OfOneProcess):
             self.settle(self._batch.planner, self._batch.accepted_by_source)
             self.over, drafting = True, self._drafting
             self._drafting, self._plan = {}, None
-        end_all(drafting.values())
+        end_all(drafting, self._batch.fences)
         ended(self)
 
     def settle(self, planner: Planner, accepted_by_source: Counter[str]) -> bool:
@@ -155,5 +155,5 @@ class DraftingSession(OfOneProcess):
 
     def _leave_out(self, failed: Mapping[str, Exception]) -> None:
         for name, error in failed.items():
-            self._batch.failed(name, error)
-            end_all([self._drafting.pop(name)])
+            self._batch.fences.of(name).fault(error)
+            end_all({name: self._drafting.pop(name)}, self._batch.fences)

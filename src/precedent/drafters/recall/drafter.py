@@ -6,10 +6,10 @@ the longest match counts for more, and similarity breaks ties.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,13 @@ from precedent.drafters.recall.nearness import Nearness
 from precedent.drafters.recall.tenant_memories import TenantMemories
 from precedent.drafters.recall.tenant_memory import CompletionSource, TenantMemory
 from precedent.drafters.request import Request
+from precedent.errors import CacheError
 from precedent.runtime.background import Background
 from precedent.runtime.compiled import Int64s
+from precedent.runtime.fence import Fence
 
-_log = logging.getLogger(__name__)
+CACHE = "the speculation cache"
+"""The calls to the cache among the aids of an engine: its search, and the credit of completions."""
 
 Report = Callable[[Future[Any]], None]
 """Called with a finished or cancelled call to the cache."""
@@ -57,8 +60,8 @@ class RecallDrafter:
 
     `tokenizer` is the fingerprint under which completions are stored. `executor` embeds, searches, reads new
     completions and seals them, in parallel to decoding. `partitions` returns a tenant's segments, or None; `max_bytes`
-    bounds the memories of all tenants together. `report` is called with every finished call of the executor: a failure
-    of the cache costs recall's weights, but not the request.
+    bounds the memories of all tenants together. Calls to the cache stand behind `fence`: a failure costs recall's
+    weights, but not the request. `report` is called with every finished one.
     """
 
     name = "recall"
@@ -72,24 +75,22 @@ class RecallDrafter:
         partitions: Callable[[str, str], Partition | None] | None = None,
         max_bytes: int = DEFAULT_MAX_INDEX_BYTES,
         report: Report | None = None,
+        fence: Fence | None = None,
     ) -> None:
         self._cache, self._tokenizer, self._executor = cache, tokenizer, executor
-        self._report = report or warn_of_failure
+        self._report, self._fence = report, fence or Fence(CACHE)
         self._memories = TenantMemories(cache, tokenizer, partitions, max_bytes)
-        self._written: list[Future[None]] = []
 
     def begin(self, request: Request) -> RecallSession:
         """Start embedding and searching; meanwhile `match` uses what earlier requests have read."""
         memory = self._memories.of(request.tenant)
         prompt = prompt_fingerprint(request.prompt_ids)
-        search = self._executor.submit(self._search, memory, request, prompt)
-        search.add_done_callback(self._report)
+        search = self._submit(self._search, memory, request, prompt)
         return RecallSession(self, memory, request, Nearness(memory, prompt), search)
 
     def close(self) -> None:
         """Wait for pending writes, seal completions that are in no segment yet, and drop the indexes."""
-        for written in self._written:
-            written.exception()
+        self._fence.settle()
         self._memories.close()
 
     def erase_gone(self) -> None:
@@ -108,15 +109,16 @@ class RecallDrafter:
     def ended(self, tenant: str, counts: Mapping[int, tuple[int, int]]) -> None:
         """Pass a finished request's credit to the cache and tidy the memory, without waiting for the disk."""
         if counts:
-            self._write(self._cache.credit, counts)
+            self._submit(self._cache.credit, counts)
         if self._memories.need_tidying(tenant):
-            self._write(self._memories.tidy, tenant)
+            self._submit(self._memories.tidy, tenant)
 
-    def _write(self, work: Callable[..., None], *values: Any) -> None:
-        self._written = [written for written in self._written if not written.done()]
-        written = self._executor.submit(work, *values)
-        written.add_done_callback(self._report)
-        self._written.append(written)
+    def _submit(self, work: Callable[..., Any], *values: Any) -> Future[Any] | None:
+        """Call the cache on another thread; None while its fence has switched it off."""
+        future = self._fence.submit(self._executor, work, *values)
+        if future is not None and self._report is not None:
+            future.add_done_callback(self._report)
+        return future
 
     def _search(self, memory: TenantMemory, request: Request, prompt: str) -> Nearness:
         hits = self._read_and_recall(memory, request)
@@ -137,7 +139,10 @@ class RecallDrafter:
     def _recalled(self, request: Request) -> list[Hit]:
         if not request.query:
             return []
-        return self._cache.recall(request.query, tenant=request.tenant, tokenizer=self._tokenizer, k=_NUM_HITS)
+        hits = self._cache.recall(request.query, tenant=request.tenant, tokenizer=self._tokenizer, k=_NUM_HITS)
+        if len(hits) > _NUM_HITS or not all(isfinite(hit.similarity) for hit in hits):
+            raise CacheError(f"expected at most {_NUM_HITS} hits with finite similarities, got {len(hits)}")
+        return hits
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +163,12 @@ class RecallSession(SearchSession):
         memory: TenantMemory,
         request: Request,
         nearness: Nearness,
-        search: Future[Nearness],
+        search: Future[Nearness] | None,
     ) -> None:
         self._drafter, self._memory, self._nearness = drafter, memory, nearness
         self.lock = memory.lock
         self._tenant = request.tenant
-        self._search: Future[Nearness] | None = search
+        self._search = search
         self._end_ids = np.array(sorted(request.end_token_ids), dtype=np.int32)
         self._context = [START]
         self._trail = Trail()
@@ -229,9 +234,3 @@ class RecallSession(SearchSession):
         for slot, accepted in zip(slots.tolist(), right.tolist(), strict=True):
             before = self._credit.get(ids[slot], (0, 0))
             self._credit[ids[slot]] = (before[0] + accepted, before[1] + (not accepted))
-
-
-def warn_of_failure(work: Future[Any]) -> None:
-    """Warn about a failure of the cache, which costs recall's weights but not the request."""
-    if not work.cancelled() and work.exception() is not None:
-        _log.warning("the speculation cache failed, drafting goes on without it: %s", work.exception())

@@ -57,7 +57,8 @@ def _text_of(given: str | Path) -> str:
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the chat template in {str(path)!r}: {error}") from error
     raise ConfigError(
-        f"chat_template={shown(str(given))} is neither a file, nor the name of a family, nor a Jinja template; families: {', '.join(FAMILIES)}"
+        f"chat_template={shown(str(given))} is neither a file, nor the name of a family, nor a Jinja template; "
+        f"families: {', '.join(FAMILIES)}"
     )
 
 
