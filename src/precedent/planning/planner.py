@@ -18,7 +18,7 @@ import numpy as np
 from precedent.drafters.base import NODE, Candidates, Nodes
 from precedent.planning.calibration import Calibration, learn_from_verdict
 from precedent.planning.choose import BEST, BEST_BITS, Choice, choose_nodes, choose_path
-from precedent.planning.costs import CostCurve
+from precedent.planning.costs import CostCurve, is_time
 from precedent.planning.draw_gate import DrawGate
 from precedent.planning.forward_gate import ForwardGate, Without
 from precedent.planning.plan import DrawSource, Limits, Plan
@@ -232,7 +232,12 @@ class Planner:
         self._gates.setdefault(source, DrawGate()).observe(num_draws, behind, milliseconds / self.cost.load, together)
 
     def observe_forward(self, width: int, milliseconds: float, prefix: int = 0, threads: int = 1) -> None:
-        """Learn from one forward over `width` tokens of all sequences, behind `prefix` tokens, by so many threads."""
+        """Learn from one forward over `width` tokens of all sequences, behind `prefix` tokens, by so many threads.
+
+        An impossible time, such as a stopped clock shows, says nothing.
+        """
+        if not is_time(milliseconds):
+            return
         self.cost.observe(width, milliseconds, prefix, threads)
         self._probes.observe(width, milliseconds)
         for gate in (*self._gates.values(), *(forward.cost for forward in self._forwards.values())):
