@@ -1,7 +1,11 @@
-"""What steps cost is remembered between processes; a damaged or foreign file is none."""
+"""Step costs are remembered between processes; a file that is not sound is discarded, and the costs measured anew."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+import os
 from pathlib import Path
 
 import pytest
@@ -51,24 +55,114 @@ def test_few_steps_and_given_curves_are_not_remembered(folder: Path) -> None:
     assert not folder.exists()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        "{}",
-        '{"2": [1.0]}',
-        '{"2": "abc"}',
-        '{"two": [1, 1, 1, 1, 1]}',
-        '{"2": [NaN, 1, 1, 1, 1]}',
-    ],
-)
-def test_a_damaged_file_is_none(text: str, folder: Path) -> None:
+def written(folder: Path) -> Path:
+    """The file of sound costs."""
     remembered().write(learned())
     (file,) = folder.iterdir()
-    file.write_text(text)
+    return file
+
+
+def signed(costs: object, version: bytes | None = None, *, file: Path) -> None:
+    """Replace the costs in a file, and its checksum."""
+    payload = json.dumps(costs).encode()
+    found = file.read_bytes().split()[0]
+    checksum = hashlib.blake2b(payload, digest_size=16).hexdigest().encode()
+    file.write_bytes((version or found) + b" " + checksum + b"\n" + payload)
+
+
+def test_a_file_that_is_signed_anew_is_read(folder: Path) -> None:
+    """Or else the tests below would show nothing."""
+    signed(learned().known, file=written(folder))
+    assert remembered().read() is not None
+
+
+def test_a_file_of_another_version_is_discarded(folder: Path) -> None:
+    signed(learned().known, b"1", file=written(folder))
+    assert remembered().read() is None
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        None,
+        [],
+        {},
+        {"2": {}},
+        {"2": {"per_key": 0.1}},
+        {"2": [1.0]},
+        {"2": "abc"},
+        {"two": {"1": 10.0, "per_key": 0.1}},
+        {"0": {"1": 10.0, "per_key": 0.1}},
+        {"9" * 400: {"1": 10.0, "per_key": 0.1}},
+        {"2": {"1": 10.0}},
+        {"2": {"1": "10.0", "per_key": 0.1}},
+        {"2": {"1": True, "per_key": 0.1}},
+        {"2": {"1": math.nan, "per_key": 0.1}},
+        {"2": {"1": 10.0, "8": math.inf, "per_key": 0.1}},
+        {"2": {"1": 10.0, "8": 2.8e225, "per_key": 0.1}},
+        {"2": {"1": 10.0, "8": 10**400, "per_key": 0.1}},
+        {"2": {"1": 10.0, "8": -10.0, "per_key": 0.1}},
+        {"2": {"1": 10.0, "8": 0.0, "per_key": 0.1}},
+        {"2": {"-1": 10.0, "per_key": 0.1}},
+        {"2": {"1": 10.0, "per_key": 2.8e225}},
+        {"2": {"1": 10.0, "per_key": -1.0}},
+    ],
+    ids=str,
+)
+def test_costs_that_cannot_be_are_discarded_in_spite_of_their_checksum(costs: object, folder: Path) -> None:
+    signed(costs, file=written(folder))
+    assert remembered().read() is None
+
+
+def test_costs_beyond_what_narrower_widths_allow_are_brought_within_bounds(folder: Path) -> None:
+    signed({"2": {"1": 10.0, "2": 9e6, "per_key": 0.1}}, file=written(folder))
+    found = remembered().read()
+    assert found is not None
+    assert found.milliseconds(2) == pytest.approx(25.0)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"null", b"\xff\xfe", b"[" * 100_000, b"2 \n{}", bytes(3 << 20)])
+def test_a_file_with_other_content_is_discarded(content: bytes, folder: Path) -> None:
+    written(folder).write_bytes(content)
+    assert remembered().read() is None
+
+
+def test_a_file_that_was_cut_or_changed_anywhere_is_discarded(folder: Path) -> None:
+    file = written(folder)
+    content, reader = file.read_bytes(), remembered()
+    for at in range(len(content)):
+        file.write_bytes(content[:at])
+        assert reader.read() is None, f"cut after {at} bytes"
+        file.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
+        assert reader.read() is None, f"a bit of byte {at} changed"
+
+
+def test_a_folder_in_its_place_is_left_alone(folder: Path) -> None:
+    file = written(folder)
+    file.unlink()
+    file.mkdir()
+    assert remembered().read() is None
+    remembered().write(learned())
+    assert list(folder.iterdir()) == [file]
+
+
+def test_a_pipe_in_its_place_is_not_waited_for_and_is_replaced(folder: Path) -> None:
+    file = written(folder)
+    file.unlink()
+    os.mkfifo(file)
+    assert remembered().read() is None
+    remembered().write(learned())
+    assert remembered().read() is not None
+
+
+def test_a_file_that_may_not_be_read_is_discarded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read every file, so the refusal is simulated."""
+    written(folder)
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refused)
     assert remembered().read() is None
 
 
@@ -77,6 +171,27 @@ def test_a_folder_that_cannot_be_written_harms_nothing(folder: Path) -> None:
     folder.write_text("a file in its place")
     remembered().write(learned())
     assert remembered().read() is None
+
+
+def test_why_a_file_was_discarded_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written(folder).write_bytes(b"2.8e+225")
+    with caplog.at_level("INFO", "precedent"):
+        remembered().read()
+    assert "measuring step costs anew" in caplog.text
+
+
+def test_an_engine_starts_beside_a_damaged_file_and_replaces_it(folder: Path) -> None:
+    model, tokenizer = tiny_causal_lm("llama"), byte_tokenizer()
+    Engine(model, tokenizer, name="tiny", cost=learned()).close()
+    (file,) = folder.iterdir()
+    file.write_bytes(b"damaged")
+    later = Engine(model, tokenizer, name="tiny", cost=learned())
+    later.close()
+    assert file.read_bytes() != b"damaged"
+    file.write_bytes(b"damaged")
+    measured = Engine(model, tokenizer, name="tiny")
+    assert all(0.0 < each < math.inf for each in measured.planner.cost.as_dict().values())
+    measured.close()
 
 
 def test_an_engine_remembers_when_it_ends_and_the_next_one_begins_with_it(folder: Path) -> None:

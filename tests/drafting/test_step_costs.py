@@ -121,21 +121,19 @@ def test_a_long_prefix_makes_rows_dearer() -> None:
         assert costs.milliseconds(24, prefix) / costs.milliseconds(1, prefix) == pytest.approx(expected, rel=0.1)
 
 
-def test_the_curve_never_falls_and_goes_on_beyond_its_end() -> None:
-    costs, rng = measured(memory_bound), random.Random(9)
-    for _ in range(300):
-        costs.observe(rng.randrange(1, 300), rng.uniform(1.0, 50.0), rng.randrange(3000), rng.randrange(1, 4))
-        table = costs.behind(500)
-        assert (table > 0).all()
-        assert (table[1:] >= table[:-1]).all()
-    assert costs.milliseconds(1000) >= costs.milliseconds(257)
-
-
 def test_a_later_process_begins_with_what_was_learned() -> None:
     costs = measured(costly)
     run(costs, memory_bound, 1500, rng=random.Random(10))
-    later = StepCosts(costs.known)
+    later = StepCosts.from_known(json.loads(json.dumps(costs.known)))
     assert shape(later) == pytest.approx(shape(costs), rel=1e-6)
+
+
+def test_a_width_that_was_measured_cheaper_than_a_narrower_one_is_chosen() -> None:
+    """Some processors compute 16 rows faster than 12."""
+    costs = StepCosts()
+    costs.begin({1: 15.0, 8: 20.0, 12: 32.0, 16: 24.0, 32: 60.0}, threads=2)
+    assert costs.milliseconds(16) < costs.milliseconds(12)
+    assert len(Planner(costs).plan([CHAIN], {}, replace(LIMITS, trust=Trust())).builder) + 1 == 16
 
 
 def test_a_width_that_is_believed_to_be_dear_is_tried_again_at_a_bounded_price() -> None:

@@ -1,59 +1,98 @@
-"""What steps cost on this machine, remembered in the user's cache folder: a later process begins with it.
+"""Step costs on this machine, kept in the user's cache folder: a later process begins with them.
 
-A file holds a few numbers per size of team, none of them about texts. It is only a start: an engine goes on learning.
+A file holds a few numbers per number of threads, none of them about texts. It is only a start, which an engine corrects
+as it runs. So whatever is wrong with a file, it is discarded, and the costs are measured anew.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import stat
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 from platformdirs import user_cache_path
 
 from precedent.planning.costs import CostCurve
-from precedent.planning.step_costs import NUM_PARAMETERS, StepCosts
+from precedent.planning.step_costs import StepCosts
 from precedent.runtime.instructions import FEATURES
-from precedent.runtime.plain_values import is_number
 from precedent.runtime.processor import processor
 from precedent.target import TargetModel
+
+log = logging.getLogger(__name__)
 
 FEWEST_STEPS = 200
 """Steps that a process must have made before its costs are worth remembering."""
 
-FORMAT = 1
-"""Increase it when the parameters mean something else, or kernels change."""
+VERSION = 2
+"""Increase it when the numbers mean something else, or kernels change."""
+
+MOST_BYTES = 1 << 20
+"""Largest file that is read."""
 
 
 class RememberedCosts:
-    """The file of one processor, model, torch and way of computing."""
+    """The file of one processor, model, torch and way of computing. Reading and writing never raise."""
 
     def __init__(self, target: TargetModel, model_fingerprint: str) -> None:
         machine = [processor(), FEATURES.flatten(), torch.get_num_threads(), torch.__version__, str(target.device)]
-        identity = json.dumps([FORMAT, *machine, model_fingerprint, target.bitwise, target.static is not None])
+        identity = json.dumps([*machine, model_fingerprint, target.bitwise, target.static is not None])
         name = hashlib.sha256(identity.encode()).hexdigest()[:32]
         self._file = user_cache_path("precedent") / "step-costs" / f"{name}.json"
 
     def read(self) -> StepCosts | None:
-        """The remembered costs; None if there are none, or the file is damaged."""
+        """The remembered costs; None if there are none, or if the file is not sound."""
         try:
-            found = json.loads(self._file.read_text(encoding="utf-8"))
-            known = {int(threads): [float(each) for each in values] for threads, values in found.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
+            return _decoded(_bytes_of(self._file))
+        except FileNotFoundError:
             return None
-        sound = known and all(
-            len(values) == NUM_PARAMETERS and all(map(is_number, values)) for values in known.values()
-        )
-        return StepCosts(known) if sound else None
+        except (OSError, ValueError, RecursionError) as problem:
+            log.info("measuring step costs anew: %s cannot be used: %s", self._file, problem)
+            return None
 
     def write(self, costs: CostCurve) -> None:
         """Remember learned costs, unless they come from few steps or the folder cannot be written."""
         if not isinstance(costs, StepCosts) or costs.num_steps < FEWEST_STEPS:
             return
-        with suppress(OSError):
+        temporary = self._file.with_suffix(f".{os.getpid()}")
+        try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self._file.with_suffix(f".{os.getpid()}")
-            temporary.write_text(json.dumps(costs.known), encoding="utf-8")
+            temporary.write_bytes(_encoded(costs))
             temporary.replace(self._file)
+        except (OSError, ValueError) as problem:
+            log.info("step costs are not remembered: %s", problem)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def _bytes_of(file: Path) -> bytes:
+    """The content of a regular file; to open a pipe in its place would wait for a writer."""
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise ValueError("it is not a regular file")
+    with file.open("rb") as opened:
+        content = opened.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"it is larger than {MOST_BYTES} bytes")
+    return content
+
+
+def _encoded(costs: StepCosts) -> bytes:
+    """One line with version and checksum, and the costs below."""
+    payload = json.dumps(costs.known, allow_nan=False).encode()
+    return b"%d %s\n" % (VERSION, _checksum(payload)) + payload
+
+
+def _decoded(content: bytes) -> StepCosts:
+    """The costs in a file. Raises ValueError if any of it is not as written."""
+    head, _, payload = content.partition(b"\n")
+    if head != b"%d %s" % (VERSION, _checksum(payload)):
+        raise ValueError("it is damaged, or from another version")
+    return StepCosts.from_known(json.loads(payload))
+
+
+def _checksum(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=16).hexdigest().encode()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Self, TypeVar
 
 import numpy as np
 
-from precedent.runtime.compiled import Floats
+from precedent.runtime.compiled import Floats, Int64s
 from precedent.runtime.fence import Fault
 from precedent.runtime.plain_values import is_number
 
@@ -15,7 +16,34 @@ WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 257)
 """Widths that are told apart, in tokens per forward (pending token included)."""
 
 WIDEST = WIDTHS[-1]
-"""Widths of a curve; beyond, its last slope goes on."""
+"""Widths of a given curve; beyond, its last slope goes on."""
+
+SHORTEST, LONGEST = 1e-3, 1e7
+"""Bounds of a step's milliseconds: a clock that shows less stands still, one that shows more jumped."""
+
+
+def is_time(milliseconds: float) -> bool:
+    """Whether a step can have taken so long; False for 0, negative times, infinity and NaN."""
+    return SHORTEST <= milliseconds <= LONGEST
+
+
+def nearest_width(width: int) -> int:
+    """The one of `WIDTHS` whose ratio to a width is nearest to 1."""
+    above = bisect_left(WIDTHS, width)
+    if above == len(WIDTHS):
+        return WIDEST
+    below = max(0, above - 1)
+    return WIDTHS[above if width * width > WIDTHS[below] * WIDTHS[above] else below]
+
+
+def along(rows: Floats, widths: Int64s, times: Floats) -> Floats:
+    """Times of ascending numbers of rows, in straight lines through points; beyond, the last slope unless it falls."""
+    curve = np.interp(rows, widths, times)
+    if widths.size > 1 and rows[-1] > widths[-1]:
+        slope = max(0.0, (times[-1] - times[-2]) / (widths[-1] - widths[-2]))
+        curve += slope * np.maximum(0.0, rows - widths[-1])
+    return curve
+
 
 STEP_COSTS = "step costs"
 """The cost curve's name among the aids of an engine."""
@@ -24,7 +52,7 @@ Read = TypeVar("Read")
 
 
 class CostCurve:
-    """Milliseconds of one forward by its width in tokens; never decreases with width. A new one is flat.
+    """Milliseconds of one forward by its width in tokens. A new one is flat.
 
     `table` holds the milliseconds of a forward over 1, 2, ... tokens, `[WIDEST]`. `load` is how many times as long
     everything takes at present as on a quiet machine; `learns` says whether `observe` changes anything.
@@ -38,35 +66,27 @@ class CostCurve:
 
     @classmethod
     def through(cls, milliseconds: Mapping[int, float]) -> Self:
-        """The curve through given widths: straight lines between them, the last slope beyond."""
+        """The curve through given widths: straight lines between them; beyond, the last slope unless it falls."""
         curve, widths = cls(), sorted(milliseconds)
-        levels = np.maximum.accumulate([milliseconds[width] for width in widths])
-        every = np.arange(1, WIDEST + 1)
-        curve.table = np.interp(every, widths, levels)
-        if len(widths) > 1:
-            slope = (levels[-1] - levels[-2]) / (widths[-1] - widths[-2])
-            curve.table += slope * np.maximum(0, every - widths[-1])
+        times = np.array([milliseconds[width] for width in widths], dtype=float)
+        curve.table = along(np.arange(1.0, WIDEST + 1.0), np.array(widths), times)
         return curve
 
     def milliseconds(self, width: int, prefix: int = 0) -> float:
         """Time of a forward over `width` tokens, all sequences together, that see `prefix` tokens before them."""
-        table = self.behind(prefix)
+        table = self.table
         if width <= WIDEST:
             return float(table[width - 1])
         return float(table[-1] + (table[-1] - table[-2]) * (width - WIDEST))
 
     def beside(self, rows: int, prefix: int = 0, most: int = WIDEST) -> Floats:
         """Milliseconds of a forward over `rows` tokens of other sequences plus 1, 2, ... `most` or more."""
-        table = self.behind(prefix)
+        table = self.table
         if rows + most <= WIDEST:
             return table[rows:]
         widths = np.arange(max(rows, WIDEST) + 1, rows + most + 1)
         beyond = table[-1] + (table[-1] - table[-2]) * (widths - WIDEST)
         return np.concatenate([table[rows:], beyond])
-
-    def behind(self, prefix: int) -> Floats:
-        """The table for tokens that see `prefix` tokens before them."""
-        return self.table
 
     def as_dict(self) -> dict[int, float]:
         """Milliseconds of a step at some widths."""

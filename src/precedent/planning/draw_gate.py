@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median_low
 
 PROBE_STEPS = 4
@@ -112,7 +113,12 @@ class DrawGate:
         return wanted
 
     def observe(self, num_draws: int, behind: int, milliseconds: float, together: int = 1) -> None:
-        """Learn what one request's draws cost, given `together` requests drawing and `behind` tokens to catch up on."""
+        """Learn what one request's draws cost, given `together` requests drawing and `behind` tokens to catch up on.
+
+        A time that cannot be, negative or not finite, says nothing.
+        """
+        if not 0.0 <= milliseconds < inf:
+            return
         if behind > FAR_BEHIND:
             catching_up = milliseconds - self._forwards(num_draws) * self._of_one
             self._missed.append(max(0.0, catching_up) / behind)

@@ -18,7 +18,7 @@ import numpy as np
 from precedent.drafters.base import NODE, Candidates, Nodes
 from precedent.planning.calibration import Calibration, learn_from_verdict
 from precedent.planning.choose import BEST, BEST_BITS, Choice, choose_nodes, choose_path
-from precedent.planning.costs import CheckedCosts, CostCurve
+from precedent.planning.costs import CheckedCosts, CostCurve, is_time
 from precedent.planning.draw_gate import DrawGate
 from precedent.planning.forward_gate import ForwardGate, Without
 from precedent.planning.plan import DrawSource, Limits, Plan
@@ -246,7 +246,12 @@ class Planner:
         )
 
     def observe_forward(self, width: int, milliseconds: float, prefix: int = 0, threads: int = 1) -> None:
-        """Learn from one forward over `width` tokens of all sequences, behind `prefix` tokens, by so many threads."""
+        """Learn from one forward over `width` tokens of all sequences, behind `prefix` tokens, by so many threads.
+
+        An impossible time, such as a stopped clock shows, says nothing.
+        """
+        if not is_time(milliseconds):
+            return
         self.cost.observe(width, milliseconds, prefix, threads)
         self._probes.observe(width, milliseconds)
         for gate in (*self._gates.values(), *(forward.cost for forward in self._forwards.values())):

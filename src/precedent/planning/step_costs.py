@@ -1,134 +1,167 @@
-"""What a step costs, learned while it runs: a few parameters per size of team, and the machine's present load.
+"""Learns step times by width while an engine runs: a curve through the measured widths, times the machine's load.
 
-    milliseconds = load * (fixed part + rows * per row + bends + rows * prefix * per key)
+    milliseconds = load * (curve(rows) + rows * prefix / 1000 * per_key)
 
-Only the ratio between widths decides about a tree, and other programs slow down every width alike. So two things are
-kept apart. The `load`, a factor, is the median over the last few steps. The shape of the curve is fitted by least
-squares to times divided by the load of their moment; old steps fade, and a step that took far longer counts little.
-All widths share the parameters, so what is seen at one informs the others.
+Only the ratio between widths decides about a tree, and other programs slow down every width alike. The two factors are
+learned from different evidence, so that they cannot trade:
+
+- `load` is the median, over the last few steps of any width, of the measured time divided by the curve's.
+- The curve learns from comparisons. A step that took longer than the curve says, compared with the steps around it,
+  raises the cost of its width relative to theirs. Steps of a single width compare nothing and change nothing, however
+  noisy they are. The narrowest width is the anchor: its cost never changes, all others move relative to it.
+
+One step moves a width by a bounded factor, and no width leaves the range that narrower ones allow.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from math import exp, log
 from statistics import median
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from precedent.planning.costs import WIDEST, WIDTHS, CostCurve
-from precedent.runtime.compiled import Floats
+from precedent.planning.costs import LONGEST, SHORTEST, WIDEST, WIDTHS, CostCurve, along, is_time, nearest_width
+from precedent.runtime.compiled import Floats, Int64s, compiled
+from precedent.runtime.plain_values import shown
 
-START_UP_WIDTHS = (1, 4, 8, 32)
+START_UP_WIDTHS = (1, 4, 8, 16, 32)
 """Widths measured before the first request."""
 
 START_UP_SECONDS = 1.5
 """Time limit for measuring; each width runs at least once, and again as long as a whole round fits."""
 
-BENDS = (4, 8, 48)
-"""Widths at which the price of a row may change: where memory stops hiding rows, for small models and large ones, and
-where other products begin."""
+MOST_ROUNDS = 100
+"""Most rounds of measuring, in case the clock stands still."""
 
 WINDOW = 7
-"""Steps whose median gives the load. The middle one is learned from, once the steps around it are known."""
+"""Steps that are compared with each other. The middle one is learned from once the steps around it are known."""
 
-REMEMBERED = 0.995
-"""Factor by which earlier steps are discounted with each step: about two hundred of them count."""
+MOST_KNOWN = 1 << 16
+"""Most rows, and most threads, that an earlier process is believed to have had."""
 
-UNEXPLAINED = 0.3
-"""Relative excess over the expected time at which a step counts half: other programs only add time."""
+LEAST_LOAD, MOST_LOAD = 1e-3, 1e3
+"""Bounds of the load."""
 
-PRIOR_STEPS = 1.0
-"""Steps that each width of the prior counts for."""
+FLOOR = 0.5
+"""Least cost of a width, as a share of the next narrower one's. Dips are real: 16 rows may cost less than 12."""
 
-LOOSENESS = 4.0
-"""Standard deviation of a parameter that nothing was measured for, as a multiple of the time of a single row."""
+CEILING = 1.25
+"""Most cost of a width, as a multiple of the narrower steps that it could be divided into."""
+
+MOST_LONGER, MOST_SHORTER = 0.5, 2.0
+"""Bounds of a surprise, as logarithms. Other programs only add time, so a short step says more than a long one."""
+
+NOISE, LEAST_NOISE, MOST_NOISE = 0.1, 0.02, 1.0
+"""Variance of the logarithm of a step's time at first, and the bounds of what replaces it: the mean of recent surprises
+squared."""
+
+RECENT = 0.02
+"""Weight of the last surprise in that mean."""
+
+DOUBT = 0.1
+"""Variance of the logarithm of a width's cost before any step, and the most it grows to."""
+
+MORE_DOUBT = 0.00005
+"""Growth of that variance with each comparison, since machines and contexts change."""
 
 PER_KEY = 0.1
-"""Share of a row's price that a thousand tokens before it are assumed to add."""
+"""Share of a row's cost that a thousand tokens of context are assumed to add to it."""
 
 FIXED_BY_TEAM = 0.5
-"""The fixed part is assumed to grow with this power as a team shrinks: memory, not threads, sets its pace."""
+"""The cost of the narrowest step grows with this power as a team shrinks: memory, not threads, sets its pace."""
 
-_SCALE = 8.0
-_ROWS = np.arange(1.0, WIDEST + 1.0)
-
-
-def _features(rows: Floats) -> Floats:
-    """What a step's time is a sum of, all but the prefix's part: `[len(rows), 2 + len(BENDS)]`."""
-    bends = [np.maximum(0.0, rows - bend) / _SCALE for bend in BENDS]
-    return np.stack([np.ones(len(rows)), rows / _SCALE, *bends], axis=1)
-
-
-_EVERY = _features(_ROWS)
-_KEYS = _ROWS / _SCALE / 1000.0
-NUM_PARAMETERS = _EVERY.shape[1] + 1
-
-
-def _of(width: int, prefix: int) -> Floats:
-    """The features of one step, `[NUM_PARAMETERS]`."""
-    at = min(width, WIDEST) - 1
-    return np.append(_EVERY[at], _KEYS[at] * prefix)
-
-
-class _Shape:
-    """Milliseconds without load for one size of team: least squares with a prior, and with forgetting."""
-
-    def __init__(self, prior: Floats) -> None:
-        known = np.stack([_of(width, 0) for width in START_UP_WIDTHS])
-        times = np.maximum(1e-6, known @ prior)
-        known /= times[:, None]
-        loose = np.eye(NUM_PARAMETERS) / (LOOSENESS * times[0]) ** 2
-        self._least = PRIOR_STEPS * known.T @ known + loose
-        self._weight, self._moment = self._least.copy(), self._least @ prior
-        self.parameters = prior
-
-    def milliseconds(self, features: Floats) -> float:
-        """The expected time of a step with these features."""
-        return max(1e-6, float(features @ self.parameters))
-
-    def table(self, prefix: int) -> Floats:
-        """Milliseconds of 1, 2, ... rows, `[WIDEST]`; never decreases."""
-        times = _EVERY @ self.parameters[:-1] + _KEYS * (prefix * self.parameters[-1])
-        return np.maximum.accumulate(np.maximum(1e-6, times))
-
-    def learn(self, features: Floats, milliseconds: float) -> None:
-        """Learn a step's time; errors are relative, so that wide steps count no more than narrow ones.
-
-        What no step says anything about stays where it is, however much is forgotten.
-        """
-        expected = self.milliseconds(features)
-        excess = max(0.0, milliseconds / expected - 1.0)
-        weight = 1.0 / (1.0 + (excess / UNEXPLAINED) ** 2) / max(1e-6, min(expected, milliseconds)) ** 2
-        kept = (1.0 - REMEMBERED) * self._least
-        self._weight = REMEMBERED * self._weight + kept + weight * np.outer(features, features)
-        self._moment = REMEMBERED * self._moment + kept @ self.parameters + weight * milliseconds * features
-        self.parameters = np.linalg.solve(self._weight, self._moment)
+KEY_UNIT = 1 / 16
+"""Of the anchor's cost: the size of a typical error in `per_key`."""
 
 
 class _Step(NamedTuple):
-    """One observed step; `ratio` is its time, divided by the time expected without load."""
+    """One observed step."""
 
     shape: _Shape
-    features: Floats
-    milliseconds: float
-    ratio: float
+    width: int
+    prefix: int
+    log_milliseconds: float
+
+
+class _Shape:
+    """Step times at load 1 for one number of threads.
+
+    The curve goes through `milliseconds` at `widths` (some of `WIDTHS`, the anchor first), in straight lines. `per_key`
+    is what a thousand tokens of context add to each row.
+    """
+
+    def __init__(self, milliseconds: Mapping[int, float], per_key: float) -> None:
+        self.widths = np.array(sorted(milliseconds))
+        self.milliseconds = np.array([milliseconds[width] for width in sorted(milliseconds)])
+        self.per_key = per_key
+        self._doubts = np.full(self.widths.size + 1, DOUBT)  # the last one is about `per_key`
+        self._noise = NOISE
+        _keep_bounds(self.widths, self.milliseconds)
+
+    @property
+    def known(self) -> dict[str, float]:
+        """Milliseconds by width, and `per_key`."""
+        points = zip(self.widths.tolist(), self.milliseconds.tolist(), strict=True)
+        return {"per_key": self.per_key, **{str(width): milliseconds for width, milliseconds in points}}
+
+    def expected(self, width: int, prefix: int) -> float:
+        """Milliseconds of one step."""
+        return float(_expected(self.widths, self.milliseconds, self.per_key, width, prefix))
+
+    def table(self, rows: Floats, prefix: int) -> Floats:
+        """Milliseconds of steps of ascending numbers of rows."""
+        return along(rows, self.widths, self.milliseconds) + rows * (prefix / 1000.0 * self.per_key)
+
+    def add(self, width: int) -> None:
+        """Let the curve bend at the one of `WIDTHS` that is nearest to a measured width."""
+        nearest = nearest_width(width)
+        at = bisect_left(self.widths, nearest)
+        if at == self.widths.size or self.widths[at] != nearest:
+            self.milliseconds = np.insert(self.milliseconds, at, self.expected(nearest, 0))
+            self._doubts = np.insert(self._doubts, at, DOUBT)
+            self.widths = np.insert(self.widths, at, nearest)
+            _keep_bounds(self.widths, self.milliseconds)
+
+    def compare(self, steps: Sequence[_Step], chosen: _Step) -> None:
+        """Learn from one step, compared with all of `steps`."""
+        observed = np.array([(step.width, step.prefix, step.log_milliseconds) for step in steps])
+        self.per_key, surprise = _compare(
+            self.widths, self.milliseconds, self.per_key, self._doubts, self._noise, observed, steps.index(chosen)
+        )
+        noise = self._noise + RECENT * (surprise**2 - self._noise)
+        self._noise = max(LEAST_NOISE, min(MOST_NOISE, noise))
 
 
 class StepCosts(CostCurve):
-    """The cost curve of one engine, refined with every step. `known` are the parameters of an earlier process."""
+    """The cost curve of one engine, refined with every step. Begin it with `measure`, `begin` or `from_known`.
+
+    Otherwise the first step's time is taken for that of every width.
+    """
 
     learns = True
 
-    def __init__(self, known: Mapping[int, Sequence[float]] | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._shapes = {threads: _Shape(np.array(values)) for threads, values in (known or {}).items()}
+        self._shapes: dict[int, _Shape] = {}
         self._recent: deque[_Step] = deque(maxlen=WINDOW)
-        self._threads = max(self._shapes, default=1)
+        self._threads = 1
         self._widest, self.num_steps = max(START_UP_WIDTHS), 0
-        self._update()
+
+    @classmethod
+    def from_known(cls, known: object) -> Self:
+        """The curve with an earlier process's `known`, also after JSON. Raises ValueError if it is not sound."""
+        costs = cls()
+        if not isinstance(known, Mapping) or not known:
+            raise ValueError(f"expected costs by number of threads, got {shown(known)}")
+        for threads, found in known.items():
+            costs._shapes[_whole_in("a number of threads", threads, MOST_KNOWN)] = _restored(found)
+        costs._threads = max(costs._shapes)
+        return costs
 
     def measure(self, run: Callable[[int], float], threads: Callable[[], int] = lambda: 1) -> None:
         """Fill the curve with `run(width) -> milliseconds`, the best of a few each, within about `START_UP_SECONDS`.
@@ -137,59 +170,167 @@ class StepCosts(CostCurve):
         """
         deadline = perf_counter() + START_UP_SECONDS
         best = {width: run(width) for width in START_UP_WIDTHS}
-        while perf_counter() < deadline - sum(best.values()) / 1e3:
+        for _ in range(MOST_ROUNDS):
+            if perf_counter() > deadline - sum(best.values()) / 1e3:
+                break
             best = {width: min(before, run(width)) for width, before in best.items()}
         self.begin(best, threads())
 
     def begin(self, milliseconds: Mapping[int, float], threads: int = 1) -> None:
-        """Start from the times of a few widths, computed by so many threads."""
-        prior = _fitted(CostCurve.through(milliseconds).table)
-        self._shapes, self._threads = {threads: _Shape(prior)}, threads
-        self._update()
+        """Start from the times of a few widths, computed by so many threads; impossible times are left out."""
+        sound = {width: float(each) for width, each in milliseconds.items() if is_time(each)}
+        if sound:
+            first, last = min(sound), max(sound)
+            per_row = max(0.0, sound[last] - sound[first]) / max(1, last - first)
+            self._shapes, self._threads = {threads: _Shape(sound, PER_KEY * per_row)}, threads
+            self._recent.clear()
+            self.load = 1.0
 
     @property
-    def known(self) -> dict[int, list[float]]:
-        """The parameters of each size of team, for a later process."""
-        return {threads: shape.parameters.tolist() for threads, shape in self._shapes.items()}
+    def known(self) -> dict[str, dict[str, float]]:
+        """Milliseconds by width, and `per_key`, for each number of threads: what `from_known` reads."""
+        return {str(threads): shape.known for threads, shape in self._shapes.items()}
 
-    def behind(self, prefix: int) -> Floats:
-        """The table for tokens that see `prefix` tokens before them."""
+    def milliseconds(self, width: int, prefix: int = 0) -> float:
+        """Time of a forward over `width` tokens, all sequences together, that see `prefix` tokens before them."""
         shape = self._shapes.get(self._threads)
-        return self.table if prefix == 0 or shape is None else self.load * shape.table(prefix)
+        return 1.0 if shape is None else self.load * shape.expected(width, prefix)
+
+    def beside(self, rows: int, prefix: int = 0, most: int = WIDEST) -> Floats:
+        """Milliseconds of a forward over `rows` tokens of other sequences plus 1, 2, ... `most`."""
+        shape = self._shapes.get(self._threads)
+        if shape is None:
+            return np.ones(most)
+        return self.load * shape.table(np.arange(rows + 1.0, rows + most + 1.0), prefix)
 
     def observe(self, width: int, milliseconds: float, prefix: int = 0, threads: int = 1) -> None:
-        """Learn the time of one forward, computed by so many threads."""
+        """Learn the time of one forward, computed by so many threads. An impossible time says nothing."""
+        if not is_time(milliseconds):
+            return
+        if not self._shapes:
+            self.begin({width: milliseconds}, threads)
         if threads not in self._shapes:
-            self._shapes[threads] = _Shape(self._supposed(threads, width, milliseconds))
-        shape, features = self._shapes[threads], _of(width, prefix)
-        self._recent.append(_Step(shape, features, milliseconds, milliseconds / shape.milliseconds(features)))
-        self.load, self._threads = median(step.ratio for step in self._recent), threads
-        if len(self._recent) == WINDOW:
-            middle = self._recent[WINDOW // 2]
-            middle.shape.learn(middle.features, middle.milliseconds / self.load)
+            self._shapes[threads] = self._supposed(threads)
+        shape, self._threads = self._shapes[threads], threads
+        shape.add(width)
+        self._recent.append(_Step(shape, width, prefix, log(milliseconds)))
+        excess = [each.log_milliseconds - log(each.shape.expected(each.width, each.prefix)) for each in self._recent]
+        self.load = min(MOST_LOAD, max(LEAST_LOAD, exp(median(excess))))
+        self._learn()
         self._widest, self.num_steps = max(self._widest, width), self.num_steps + 1
-        self._update()
 
     def as_dict(self) -> dict[int, float]:
         """Milliseconds at some widths, up to the widest seen, as the planner expects them now."""
         return {width: self.milliseconds(width) for width in WIDTHS if width <= self._widest}
 
-    def _update(self) -> None:
-        if self._threads in self._shapes:
-            self.table = self.load * self._shapes[self._threads].table(0)
+    def _learn(self) -> None:
+        """Learn from the middle one of the last steps, if they differ in width."""
+        if len(self._recent) == WINDOW:
+            chosen = self._recent[WINDOW // 2]
+            steps = [step for step in self._recent if step.shape is chosen.shape]
+            if any(step.width != chosen.width for step in steps):
+                chosen.shape.compare(steps, chosen)
 
-    def _supposed(self, threads: int, width: int, milliseconds: float) -> Floats:
-        """Parameters for a new size of team, from the nearest one: each row's price is divided among the threads."""
-        if not self._shapes:
-            return _fitted(np.full(WIDEST, milliseconds))
+    def _supposed(self, threads: int) -> _Shape:
+        """The shape for a new number of threads, from the nearest one: a row's price is divided among the threads."""
         nearest = min(self._shapes, key=lambda other: abs(other - threads))
-        parameters = self._shapes[nearest].parameters * (nearest / threads)
-        parameters[0] *= (nearest / threads) ** (FIXED_BY_TEAM - 1.0)
-        return parameters
+        known, ratio = self._shapes[nearest], nearest / threads
+        anchor = known.milliseconds[0]
+        times = anchor * ratio**FIXED_BY_TEAM + (known.milliseconds - anchor) * ratio
+        return _Shape(dict(zip(known.widths.tolist(), times.tolist(), strict=True)), known.per_key * ratio)
 
 
-def _fitted(table: Floats) -> Floats:
-    """Parameters of a curve through a table's values at the widths of start-up, and bends elsewhere as in between."""
-    at = np.array([1, *BENDS, WIDEST]) - 1
-    parameters = np.linalg.solve(_EVERY[at], table[at])
-    return np.append(parameters, PER_KEY * max(0.0, parameters[1]))
+def _restored(found: object) -> _Shape:
+    """The shape whose `known` was remembered. Raises ValueError if a value is missing or out of bounds."""
+    if not isinstance(found, Mapping):
+        raise ValueError(f"expected milliseconds by width, got {shown(found)}")
+    per_key = _number_in("per_key", found.get("per_key"), 0.0, LONGEST)
+    milliseconds = {
+        _whole_in("a width", width, MOST_KNOWN): _number_in(f"the time of {width} rows", time, SHORTEST, LONGEST)
+        for width, time in found.items()
+        if width != "per_key"
+    }
+    if not milliseconds:
+        raise ValueError("expected milliseconds by width, got none")
+    return _Shape(milliseconds, per_key)
+
+
+def _number_in(name: str, value: object, least: float, most: float) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"expected {name} from {least:g} to {most:g}, got {shown(value)}")
+    return float(value)
+
+
+def _whole_in(name: str, text: object, most: int) -> int:
+    if not isinstance(text, str) or not text.isdecimal() or not 1 <= float(text) <= most:
+        raise ValueError(f"expected {name} from 1 to {most}, got {shown(text)}")
+    return int(text)
+
+
+@compiled
+def _parts(widths: Int64s, milliseconds: Floats, width: int) -> tuple[int, float, float]:
+    """A point of the curve, and what it and the next one add to the milliseconds of `width` rows."""
+    last = widths.size - 1
+    if last == 0 or width <= widths[0]:
+        return 0, float(milliseconds[0]), 0.0
+    at = min(int(np.searchsorted(widths, width, side="right")) - 1, last - 1)
+    share = float((width - widths[at]) / (widths[at + 1] - widths[at]))
+    if share > 1.0 and milliseconds[last] < milliseconds[at]:  # beyond the last point, a falling curve stays flat
+        share = 1.0
+    return at, float((1.0 - share) * milliseconds[at]), float(share * milliseconds[at + 1])
+
+
+@compiled
+def _expected(widths: Int64s, milliseconds: Floats, per_key: float, width: int, prefix: int) -> float:
+    """Milliseconds of a step at load 1."""
+    _, one, other = _parts(widths, milliseconds, width)
+    return one + other + width * prefix / 1000.0 * per_key
+
+
+@compiled
+def _compare(
+    widths: Int64s,
+    milliseconds: Floats,
+    per_key: float,
+    doubts: Floats,
+    noise: float,
+    observed: Floats,
+    chosen: int,
+) -> tuple[float, float]:
+    """Correct the curve by a Kalman step on what one step says in comparison with others; returns the new `per_key`.
+
+    `observed` holds width, prefix and log milliseconds of each step, `[num_steps, 3]`. Modifies `milliseconds` and
+    `doubts`, which are independent variances.
+    """
+    unit = KEY_UNIT * milliseconds[0]
+    slopes, excess = np.zeros((len(observed), doubts.size)), np.empty(len(observed))
+    for i, (width, prefix, log_milliseconds) in enumerate(observed):
+        at, one, other = _parts(widths, milliseconds, int(width))
+        rows = width * prefix / 1000.0
+        expected = one + other + rows * per_key
+        slopes[i, at] = one / expected
+        if other:
+            slopes[i, at + 1] = other / expected
+        slopes[i, -1] = rows * unit / expected
+        excess[i] = log_milliseconds - np.log(expected)
+    surprise = max(-MOST_SHORTER, min(MOST_LONGER, float(excess[chosen] - np.median(excess))))
+    difference = slopes[chosen].copy()
+    for slope in slopes:
+        difference -= slope / len(observed)
+    weighted = doubts * difference
+    gains = weighted / ((difference * weighted).sum() + noise)
+    doubts[:] = np.minimum(doubts - gains * weighted + MORE_DOUBT, DOUBT)
+    moved = np.exp(surprise * gains[:-1])
+    milliseconds *= moved / moved[0]
+    per_key = per_key / moved[0] + surprise * gains[-1] * unit
+    _keep_bounds(widths, milliseconds)
+    return max(0.0, min(float(milliseconds[0]), per_key)), surprise
+
+
+@compiled
+def _keep_bounds(widths: Int64s, milliseconds: Floats) -> None:
+    """Bound each width's cost by that of the next narrower one."""
+    for i in range(1, widths.size):
+        parts = (widths[i] + widths[i - 1] - 1) // widths[i - 1]
+        lowest, highest = FLOOR * milliseconds[i - 1], CEILING * parts * milliseconds[i - 1]
+        milliseconds[i] = max(lowest, min(highest, milliseconds[i]))

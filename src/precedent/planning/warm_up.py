@@ -19,6 +19,7 @@ from precedent.drafters.together import Matching, match_together
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits
 from precedent.planning.planner import Planner
+from precedent.planning.step_costs import WINDOW, StepCosts
 from precedent.tree import ROOT
 
 
@@ -31,6 +32,9 @@ def compile_drafting() -> None:
         plan = planner.plan([candidates], {}, Limits(4, 0, 4, frozenset({2}), one_path=one_path))
         planner.observe(plan, plan.builder.build(), (0,))
     assert plan.choice is not None
+    costs = StepCosts()
+    for step in range(WINDOW):
+        costs.observe(1 + step, 1.0)
     committed = np.array([5], dtype=np.int32)
     outcomes(plan.choice.token_ids, plan.choice.parents, committed)
     outcomes_of_votes(candidates.nodes, np.zeros(len(candidates), np.int64), np.zeros(1, OCCURRENCE), committed)

@@ -1,0 +1,242 @@
+"""The learned cost of a step under noise and disturbances, in a simulator with a known cost curve."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import cycle, pairwise
+
+import numpy as np
+import pytest
+
+from precedent.drafters.base import Candidates
+from precedent.planning.plan import Limits
+from precedent.planning.planner import Planner
+from precedent.planning.step_costs import CEILING, FLOOR, LEAST_LOAD, MOST_LOAD, START_UP_WIDTHS, StepCosts
+from precedent.planning.trust import Trust
+from precedent.tree import ROOT
+
+Curve = Callable[[int], float]
+
+STEPS = 2000
+PREFIX = 300
+LIMITS = Limits(max_nodes=40, max_draws=0, max_depth=60, end_token_ids=frozenset(), prefix=PREFIX)
+CHANCES = (0.3, 0.6, 0.9, 0.97)
+
+
+def memory_bound(width: int) -> float:
+    """Some milliseconds that hide the first rows, then a price for each."""
+    return 15.0 + 0.3 * width + 0.7 * max(0, width - 8)
+
+
+def costly(width: int) -> float:
+    """Every row costs."""
+    return 15.0 + 3.5 * width
+
+
+def free(width: int) -> float:
+    """Rows cost nearly nothing, as on a GPU with few requests."""
+    return 15.0 + 0.02 * width
+
+
+def in_blocks(width: int) -> float:
+    """Rows are computed in blocks of eight."""
+    return 15.0 + 6.0 * ((width - 1) // 8)
+
+
+def dipping(width: int) -> float:
+    """From 13 rows on another kernel is used, which is faster for up to 16."""
+    return 15.0 + 1.2 * width - (5.0 if 13 <= width <= 16 else 0.0)
+
+
+CURVES: tuple[Curve, ...] = (memory_bound, costly, free, in_blocks, dipping)
+
+
+class Machine:
+    """Plans and runs steps of chains whose tokens are accepted with one of `chances`."""
+
+    def __init__(self, curve: Curve, chances: tuple[float, ...], seed: int, start: Mapping[int, float] | None = None):
+        self.curve, self.rng = curve, random.Random(seed)
+        self.costs = StepCosts()
+        self.costs.begin(start or {width: curve(width) for width in START_UP_WIDTHS}, threads=2)
+        self.planner = Planner(self.costs)
+        self._traffic = [(_chain(chance), np.cumsum(chance ** np.arange(41)).tolist()) for chance in chances]
+        self._steps = 0
+
+    def run(self, steps: int, disturbance: Disturbance) -> float:
+        """Run steps; returns their time as a multiple of what the best known widths take for as many tokens."""
+        taken = best = 0.0
+        for _ in range(steps):
+            chain, tokens = self.rng.choice(self._traffic)
+            nodes = len(self.planner.plan([chain], {}, replace(LIMITS, trust=Trust())).builder)
+            truth = self.curve(nodes + 1)
+            self.planner.observe_forward(nodes + 1, disturbance(self.rng, self._steps, nodes + 1, truth), PREFIX, 2)
+            self._steps += 1
+            taken += truth
+            best += tokens[nodes] * min(self.curve(1 + number) / each for number, each in enumerate(tokens))
+        return taken / best
+
+
+def _chain(chance: float) -> Candidates:
+    return Candidates.of("memory", [(token, token - 1 if token else ROOT, chance, 0) for token in range(40)])
+
+
+Disturbance = Callable[[random.Random, int, int, float], float]
+"""The milliseconds that a step seems to take: of a source of randomness, its number, its width and its true time."""
+
+
+def noise(spread: float) -> Disturbance:
+    """Log-normal noise."""
+    return lambda rng, step, width, truth: truth * rng.lognormvariate(0.0, spread)
+
+
+def clean(rng: random.Random, step: int, width: int, truth: float) -> float:
+    """No disturbance."""
+    return truth
+
+
+DISTURBANCES: dict[str, Disturbance] = {
+    "noise of half": noise(0.5),
+    "noise as large as the time": noise(1.0),
+    "bursts": lambda rng, step, width, truth: truth * (rng.uniform(5, 50) if step % 40 < 8 else 1),
+    "a neighbour that comes and goes": lambda rng, step, width, truth: truth * (5 if step // 200 % 2 else 1),
+    "outliers of a hundred times": lambda rng, step, width, truth: truth * (100 if rng.random() < 0.1 else 1),
+    "wide steps five times as slow": lambda rng, step, width, truth: truth * (5 if width > 8 else 1),
+    "narrow steps five times as slow": lambda rng, step, width, truth: truth * (5 if width <= 4 else 1),
+    "every step equally long": lambda rng, step, width, truth: 20.0,
+    "a stopped clock": lambda rng, step, width, truth: 0.0,
+    "a coarse clock": lambda rng, step, width, truth: rng.choice((0.0, 0.001, 16.0)),
+    "impossible times": lambda rng, step, width, truth: rng.choice(
+        (math.nan, math.inf, -math.inf, -1.0, 1e300, 1e-300)
+    ),
+    "huge and tiny times": lambda rng, step, width, truth: rng.choice((9e6, 2e-3, truth)),
+}
+
+PATTERNS: dict[str, Callable[[random.Random], Iterator[int]]] = {
+    "one row": lambda rng: cycle([1]),
+    "one width": lambda rng: cycle([9]),
+    "alternating": lambda rng: cycle([1, 16]),
+    "random": lambda rng: iter(lambda: rng.randrange(1, 300), 0),
+    "ascending": lambda rng: cycle(range(1, 100)),
+    "only wide": lambda rng: iter(lambda: rng.choice((48, 64, 65, 128)), 0),
+}
+
+
+def check_bounds(costs: StepCosts) -> None:
+    """Raise unless all costs are finite, and none is more than half below or far above those of narrower widths."""
+    assert LEAST_LOAD <= costs.load <= MOST_LOAD
+    for shape in costs.known.values():
+        points = sorted((int(width), value) for width, value in shape.items() if width != "per_key")
+        assert 0.0 <= shape["per_key"] <= points[0][1]
+        for (narrow, less), (wide, more) in pairwise(points):
+            assert FLOOR * less * 0.999 <= more <= 1.001 * CEILING * math.ceil(wide / narrow) * less
+    assert all(0.0 < each < math.inf for each in costs.as_dict().values())
+    assert np.isfinite(costs.beside(3, 500, 40)).all()
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.2, 0.3])
+@pytest.mark.parametrize("width", [1, 9])
+def test_noise_on_steps_of_one_width_leaves_the_curve_as_it_was(width: int, spread: float) -> None:
+    costs, rng = StepCosts(), random.Random(0)
+    costs.begin({each: memory_bound(each) for each in START_UP_WIDTHS}, threads=2)
+    before = costs.milliseconds(32) / costs.milliseconds(1)
+    for _ in range(6000):
+        costs.observe(width, memory_bound(width) * rng.lognormvariate(0.0, spread), 0, 2)
+    assert 0.5 < costs.load < 2.0
+    assert costs.milliseconds(32) / costs.milliseconds(1) == pytest.approx(before, rel=0.05)
+
+
+@pytest.mark.parametrize("spread", [0.15, 0.3])
+@pytest.mark.parametrize("curve", CURVES)
+def test_under_noise_the_chosen_widths_are_within_a_tenth_of_the_best(curve: Curve, spread: float) -> None:
+    """Averaged over kinds of traffic and over runs, since one run's belief is itself random."""
+    ratios = []
+    for chances in ((0.6,), (0.9,), CHANCES):
+        machine = Machine(curve, chances, seed=len(ratios))
+        machine.run(STEPS, noise(spread))
+        check_bounds(machine.costs)
+        ratios.append(machine.run(300, noise(spread)))
+    assert sum(ratios) / len(ratios) < 1.1
+
+
+@pytest.mark.parametrize("curve", [memory_bound, costly, dipping])
+@pytest.mark.parametrize("name", DISTURBANCES)
+def test_after_a_disturbance_clean_steps_restore_the_best_widths(name: str, curve: Curve) -> None:
+    machine = Machine(curve, CHANCES, seed=1)
+    for _ in range(10):
+        machine.run(STEPS // 10, DISTURBANCES[name])
+        check_bounds(machine.costs)
+    machine.run(STEPS, clean)
+    assert machine.run(300, clean) < 1.1
+
+
+@pytest.mark.parametrize("slow", [{1}, {4}, {8, 16}, {16, 32}, {1, 4, 8, 16}, {1, 4, 8, 16, 32}])
+@pytest.mark.parametrize("curve", [memory_bound, costly, dipping])
+@pytest.mark.parametrize("chances", [(0.6,), (0.9,), CHANCES])
+def test_a_start_under_five_fold_load_is_put_right(chances: tuple[float, ...], curve: Curve, slow: set[int]) -> None:
+    """The load was there while some of the widths, or all of them, were measured."""
+    start = {width: curve(width) * (5 if width in slow else 1) for width in START_UP_WIDTHS}
+    machine = Machine(curve, chances, seed=2, start=start)
+    machine.run(STEPS, clean)
+    assert machine.run(300, clean) < 1.1
+
+
+@pytest.mark.parametrize("name", DISTURBANCES)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_whatever_the_widths_and_the_times_every_value_stays_in_bounds(pattern: str, name: str) -> None:
+    costs, rng = StepCosts(), random.Random(3)
+    costs.begin({width: memory_bound(width) for width in START_UP_WIDTHS}, threads=2)
+    widths = PATTERNS[pattern](rng)
+    for step in range(STEPS):
+        width = next(widths)
+        costs.observe(width, DISTURBANCES[name](rng, step, width, memory_bound(width)), rng.randrange(3000), 2)
+        if step % 50 == 0:
+            check_bounds(costs)
+
+
+def test_random_times_contexts_and_threads_leave_every_value_in_bounds() -> None:
+    costs, rng = StepCosts(), random.Random(9)
+    for _ in range(300):
+        costs.observe(rng.randrange(1, 300), rng.uniform(1.0, 50.0), rng.randrange(3000), rng.randrange(1, 4))
+        check_bounds(costs)
+    assert costs.milliseconds(1000) >= costs.milliseconds(257)
+
+
+def test_a_curve_that_was_never_measured_learns_from_impossible_times_nothing() -> None:
+    costs = StepCosts()
+    costs.begin({1: math.nan, 4: 0.0, 8: -1.0}, threads=2)
+    for milliseconds in (math.nan, math.inf, -1.0, 0.0):
+        costs.observe(3, milliseconds)
+    assert costs.num_steps == 0
+    assert costs.as_dict()[1] == costs.as_dict()[16]
+    for _ in range(40):
+        for width in (33, 1, 8):
+            costs.observe(width, costly(width))
+    assert costs.milliseconds(33) == pytest.approx(costly(33), rel=0.2)
+    assert costs.milliseconds(1) == pytest.approx(costly(1), rel=0.2)
+
+
+def test_measuring_ends_when_the_clock_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precedent.planning.step_costs.perf_counter", lambda: 1.0)
+    costs = StepCosts()
+    costs.measure(lambda width: 0.0)
+    check_bounds(costs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_million_noisy_steps_leave_every_value_in_bounds(pattern: str) -> None:
+    costs, rng = StepCosts(), random.Random(4)
+    costs.begin({width: memory_bound(width) for width in START_UP_WIDTHS}, threads=2)
+    widths = PATTERNS[pattern](rng)
+    for step in range(10**6):
+        width = next(widths)
+        costs.observe(width, memory_bound(width) * rng.lognormvariate(0.0, 1.0), 300, 2)
+        if step % 10_000 == 0:
+            check_bounds(costs)
+    for _ in range(STEPS):
+        width = next(widths)
+        costs.observe(width, memory_bound(width), 300, 2)
+    assert costs.milliseconds(width, 300) == pytest.approx(memory_bound(width), rel=0.1)
