@@ -43,11 +43,17 @@ MOST_NESTED = 64
 MOST_VALUES = 262_144
 """Values in a request, keys not counted. Reading more in one go would make all threads wait."""
 
+MOST_MESSAGES = 16_384
+"""Messages of a conversation; each takes some tokens of a context, however short it is."""
+
 MOST_METADATA, MOST_METADATA_KEY, MOST_METADATA_VALUE = 16, 64, 512
 """Pairs of a request's metadata, and characters of a key and of a value, as in OpenAI's API."""
 
 CHECKED_AT_ONCE = 1000
 """Pairs of an object that are checked in one go: pydantic lists every error, and all threads wait for it."""
+
+MOST_NAME = 100
+"""Characters of a key that an answer repeats."""
 
 _STRING_OR_SEPARATOR = re.compile(rb'"(?:(?:\\.)++|[^"\\]++)*+"|[\[{,]', re.DOTALL)
 _QUOTE = ord('"')
@@ -174,7 +180,8 @@ def _refuse(name: str, value: Any, keys: Keys) -> None:
         return
     near = nearest(name, keys.known)
     hint = keys.instead.get(name) or (f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(keys.known))}")
-    raise ApiError(f"{shown(name)} is not supported: {hint}", param=name, code="unsupported_parameter")
+    param = name if len(name) <= MOST_NAME else None
+    raise ApiError(f"{shown(name)} is not supported: {hint}", param=param, code="unsupported_parameter")
 
 
 def _check(name: str, value: Any, kind: Any) -> None:
@@ -211,6 +218,10 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
 def _check_messages(messages: Any) -> None:
     if not isinstance(messages, list) or not messages:
         raise ApiError("messages must be a list of at least one message", param="messages")
+    if len(messages) > MOST_MESSAGES:
+        raise ApiError(
+            f"messages holds {len(messages):,} messages: at most {MOST_MESSAGES:,} are allowed", param="messages"
+        )
     for position, message in enumerate(messages):
         place = f"messages[{position}]"
         role = message.get("role") if isinstance(message, dict) else None
