@@ -29,7 +29,7 @@ from typing import Any
 import uvicorn
 
 from precedent.cache import SpeculationCache
-from precedent.server.app import server_app
+from precedent.server.running import uvicorn_config
 from precedent.server.serving import PREPARING_THREADS, Served, Serving
 from precedent.server.settings import ServerLimits
 from precedent.testing.embedders import HashEmbedder
@@ -175,7 +175,9 @@ def running_server() -> Iterator[tuple[int, Serving]]:
         script = scripted_model_engine(lambda prompt: ANSWER, name="scripted", cache=cache, may_stray=True)
         engine = held.enter_context(closing(script))
         serving = held.enter_context(closing(Serving({"scripted": Served.of("scripted", engine)}, LIMITS)))
-        server = uvicorn.Server(uvicorn.Config(server_app(serving), port=0, log_config=None, lifespan="off"))
+        config = uvicorn_config(serving)
+        config.port = 0
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run)
         thread.start()
         try:

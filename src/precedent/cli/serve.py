@@ -95,6 +95,9 @@ def serve(
     ] = None,
     max_queued: Annotated[int, typer.Option("--max-queued", help="Answers that may run or wait at once.")] = 256,
     max_queued_per_key: Annotated[int, typer.Option("--max-queued-per-key", help="The same, of one key.")] = 64,
+    max_connections: Annotated[
+        int, typer.Option("--max-connections", help="Connections that may be open at once.")
+    ] = 512,
     request_seconds: Annotated[float, typer.Option("--request-seconds", help="Longest time for an answer.")] = 600.0,
     grace_seconds: Annotated[
         float, typer.Option("--grace-seconds", help="Time for running answers when told to stop.")
@@ -125,6 +128,7 @@ def serve(
     limits = ServerLimits(
         max_queued=max_queued,
         max_queued_per_key=max_queued_per_key,
+        max_connections=max_connections,
         request_seconds=request_seconds,
         grace_seconds=grace_seconds,
     )

@@ -43,11 +43,17 @@ MOST_NESTED = 64
 MOST_VALUES = 262_144
 """Values in a request, keys not counted. Reading more in one go would make all threads wait."""
 
+MOST_MESSAGES = 16_384
+"""Messages of a conversation; each takes some tokens of a context, however short it is."""
+
 MOST_METADATA, MOST_METADATA_KEY, MOST_METADATA_VALUE = 16, 64, 512
 """Pairs of a request's metadata, and characters of a key and of a value, as in OpenAI's API."""
 
 CHECKED_AT_ONCE = 1000
 """Pairs of an object that are checked in one go: pydantic lists every error, and all threads wait for it."""
+
+MOST_NAME = 100
+"""Characters of a key that an answer repeats."""
 
 _STRING_OR_SEPARATOR = re.compile(rb'"(?:(?:\\.)++|[^"\\]++)*+"|[\[{,]', re.DOTALL)
 _QUOTE = ord('"')
@@ -207,7 +213,8 @@ def _is_neutral(name: str, value: Any) -> bool:
 def _refuse(name: str, keys: Keys) -> NoReturn:
     """Raise ApiError for a key that is not supported."""
     hint = keys.instead.get(name) or f"known: {', '.join(sorted(keys.known))}"
-    raise ApiError(f"{shown(name)} is not supported: {hint}", param=name, code="unsupported_parameter")
+    param = name if len(name) <= MOST_NAME else None
+    raise ApiError(f"{shown(name)} is not supported: {hint}", param=param, code="unsupported_parameter")
 
 
 def _parts_of(value: Any) -> Iterable[Any]:

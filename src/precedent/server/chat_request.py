@@ -13,6 +13,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from pydantic import ConfigDict, with_config
 
 from precedent.config import SpeculationConfig
+from precedent.runtime.plain_values import shown
 from precedent.server.bodies import MESSAGES, Keys, biases, checked
 from precedent.server.errors import ApiError
 from precedent.server.history import read_messages
@@ -171,10 +172,10 @@ def _check_bounds(said: Mapping[str, Any], limits: ServerLimits) -> None:
     """Raise ApiError for a request that asks for more than the server allows."""
     number, stops = said.get("n", 1), said.get("stop", ())
     if not 1 <= number <= limits.max_choices:
-        raise ApiError(f"n={number} must be between 1 and {limits.max_choices}", param="n")
+        raise ApiError(f"n={shown(number)} must be between 1 and {limits.max_choices}", param="n")
     if not isinstance(stops, str) and len(stops) > limits.max_stops:
         raise ApiError(f"stop has {len(stops)} texts: at most {limits.max_stops} are allowed", param="stop")
-    for name in ("tools", "response_format"):
+    for name in ("tools", "response_format", "chat_template_kwargs"):
         size = len(json.dumps(said.get(name)))
         if size > limits.max_schema_bytes:
             raise ApiError(f"{name} is longer than {limits.max_schema_bytes} bytes", param=name)

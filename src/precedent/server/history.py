@@ -15,7 +15,7 @@ from langchain_core.messages import AIMessage, BaseMessage, InvalidToolCall, con
 from langchain_core.messages.tool import invalid_tool_call
 
 from precedent.langchain.wording import input_in_our_words
-from precedent.server.bodies import MESSAGE_KINDS, fits, without_nulls
+from precedent.server.bodies import MESSAGE_KINDS, MOST_MESSAGES, fits, without_nulls
 from precedent.server.errors import ApiError
 from precedent.text.tool_formats.json_scanner import load_json
 from precedent.text.tool_formats.seal import ARGUMENTS, seal_of
@@ -31,6 +31,10 @@ def read_messages(given: Any) -> tuple[list[BaseMessage], int]:
     """The messages, and the number of their parts that were ignored. Raises ApiError that names the message."""
     if not isinstance(given, list) or not given:
         raise ApiError("messages must be a list of at least one message", param="messages")
+    if len(given) > MOST_MESSAGES:
+        raise ApiError(
+            f"messages holds {len(given):,} messages: at most {MOST_MESSAGES:,} are allowed", param="messages"
+        )
     messages, num_ignored = list[BaseMessage](), 0
     for position, message in enumerate(given):
         place = f"messages[{position}]"
