@@ -20,10 +20,8 @@ from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_s
 
 
 def write(folder: Path, *, tokenizer: Any = None, **settings: Any) -> str:
-    """A model folder without weights: the doctor must not need them."""
-    config = tiny_causal_lm(dtype=torch.float32, **settings).config
-    config.dtype = torch.float32
-    config.save_pretrained(folder)
+    """A folder with a tiny model."""
+    tiny_causal_lm(dtype=torch.float32, **settings).save_pretrained(folder)
     (tokenizer or byte_tokenizer()).save_pretrained(folder)
     return str(folder)
 
@@ -122,15 +120,15 @@ def test_block_fp8_is_dequantised_without_a_gpu_and_the_memory_is_that_of_the_de
     config |= {"dtype": "bfloat16", "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     (folder / "config.json").write_text(json.dumps(config))
     _, found = examined(str(folder), "--device", "cpu", tmp_path=tmp_path)
-    assert found["weights"][0] == "note"
-    assert "fp8" in found["weights"][1]
-    assert "dequantised on cpu" in found["weights"][1]
+    assert found["quantised"][0] == "note"
+    assert "fp8" in found["quantised"][1]
+    assert "dequantised on cpu" in found["quantised"][1]
     assert found["memory"][0] == "yes"
 
 
 def test_a_hybrid_has_keys_in_some_layers_and_states_in_others(tmp_path: Path) -> None:
     """Its memory for each token is that of its attention layers, and what it cannot do is said."""
-    tiny_model("qwen3_next").config.save_pretrained(tmp_path / "model")
+    tiny_model("qwen3_next").save_pretrained(tmp_path / "model")
     byte_tokenizer().save_pretrained(tmp_path / "model")
     status, found = examined(str(tmp_path / "model"), tmp_path=tmp_path)
     assert (status, found["usable"]) == (0, True)
@@ -142,7 +140,7 @@ def test_a_hybrid_has_keys_in_some_layers_and_states_in_others(tmp_path: Path) -
 
 
 def test_a_model_with_indexers_says_what_it_cannot_do(tmp_path: Path) -> None:
-    tiny_model("deepseek_v32").config.save_pretrained(tmp_path / "model")
+    tiny_model("deepseek_v32").save_pretrained(tmp_path / "model")
     byte_tokenizer().save_pretrained(tmp_path / "model")
     status, found = examined(str(tmp_path / "model"), tmp_path=tmp_path)
     assert (status, found["usable"]) == (0, True)
@@ -248,7 +246,7 @@ def test_a_draft_trained_for_a_target_is_not_refused_unseen(tmp_path: Path) -> N
 
 
 def test_an_encoder_decoder_model_works_without_chat(tmp_path: Path) -> None:
-    tiny_seq2seq_lm("bart", dtype=torch.float32).config.save_pretrained(tmp_path / "bart")
+    tiny_seq2seq_lm("bart", dtype=torch.float32).save_pretrained(tmp_path / "bart")
     byte_tokenizer().save_pretrained(tmp_path / "bart")
     status, found = examined(str(tmp_path / "bart"), tmp_path=tmp_path)
     assert (status, found["usable"], found["attention"]) == (0, True, ("yes", "bart: an encoder-decoder model"))

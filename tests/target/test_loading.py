@@ -106,7 +106,7 @@ def missing_weights(tmp_path: Path) -> Path:
         (empty_folder, "cannot load the model"),
         (unknown_architecture, "frobnicator"),
         (without_tokenizer, "the tokenizer of"),
-        (truncated_weights, "cannot load the model"),
+        (truncated_weights, "bytes and should have"),
         (missing_weights, "model.layers.1.mlp.up_proj.weight is missing"),
     ],
 )

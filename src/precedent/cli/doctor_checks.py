@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,10 +31,11 @@ from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
 from precedent.target.load.gguf import read_end_tokens
 from precedent.target.load.loading import check_same_vocabulary, load_config, load_generation_config, load_tokenizer
 from precedent.target.load.published_source import described, find_published
-from precedent.target.load.quantised import loads_dense, quant_method
+from precedent.target.load.quantised import DISTRIBUTIONS, PACKAGES, loads_dense, quant_method
 from precedent.target.load.sampling_defaults import sampling_defaults
 from precedent.target.load.source import find_source, gguf_file
 from precedent.target.load.trained_draft import holds_draft, read_settings
+from precedent.target.load.weight_files import faults_of
 from precedent.target.mtp.families import FAMILIES
 from precedent.text.answers import answer_syntax
 from precedent.text.end_tokens import configured_ends, end_tokens
@@ -72,7 +74,8 @@ def examine_files(
 ) -> list[Finding]:
     """All findings about a model. Raises ModelLoadError if its config cannot be loaded."""
     config = load_config(model)
-    findings = [*_file(model), _attention(config), *_states(config), *_context(config), *_memory(config, device)]
+    findings = [*_file(model), *_weights(model, config), _attention(config)]
+    findings += [*_states(config), *_context(config), *_memory(config, device)]
     try:
         tokenizer = load_tokenizer(model, chat_template)
     except ModelLoadError as error:
@@ -86,6 +89,28 @@ def examine_files(
 def _file(model: str) -> Iterator[Finding]:
     if gguf_file(model) is not None:
         yield Finding("file", "note", "GGUF: the first load converts it to bfloat16 in your cache folder")
+
+
+def _weights(model: str, config: Any) -> Iterator[Finding]:
+    """What is wrong with the files of weights, from their headers, and whether a quantiser's package is missing."""
+    method = quant_method(config)
+    package = PACKAGES.get(method or "")
+    if method is not None and package is not None and importlib.util.find_spec(package) is None:
+        said = f"weights in {method} need another package: pip install {DISTRIBUTIONS.get(package, package)}"
+        yield Finding("quantised", "no", said, needed=True)
+    file = gguf_file(model)
+    if file is not None:
+        yield Finding("weights", "yes", "the header fits the file's size", needed=True)  # or the config was refused
+        return
+    source = find_source(model)
+    if not isinstance(source, Path):
+        yield Finding("weights", "note", "on the hub; their files are checked once they are downloaded")
+        return
+    faults = faults_of(source, config)
+    for fault in faults:
+        yield Finding("weights", "no", fault, needed=True)
+    if not faults:
+        yield Finding("weights", "yes", "the files are complete, and have the layers of the config", needed=True)
 
 
 def _attention(config: Any) -> Finding:
@@ -136,7 +161,7 @@ def _memory(config: Any, device: str | None) -> Iterator[Finding]:
         return
     if method is not None:
         said = f"stored in {method}, and dequantised on {place}: {weights / GIGABYTE:.2f} GB in memory"
-        yield Finding("weights", "note", said)
+        yield Finding("quantised", "note", said)
     per_token = _kv_bytes_per_token(config)
     said = f"weights {weights / GIGABYTE:.2f} GB, {free / GIGABYTE:.2f} GB free on {place}"
     if weights > free:

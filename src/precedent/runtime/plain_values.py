@@ -64,6 +64,23 @@ def shown(value: object) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
+MOST_OF_AN_ERROR = 800
+"""Most characters that a message of ours shows of another library's error."""
+
+
+def in_one_line(error: BaseException) -> str:
+    """An error's whole text in one line, without its final punctuation; its class's name if the text is empty.
+
+    A very long text is cut where a sentence ends, or else a word.
+    """
+    text = " ".join(str(error).split())
+    if len(text) > MOST_OF_AN_ERROR:
+        head = text[:MOST_OF_AN_ERROR]
+        sentence = head.rfind(". ")
+        text = head[: sentence + 1] if sentence > MOST_OF_AN_ERROR // 4 else f"{head.rsplit(' ', 1)[0]} …"
+    return text.rstrip(" .:") or type(error).__name__
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, without its final punctuation; its class's name if the text is empty."""
     lines = str(error).strip().splitlines()

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from precedent.errors import ModelLoadError, PrecedentError
-from precedent.runtime.plain_values import first_line
+from precedent.runtime.plain_values import in_one_line
 from precedent.target.kv.layer_kinds import check_supported
 from precedent.target.load.quiet import quiet
 
@@ -114,7 +114,7 @@ def _checked(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     except PrecedentError:
         raise
     except Exception as error:  # transformers raises all kinds of errors
-        raise ModelLoadError(f"cannot convert {file}: {first_line(error)}") from error
+        raise ModelLoadError(f"cannot convert {file}: {in_one_line(error)}") from error
 
 
 def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -145,7 +145,7 @@ def read_config(file: Path) -> PreTrainedConfig:
         with quiet():
             config: PreTrainedConfig = AutoConfig.from_pretrained(**_in(file))
     except Exception as error:  # an unknown architecture, or a header that ends too soon
-        raise ModelLoadError(f"transformers cannot read the model in {file}: {first_line(error)}") from error
+        raise ModelLoadError(f"transformers cannot read the model in {file}: {in_one_line(error)}") from error
     config.dtype = torch.bfloat16
     return config
 
@@ -209,7 +209,7 @@ def _header(file: Path) -> _Header:
         fields = GGUFReader(file).fields
     except Exception as error:  # numpy raises various errors for missing bytes
         raise ModelLoadError(
-            f"{file} is cut short or damaged ({first_line(error)}): copy or download it again"
+            f"{file} is cut short or damaged ({in_one_line(error)}): copy or download it again"
         ) from error
 
     def value(name: str, default: Any) -> Any:

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from precedent.errors import ConfigError, ModelLoadError
-from precedent.runtime.plain_values import first_line
+from precedent.runtime.plain_values import in_one_line
 from precedent.target.block.draft import BlockDraft, load_block_draft
 from precedent.target.block.settings import holds_block_draft
 from precedent.target.eagle.head import EagleHead
@@ -42,6 +42,7 @@ from precedent.target.load.quantised import quant_method, say_if_dense
 from precedent.target.load.source import explained, find_source, gguf_file
 from precedent.target.load.trained_draft import holds_draft
 from precedent.target.load.trained_kinds import load_trained
+from precedent.target.load.weight_files import faults_of, layers_left_over, too_many
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
@@ -214,6 +215,8 @@ def _checked_config(source: str | Path, settings: Mapping[str, Any]) -> PreTrain
         check_whole(source, where)
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
         check_loadable(config)
+        for fault in faults_of(source, config) if isinstance(source, Path) and "subfolder" not in settings else ():
+            raise ModelLoadError(fault)
     return config
 
 
@@ -239,6 +242,9 @@ def _load_model(
             f"the weights in {source} are incomplete: {min(report['missing_keys'])} is missing; "
             "get all of its files again, or give another model"
         )
+    left_over = layers_left_over(set(report["unexpected_keys"]), model.config)
+    if left_over:  # transformers would leave them out
+        raise ModelLoadError(too_many(source, left_over, model.config.get_text_config().num_hidden_layers))
     ready: PreTrainedModel = model if "device_map" in placed else model.to(device)
     ready.eval().requires_grad_(False)
     if method is not None:
@@ -262,7 +268,7 @@ def _device(device: str | None, name: str = "device") -> torch.device:
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA raises AssertionError
         others = "or auto" if name == "device" else "or cuda:1"
         raise ConfigError(
-            f"{name}={device!r} cannot be used here ({first_line(error)}); give cpu, cuda {others}"
+            f"{name}={device!r} cannot be used here ({in_one_line(error)}); give cpu, cuda {others}"
         ) from error
 
 

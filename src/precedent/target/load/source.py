@@ -12,7 +12,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from precedent.errors import ModelLoadError, PrecedentError
 from precedent.runtime.hub import silence_of_hub
-from precedent.runtime.plain_values import first_line
+from precedent.runtime.plain_values import in_one_line
 from precedent.target.load.gguf import gguf_folder, is_gguf
 from precedent.target.load.names import check_name
 from precedent.target.load.packaged import DEMO_TARGET, demo_folder
@@ -101,8 +101,8 @@ def explained(source: str | Path, what: str) -> Iterator[None]:
 
 def _explanation(source: str | Path, what: str, error: Exception) -> str:
     if Path(source).exists():
-        return f"cannot load {what} {source}: {first_line(error)}"
+        return f"cannot load {what} {source}: {in_one_line(error)}"
     return (
         f"cannot load {what} {str(source)!r}: there is no such folder here and the Hugging Face hub did not give it "
-        f"({first_line(error)}); check the name, or {FETCH.format(source)}"
+        f"({in_one_line(error)}); check the name, or {FETCH.format(source)}"
     )

@@ -1,0 +1,125 @@
+"""Checks a folder's weight files from their headers, before any weight is read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from precedent.target.checkpoint import INDEX, OLDER, WHOLE
+
+LFS = b"version https://git-lfs"
+"""How the text begins that git leaves in place of a large file which was not fetched."""
+
+OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+
+MOST_HEADER = 100 * 2**20
+"""Most bytes of a safetensors header, as in the format's own reader."""
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_OF_THE_MODEL = re.compile(r"(?:model\.|language_model\.)*layers\.")
+"""Names of the layers of a language model, and not of a tower or an MTP head beside it."""
+
+_FETCH = "get all of its files again, or give another model"
+_POINTER = "run `git lfs pull` there, or `hf download` the model"
+
+
+def faults_of(folder: Path, config: Any = None) -> list[str]:
+    """List what is wrong with the weight files of a folder; empty if they fit each other and the config."""
+    try:
+        return list(_faults(folder, config))
+    except OSError as error:
+        return [f"cannot read the weights in {folder}: {error.strerror or error}"]
+
+
+def _faults(folder: Path, config: Any) -> Iterator[str]:
+    index = folder / INDEX
+    if not index.is_file():
+        single = [folder / name for name in (WHOLE, OLDER) if (folder / name).is_file()]
+        if not single and not (folder / f"{OLDER}.index.json").is_file():
+            others = sorted({file.name for pattern in OTHER_WEIGHTS for file in folder.glob(pattern)})
+            beside = f" ({', '.join(others[:3])} is not one that transformers looks for)" if others else ""
+            yield f"{folder} holds no weights{beside}: {_FETCH}"
+        for file in single[:1]:
+            names, fault = _tensors_in(file)
+            yield from fault
+            yield from _layers(names, config, folder)
+        return
+    places = _places(index)
+    if places is None:
+        yield f"{index.name} in {folder} cannot be read as an index of tensors: {_POINTER}"
+        return
+    for file in sorted(set(places.values())):
+        if not (folder / file).is_file():
+            yield f"{index.name} names {file}, which is not in {folder}: {_FETCH}"
+            continue
+        names, fault = _tensors_in(folder / file)
+        yield from fault
+        missing = sorted(name for name, place in places.items() if place == file and name not in names)
+        if missing and not fault and file.endswith(".safetensors"):
+            yield f"{index.name} places {missing[0]} in {file}, which does not hold it: {_FETCH}"
+    yield from _layers(set(places), config, folder)
+
+
+def _places(index: Path) -> dict[str, str] | None:
+    """The file of each tensor; None for a text that is not an index."""
+    try:
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return {str(name): str(file) for name, file in places.items()} if isinstance(places, dict) else None
+
+
+def _tensors_in(file: Path) -> tuple[set[str], list[str]]:
+    """The names of a file's tensors, and what is wrong with the file. Names are read from safetensors files alone."""
+    size = file.stat().st_size
+    with file.open("rb") as content:
+        begin = content.read(len(LFS))
+        if begin == LFS:
+            return set(), [f"{file} is a pointer of git LFS and not the file itself: {_POINTER}"]
+        if file.suffix != ".safetensors":
+            return set(), []
+        content.seek(0)
+        length = int.from_bytes(content.read(8), "little")
+        if not 0 < length <= min(MOST_HEADER, max(size - 8, 0)):
+            return set(), [f"{file} is cut short or is no safetensors file: {_FETCH}"]
+        try:
+            header = json.loads(content.read(length))
+            tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            needed = 8 + length + max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return set(), [f"{file} has a damaged header: {_FETCH}"]
+    if needed > size:
+        return set(tensors), [f"{file} has {size:,} bytes and should have {needed:,}: {_FETCH}"]
+    return set(tensors), []
+
+
+def _layers(names: set[str], config: Any, folder: Path) -> Iterator[str]:
+    """A fault where the config has more layers than the files."""
+    text = None if config is None else config.get_text_config()
+    expected = getattr(text, "num_hidden_layers", None)
+    found = {int(match[1]) for name in names if (match := _LAYER.search(name))}
+    if isinstance(expected, int) and found and len(found) < expected:
+        yield f"the config has {expected} layers and the weights in {folder} have {len(found)}: {_FETCH}"
+    elif text is not None and isinstance(expected, int):
+        left_over = layers_left_over({name for name in names if _OF_THE_MODEL.match(name)}, config)
+        if left_over:
+            yield too_many(folder, left_over, expected)
+
+
+def too_many(folder: object, left_over: int, expected: int) -> str:
+    """The fault of weights with more layers than their config, which transformers would leave out silently."""
+    return (
+        f"the weights in {folder} have {left_over} more layers than its config.json says ({expected}): correct "
+        "num_hidden_layers, or get its files again"
+    )
+
+
+def layers_left_over(unexpected: set[str], config: Any) -> int:
+    """How many layers of a checkpoint a model of this config does not have, beside those of an MTP head."""
+    text = config.get_text_config()
+    kept = int(getattr(text, "num_hidden_layers", 0) or 0) + int(getattr(text, "num_nextn_predict_layers", 0) or 0)
+    numbers = {int(match[1]) for name in unexpected if (match := _LAYER.search(name))}
+    return sum(number >= kept for number in numbers)

@@ -1,0 +1,151 @@
+"""`precedent doctor` and loading agree on a model's weight files: what one finds, the other refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.command_line import precedent
+from helpers.saved_models import assert_one_clear_line
+from safetensors.torch import load_file, save_file
+
+from precedent.errors import ModelLoadError
+from precedent.target.load.loading import load_target
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 590736\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model in several files, with their index."""
+    tiny_causal_lm(dtype=torch.float32).save_pretrained(tmp_path / "model", max_shard_size="200KB")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    assert len(shards(tmp_path / "model")) > 1
+    return tmp_path / "model"
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def without_a_file(folder: Path) -> None:
+    shards(folder)[0].unlink()
+
+
+def with_a_pointer(folder: Path) -> None:
+    shards(folder)[-1].write_text(POINTER)
+
+
+def with_a_short_file(folder: Path) -> None:
+    shards(folder)[0].write_bytes(shards(folder)[0].read_bytes()[:-1000])
+
+
+def with_an_empty_file(folder: Path) -> None:
+    shards(folder)[0].write_bytes(b"")
+
+
+def with_a_damaged_header(folder: Path) -> None:
+    content = bytearray(shards(folder)[0].read_bytes())
+    content[8] = 0
+    shards(folder)[0].write_bytes(bytes(content))
+
+
+def with_a_tensor_elsewhere(folder: Path) -> None:
+    weights = load_file(shards(folder)[0])
+    weights.pop(min(weights))
+    save_file(weights, shards(folder)[0], metadata={"format": "pt"})
+
+
+def with_a_broken_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(POINTER)
+
+
+def without_weights(folder: Path) -> None:
+    for file in (*shards(folder), folder / "model.safetensors.index.json"):
+        file.unlink()
+
+
+def under_other_names(folder: Path) -> None:
+    without_weights(folder)
+    save_file({"a": torch.zeros(1)}, folder / "consolidated.safetensors")
+
+
+def with_too_many_layers_in_the_config(folder: Path) -> None:
+    configured(folder, num_hidden_layers=4)
+
+
+def configured(folder: Path, **settings: Any) -> None:
+    config = json.loads((folder / "config.json").read_text()) | settings
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+FAULTS = {
+    without_a_file: "names model-00001",
+    with_a_pointer: "pointer of git LFS",
+    with_a_short_file: "bytes and should have",
+    with_an_empty_file: "cut short",
+    with_a_damaged_header: "damaged header",
+    with_a_tensor_elsewhere: "does not hold it",
+    with_a_broken_index: "cannot be read as an index",
+    without_weights: "holds no weights",
+    under_other_names: "consolidated.safetensors is not one that transformers looks for",
+    with_too_many_layers_in_the_config: "the config has 4 layers and the weights",
+}
+
+
+def examined(folder: Path) -> tuple[int, list[str]]:
+    """Exit status of the doctor, and what it says where something needed is missing."""
+    report = folder.with_name("report.json")
+    status = precedent("doctor", folder, "--json", report)
+    findings = json.loads(report.read_text())["findings"]
+    return status, [one["finding"] for one in findings if one["state"] == "no" and one["needed"]]
+
+
+@pytest.mark.parametrize(("spoil", "said"), FAULTS.items())
+def test_a_fault_is_found_by_the_doctor_and_refused_at_load(
+    spoil: Callable[[Path], None], said: str, folder: Path
+) -> None:
+    spoil(folder)
+    status, findings = examined(folder)
+    assert status == 1
+    assert any(said in finding for finding in findings)
+    with pytest.raises(ModelLoadError, match=said) as caught:
+        load_target(folder)
+    assert_one_clear_line(caught.value)
+
+
+def test_sound_files_pass_both(folder: Path) -> None:
+    assert examined(folder) == (0, [])
+    load_target(folder)
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_layers_that_the_config_leaves_out_are_not_dropped_silently(kept: int, folder: Path) -> None:
+    configured(folder, num_hidden_layers=kept)
+    assert examined(folder)[0] == 1
+    with pytest.raises(ModelLoadError, match=f"more layers than its config.json says \\({kept}\\)"):
+        load_target(folder)
+
+
+def test_a_missing_package_of_the_quantiser_is_named(folder: Path) -> None:
+    if importlib.util.find_spec("hqq") is not None:
+        pytest.skip("the package is installed")
+    configured(folder, quantization_config={"quant_method": "hqq"})
+    status, findings = examined(folder)
+    assert status == 1
+    assert any("pip install hqq" in finding for finding in findings)
+
+
+def test_an_error_of_transformers_is_shown_whole(folder: Path) -> None:
+    """Its first line ends before it says anything."""
+    for file in folder.glob("token*"):
+        file.unlink()
+    with pytest.raises(ModelLoadError, match="sentencepiece or tiktoken") as caught:
+        load_target(folder)
+    assert_one_clear_line(caught.value)
