@@ -100,7 +100,8 @@ class SamplingParams(_FromDict):
 
     - `temperature`: 0 is greedy decoding (argmax, lowest id on ties).
     - `top_k`: sample from this many of the likeliest tokens; 0 is off.
-    - `top_p`: sample from the likeliest tokens of this total probability; 1 is off.
+    - `top_p`: sample from the likeliest tokens of this total probability; 1 is off. Of equally likely tokens at the
+      edge, as many stay as in transformers and vLLM, always those with the highest ids.
     - `min_p`: leave out tokens below this fraction of the highest probability; 0 is off.
     - `repetition_penalty`: above 1, tokens that occurred before become less likely, as in transformers; 1 is off.
     - `seed`: fixes the text (mode `coupled`); None draws fresh entropy for every request.

@@ -50,6 +50,57 @@ def test_probabilities_are_those_of_transformers_warpers(dtype: torch.dtype) -> 
         assert torch.allclose(mine, theirs, rtol=0, atol=1e-12 if dtype == torch.float64 else 2e-6), params
 
 
+def vllm_top_p(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The definition in vLLM's sampler, which drops the least likely tokens up to a mass of 1 - top_p, in one order."""
+    ordered, index = logits.sort(descending=False, stable=True)
+    dropped = ordered.softmax(-1).cumsum(-1) <= 1 - top_p
+    dropped[-1] = False
+    return logits.masked_fill(torch.zeros_like(dropped).scatter(-1, index, dropped), -torch.inf).softmax(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    ("logits", "top_p", "kept"),
+    [
+        ([0, 0, 0, 0], 0.5, [2, 3]),
+        ([0, 0, 0, 0], 0.75, [1, 2, 3]),
+        ([0, 0, 0, 0], 0.25, [3]),
+        ([0, 0, 0, 0], 0.01, [3]),
+        ([0, 0, 0, 0], 0.51, [1, 2, 3]),
+        ([5, -math.inf, 5, -math.inf], 0.5, [2]),
+        ([5, -math.inf, 5, -math.inf], 0.75, [0, 2]),
+        ([3, 1, 1, 3, 1, 0], 0.85, [0, 3, 4]),
+        ([3, 1, 1, 3, 1, 0], 0.9, [0, 2, 3, 4]),
+    ],
+)
+def test_top_p_on_exact_ties_is_that_of_transformers_and_vllm(
+    dtype: torch.dtype, logits: list[float], top_p: float, kept: list[int]
+) -> None:
+    """A tail of exactly 1 - top_p goes; of equally likely tokens at the edge, those with the lowest ids go first."""
+    row, params = torch.tensor(logits, dtype=dtype), SamplingParams(temperature=1.0, top_p=top_p)
+    mine = probs_of(row, params)
+    assert (mine > 0).nonzero().flatten().tolist() == kept
+    for theirs in (reference(row, params), vllm_top_p(row, top_p)):
+        assert torch.equal(mine > 0, theirs > 0)
+        assert torch.allclose(mine, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("num_tokens", [2, 3, 10, 33, 259, 1000, 4096])
+def test_top_p_keeps_the_same_of_equally_likely_tokens_in_every_row(dtype: torch.dtype, num_tokens: int) -> None:
+    """As many as transformers, and always the same ones: a row alone, as of a draft, and among those of a tree."""
+    for tenths in range(1, 10):
+        params = SamplingParams(temperature=0.7, top_p=tenths / 10)
+        rows = torch.zeros(3, num_tokens, dtype=dtype)
+        rows[1, ::2] = 1.0
+        rows[2, : num_tokens // 2] = -torch.inf
+        together = probs_of(rows, params)
+        for row, probs in zip(rows, together, strict=True):
+            assert torch.equal(probs > 0, vllm_top_p(row / 0.7, tenths / 10) > 0)
+            assert int((probs > 0).sum()) == int((reference(row, params) > 0).sum())
+            assert torch.equal(probs > 0, probs_of(row, params) > 0)
+
+
 def test_equal_logits_survive_top_k_together() -> None:
     """As in transformers, ties at the edge of top-k all stay."""
     logits = torch.tensor([1.0, 2.0, 2.0, 0.0])

@@ -62,8 +62,17 @@ def _keep_top_k(rows: Tensor, top_k: int) -> Tensor:
 
 
 def _keep_top_p(probs: Tensor, top_p: float) -> Tensor:
-    ordered, index = probs.sort()  # ascending, as in transformers: drop the tail whose mass is <= 1 - top_p
+    """Drop the least likely tokens up to a mass of 1 - top_p, as transformers and vLLM do; the likeliest stays.
+
+    They leave it to the sort which of equally likely tokens at the edge stay. Here those with the highest ids do (as
+    after a stable sort), so that a row keeps the same tokens on every machine, in a draft and in the target.
+    """
+    ordered = probs.sort().values
     dropped = ordered.cumsum(-1) <= 1.0 - top_p
     dropped[..., -1] = False
-    kept = probs.masked_fill(torch.zeros_like(dropped).scatter_(-1, index, dropped), 0.0)
+    num_kept = (~dropped).sum(-1, keepdim=True)
+    edge = ordered.gather(-1, probs.shape[-1] - num_kept)
+    above, tied = probs > edge, probs == edge
+    tied &= tied.flip(-1).cumsum(-1).flip(-1) <= num_kept - above.sum(-1, keepdim=True)
+    kept = torch.where(above | tied, probs, 0.0)
     return kept / kept.sum(-1, keepdim=True)
