@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from precedent.errors import ModelLoadError, PrecedentError, UnsupportedError
@@ -27,9 +26,11 @@ from precedent.target.kv.layer_kinds import (
     is_recurrent,
     why_only_chains,
 )
+from precedent.target.load.adapters import with_base
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
 from precedent.target.load.gguf import read_end_tokens
 from precedent.target.load.loading import check_same_vocabulary, load_config, load_generation_config, load_tokenizer
+from precedent.target.load.multimodal import auto_class
 from precedent.target.load.published_source import described, find_published
 from precedent.target.load.quantised import DISTRIBUTIONS, PACKAGES, loads_dense, quant_method
 from precedent.target.load.sampling_defaults import sampling_defaults
@@ -102,7 +103,9 @@ def _weights(model: str, config: Any) -> Iterator[Finding]:
     if file is not None:
         yield Finding("weights", "yes", "the header fits the file's size", needed=True)  # or the config was refused
         return
-    source = find_source(model)
+    source, adapter = with_base(find_source(model))
+    if adapter is not None:
+        yield Finding("adapter", "note", f"an adapter for {source}, merged into its weights when it is loaded")
     if not isinstance(source, Path):
         yield Finding("weights", "note", "on the hub; their files are checked once they are downloaded")
         return
@@ -115,6 +118,7 @@ def _weights(model: str, config: Any) -> Iterator[Finding]:
 
 def _attention(config: Any) -> Finding:
     try:
+        auto_class(config)
         check_loadable(config)
     except UnsupportedError as error:
         return Finding("attention", "no", str(error), needed=True)
@@ -181,9 +185,8 @@ def _memory(config: Any, device: str | None) -> Iterator[Finding]:
 def _weight_bytes(config: Any) -> int | None:
     """Bytes of the weights in the config's dtype; None if the model cannot be built."""
     try:
-        auto: Any = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
         with torch.device("meta"):
-            model = auto.from_config(config)
+            model = auto_class(config).from_config(config)
     except Exception:  # an architecture may raise anything for a config it refuses
         return None
     return int(sum(parameter.numel() for parameter in model.parameters())) * _itemsize(config)

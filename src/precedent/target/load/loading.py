@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
@@ -27,6 +26,7 @@ from precedent.target.block.draft import BlockDraft, load_block_draft
 from precedent.target.block.settings import holds_block_draft
 from precedent.target.eagle.head import EagleHead
 from precedent.target.encoder_decoder.opening import check_loadable, is_encoder_decoder
+from precedent.target.load.adapters import merged, tokenizer_source, with_base
 from precedent.target.load.chat_template import (
     read_chat_template,
     say_what_lacks,
@@ -36,6 +36,7 @@ from precedent.target.load.chat_template import (
 from precedent.target.load.conditioned import reads_hidden_states
 from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer_count
 from precedent.target.load.gguf import check_reader, read_config, read_sampling, read_tokenizer
+from precedent.target.load.multimodal import auto_class, language_model_of
 from precedent.target.load.packaged import DEMO_TARGET
 from precedent.target.load.published_source import check_place, check_whole, find_published, load_published
 from precedent.target.load.quantised import quant_method, say_if_dense
@@ -90,14 +91,15 @@ def load_target(
     if file is not None and template is None:
         check_reader(file.name)
         say_what_lacks(name_or_path, stored_in_gguf(file))  # before the conversion, which takes minutes
-    source = find_source(name_or_path, settings)
+    source, adapter = with_base(find_source(name_or_path, settings))
     where = {name: settings[name] for name in WHERE_FROM if name in settings}
     config = _checked_config(source, settings)
-    tokenizer = with_chat_template(_load_tokenizer(source, where), template)
+    tokenizer = with_chat_template(_load_tokenizer(tokenizer_source(source, adapter), where), template)
     packaged = str(name_or_path) == DEMO_TARGET
     if file is None and template is None and not packaged and not is_encoder_decoder(config):
         say_what_lacks(name_or_path, tokenizer.chat_template)
-    return _load_model(source, place, precision, settings), tokenizer
+    model = _load_model(source, place, precision, settings)
+    return (model if adapter is None else merged(model, adapter)), tokenizer
 
 
 def load_tokenizer(name_or_path: str | Path, chat_template: str | Path | None = None) -> PreTrainedTokenizerBase:
@@ -108,7 +110,8 @@ def load_tokenizer(name_or_path: str | Path, chat_template: str | Path | None = 
     template = None if chat_template is None else read_chat_template(chat_template)
     file = gguf_file(name_or_path)
     if file is None:
-        return with_chat_template(_load_tokenizer(find_source(name_or_path)), template)
+        source = tokenizer_source(*with_base(find_source(name_or_path)))
+        return with_chat_template(_load_tokenizer(source), template)
     with explained(file, "the tokenizer of"):
         return with_chat_template(read_tokenizer(file), template)
 
@@ -118,7 +121,7 @@ def load_config(name_or_path: str | Path) -> PreTrainedConfig:
     file = gguf_file(name_or_path)
     if file is not None:
         return read_config(file)
-    source = find_source(name_or_path)
+    source, _ = with_base(find_source(name_or_path))
     with explained(source, "the config of"):
         check_whole(source)
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
@@ -133,7 +136,7 @@ def load_generation_config(name_or_path: str | Path) -> GenerationConfig:
     file = gguf_file(name_or_path)
     if file is not None:
         return GenerationConfig(**read_sampling(file))
-    source = find_source(name_or_path)
+    source, _ = with_base(find_source(name_or_path))
     with explained(source, "the generation config of"):
         try:
             found: GenerationConfig = GenerationConfig.from_pretrained(source)
@@ -214,6 +217,7 @@ def _checked_config(source: str | Path, settings: Mapping[str, Any]) -> PreTrain
     with explained(source, "the model"):
         check_whole(source, where)
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
+        auto_class(config)
         check_loadable(config)
         for fault in faults_of(source, config) if isinstance(source, Path) and "subfolder" not in settings else ():
             raise ModelLoadError(fault)
@@ -232,7 +236,7 @@ def _load_model(
         method = quant_method(config)  # transformers removes it where it dequantises
         if getattr(config, "quantization_config", None) or "quantization_config" in placed:
             placed.setdefault("device_map", {"": device})  # quantised weights load in place and are never moved
-        auto: Any = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
+        auto = auto_class(config)
         loaded: Any = auto.from_pretrained(
             source, dtype=dtype, trust_remote_code=False, output_loading_info=True, **placed
         )
@@ -246,6 +250,8 @@ def _load_model(
     if left_over:  # transformers would leave them out
         raise ModelLoadError(too_many(source, left_over, model.config.get_text_config().num_hidden_layers))
     ready: PreTrainedModel = model if "device_map" in placed else model.to(device)
+    if auto is AutoModelForImageTextToText:
+        ready = language_model_of(ready)
     ready.eval().requires_grad_(False)
     if method is not None:
         say_if_dense(ready, method, source)

@@ -22,6 +22,9 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _OF_THE_MODEL = re.compile(r"(?:model\.|language_model\.)*layers\.")
 """Names of the layers of a language model, and not of a tower or an MTP head beside it."""
 
+_OF_AN_MTP_HEAD = re.compile(r"\.(eh_proj|enorm|hnorm|shared_head)\.")
+"""Modules of a layer that is an MTP head, stored behind the model's own layers."""
+
 _FETCH = "get all of its files again, or give another model"
 _POINTER = "run `git lfs pull` there, or `hf download` the model"
 
@@ -51,15 +54,15 @@ def _faults(folder: Path, config: Any) -> Iterator[str]:
     if places is None:
         yield f"{index.name} in {folder} cannot be read as an index of tensors: {_POINTER}"
         return
-    for file in sorted(set(places.values())):
-        if not (folder / file).is_file():
-            yield f"{index.name} names {file}, which is not in {folder}: {_FETCH}"
+    for part in sorted(set(places.values())):
+        if not (folder / part).is_file():
+            yield f"{index.name} names {part}, which is not in {folder}: {_FETCH}"
             continue
-        names, fault = _tensors_in(folder / file)
+        names, fault = _tensors_in(folder / part)
         yield from fault
-        missing = sorted(name for name, place in places.items() if place == file and name not in names)
-        if missing and not fault and file.endswith(".safetensors"):
-            yield f"{index.name} places {missing[0]} in {file}, which does not hold it: {_FETCH}"
+        missing = sorted(name for name, place in places.items() if place == part and name not in names)
+        if missing and not fault and part.endswith(".safetensors"):
+            yield f"{index.name} places {missing[0]} in {part}, which does not hold it: {_FETCH}"
     yield from _layers(set(places), config, folder)
 
 
@@ -119,7 +122,9 @@ def too_many(folder: object, left_over: int, expected: int) -> str:
 
 def layers_left_over(unexpected: set[str], config: Any) -> int:
     """How many layers of a checkpoint a model of this config does not have, beside those of an MTP head."""
-    text = config.get_text_config()
-    kept = int(getattr(text, "num_hidden_layers", 0) or 0) + int(getattr(text, "num_nextn_predict_layers", 0) or 0)
-    numbers = {int(match[1]) for name in unexpected if (match := _LAYER.search(name))}
-    return sum(number >= kept for number in numbers)
+    kept = int(getattr(config.get_text_config(), "num_hidden_layers", 0) or 0)
+    numbers = {int(match[1]): False for name in unexpected if (match := _LAYER.search(name))}
+    for name in unexpected:
+        if (match := _LAYER.search(name)) and _OF_AN_MTP_HEAD.search(name):
+            numbers[int(match[1])] = True
+    return sum(number >= kept and not is_head for number, is_head in numbers.items())
