@@ -117,9 +117,9 @@ def run(
 
 def _not_given(ctx: typer.Context, defaults: dict[str, float]) -> dict[str, Any]:
     """The settings that the command line leaves open."""
-    from click.core import ParameterSource
-
-    return {name: one for name, one in defaults.items() if ctx.get_parameter_source(name) is ParameterSource.DEFAULT}
+    sources = {name: ctx.get_parameter_source(name) for name in defaults}
+    left_open = {name for name, source in sources.items() if source is not None and source.name == "DEFAULT"}
+    return {name: one for name, one in defaults.items() if name in left_open}
 
 
 def _open_cache(where: str) -> SpeculationCache:

@@ -54,15 +54,15 @@ def _faults(folder: Path, config: Any) -> Iterator[str]:
     if places is None:
         yield f"{index.name} in {folder} cannot be read as an index of tensors: {_POINTER}"
         return
-    for file in sorted(set(places.values())):
-        if not (folder / file).is_file():
-            yield f"{index.name} names {file}, which is not in {folder}: {_FETCH}"
+    for part in sorted(set(places.values())):
+        if not (folder / part).is_file():
+            yield f"{index.name} names {part}, which is not in {folder}: {_FETCH}"
             continue
-        names, fault = _tensors_in(folder / file)
+        names, fault = _tensors_in(folder / part)
         yield from fault
-        missing = sorted(name for name, place in places.items() if place == file and name not in names)
-        if missing and not fault and file.endswith(".safetensors"):
-            yield f"{index.name} places {missing[0]} in {file}, which does not hold it: {_FETCH}"
+        missing = sorted(name for name, place in places.items() if place == part and name not in names)
+        if missing and not fault and part.endswith(".safetensors"):
+            yield f"{index.name} places {missing[0]} in {part}, which does not hold it: {_FETCH}"
     yield from _layers(set(places), config, folder)
 
 
