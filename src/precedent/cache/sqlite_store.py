@@ -26,7 +26,7 @@ from precedent.cache.store.counters import Counters, count_forget
 from precedent.cache.store.database import Database
 from precedent.cache.store.directory import directory_of_all
 from precedent.cache.store.eviction import evict, expire, prune
-from precedent.cache.store.files import alone_in, create_file, database_path, sweep
+from precedent.cache.store.files import alone_in, create_file, database_path, is_own_folder, sweep
 from precedent.cache.store.inspection import UnreadableError, set_aside
 from precedent.cache.store.prefix_files import prefixes_beside
 from precedent.cache.store.records import (
@@ -48,6 +48,9 @@ Result = TypeVar("Result")
 
 ALL = Selection()
 
+ERASED_AGAIN_AFTER = 60.0
+"""Seconds after which an erasure that failed is tried again."""
+
 
 class SQLiteStore(Transfers):
     """The embedded store: one SQLite file in WAL mode, or a database in memory.
@@ -61,10 +64,11 @@ class SQLiteStore(Transfers):
     ) -> None:
         self._database, self._bounds, self._clock = database, bounds or Bounds(), clock
         self._segments = None if database.path is None else IndexFolder(database.path)
-        self.prefixes = prefixes_beside(database, self._bounds)
-        self._nothing_after: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}
         self._counters = Counters(self._database)
+        self.prefixes = prefixes_beside(database, self._bounds, self.forgets)
+        self._nothing_after: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}
         self._damaged: set[int] = set()
+        self._erasure_due, self._next_erasure = False, 0.0
         if self._bounds.max_age is not None:
             self._unless_refused(lambda connection: expire(connection, self._bounds, self._clock()))
 
@@ -95,6 +99,8 @@ class SQLiteStore(Transfers):
                 create_file(file)
             if not file.exists():
                 raise CacheError(f"there is no cache at {file}")
+            for beside in ("-index", "-prefixes"):
+                is_own_folder(file.with_name(file.name + beside))
             fixed = read_only or not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
             try:
                 check_file(file, embedder)
@@ -128,6 +134,8 @@ class SQLiteStore(Transfers):
 
     def _unless_refused(self, write: Callable[[sqlite3.Connection], Result]) -> Result | None:
         """The result of a transaction; None if the store is read-only or its disk has just run full."""
+        if self._erasure_due and time.monotonic() >= self._next_erasure:
+            self._erase_again()
         if self._database.refuses_writes():
             return None
         try:
@@ -230,7 +238,7 @@ class SQLiteStore(Transfers):
         """
         if selection.everything:
             raise CacheError("forget needs a condition: tenant, before, containing or ids")
-        if self._database.read_only:
+        if self._database.opened_read_only:
             raise CacheError(f"{self._database} is read-only, so nothing can be forgotten in it")
         with self._database.write() as connection:
             number = rows.delete_rows(connection, selection)
@@ -248,19 +256,30 @@ class SQLiteStore(Transfers):
 
         Raises CacheError if the store is read-only or another process holds the file.
         """
-        if self._database.read_only:
+        if self._database.opened_read_only:
             raise CacheError(f"{self._database} is read-only, so it cannot be compacted")
         before = self._bytes_on_disk()
         self._erase()
         return before, self._bytes_on_disk()
 
     def _erase(self) -> None:
-        """Rewrite segments and file without completions that are no longer in the table."""
+        """Rewrite segments and file without completions that are no longer in the table; if that fails, try later."""
+        self._erasure_due, self._next_erasure = True, time.monotonic() + ERASED_AGAIN_AFTER
         try:
             if self._segments is not None:
                 self._segments.erase_gone(lambda: directory_of_all(self._database))
         finally:
             self._database.erase_freed()
+        self._erasure_due = False
+
+    def _erase_again(self) -> None:
+        """Try what an earlier `forget` could not do."""
+        try:
+            self._erase()
+        except CacheError as error:
+            logger.warning("an erasure failed again: %s", error)
+        else:
+            logger.warning("%s: the bytes of forgotten records are erased now", self._database)
 
     def _bytes_on_disk(self) -> int:
         return self._database.size() + (0 if self._segments is None else self._segments.size())
@@ -290,6 +309,8 @@ class SQLiteStore(Transfers):
 
     def close(self) -> None:
         """Release everything; may be called again."""
+        if self._erasure_due and self._database.is_here and not self._database.closed:
+            self._erase_again()
         self._database.close()
 
     def _select(self, clause: str, values: tuple[object, ...]) -> Completions:
