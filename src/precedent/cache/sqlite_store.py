@@ -37,6 +37,7 @@ from precedent.cache.store.records import (
     Payload,
     Selection,
     Vector,
+    as_stored,
     storable,
 )
 from precedent.cache.store.report import VerifyReport
@@ -154,7 +155,7 @@ class SQLiteStore(Transfers):
 
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> Completions:
         """The partition's completions with a higher id, in increasing order; takes microseconds if there are none."""
-        stamp, partition = self._database.stamp(), (tenant, tokenizer)
+        stamp, partition = self._database.stamp(), (tenant, as_stored(tokenizer))
         known = self._nothing_after.get(partition)
         if known is not None and known[0] == stamp and known[1] <= after_id:
             return []
@@ -166,7 +167,9 @@ class SQLiteStore(Transfers):
         """Ids `[n]` in increasing order and vectors `[n, dimension]` of the partition's completions that have one."""
         query = "SELECT id, vector, vector_checksum FROM completion WHERE tenant = ? AND tokenizer = ? AND id > ?"
         with self._database.read() as connection:
-            found = connection.execute(f"{query} AND vector IS NOT NULL ORDER BY id", (tenant, tokenizer, after_id))
+            found = connection.execute(
+                f"{query} AND vector IS NOT NULL ORDER BY id", (tenant, as_stored(tokenizer), after_id)
+            )
             dimension = rows.dimension_of(connection)
             read = [(row[0], rows.vector_of(row[1], row[2], dimension)) for row in found]
         whole = [(row_id, vector) for row_id, vector in read if vector is not None]
@@ -185,11 +188,12 @@ class SQLiteStore(Transfers):
 
     def partition(self, tenant: str, tokenizer: str) -> Partition | None:
         """The partition with its segments; None in memory."""
+        tokenizer = as_stored(tokenizer)
         return None if self._segments is None else Partition(self._database, self._segments, tenant, tokenizer)
 
     def partition_vectors(self, tenant: str, tokenizer: str) -> PartitionVectors:
         """The partition's vectors, for grouping once there are many."""
-        return PartitionVectors(self._database, self._segments, tenant, tokenizer)
+        return PartitionVectors(self._database, self._segments, tenant, as_stored(tokenizer))
 
     def epoch(self) -> int:
         """Increases whenever records are removed."""
