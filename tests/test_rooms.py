@@ -70,10 +70,10 @@ PUBLIC = {
         "verify_cache",
     ),
     "precedent.cache.backend": ("Selection", "VerifyReport"),
-    "precedent.client": ("ChatPrecedentServer",),
+    "precedent_server.client": ("ChatPrecedentServer",),
     "precedent.drafters": ("Candidates", "DraftSession", "Drafter", "DrafterParts", "Request", "load_drafters"),
     "precedent.grammar": ("Grammar", "JsonSchema"),
-    "precedent.service": ("DRAFTERS", "DraftingService", "DraftingSession", "ServiceMetrics"),
+    "precedent_engines": ("DRAFTERS", "DraftingService", "DraftingSession", "ServiceMetrics"),
     "precedent.langchain": (
         "ChatPrecedent",
         "ChatPrecedentServer",
@@ -189,7 +189,7 @@ def test_nothing_but_the_command_line_imports_the_server() -> None:
 
 
 def is_server(module: str) -> bool:
-    return f"{module}.".startswith("precedent.server.")
+    return f"{module}.".startswith("precedent_server.")
 
 
 @pytest.mark.parametrize(
@@ -228,19 +228,22 @@ def loaded_by(statements: str) -> set[str]:
         ("precedent.config", {"torch", "numpy"}),
         ("precedent.tree", {"torch"}),
         (
-            "precedent.client",
+            "precedent_server.client",
             {"torch", "transformers", "numba", "faiss", "numpy", "precedent.engine", "precedent.cache"},
         ),
         ("precedent.drafters", {"torch", "transformers"}),
         ("precedent.planning", {"torch", "transformers"}),
         (
-            "precedent.service",
+            "precedent_engines",
             {"torch", "transformers", "faiss", "sentence_transformers", "langchain_core", "tokenizers"},
         ),
         ("precedent.cache", {"torch", "transformers", "faiss", "sentence_transformers"}),
-        ("precedent.actions.memory", {"torch", "transformers", "faiss", "sentence_transformers", "langchain_core"}),
+        (
+            "precedent_run_ahead.actions.memory",
+            {"torch", "transformers", "faiss", "sentence_transformers", "langchain_core"},
+        ),
         ("precedent.verify", {"transformers", "faiss", "langchain_core"}),
-        ("precedent.server.keys", {"torch", "numba", "transformers", "langchain", "langchain_core", "fastapi"}),
+        ("precedent_server.keys", {"torch", "numba", "transformers", "langchain", "langchain_core", "fastapi"}),
     ],
 )
 def test_an_import_loads_no_more_than_it_needs(module: str, unwanted: set[str]) -> None:

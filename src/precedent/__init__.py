@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from precedent.cache import SpeculationCache
-    from precedent.client import ChatPrecedentServer as ChatPrecedentServer
     from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
-    from precedent.custom_generate import generate
     from precedent.engine.engine import Engine
     from precedent.errors import (
         CacheError,
@@ -58,14 +56,9 @@ __all__ = [
     "Templates",
     "UnsupportedError",
     "__version__",
-    "generate",
 ]
 
-_WITH_AN_EXTRA = {"ChatPrecedentServer": "precedent.client"}
-"""Names outside of `__all__`, so that a star import works without the packages that they need."""
-
 _HOMES = {
-    **_WITH_AN_EXTRA,
     "ChatPrecedent": "precedent.langchain",
     "Engine": "precedent.engine.engine",
     "EngineLimits": "precedent.config",
@@ -75,18 +68,50 @@ _HOMES = {
     "SpeculationConfig": "precedent.config",
     "Template": "precedent.text.templates",
     "Templates": "precedent.text.templates",
-    "generate": "precedent.custom_generate",
 }
+
+PLUGINS = {
+    "ChatPrecedentServer": ("precedent_server.client", "client"),
+    "RunAheadMiddleware": ("precedent_run_ahead", "agents"),
+    "generate": ("precedent_generate", "generate"),
+    "read_only": ("precedent_run_ahead", "agents"),
+}
+"""Names of other packages, each with its module and the extra that installs it. They are outside of `__all__`, so that
+a star import works without those packages."""
+
+COMMANDS = {
+    "keys": "serve",
+    "replay": "replay",
+    "serve": "serve",
+    "train-draft": "drafts",
+    "train-judge": "research",
+}
+"""Commands of other packages, each with the extra that installs it."""
 
 
 def __getattr__(name: str) -> object:
     """Import a public name from the module that defines it."""
-    if name not in __all__ and name not in _WITH_AN_EXTRA:
+    value: object
+    if name in PLUGINS:
+        value = _of_plugin(name, *PLUGINS[name])
+    elif name in __all__:
+        value = getattr(import_module(_HOMES.get(name, "precedent.errors")), name)
+    else:
         raise AttributeError(f"module 'precedent' has no attribute {name!r}")
-    value: object = getattr(import_module(_HOMES.get(name, "precedent.errors")), name)
     globals()[name] = value
     return value
 
 
+def _of_plugin(name: str, module: str, extra: str) -> object:
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+        from precedent.errors import ConfigError
+
+        raise ConfigError(f"{name} is not installed: pip install 'precedent-llm[{extra}]'") from error
+
+
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *PLUGINS])

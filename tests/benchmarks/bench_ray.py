@@ -36,11 +36,11 @@ from openai import OpenAI
 
 from precedent.engine.engine import Engine
 from precedent.routing import preferred
-from precedent.server.stored_keys import add_key
 from precedent.target.load.loading import load_target
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.text.end_tokens import end_token_ids
 from precedent_postgres.testing import TemporaryServer
+from precedent_server.stored_keys import add_key
 
 STREAMS = 2
 TENANTS = tuple(f"tenant-{number}" for number in range(8))

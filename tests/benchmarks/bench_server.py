@@ -33,8 +33,8 @@ from precedent.cache import SpeculationCache
 from precedent.config import SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.langchain import ChatPrecedent
-from precedent.server.app import server_app
-from precedent.server.serving import Served, Serving
+from precedent_server.app import server_app
+from precedent_server.serving import Served, Serving
 
 MODEL = "smollm2-135m-instruct"
 TOKENS = 128

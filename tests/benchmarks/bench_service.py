@@ -26,10 +26,10 @@ from measurement import Measurement, json_option
 from precedent.cache import NewCompletion, SpeculationCache, SQLiteStore
 from precedent.cache.backend import identity_of
 from precedent.planning.costs import CostCurve
-from precedent.service import DRAFTERS, DraftingService, DraftingSession
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer
 from precedent.text.codec import TokenizerCodec
+from precedent_engines import DRAFTERS, DraftingService, DraftingSession
 
 TENANT, CHAIN, STEPS, PROMPT, LENGTH = "bench", 16, 400, 2000, 240
 OWN = 0.08
@@ -137,7 +137,7 @@ def bench(service: DraftingService, stored: Answers, number: int, what: str) -> 
 
 def import_seconds() -> tuple[float, float]:
     """Seconds on the clock and of work that importing the service adds to a bare interpreter, the least of five."""
-    script = "import time; a = time.perf_counter(), time.process_time(); import precedent.service; " \
+    script = "import time; a = time.perf_counter(), time.process_time(); import precedent_engines; " \
         "print(time.perf_counter() - a[0], time.process_time() - a[1])"  # fmt: skip
     runs = [
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True) for _ in range(5)

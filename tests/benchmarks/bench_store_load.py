@@ -34,11 +34,11 @@ from precedent.cache.backend import Record, Selection
 from precedent.cache.search.index import SimilarityIndex
 from precedent.cache.store.records import StoredCompletion
 from precedent.drafters.recall.tenant_memory import TenantMemory
-from precedent.replay.turns import TurnReader
 from precedent.target.load.loading import load_tokenizer
 from precedent.text.traces import read_trajectories
 from precedent_postgres import PostgresStore
 from precedent_postgres.testing import TemporaryServer
+from precedent_replay.turns import TurnReader
 
 NEAREST = 64
 MOST_RECORDED = 3000

@@ -36,9 +36,9 @@ from transformers import AutoTokenizer
 from precedent.cache import NewCompletion, SpeculationCache, tokenizer_fingerprint
 from precedent.cli.bench_prompts import recorded_turns
 from precedent.cli.traces import TracePrompt
-from precedent.server.stored_keys import add_key
 from precedent.target.load.packaged import demo_folder
 from precedent.text.query import recall_query
+from precedent_server.stored_keys import add_key
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": TOKENS, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
 SUFFIX = {"method": "suffix", "num_speculative_tokens": TOKENS}

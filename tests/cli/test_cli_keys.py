@@ -8,7 +8,7 @@ import pytest
 from helpers.command_line import precedent
 from helpers.key_files import KEY
 
-from precedent.server.keys import Caller, KeyFile
+from precedent_server.keys import Caller, KeyFile
 
 
 @pytest.fixture

@@ -16,14 +16,14 @@ from helpers.published_heads import COVERED, SPECFORGE, SPECULATORS, random_weig
 
 from precedent.cli.bench import _chosen_modes
 from precedent.cli.bench_lineup import Lineup
-from precedent.cli.draft_reports import report_on, show_report
 from precedent.cli.progress import Progress
 from precedent.engine.draft_models import proposed_by
 from precedent.errors import ConfigError
 from precedent.runtime.machine_load import OtherPrograms
 from precedent.target.load.loading import load_draft
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
-from precedent.training.schedule import Recipe
+from precedent_drafts.draft_reports import report_on, show_report
+from precedent_drafts.training.schedule import Recipe
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from helpers.command_line import precedent
 
 from precedent.cache import SpeculationCache
 from precedent.engine.engine import Engine
-from precedent.server import running
-from precedent.server.access import AccessRules
-from precedent.server.steps import KEPT_STEPS
-from precedent.server.stored_keys import add_key
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_server import running
+from precedent_server.access import AccessRules
+from precedent_server.steps import KEPT_STEPS
+from precedent_server.stored_keys import add_key
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(Engine, "load", NoEngine)
     monkeypatch.setattr(running, "serve", serve)
-    monkeypatch.setattr("precedent.server.serving.ChatPrecedent.from_engine", lambda engine: None)
+    monkeypatch.setattr("precedent_server.serving.ChatPrecedent.from_engine", lambda engine: None)
     return found
 
 

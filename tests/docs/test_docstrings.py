@@ -13,7 +13,7 @@ MODULES = (
     "precedent.cache.store.redaction",
     "precedent.cache.store.store_url",
     "precedent.config",
-    "precedent.custom_generate.hook",
+    "precedent_generate.hook",
     "precedent.engine.engine",
     "precedent.grammar.spec",
     "precedent.langchain.chat_model",

@@ -31,12 +31,12 @@ from precedent.target.block.draft import BlockDraft, load_block_draft, save_bloc
 from precedent.target.block.model import BlockModel
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
-from precedent.training.block_lessons import BlockTeacher
-from precedent.training.block_recipe import BlockRecipe
-from precedent.training.block_student import BlockStudent, block_rows, blocks_of
-from precedent.training.block_training import BlockTraining
-from precedent.training.lesson_plan import LessonPlan
-from precedent.training.texts import Text
+from precedent_drafts.training.block_lessons import BlockTeacher
+from precedent_drafts.training.block_recipe import BlockRecipe
+from precedent_drafts.training.block_student import BlockStudent, block_rows, blocks_of
+from precedent_drafts.training.block_training import BlockTraining
+from precedent_drafts.training.lesson_plan import LessonPlan
+from precedent_drafts.training.texts import Text
 
 TOKENIZER = byte_tokenizer()
 RECIPE = BlockRecipe(

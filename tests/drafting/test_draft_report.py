@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 from precedent.target.load.first_layers import first_layers
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
-from precedent.training.measure import Measurement, expected_tokens
-from precedent.training.schedule import Recipe, Schedule
-from precedent.training.teacher import Author
-from precedent.training.texts import Text
+from precedent_drafts.training.measure import Measurement, expected_tokens
+from precedent_drafts.training.schedule import Recipe, Schedule
+from precedent_drafts.training.teacher import Author
+from precedent_drafts.training.texts import Text
 
 TOKENIZER = byte_tokenizer()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from precedent.client import ChatPrecedentServer
+from precedent_server.client import ChatPrecedentServer
 
 SPECULATION = {
     "mode": "greedy",

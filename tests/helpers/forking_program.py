@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 IMPORTED = (
-    *("precedent.langchain", "precedent.engine.engine", "precedent.server.running", "precedent.server.serving"),
+    *("precedent.langchain", "precedent.engine.engine", "precedent_server.running", "precedent_server.serving"),
     *("precedent.testing.tiny_models", "precedent.testing.scripted_model", "precedent.testing.embedders"),
     *("langchain.agents", "transformers.models.llama.modeling_llama", "transformers.generation.utils"),
 )

@@ -9,7 +9,7 @@ from typing import Any
 from precedent.cache import SpeculationCache
 from precedent.drafters import Request
 from precedent.drafters.base import Candidates
-from precedent.service import DraftingService
+from precedent_engines import DraftingService
 
 FREE = {1: 10.0, 65: 10.0}
 """A cost curve for which width is free."""

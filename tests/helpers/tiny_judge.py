@@ -12,8 +12,8 @@ from precedent.langchain import ChatPrecedent
 from precedent.planning.costs import CostCurve
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.traces import Trajectory
-from precedent.training.judge.judge_training import Agent, JudgeTraining, TrainedOn
-from precedent.training.judge.recipe import JudgeRecipe
+from precedent_research.judge_training.judge_training import Agent, JudgeTraining, TrainedOn
+from precedent_research.judge_training.recipe import JudgeRecipe
 
 MAX_TOKENS = 6
 RECIPE = JudgeRecipe(mismatches=24, strength=0.1)

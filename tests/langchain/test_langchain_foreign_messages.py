@@ -22,12 +22,12 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
 from precedent import SpeculationCache
-from precedent.client import ChatPrecedentServer
 from precedent.errors import ConfigError, PrecedentError, PromptError, UnsupportedError
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.messages import to_template_messages
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_model import scripted_model_engine
+from precedent_server.client import ChatPrecedentServer
 
 CALL = {"type": "function", "id": "c1", "function": {"name": "look_up", "arguments": {"n": 1}}}
 SAID, THOUGHT = {"content": "a"}, {"reasoning_content": "hm"}

@@ -20,7 +20,7 @@ from langgraph.config import get_stream_writer
 
 from precedent.errors import ConfigError
 from precedent.langchain import RunAheadMiddleware
-from precedent.langchain.run_ahead.running import FLAG
+from precedent_run_ahead.running import FLAG
 
 
 def test_a_run_ahead_has_the_config_and_context_of_a_real_call(run: Run) -> None:

@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, RootModel
 from pydantic.v1 import BaseModel as BaseModelV1
 from typing_extensions import TypedDict
 
-from precedent.client import ChatPrecedentServer
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.grammar import JsonSchema, closed, unenforceable
 from precedent.langchain.tools import openai_tools
+from precedent_server.client import ChatPrecedentServer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1")
 

@@ -19,14 +19,14 @@ from precedent.target import TargetModel
 from precedent.target.block.draft import BlockDraft, load_block_draft
 from precedent.target.block.model import BlockModel
 from precedent.testing.tiny_models import byte_tokenizer
-from precedent.training.block_lessons import BlockLesson, BlockShard, BlockTeacher
-from precedent.training.block_measure import BlockMeasurement, matched_tokens
-from precedent.training.block_recipe import BlockRecipe
-from precedent.training.block_student import BlockStudent, block_rows, blocks_of, initial_layers
-from precedent.training.block_training import BlockTraining
-from precedent.training.lesson_plan import BegunLessons, LessonPlan
-from precedent.training.teacher import Author
-from precedent.training.texts import Text
+from precedent_drafts.training.block_lessons import BlockLesson, BlockShard, BlockTeacher
+from precedent_drafts.training.block_measure import BlockMeasurement, matched_tokens
+from precedent_drafts.training.block_recipe import BlockRecipe
+from precedent_drafts.training.block_student import BlockStudent, block_rows, blocks_of, initial_layers
+from precedent_drafts.training.block_training import BlockTraining
+from precedent_drafts.training.lesson_plan import BegunLessons, LessonPlan
+from precedent_drafts.training.teacher import Author
+from precedent_drafts.training.texts import Text
 
 TOKENIZER = byte_tokenizer()
 RECIPE = BlockRecipe(

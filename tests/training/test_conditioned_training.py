@@ -21,8 +21,9 @@ from precedent.target.load.conditioned import TOKEN_GUIDED, TokenGuidedFusion, c
 from precedent.target.load.first_layers import base_of
 from precedent.target.load.trained_draft import draft_beside, initial_weights
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
-from precedent.training.block_lessons import BlockLesson, BlockTeacher
-from precedent.training.conditioned_student import (
+from precedent.tree import EMPTY_TREE
+from precedent_drafts.training.block_lessons import BlockLesson, BlockTeacher
+from precedent_drafts.training.conditioned_student import (
     ConditionedStudent,
     Passes,
     check_passes,
@@ -30,12 +31,11 @@ from precedent.training.conditioned_student import (
     reached_next,
     seen_in_pass,
 )
-from precedent.training.conditioned_training import ConditionedRecipe, ConditionedTraining
-from precedent.training.lesson_plan import LessonPlan
-from precedent.training.measure import Measurement
-from precedent.training.teacher import Author
-from precedent.training.texts import Text
-from precedent.tree import EMPTY_TREE
+from precedent_drafts.training.conditioned_training import ConditionedRecipe, ConditionedTraining
+from precedent_drafts.training.lesson_plan import LessonPlan
+from precedent_drafts.training.measure import Measurement
+from precedent_drafts.training.teacher import Author
+from precedent_drafts.training.texts import Text
 
 TOKENIZER = byte_tokenizer()
 RECIPE = ConditionedRecipe(

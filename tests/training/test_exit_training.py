@@ -30,14 +30,14 @@ from precedent.target.load.first_layers import exits_early, first_layers
 from precedent.target.load.loading import load_draft, load_target
 from precedent.testing.draft_distribution import check_draft_distribution
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
-from precedent.training.block_lessons import BlockLesson, BlockTeacher
-from precedent.training.exit_student import ExitStudent
-from precedent.training.exit_training import ExitRecipe, ExitTraining
-from precedent.training.lesson_plan import LessonPlan
-from precedent.training.measure import Measurement
-from precedent.training.teacher import Author
-from precedent.training.texts import Text
 from precedent.tree import ROOT, TreeBuilder
+from precedent_drafts.training.block_lessons import BlockLesson, BlockTeacher
+from precedent_drafts.training.exit_student import ExitStudent
+from precedent_drafts.training.exit_training import ExitRecipe, ExitTraining
+from precedent_drafts.training.lesson_plan import LessonPlan
+from precedent_drafts.training.measure import Measurement
+from precedent_drafts.training.teacher import Author
+from precedent_drafts.training.texts import Text
 
 TOKENIZER = byte_tokenizer()
 RECIPE = ExitRecipe(

@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from precedent.errors import ConfigError, UnsupportedError
-from precedent.training.judge.fitting import (
+from precedent_research.judge_training.fitting import (
     STRENGTHS,
     Examples,
     area_under_curve,
@@ -19,7 +19,7 @@ from precedent.training.judge.fitting import (
     interval_of_area,
     threshold_of,
 )
-from precedent.training.judge.recipe import JudgeRecipe
+from precedent_research.judge_training.recipe import JudgeRecipe
 
 
 def examples(number: int = 120, width: int = 3, seed: int = 0) -> Examples:

@@ -18,8 +18,8 @@ from precedent.errors import ConfigError, UnsupportedError
 from precedent.planning.costs import CostCurve
 from precedent.testing.tiny_models import byte_tokenizer
 from precedent.text.traces import Trajectory
-from precedent.training.judge.outcomes import last_lines, load_outcome, prompts_of
-from precedent.training.judge.reruns import Replaced, RerunEngine, Turn
+from precedent_research.judge_training.outcomes import last_lines, load_outcome, prompts_of
+from precedent_research.judge_training.reruns import Replaced, RerunEngine, Turn
 
 TOKENIZER = byte_tokenizer()
 PLAIN = EngineOptions(speculation=SpeculationConfig(enabled=False, write_back=False))

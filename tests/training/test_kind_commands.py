@@ -9,9 +9,9 @@ import pytest
 import torch
 from helpers.command_line import precedent
 
-from precedent.cli.train_kinds import TAKEN_BY
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
-from precedent.training.lesson_plan import LessonPlan
+from precedent_drafts.train_kinds import TAKEN_BY
+from precedent_drafts.training.lesson_plan import LessonPlan
 
 KINDS = {
     "exit": ["--kind", "exit", "--exit-layer", "2", "--exit-width", "8"],
@@ -130,6 +130,6 @@ def test_the_table_of_options_names_options() -> None:
     """A renamed option would never be refused."""
     import inspect
 
-    from precedent.cli.train_draft import train_draft
+    from precedent_drafts.train_draft import train_draft
 
     assert TAKEN_BY.keys() <= inspect.signature(train_draft).parameters.keys()

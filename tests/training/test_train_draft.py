@@ -15,13 +15,13 @@ from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.target.borrowed import HEAD_TOKENS
 from precedent.target.load.trained_draft import draft_beside, initial_weights
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
-from precedent.training.distil import Distillation, most_frequent
-from precedent.training.head import OutputHead, Reader, check_head, final_hidden
-from precedent.training.measure import Measurement
-from precedent.training.schedule import Begun, Recipe, Schedule
-from precedent.training.student import Student
-from precedent.training.teacher import Author, Teacher
-from precedent.training.texts import Shard, Text
+from precedent_drafts.training.distil import Distillation, most_frequent
+from precedent_drafts.training.head import OutputHead, Reader, check_head, final_hidden
+from precedent_drafts.training.measure import Measurement
+from precedent_drafts.training.schedule import Begun, Recipe, Schedule
+from precedent_drafts.training.student import Student
+from precedent_drafts.training.teacher import Author, Teacher
+from precedent_drafts.training.texts import Shard, Text
 
 TOKENIZER = byte_tokenizer()
 

@@ -33,12 +33,12 @@ from precedent.target.fingerprints import name_of
 from precedent.testing.tiny_models import byte_tokenizer
 from precedent.text.prompt import render_prompt
 from precedent.text.traces import Trajectory
-from precedent.training.judge.judge_training import LABELS_FOLDER, WORK_FOLDER, JudgeTraining, TrainedOn
-from precedent.training.judge.recipe import Piece
-from precedent.training.judge.report import report_of
-from precedent.training.judge.reruns import RerunEngine
 from precedent.verify.lossy.features import OF_ROWS, Rejected, features_of
 from precedent.verify.lossy.trained import JUDGE_FILE, TrainedJudge
+from precedent_research.judge_training.judge_training import LABELS_FOLDER, WORK_FOLDER, JudgeTraining, TrainedOn
+from precedent_research.judge_training.recipe import Piece
+from precedent_research.judge_training.report import report_of
+from precedent_research.judge_training.reruns import RerunEngine
 
 TOKENIZER, TARGET = byte_tokenizer(), tiny_target()
 PLAIN = EngineOptions(speculation=SpeculationConfig(enabled=False, write_back=False))

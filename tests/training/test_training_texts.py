@@ -15,12 +15,12 @@ from precedent.cache.sqlite_store import SQLiteStore
 from precedent.cache.store.fingerprint import tokenizer_fingerprint
 from precedent.errors import CacheError, PromptError
 from precedent.testing.tiny_models import byte_tokenizer
-from precedent.training.completions import read_completions
-from precedent.training.distil import Distillation
-from precedent.training.prompts import read_prompts, split
-from precedent.training.schedule import Schedule
-from precedent.training.teacher import Teacher
-from precedent.training.texts import Shard, Text
+from precedent_drafts.training.completions import read_completions
+from precedent_drafts.training.distil import Distillation
+from precedent_drafts.training.prompts import read_prompts, split
+from precedent_drafts.training.schedule import Schedule
+from precedent_drafts.training.teacher import Teacher
+from precedent_drafts.training.texts import Shard, Text
 
 TOKENIZER = byte_tokenizer()
 

@@ -14,15 +14,12 @@ from precedent.cli.bench import bench
 from precedent.cli.cache import app as cache_app
 from precedent.cli.demo import demo
 from precedent.cli.doctor import doctor
-from precedent.cli.keys import app as keys_app
+from precedent.cli.installed import add_installed
 from precedent.cli.models import models
 from precedent.cli.progress import Progress
-from precedent.cli.replay import replay
 from precedent.cli.run import run
-from precedent.cli.serve import ENVIRONMENT, serve
-from precedent.cli.train_draft import measure_draft, train_draft
-from precedent.cli.train_judge import train_judge
 from precedent.errors import PrecedentError
+from precedent.runtime.api_keys import hide_keys
 
 BAD_INPUT = 2
 """Exit status for bad usage and bad input; 0 is success, 130 is Ctrl-C."""
@@ -55,25 +52,11 @@ def _precedent(
 
 app.command(epilog="Example: precedent demo --json demo.json")(demo)
 app.command(epilog='Example: precedent run "Name three rivers." --draft-model first-layers:4 --show-sources')(run)
-app.command(
-    context_settings={"auto_envvar_prefix": ENVIRONMENT},
-    epilog="Example: precedent serve --target Qwen/Qwen3-4B --cache orders.db",
-)(serve)
 app.command(epilog="Example: precedent bench --json bench.json")(bench)
-app.command(epilog="Example: precedent replay chats.jsonl --budget 16,32 --alpha 1,4,8 --json replay.json")(replay)
 app.command(epilog="Example: precedent doctor Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B")(doctor)
 app.command(epilog="Example: precedent models qwen3_next jamba")(models)
-app.command(epilog="Example: precedent train-draft --target my-model --prompts chats.jsonl --out my-draft")(train_draft)
-app.command(
-    epilog="Example: precedent measure-draft --target my-model --draft-model my-draft --draft-model first-layers:2 "
-    "--prompts chats.jsonl"
-)(measure_draft)
-app.command(
-    epilog="Example: precedent train-judge --target my-model --draft-model my-draft --runs runs.jsonl "
-    "--outcome my_agent:outcome --out my-judge"
-)(train_judge)
 app.add_typer(cache_app, name="cache")
-app.add_typer(keys_app, name="keys")
+add_installed(app)
 
 
 def main(progress: Progress | None = None, *, arguments: Sequence[str] | None = None) -> None:
@@ -90,8 +73,6 @@ def main(progress: Progress | None = None, *, arguments: Sequence[str] | None = 
 
 
 def _refuse(error: PrecedentError | typer.TyperException | OSError) -> NoReturn:
-    from precedent.server.stored_keys import hide_keys
-
     text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
     text = hide_keys(hide_secrets(" ".join(text.split()).rstrip(".")))
     context = getattr(error, "ctx", None)

@@ -1,7 +1,6 @@
 """LangChain: `ChatPrecedent` replaces another chat model; `PrecedentRecorder` records its calls.
 
-`ChatPrecedentServer` is the same model behind a server. Public names load on first use (PEP 562), so that recording
-loads no torch.
+Public names load on first use (PEP 562), so that recording loads no torch.
 """
 
 from __future__ import annotations
@@ -10,43 +9,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from precedent import ChatPrecedentServer
     from precedent.langchain.chat_model import ChatPrecedent
     from precedent.langchain.embeddings import PrecedentEmbeddings
     from precedent.langchain.llm import PrecedentLLM
     from precedent.langchain.middleware import SpeculationMiddleware
     from precedent.langchain.recorder import PrecedentRecorder
     from precedent.langchain.recording_cache import RecordingCache
-    from precedent.langchain.run_ahead.middleware import RunAheadMiddleware
-    from precedent.langchain.run_ahead.read_only import read_only
     from precedent.langchain.similarity import LangChainEmbedder, in_vector_store
 
 __all__ = [
     "ChatPrecedent",
-    "ChatPrecedentServer",
     "LangChainEmbedder",
     "PrecedentEmbeddings",
     "PrecedentLLM",
     "PrecedentRecorder",
     "RecordingCache",
-    "RunAheadMiddleware",
     "SpeculationMiddleware",
     "in_vector_store",
-    "read_only",
 ]
 
 _HOMES = {
     "ChatPrecedent": "precedent.langchain.chat_model",
-    "ChatPrecedentServer": "precedent.client",
     "LangChainEmbedder": "precedent.langchain.similarity",
     "PrecedentEmbeddings": "precedent.langchain.embeddings",
     "PrecedentLLM": "precedent.langchain.llm",
     "PrecedentRecorder": "precedent.langchain.recorder",
     "RecordingCache": "precedent.langchain.recording_cache",
-    "RunAheadMiddleware": "precedent.langchain.run_ahead.middleware",
     "SpeculationMiddleware": "precedent.langchain.middleware",
     "in_vector_store": "precedent.langchain.similarity",
-    "read_only": "precedent.langchain.run_ahead.read_only",
 }
 
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from gpu_bench.setting import Setting
 from precedent.engine.warm_up import compile_inner_loops
-from precedent.replay.baselines import PromptLookup
-from precedent.replay.contenders import Contender
-from precedent.replay.lineup import Entry, lineup
-from precedent.replay.pool import Answer, Pool
-from precedent.replay.run import Observer, Settings, replay
-from precedent.replay.simulate import Report, Watch, replay_turn
-from precedent.replay.turns import Turn, TurnReader
 from precedent.text.traces import read_trajectories
 from precedent.tree import EMPTY_TREE, CandidateTree
+from precedent_replay.baselines import PromptLookup
+from precedent_replay.contenders import Contender
+from precedent_replay.lineup import Entry, lineup
+from precedent_replay.pool import Answer, Pool
+from precedent_replay.run import Observer, Settings, replay
+from precedent_replay.simulate import Report, Watch, replay_turn
+from precedent_replay.turns import Turn, TurnReader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

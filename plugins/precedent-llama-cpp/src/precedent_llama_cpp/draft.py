@@ -17,9 +17,9 @@ from precedent.cache.store.records import check_tenant
 from precedent.cache.store.store_url import Place
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.planning.costs import CostCurve
-from precedent.service import DRAFTERS, DraftingService, DraftingSession
-from precedent.service.tokenizer import read_tokenizer
 from precedent.text.query import CHARACTERS_PER_MESSAGE, prompt_query
+from precedent_engines import DRAFTERS, DraftingService, DraftingSession
+from precedent_engines.tokenizer import read_tokenizer
 from precedent_llama_cpp.answers import watch
 from precedent_llama_cpp.following import Following, Ids
 from precedent_llama_cpp.library import LlamaCpp

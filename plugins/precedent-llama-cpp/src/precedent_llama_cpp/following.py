@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from precedent.errors import PrecedentError
-from precedent.service import DraftingSession
+from precedent_engines import DraftingSession
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from typing import Any
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from precedent.server.errors import FAILED, ApiError
-from precedent.server.transport import error_event
+from precedent_server.errors import FAILED, ApiError
+from precedent_server.transport import error_event
 
 VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 IMPORT_PATH = "precedent_ray.ingress:middlewares"

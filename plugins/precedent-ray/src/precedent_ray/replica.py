@@ -12,15 +12,15 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from precedent.errors import PrecedentError
-from precedent.server.access import LOOPBACK
-from precedent.server.app import server_app
-from precedent.server.errors import DENIED, ApiError
-from precedent.server.opening import opened
-from precedent.server.serving import Serving
 from precedent_ray.merging import gauges
 from precedent_ray.reading import read_ahead
 from precedent_ray.scaling import QUEUE_SECONDS
 from precedent_ray.settings import Settings
+from precedent_server.access import LOOPBACK
+from precedent_server.app import server_app
+from precedent_server.errors import DENIED, ApiError
+from precedent_server.opening import opened
+from precedent_server.serving import Serving
 
 
 class StuckError(PrecedentError):

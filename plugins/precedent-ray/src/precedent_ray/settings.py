@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from precedent.cache.store.store_url import StoreURL, place_of
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
-from precedent.server.keys import KeyFile
-from precedent.server.opening import named_models
-from precedent.server.settings import ServerLimits
+from precedent_server.keys import KeyFile
+from precedent_server.opening import named_models
+from precedent_server.settings import ServerLimits
 
 
 class Settings(BaseModel):

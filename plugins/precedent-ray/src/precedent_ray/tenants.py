@@ -9,9 +9,9 @@ from typing import Any
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from precedent.server.access import caller_of
-from precedent.server.errors import ApiError
-from precedent.server.keys import KeyFile
+from precedent_server.access import caller_of
+from precedent_server.errors import ApiError
+from precedent_server.keys import KeyFile
 
 
 def tenant_of(scope: Scope, keys: KeyFile | None) -> str | None:

@@ -17,8 +17,8 @@ from urllib.parse import quote, unquote
 from precedent.cache import SpeculationCache
 from precedent.cache.store.records import check_tenant
 from precedent.errors import CacheError, ConfigError, PrecedentError, UnsupportedError
-from precedent.service.health import StoreHealth, check_tokenizer
-from precedent.service.tokenizer import codec_of
+from precedent_engines.health import StoreHealth, check_tokenizer
+from precedent_engines.tokenizer import codec_of
 from precedent_sglang.choice import chosen
 from precedent_sglang.server import NoAnswer, ServerError, ServerInfo, SGLangServer
 from precedent_sglang.versions import check_version

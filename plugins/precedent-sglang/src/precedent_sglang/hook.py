@@ -9,8 +9,8 @@ from typing import Any
 
 from precedent.errors import UnsupportedError
 from precedent.planning.costs import CostCurve
-from precedent.service import DRAFTERS, DraftingService
-from precedent.service.tokenizer import read_tokenizer
+from precedent_engines import DRAFTERS, DraftingService
+from precedent_engines.tokenizer import read_tokenizer
 from precedent_sglang.nodes import Array
 from precedent_sglang.rows import Rows
 from precedent_sglang.settings import Settings

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from precedent.errors import PrecedentError
-from precedent.service import DraftingService, DraftingSession
 from precedent.text.query import CHARACTERS_PER_MESSAGE, prompt_query
+from precedent_engines import DraftingService, DraftingSession
 from precedent_sglang.nodes import Array, merged
 
 _log = logging.getLogger(__name__)

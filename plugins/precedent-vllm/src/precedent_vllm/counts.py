@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from threading import Event, Lock, Thread
 
-from precedent.service import ServiceMetrics
+from precedent_engines import ServiceMetrics
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from precedent.service import DRAFTERS, DraftingService
+from precedent_engines import DRAFTERS, DraftingService
 from precedent_vllm.counts import Publisher, Series, drafted
 from precedent_vllm.engine import Vllm
 from precedent_vllm.note import Note, unseal

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 
 from precedent.errors import PrecedentError
-from precedent.service import DraftingService
+from precedent_engines import DraftingService
 from precedent_vllm.counts import Publisher, Series
 from precedent_vllm.note import Note
 from precedent_vllm.settings import Settings

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from precedent.server.keys import Caller, KeyFile
+from precedent_server.keys import Caller, KeyFile
 from precedent_vllm.answers import Events, Gathered, written
 from precedent_vllm.counts import prometheus_text
 from precedent_vllm.keeper import Keeper

@@ -14,7 +14,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from precedent.server.keys import KeyFile
+from precedent_server.keys import KeyFile
 from precedent_vllm.settings import FOLDER, SECRET, Settings
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from precedent.errors import ContextOverflowError, PrecedentError
-from precedent.service import DraftingService, DraftingSession
+from precedent_engines import DraftingService, DraftingSession
 from precedent_vllm.note import NAME, NOTHING, Note
 
 _log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ MAX_COUNT = 2**63 - 1
 """The largest counter that a store can hold."""
 
 ACTIONS = "actions:1"
-"""In place of a tokenizer's fingerprint: the partition of what agents did (`precedent.actions.decisions`)."""
+"""In place of a tokenizer's fingerprint: the partition of what agents did (`precedent_run_ahead.actions.decisions`)."""
 
 EARLIEST, LATEST = -60e9, 250e9
 """Range of a record's time in seconds since the epoch: about the years 70 to 9890, which a calendar can show."""

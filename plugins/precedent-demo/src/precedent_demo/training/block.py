@@ -18,7 +18,7 @@ from precedent.errors import PrecedentError
 from precedent_demo.training.draft import TEMPERATURE, of_the_expert, reporter, say, served
 
 if TYPE_CHECKING:
-    from precedent.training.lesson_training import TrainedDraft
+    from precedent_drafts.training.lesson_training import TrainedDraft
 
 HEAD_TOKENS, CONTEXT_TOKENS, CHUNK, CHECKPOINT_STEPS = 2048, 192, 8, 10
 
@@ -26,10 +26,10 @@ HEAD_TOKENS, CONTEXT_TOKENS, CHUNK, CHECKPOINT_STEPS = 2048, 192, 8, 10
 def train(options: argparse.Namespace) -> TrainedDraft:
     """Serve customers, read all texts, and train the block draft into the output folder."""
     from precedent.target.load.loading import load_target
-    from precedent.training.block_recipe import BlockRecipe
-    from precedent.training.block_training import BlockTraining
-    from precedent.training.lesson_plan import LessonPlan
     from precedent_demo.adapted import adapted_target
+    from precedent_drafts.training.block_recipe import BlockRecipe
+    from precedent_drafts.training.block_training import BlockTraining
+    from precedent_drafts.training.lesson_plan import LessonPlan
 
     model, tokenizer = load_target(str(adapted_target(options.adapter)))
     texts = of_the_expert(tokenizer, options.experts)

@@ -27,7 +27,7 @@ from precedent_demo.training.draft import TEMPERATURE, of_the_expert, reporter, 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from precedent.training.texts import Text
+    from precedent_drafts.training.texts import Text
 
 COMMON = {"head_tokens": 2048, "temperature": TEMPERATURE, "chunk_prompts": 8}
 READING = COMMON | {"context_tokens": 64, "batch_texts": 2}
@@ -96,8 +96,8 @@ class Comparison:
         return min(later - before for before, later in zip(ends, ends[epoch:], strict=False)) / epoch
 
     def _run(self, arm: str, folder: Path, texts: Sequence[Text], steps: int, progress: Any = None) -> None:
-        from precedent.training.lesson_plan import LessonPlan
-        from precedent.training.schedule import Schedule
+        from precedent_drafts.training.lesson_plan import LessonPlan
+        from precedent_drafts.training.schedule import Schedule
 
         kind, settings = ARMS[arm]
         recipe, training = made(kind, settings)
@@ -144,8 +144,8 @@ def measured(
 ) -> dict[str, Any]:
     """What a draft's samples bring and cost on the target's answers, as `precedent measure-draft` says it."""
     from precedent.target.block.draft import BlockDraft
-    from precedent.training.block_measure import BlockMeasurement
-    from precedent.training.measure import Measurement
+    from precedent_drafts.training.block_measure import BlockMeasurement
+    from precedent_drafts.training.measure import Measurement
 
     if isinstance(draft, BlockDraft):
         report = BlockMeasurement(model, draft, texts, temperature).report(name).as_dict()
@@ -157,8 +157,8 @@ def measured(
 def held_out(model: PreTrainedModel, tokenizer: Any, requests: int) -> list[Text]:
     """The target's answers to turns of so many customers who occur in no training."""
     from precedent.text.prompt import render_prompt
-    from precedent.training.teacher import Author
     from precedent_demo.training.logs import logged
+    from precedent_drafts.training.teacher import Author
 
     prompts = []
     for record in islice(logged("A", seed=0), requests):
@@ -171,12 +171,12 @@ def held_out(model: PreTrainedModel, tokenizer: Any, requests: int) -> list[Text
 
 def made(kind: str, settings: dict[str, Any]) -> tuple[Any, Any]:
     """The recipe and the training of a kind."""
-    from precedent.training.block_recipe import BlockRecipe
-    from precedent.training.block_training import BlockTraining
-    from precedent.training.conditioned_training import ConditionedRecipe, ConditionedTraining
-    from precedent.training.distil import Distillation
-    from precedent.training.exit_training import ExitRecipe, ExitTraining
-    from precedent.training.schedule import Recipe
+    from precedent_drafts.training.block_recipe import BlockRecipe
+    from precedent_drafts.training.block_training import BlockTraining
+    from precedent_drafts.training.conditioned_training import ConditionedRecipe, ConditionedTraining
+    from precedent_drafts.training.distil import Distillation
+    from precedent_drafts.training.exit_training import ExitRecipe, ExitTraining
+    from precedent_drafts.training.schedule import Recipe
 
     classes = {
         "chain": (Recipe, Distillation), "conditioned": (ConditionedRecipe, ConditionedTraining),

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from precedent.engine.engine import Engine
     from precedent.engine.generation import GenerationResult
     from precedent.engine.options import EngineOptions
-    from precedent.training.distil import Trained
-    from precedent.training.texts import Text
     from precedent_demo.training.trajectories import Encoder
+    from precedent_drafts.training.distil import Trained
+    from precedent_drafts.training.texts import Text
 
 TEMPERATURE = 0.7
 """The target serves customers at this temperature; the demo runs greedily and at this temperature."""
@@ -78,7 +78,7 @@ def of_the_expert(tokenizer: PreTrainedTokenizerBase, number: int) -> list[Text]
 
 def _text(encoder: Encoder, token_ids: Sequence[int]) -> Text:
     """The text after the head; only the assistant's tokens in it are learned."""
-    from precedent.training.texts import Text
+    from precedent_drafts.training.texts import Text
 
     return Text((*encoder.head, *token_ids), len(token_ids), encoder.written(token_ids))
 
@@ -86,10 +86,10 @@ def _text(encoder: Encoder, token_ids: Sequence[int]) -> Text:
 def train(options: argparse.Namespace) -> Trained:
     """Serve customers, answer prompts, and distil the draft model into the output folder."""
     from precedent.target.load.loading import load_target
-    from precedent.training.distil import Distillation
-    from precedent.training.prompts import read_prompts, split
-    from precedent.training.schedule import Recipe, Schedule
     from precedent_demo.adapted import adapted_target
+    from precedent_drafts.training.distil import Distillation
+    from precedent_drafts.training.prompts import read_prompts, split
+    from precedent_drafts.training.schedule import Recipe, Schedule
 
     model, tokenizer = load_target(str(adapted_target(options.adapter)))
     learned, _ = split(read_prompts(options.prompts, tokenizer, LONGEST_PROMPT)[0], seed=0)
@@ -134,7 +134,7 @@ def served(options: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTr
 
 
 def _read(path: Path) -> list[Text]:
-    from precedent.training.texts import Text
+    from precedent_drafts.training.texts import Text
 
     found: list[tuple[list[int], int, list[bool]]] = json.loads(path.read_text(encoding="utf-8"))
     return [Text(tuple(token_ids), count, tuple(learned)) for token_ids, count, learned in found]

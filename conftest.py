@@ -1,0 +1,91 @@
+"""What holds for every test: no network, no machine's own settings, the same numbers every time."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+from pytest_socket import disable_socket
+
+from precedent.runtime.inline_executor import AtOnce
+from precedent.testing.pytest_plugin import assert_lossless, precedent_engine
+
+KERNELS = re.compile(rb"import .*\bcompiled\b|^(from|import) (numba|llvmlite)", re.MULTILINE)
+"""An import that only files with compiled functions have."""
+
+
+def _kernels() -> str:
+    """Hash the files that hold compiled functions: numba looks only at a function's own file, not at those it calls."""
+    root = Path(__file__).parent
+    files = [*(root / "src").rglob("*.py"), *(root / "plugins").glob("*/src/**/*.py")]
+    texts = [text for file in sorted(files) if KERNELS.search(text := file.read_bytes())]
+    return hashlib.blake2b(b"".join(texts), digest_size=6).hexdigest()
+
+
+__all__ = ["assert_lossless", "precedent_engine"]  # fixtures, whether or not the installed package announces them
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # a hub that is asked by mistake answers at once instead of retrying
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["LANGSMITH_TRACING"] = "false"
+if not torch.cuda.is_available():  # where there is triton, its kernels run interpreted; it asks when it is imported,
+    # which the package's own modules do by way of transformers: so none of them is imported above
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # tiny models are slower on several threads, most of all on a busy machine
+
+os.environ.setdefault("NUMBA_BOUNDSCHECK", "1")  # compiled loops check their indices here, at some cost
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / f"numba-{_kernels()}"))
+
+pytest.register_assert_rewrite("helpers")  # what fails there says as much as in a test
+
+settings.register_profile("deterministic", deadline=None, derandomize=True, database=None)
+settings.load_profile("deterministic")
+
+
+def pytest_collection_finish() -> None:
+    """Whoever collects garbage later does not look through all that was imported and collected."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Block the network; Unix sockets stay, asyncio needs them."""
+    disable_socket(allow_unix_socket=True)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _remembered_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What steps of tiny models cost stays out of the user's cache folder, and is measured briefly."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("precedent.planning.step_costs.START_UP_SECONDS", 0.15)
+        folder = tmp_path_factory.mktemp("caches")
+        patch.setattr("precedent.engine.remembered_costs.user_cache_path", lambda name: folder / name)
+        yield
+
+
+@pytest.fixture
+def searches_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding waits for recall's searches: what is drafted does not hang on which thread was faster."""
+    monkeypatch.setattr("precedent.engine.engine.Background", lambda *settings: AtOnce())
+    monkeypatch.setattr("precedent_generate.prepared.Background", lambda *settings: AtOnce())
+
+
+@pytest.fixture(params=["matrix unit", "vector unit"])
+def each_unit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of bfloat16 on the processor's matrix unit, where it has one, and as other processors make them."""
+    from precedent.target.cpu import row_products
+    from precedent.target.cpu.tile_kernels import tiles_at_hand
+
+    if request.param == "vector unit":
+        monkeypatch.setattr(row_products, "tiles_at_hand", lambda: False)
+    elif not tiles_at_hand():
+        pytest.skip("this processor has no matrix unit")

@@ -1,0 +1,295 @@
+"""The drafting service: the drafters, the planner and the threads that its sessions share."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache.search.embedder import Embedder
+from precedent.cache.store.fingerprint import prompt_fingerprint
+from precedent.cache.store.records import check_tenant
+from precedent.cache.store.store_url import Place
+from precedent.drafters import Drafter, DrafterParts, load_drafters
+from precedent.errors import ConfigError, EngineClosedError
+from precedent.planning.costs import CostCurve
+from precedent.planning.planner import Planner
+from precedent.planning.step_costs import StepCosts
+from precedent.planning.warm_up import compile_drafting
+from precedent.runtime.background import Background
+from precedent.runtime.fence import Fences
+from precedent.runtime.process import OfOneProcess, check_fork
+from precedent.text.codec import TokenizerCodec
+from precedent.text.templates import Template
+from precedent_engines.batch import Batch
+from precedent_engines.checks import check_drafters, curve_of, token_ids_of, whole_number
+from precedent_engines.clock import Clock
+from precedent_engines.health import StoreHealth, check_tokenizer
+from precedent_engines.incoming import Incoming, fingerprint_of
+from precedent_engines.metrics import ServiceMetrics
+from precedent_engines.session import DraftingSession
+from precedent_engines.tokenizer import codec_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DRAFTERS = ("recall", "prompt", "template", "prediction")
+"""The drafters of a service. Those that need a target model or its rows (draft-model, grammar) are refused."""
+
+MOST_THREADS = 4
+"""Threads that search for a batch, unless another number is given."""
+
+WITHOUT_TENANT = ("prompt", "template", "prediction")
+"""Those that draft only from what a request brings itself."""
+
+
+class DraftingService(OfOneProcess):
+    """Drafts for the requests of another engine; holds no model and needs no torch.
+
+    Threads of its own embed, search and read; `begin`, `chain` and `chains` never wait for them, nor for the store. If
+    the store fails, requests go on with what can be drafted from the prompt; that is logged once and counted. Any
+    thread may use a service; a process forked after it was opened may not, and gets UnsupportedError.
+    """
+
+    instead = "open it in the process that uses it"
+
+    def __init__(
+        self,
+        cache: SpeculationCache | None,
+        codec: TokenizerCodec,
+        drafters: Sequence[str] = DRAFTERS,
+        *,
+        num_tokens: int | None = None,
+        cost: CostCurve | None = None,
+        context_length: int | None = None,
+        executor: Executor | None = None,
+        clock: Clock = perf_counter,
+        threads: int | None = None,
+        owns_cache: bool = False,
+    ) -> None:
+        check_fork()
+        check_drafters(drafters)
+        self.cache, self.health = cache, StoreHealth()
+        self._codec, self._incoming = codec, Incoming(codec, num_tokens, context_length)
+        self._owned = cache if owns_cache else None
+        self._executor = executor or Background(2, "precedent-service")
+        fences = Fences(switch_off=False)  # a store that is away answers at once, and says when it is back
+        parts = DrafterParts(
+            codec.fingerprint, self._executor, cache, codec=codec, report=self.health.report, fences=fences
+        )
+        self._drafters = {drafter.name: drafter for drafter in load_drafters(drafters, parts)}
+        self._batch = Batch(Planner(cost or StepCosts()), clock, threads or min(MOST_THREADS, _processors()))
+        self._sessions: dict[str, DraftingSession] = {}
+        self._gate, self._closed, self._num_requests = threading.Lock(), False, 0
+        compile_drafting()
+        if cache is not None:
+            check_tokenizer(cache, codec.fingerprint, self.health)
+            if "recall" in self._drafters:
+                self._executor.submit(cache.warm_up).add_done_callback(self.health.report)
+
+    @classmethod
+    def open(
+        cls,
+        store: SpeculationCache | Place | None,
+        tokenizer: PreTrainedTokenizerBase | str | Path,
+        drafters: Sequence[str] = DRAFTERS,
+        *,
+        embedder: str | Embedder | None = None,
+        cost: CostCurve | Mapping[int, float] | None = None,
+        context_length: int | None = None,
+        executor: Executor | None = None,
+        threads: int | None = None,
+    ) -> Self:
+        """Open a service on a speculation cache: an open one, its folder, file or URL, or None for none.
+
+        `tokenizer` is a transformers tokenizer, a tokenizer.json, a folder that holds one, or a Hugging Face id.
+        `embedder` is that of a store given by its place. `cost` gives milliseconds of the other engine's step by its
+        width in tokens, `{1: 20.0, 16: 26.0}`; None learns it from the time between calls. `context_length` is the
+        longest prompt plus answer, in tokens (None: not checked). `executor` embeds, searches, reads and stores, and is
+        shut down with the service (None: two threads of its own). `threads` search for large batches, the caller's
+        included (None: as many as there are processors, at most 4). Raises CacheMismatchError if the store holds
+        completions of other tokenizers only, ConfigError for an unknown or unsuitable drafter, ModelLoadError for a
+        tokenizer that cannot be read, and CacheError for a store that cannot be opened. A database server that does not
+        answer is no error: it is tried again while requests run.
+        """
+        check_fork()
+        check_drafters(drafters)
+        curve, (codec, num_tokens) = curve_of(cost), codec_of(tokenizer)
+        if context_length is not None:
+            whole_number(context_length, "context_length", least=1)
+        if threads is not None:
+            whole_number(threads, "threads", least=1)
+        cache = _opened(store, embedder)
+        try:
+            return cls(
+                cache, codec, drafters, num_tokens=num_tokens, cost=curve, context_length=context_length,
+                executor=executor, threads=threads, owns_cache=cache is not store,
+            )  # fmt: skip
+        except BaseException:
+            if cache is not None and cache is not store:
+                cache.close()
+            raise
+
+    def begin(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        *,
+        tenant: str | None = None,
+        query: str = "",
+        workflow_step: str = "",
+        tools: str | Sequence[Mapping[str, Any]] = "",
+        end_token_ids: Iterable[int] = (),
+        prediction: str | Sequence[int] | None = None,
+        templates: Iterable[str | Template] = (),
+    ) -> DraftingSession:
+        """Begin drafting for a request; takes about a millisecond per 2,000 tokens of prompt and prediction.
+
+        Without a `tenant` only what the request itself brings is drafted from: prompt, prediction and templates. Recall
+        finds prior completions by the text `query` (`precedent.text.query.recall_query` builds one from messages);
+        without one all of the tenant's completions weigh the same. `tools` are the schemas of the bound tools, or their
+        fingerprint (`precedent.cache.tools_fingerprint`). Nothing follows a token of `end_token_ids`. `prediction` is
+        the caller's guess of the answer, a text or token ids.
+
+        Raises ConfigError for a request id whose session has not ended (that session goes on), PromptError for an
+        empty prompt or what is not a token id, ContextOverflowError for a prompt or a prediction longer than the
+        context, CacheError for an invalid tenant name, and EngineClosedError after `close`.
+        """
+        self.check_process()
+        request = self._incoming.request(
+            request_id, prompt_ids, tenant, query, workflow_step, tools, end_token_ids, prediction, templates
+        )
+        room = self._incoming.room_after(len(request.prompt_ids))
+        with self._gate:
+            if self._closed:
+                raise EngineClosedError("this drafting service is closed: open another one")
+            if request_id in self._sessions:
+                raise ConfigError(f"request {request_id!r} is being drafted for already: end its session first")
+            session = DraftingSession(
+                self._batch, request, self._batch.begin(self._drafters_for(tenant), request), room, self._ended
+            )
+            self._sessions[request_id] = session
+            self._num_requests += 1
+        return session
+
+    def chains(self, sessions: Sequence[DraftingSession], max_tokens: int) -> list[list[int]]:
+        """`DraftingSession.chain` for the requests of one batch: one list per session, in this order.
+
+        All rows of the batch share the time of its step, so a token must pay for the requests beside it. The cost curve
+        is learned from the time between the end of one call and the beginning of the next: call it once per step, with
+        every running request.
+        """
+        self.check_process()
+        most = whole_number(max_tokens, "max_tokens")
+        if len({id(session) for session in sessions}) < len(sessions):
+            raise ConfigError("a session is in the batch twice: give each running request once")
+        return self._batch.chains(sessions, most)
+
+    def write_back(
+        self,
+        prompt_ids: Sequence[int],
+        answer_ids: Sequence[int],
+        *,
+        tenant: str,
+        query: str = "",
+        workflow_step: str = "",
+        tools: str | Sequence[Mapping[str, Any]] = "",
+        model: str = "",
+    ) -> Future[int]:
+        """Store a finished answer, so that later requests are drafted from it; nothing is stored without this call.
+
+        `answer_ids` are the ids as generated, end token included. It returns at once; the future holds the completion's
+        id, 0 if nothing could be stored, or the store's CacheError. Raises ConfigError without a store, PromptError for
+        what is not a token id, and CacheError for an invalid tenant name.
+        """
+        self.check_process()
+        if self.cache is None:
+            raise ConfigError("this drafting service has no store to write to: open it with one")
+        check_tenant(tenant)
+        answer = tuple(token_ids_of(answer_ids, "the answer's ids"))
+        completion = NewCompletion(
+            token_ids=answer,
+            tokenizer=self._codec.fingerprint,
+            model=model,
+            tenant=tenant,
+            query=query,
+            prompt_fingerprint=prompt_fingerprint(token_ids_of(prompt_ids, "the prompt's ids")),
+            tools=fingerprint_of(tools),
+            workflow_step=workflow_step,
+            text=self._codec.decode(answer),
+        )
+        written: Future[int] = self._executor.submit(self.cache.insert, completion)
+        written.add_done_callback(self.health.report)
+        return written
+
+    def metrics(self) -> ServiceMetrics:
+        """What was counted since the service was opened."""
+        self.check_process()
+        batch = self._batch
+        with batch.lock:
+            accepted = dict(batch.accepted_by_source)
+            return ServiceMetrics(
+                running=len(self._sessions),
+                num_requests=self._num_requests,
+                num_drafts=batch.num_drafts,
+                num_draft_tokens=batch.num_draft_tokens,
+                num_accepted_tokens=sum(accepted.values()),
+                accepted_by_source=accepted,
+                failures_by_drafter=batch.fences.faults(),
+                store_failures=self.health.failures,
+                store_away=self.health.away,
+            )
+
+    def close(self) -> None:
+        """End all sessions and wait for pending writes; may be called again.
+
+        A store that was given by its place is closed as well.
+        """
+        if not self.is_here:
+            return
+        with self._gate:
+            self._closed, sessions = True, list(self._sessions.values())
+        for session in sessions:
+            session.end()
+        for drafter in self._drafters.values():
+            drafter.close()
+        self._drafters = {}
+        self._batch.close()
+        self._executor.shutdown(wait=True)
+        if self._owned is not None:
+            self._owned.close()
+
+    def _drafters_for(self, tenant: str | None) -> dict[str, Drafter]:
+        """All drafters; without a tenant, those that draft from the request alone."""
+        return {name: each for name, each in self._drafters.items() if tenant is not None or name in WITHOUT_TENANT}
+
+    def _ended(self, session: DraftingSession) -> None:
+        with self._gate:
+            self._sessions.pop(session.request_id, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _opened(store: SpeculationCache | Place | None, embedder: str | Embedder | None) -> SpeculationCache | None:
+    if store is not None and not isinstance(store, SpeculationCache):
+        return SpeculationCache.open(store, embedder=embedder)
+    if embedder is not None:
+        raise ConfigError("embedder is for a store given by its place: an open cache has one already, leave it out")
+    return store
+
+
+def _processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,96 @@
+"""A batch drafts what its requests draft alone: any number of them, whatever they bring, on any number of threads."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from helpers.services import END, Scripted, Serve, store
+
+from precedent.drafters.matching.search import AT_ONCE
+from precedent.drafters.together import Matching, match_together
+from precedent.tree import ROOT
+from precedent_engines import DraftingSession
+
+TENANTS = ("north", "south", None)
+
+
+def known(choose: random.Random) -> list[list[int]]:
+    """Answers that share passages and differ in between."""
+    passages = [[choose.randint(30, 90) for _ in range(6)] for _ in range(4)]
+    return [[*choose.choice(passages), choose.randint(30, 90), *choose.choice(passages), END] for _ in range(12)]
+
+
+def begun(service: Any, choose: random.Random, texts: list[list[int]], name: str) -> list[DraftingSession]:
+    """Two sessions alike: with or without tenant, prediction and a template."""
+    asked: dict[str, Any] = {"tenant": choose.choice(TENANTS), "end_token_ids": [END]}
+    if choose.random() < 0.5:
+        asked["prediction"] = choose.choice(texts)
+    if choose.random() < 0.3:
+        asked["templates"] = ["The order was sent to {place} today."]
+    prompt = [choose.randint(30, 90) for _ in range(choose.randint(1, 30))] + choose.choice(texts)
+    return [service.begin(f"{name}{twin}", prompt, query="an order", **asked) for twin in "ab"]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("rows", [1, 2, 5, 17, 40])
+def test_a_batch_drafts_what_each_request_drafts_alone(serve: Serve, rows: int, threads: int) -> None:
+    choose = random.Random(10 * rows + threads)
+    service, texts, drafted = serve(threads=threads), known(choose), 0
+    for tenant in ("north", "south"):
+        store(service, *choose.sample(texts, 8), tenant=tenant)
+    pairs = [begun(service, choose, texts, str(number)) for number in range(rows)]
+    truths = [choose.choice(texts) for _ in pairs]
+    for at in range(0, 12, 2):
+        for session in (session for pair in pairs for session in pair):
+            session.chain(0)  # all have learned what was committed before any of them drafts
+        together = service.chains([pair[0] for pair in pairs], 8)
+        assert together == [pair[1].chain(8) for pair in pairs]
+        drafted += sum(map(len, together))
+        for pair, truth in zip(pairs, truths, strict=True):
+            for session in pair:
+                session.committed(truth[at : at + 2])
+    assert drafted >= rows
+
+
+def test_searches_of_a_batch_give_what_each_gives_by_itself(serve: Serve) -> None:
+    """Candidates with estimates and bins, not only what is planned from them; the last call is filled up."""
+    choose = random.Random(4)
+    service, texts = serve(), known(choose)
+    store(service, *texts)
+    rows = [begun(service, choose, texts, str(number)) for number in range(AT_ONCE + 3)]
+    for at in range(0, 10, 2):
+        batch = [Matching(pair[0]._drafting, 6, None) for pair in rows]
+        match_together(batch)
+        for each, pair in zip(batch, rows, strict=True):
+            assert each.candidates == [session.match(6) for session in pair[1]._drafting.values()]
+            assert each.failed == {}
+            for session in (*pair[0]._drafting.values(), *pair[1]._drafting.values()):
+                session.committed(texts[0][at : at + 2])
+
+
+def test_a_session_that_fails_does_so_alone(serve: Serve) -> None:
+    """Beside others in a batch, before its search, behind it, or without one."""
+    service, texts = serve(), known(random.Random(2))
+    store(service, *texts)
+    whole = service.begin("whole", [1], tenant="north", query="an order")
+    broken = service.begin("broken", [1], tenant="north", query="an order")
+    recall = broken._drafting["recall"]
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("it broke")
+
+    expected = whole.chain(8)
+    for name in ("search", "take"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(recall, name, fail)
+            batch = [Matching({"recall": recall}, 8, None), Matching(whole._drafting, 8, None)]
+            match_together(batch)
+        assert list(batch[0].failed) == ["recall"]
+        assert batch[0].candidates == []
+        assert batch[1].candidates == [session.match(8) for session in whole._drafting.values()]
+    other = Matching({"other": Scripted("other", (5, ROOT, 0.5, 1), fails_at=1)}, 8, None)
+    match_together([other])
+    assert list(other.failed) == ["other"]
+    assert whole.chain(8) == expected

@@ -1,0 +1,98 @@
+"""The contenders of a replay: their common interface, and Precedent's own drafters with its planner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from precedent.config import SamplingParams
+from precedent.drafters.base import Drafter, DraftSession
+from precedent.drafters.request import Request
+from precedent.planning.calibration import Reliability
+from precedent.planning.plan import Limits, Plan
+from precedent.planning.planner import Planner
+from precedent.planning.trust import Trust
+from precedent.runtime.compiled import Floats
+from precedent.tree import ROOT, CandidateTree
+from precedent_replay.turns import Turn
+
+
+class Contender(Protocol):
+    """Proposes a tree of fixed candidates before every step of a turn."""
+
+    name: str
+
+    def begin(self, turn: Turn) -> None:
+        """Begin a turn; its answer must not be looked at."""
+
+    def propose(self) -> CandidateTree:
+        """Propose candidates for the next step."""
+
+    def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Take note of the tree's accepted path, and of the tokens committed (path and target's own)."""
+
+    def end(self) -> None:
+        """End the turn."""
+
+
+class Drafted:
+    """Precedent's drafters and planner."""
+
+    def __init__(self, name: str, drafters: Sequence[Drafter], planner: Planner, budget: int, end_id: int) -> None:
+        self.name = name
+        self._drafters, self.planner, self._budget = drafters, planner, budget
+        self._end_ids = frozenset({end_id})
+        self.reliability = Reliability()
+        self._steps: list[tuple[Floats, CandidateTree, Sequence[int]]] = []
+        self._sessions: list[DraftSession] = []
+        self._plan, self._tree, self._trust = Plan(), CandidateTree(), Trust()
+
+    @property
+    def estimates(self) -> Floats:
+        """The planner's acceptance estimates for the last tree's nodes, given accepted parents, `[num_nodes]`."""
+        return self._plan.estimates
+
+    def begin(self, turn: Turn) -> None:
+        """Begin all drafters."""
+        self._trust = Trust()
+        request = Request(
+            self.name,
+            turn.prompt_ids,
+            SamplingParams(),
+            query=turn.query,
+            tools=turn.tools_fingerprint,
+            end_token_ids=self._end_ids,
+        )
+        self._sessions = [drafter.begin(request) for drafter in self._drafters]
+
+    def propose(self) -> CandidateTree:
+        """Match and plan."""
+        candidates = [session.match(self._budget) for session in self._sessions]
+        limits = Limits(self._budget, 0, self._budget, self._end_ids, trust=self._trust)
+        self._plan = self.planner.plan(candidates, {}, limits)
+        self._tree = self._plan.builder.build()
+        return self._tree
+
+    def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Let planner and drafters learn."""
+        self._steps.append((self._plan.estimates, self._tree, path))
+        self.planner.observe(self._plan, self._tree, path)
+        for session in self._sessions:
+            session.committed(token_ids)
+
+    def end(self) -> None:
+        """End all drafters and compare estimates with outcomes; that waits until now because steps are timed."""
+        for session in self._sessions:
+            session.end()
+        for estimates, tree, path in self._steps:
+            self._compare(estimates, tree, path)
+        self._steps.clear()
+
+    def _compare(self, estimates: Floats, tree: CandidateTree, path: Sequence[int]) -> None:
+        """Compare the estimates of all children of accepted nodes with their outcomes."""
+        right = {ROOT, *path}
+        tried = [node for node, parent in enumerate(tree.parents) if parent in right]
+        outcome = np.array([node in right for node in tried], dtype=np.float64)
+        self.reliability.observe(estimates[tried], outcome)

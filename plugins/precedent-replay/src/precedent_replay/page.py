@@ -1,0 +1,104 @@
+"""The replay page: the figures, the curve, one candidate tree, and answers coloured by the source of each token."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from precedent.pages.colours import Palette
+from precedent.pages.render import page, pieces
+from precedent.pages.tree_picture import SeenTree, tree_svg
+from precedent.tree import CandidateTree
+from precedent_replay.contenders import Drafted
+from precedent_replay.curve_picture import curve_svg
+from precedent_replay.lineup import Entry
+from precedent_replay.run import Observer
+from precedent_replay.simulate import Watch
+from precedent_replay.turns import Turn
+from precedent_replay.verdict import verdict
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_COLUMNS = (
+    "name", "tokens_per_step", "ratio", "tokens_per_step_tool_calls", "tokens_per_step_text", "draft_tokens_per_step",
+    "tokens_per_plain_step_time", "microseconds_per_step",
+)  # fmt: skip
+
+
+class ShownTurns(Observer):
+    """Keeps some turns with the sources of their tokens, and the most interesting tree."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.turns: list[tuple[Turn, Sequence[str]]] = []
+        self.tree: SeenTree | None = None
+
+    def watch(self, turn: Turn, entry: Entry) -> Watch | None:
+        """Watch every tree and keep the most interesting one."""
+        contender = entry.contender
+        if not isinstance(contender, Drafted) or not self._most:
+            return None
+
+        def look(tree: CandidateTree, path: Sequence[int], before: Sequence[int]) -> None:
+            seen = SeenTree(tree, tuple(path), tuple(before), tuple(contender.estimates.tolist()))
+            if seen.interest > (self.tree.interest if self.tree else 0.0):
+                self.tree = seen
+
+        return look
+
+    def turn(self, turn: Turn, sources: Sequence[str]) -> None:
+        """Keep the turn if there is room."""
+        if len(self.turns) < self._most:
+            self.turns.append((turn, sources))
+
+
+def replay_page(results: Mapping[str, Any], shown: ShownTurns, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Render one HTML document: verdict, table, curve, tree, and answers coloured by the source of each token."""
+    palette = Palette()
+    counts = Counter(source for _, sources in shown.turns for source in sources)
+
+    def text(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    return page(
+        "replay.html.jinja",
+        title="What would speculation gain?",
+        verdict=verdict(results),
+        summary=_summary(results),
+        headings=[column.replace("_", " ") for column in _COLUMNS],
+        rows=[[_cell(row.get(column)) for column in _COLUMNS] for row in results["drafters"]],
+        pictures=[Markup(svg) for svg in pictures_of(results, shown, tokenizer, palette).values()],
+        legend=palette.legend(counts),
+        counts=counts,
+        answers=[pieces(turn.token_ids, sources, text, palette) for turn, sources in shown.turns],
+    )
+
+
+def pictures_of(
+    results: Mapping[str, Any],
+    shown: ShownTurns,
+    tokenizer: PreTrainedTokenizerBase,
+    palette: Palette | None = None,
+) -> dict[str, str]:
+    """Map the file name of every picture to its SVG."""
+    pictures = {"replay-curve.svg": curve_svg(results["drafters"])}
+    if shown.tree is not None:
+        pictures["replay-tree.svg"] = tree_svg(
+            shown.tree, lambda ids: str(tokenizer.decode(list(ids))), palette or Palette()
+        )
+    return pictures
+
+
+def _summary(results: Mapping[str, Any]) -> str:
+    return (
+        f"{results['turns']} turns, {results['tokens']} tokens; answers that are word for word in the pool: "
+        f"{results['exact_repeats']}; {results['repetition']:.1%} of the tokens repeat four tokens of their own answer."
+    )
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,117 @@
+"""Settings of a replay: what a turn may see, the budget in nodes, the drafters, and the cost of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from precedent.errors import ConfigError
+from precedent.planning.costs import CostCurve
+from precedent.runtime.compiled import Floats
+from precedent_replay.pool import POOLS
+
+CURVES = {
+    "flat": {1: 1.0, 257: 1.0},
+    "gpu": {1: 1.0, 16: 1.05, 32: 1.1, 64: 1.25, 128: 1.6},
+    "cpu": {1: 1.0, 8: 1.0, 16: 1.25, 32: 1.8, 64: 2.9},
+}
+"""Named cost curves: time of a step by its width in tokens, relative to a step of one token.
+
+`flat`: width costs nothing. `gpu`: a step bound by reading weights, plus a quarter of that time for every 64 tokens;
+an assumption, not a measurement. `cpu`: bfloat16 on a 2-core machine.
+"""
+
+MEASURED = "measured"
+"""The curve of `Settings.measured`."""
+
+FURTHER_BASELINES = ("suffix-tree", "arctic")
+"""Optional baselines; `prompt-lookup` and `suffix` always take part."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSteps:
+    """A model's step times measured on this machine: milliseconds by width in tokens, from 1 on.
+
+    `model` names the model and how it ran; `busy` is the share of the processors that other programs used meanwhile
+    (None if unknown).
+    """
+
+    model: str
+    milliseconds: Mapping[int, float]
+    busy: float | None = None
+
+    @property
+    def plain(self) -> float:
+        """Milliseconds of a plain step."""
+        return self.milliseconds[1]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form, for the results of a replay."""
+        by_width = {width: round(time, 3) for width, time in self.milliseconds.items()}
+        busy = None if self.busy is None else round(self.busy, 3)
+        return {"model": self.model, "step_milliseconds_by_width": by_width, "others_cpu_share": busy}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to replay: see `precedent replay --help`.
+
+    `groups` restricts which turns are measured, not which are remembered. `baselines` are those besides `prompt-lookup`
+    and `suffix`; None takes all that are installed. All drafters together are planned for each of `curves`; single
+    drafters and ablations are planned for the first. With `measured`, the curve "measured" can be named too. Raises
+    ConfigError for names that do not exist.
+    """
+
+    pool: str = "online"
+    budgets: tuple[int, ...] = (32,)
+    drafters: tuple[str, ...] = ("recall", "prompt")
+    alphas: tuple[float, ...] = (1.0,)
+    limit: int | None = None
+    curves: tuple[str, ...] = ("flat",)
+    groups: frozenset[str] = frozenset()
+    baselines: tuple[str, ...] | None = None
+    ablate: tuple[str, ...] = ()
+    measured: MeasuredSteps | None = None
+
+    def __post_init__(self) -> None:
+        """Check all names and numbers."""
+        _known("pool", [self.pool], POOLS)
+        _known("cost curve", self.curves, (*CURVES, *([MEASURED] if self.measured else [])))
+        _known("further baseline", self.baselines or (), FURTHER_BASELINES)
+        if not self.budgets or min(self.budgets) < 1:
+            raise ConfigError(f"a budget of {min(self.budgets, default=0)} nodes drafts nothing: give at least 1")
+        if not self.alphas or min(self.alphas) <= 0:
+            raise ConfigError("SuffixDecoding drafts nothing unless alpha is positive: give for instance 1,4,8")
+        if not self.curves:
+            raise ConfigError(f"name a cost curve: {', '.join(CURVES)}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings that a reader of the results needs."""
+        return {
+            "pool": self.pool,
+            "budgets": list(self.budgets),
+            "curves": {name: self.times(name) for name in self.curves},
+            "groups": len(self.groups),
+            "measured": self.measured.as_dict() if self.measured else None,
+        }
+
+    def times(self, curve: str) -> Mapping[int, float]:
+        """Time of a step by its width in tokens, relative to a step of one token."""
+        if curve == MEASURED and self.measured is not None:
+            return {width: time / self.measured.plain for width, time in self.measured.milliseconds.items()}
+        return CURVES[curve]
+
+    def cost_curve(self, curve: str) -> CostCurve:
+        """The curve in the planner's form."""
+        return CostCurve.through(self.times(curve))
+
+    def step_costs(self, curve: str) -> Floats:
+        """Time of a step of 1, 2, … tokens, relative to one token; extrapolated beyond the curve's end."""
+        return self.cost_curve(curve).table
+
+
+def _known(kind: str, names: Sequence[str], there_are: Sequence[str]) -> None:
+    for name in names:
+        if name not in there_are:
+            raise ConfigError(f"there is no {kind} {name!r}; choose one of {', '.join(there_are)}")

@@ -1,0 +1,1 @@
+"""Systems of research papers: judges of lossy verification, and how they are trained."""

@@ -1,0 +1,271 @@
+"""From recorded agent runs to a judge: serve each run anew, put the draft's tokens in, see what changes, and learn.
+
+Each run is one piece of work, saved when it is done, so a killed training resumes and ends with the same judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from precedent.config import SpeculationConfig
+from precedent.engine.engine import Engine
+from precedent.engine.options import EngineOptions
+from precedent.errors import ConfigError, PromptError
+from precedent.planning.costs import CostCurve
+from precedent.target import TargetModel
+from precedent.target.encoder_decoder.opening import target_of
+from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
+from precedent.text.traces import Trajectory
+from precedent.verify.lossy.features import HIDDEN
+from precedent.verify.lossy.trained import TrainedJudge
+from precedent_drafts.training.prompts import fingerprint_of_json
+from precedent_research.judge_training.fitting import (
+    CrossValidated,
+    Examples,
+    Numbers,
+    cross_validated,
+    fit,
+    threshold_of,
+)
+from precedent_research.judge_training.mismatches import Mismatch, MismatchFinder
+from precedent_research.judge_training.outcomes import Outcome
+from precedent_research.judge_training.recipe import BegunJudge, JudgeRecipe, Labelled, Piece
+from precedent_research.judge_training.reruns import RerunEngine, Turn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+WORK_FOLDER, LABELS_FOLDER = "training", "labels"
+"""Folders inside the judge's folder: the first is renamed to the second at the end."""
+
+DRAFTERS = ("prediction", "prompt", "draft-model")
+"""What makes the reruns fast; greedy, they say what plain decoding says."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with the phase, the number done, and the total."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """How recorded runs run again.
+
+    `outcome` runs one on a chat model, which `chat_model_of` makes on an engine; an answer has at most `max_tokens`.
+    `cost` is the target's cost curve if it has been measured.
+    """
+
+    name: str
+    outcome: Outcome
+    chat_model_of: Callable[[Any], Any]
+    max_tokens: int
+    cost: CostCurve | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedOn:
+    """A judge, the examples that it learned from and those held out, and the strength that was chosen."""
+
+    judge: TrainedJudge
+    pieces: tuple[Piece, ...]
+    learned: Examples
+    held_out: Examples
+    strength: float
+
+
+class JudgeTraining:
+    """One training of a judge for a target and a draft model in the folder `out`.
+
+    With `labels`, the folder of an earlier training's, nothing is labelled. Raises ConfigError if `out` holds a
+    different training, PromptError for a run that is not repeatable or runs of fewer than four tasks.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        runs: Sequence[Trajectory],
+        agent: Agent,
+        recipe: JudgeRecipe,
+        out: Path,
+        *,
+        labels: Path | None = None,
+        announce: Callable[[str], None] = lambda line: None,
+        progress: Progress = lambda *_: None,
+    ) -> None:
+        tasks = sorted({run.task for run in runs})
+        if len(tasks) < 4:
+            raise PromptError(f"runs of {len(tasks)} tasks are too few: give those of at least four")
+        self._target, self._draft, self._tokenizer = target, draft, tokenizer
+        self._runs, self._agent, self._recipe = runs, agent, recipe
+        self._work, self._out, self._tasks = out / WORK_FOLDER, out, tasks
+        self._labels, self._announce, self._progress = labels, announce, progress
+
+    def run(self) -> TrainedOn:
+        """Label what is not labelled yet, learn, and save the judge."""
+        self._begin()
+        trained = self._learned(tuple(self._pieces()))
+        trained.judge.save(self._out)
+        self._work.replace(self._out / LABELS_FOLDER)
+        return trained
+
+    def _begin(self) -> None:
+        runs = fingerprint_of_json([[run.task, run.messages, run.tools] for run in self._runs])
+        asked = BegunJudge(
+            embeddings_fingerprint(self._target) + layers_fingerprint(self._target), layers_fingerprint(self._draft),
+            runs, self._agent.name, self._agent.max_tokens, self._recipe,
+        )  # fmt: skip
+        found = BegunJudge.read(self._work)
+        if found is not None:
+            found.check_same(asked)
+            return
+        if self._labels is not None:
+            self._adopt(self._labels, asked)
+        asked.write(self._work)
+
+    # Labels
+
+    def _adopt(self, labels: Path, asked: BegunJudge) -> None:
+        """Take over an earlier training's labels, without the features that are not wanted."""
+        found = BegunJudge.read(labels)
+        if found is None:
+            raise ConfigError(f"there are no labels in {labels}: give the folder {LABELS_FOLDER} of an earlier judge")
+        found.check_labels(asked)
+        self._work.mkdir(parents=True, exist_ok=True)
+        for path in self._paths:
+            piece = Piece.load(labels / path.name)
+            piece.with_features(found.recipe.features, asked.recipe.features).save(path)
+
+    @property
+    def _paths(self) -> list[Path]:
+        return [self._work / f"run-{number:05}.json" for number in range(len(self._runs))]
+
+    def _pieces(self) -> Iterator[Piece]:
+        """The labels of all runs, in order."""
+        paths = self._paths
+        missing = [number for number, path in enumerate(paths) if not path.is_file()]
+        if missing:
+            with closing(_Labeller(self._target, self._draft, self._tokenizer, self._agent, self._recipe)) as labeller:
+                self._label(missing, paths, labeller)
+        for path in paths:
+            yield Piece.load(path)
+
+    def _label(self, missing: Sequence[int], paths: Sequence[Path], labeller: _Labeller) -> None:
+        per_run, said = self._recipe.per_run(len(self._runs)), False
+        for done, number in enumerate(missing):
+            self._progress("labelling runs", len(paths) - len(missing) + done, len(paths))
+            piece = labeller.piece(self._runs[number], number, per_run)
+            piece.save(paths[number])
+            if piece.labels and not said:
+                said, left = True, len(missing) - done - 1
+                self._announce(
+                    f"a run took {piece.seconds:.0f} s for {len(piece.labels)} labels; at this rate the {left} others "
+                    f"take about {piece.seconds * left / 60:.0f} minutes, and a kill costs one run (--resume)"
+                )
+
+    # Learning
+
+    def _learned(self, pieces: tuple[Piece, ...]) -> TrainedOn:
+        examples = _examples(pieces, self._tasks)
+        order = np.random.default_rng(self._recipe.seed).permutation(len(self._tasks))
+        kept_out = order[: max(1, round(self._recipe.held_out * len(order)))]
+        held_out = np.isin(examples.tasks, kept_out)
+        learned = examples.where(~held_out)
+        learned.check()
+        crossed = cross_validated(learned, self._recipe.strength)
+        fitted = fit(learned, crossed.strength)
+        never = TrainedJudge(
+            self._recipe.features, *fitted.folded(), 0.0,
+            name_of(self._target), name_of(self._draft), self._agent.name,
+        )  # fmt: skip
+        judge = never.at(threshold_of(_for_threshold(never, crossed, learned), learned.labels, self._recipe.keep))
+        return TrainedOn(judge, pieces, learned, examples.where(held_out), crossed.strength)
+
+
+class _Labeller:
+    """Serves runs and labels their mismatches, on an engine of its own."""
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        agent: Agent,
+        recipe: JudgeRecipe,
+    ) -> None:
+        speculation = SpeculationConfig(drafters=DRAFTERS, write_back=False)
+        reading = TargetModel(target)
+        if HIDDEN in recipe.features:
+            reading.keep_hidden_states()
+        options = EngineOptions(draft_model=draft, speculation=speculation)
+        self._engine = Engine(reading, tokenizer, options, name=name_of(target), cost=agent.cost)
+        self._reruns, self._agent, self._seed = RerunEngine(self._engine), agent, recipe.seed
+        self._chat_model = agent.chat_model_of(self._reruns)
+        num_tokens = min(len(tokenizer), reading.vocab_size)
+        self._finder = MismatchFinder(reading, target_of(draft), num_tokens, recipe.features)
+
+    def piece(self, run: Trajectory, number: int, most: int) -> Piece:
+        """Serve a run, and label at most so many of its mismatches, chosen by the seed."""
+        started = perf_counter()
+        with self._reruns.recording() as turns:
+            expected = self._outcome(run)
+        self._check_repeatable(run, turns, expected)
+        found = [] if expected is None else self._finder.of_run(turns)
+        order = np.random.default_rng([self._seed, number]).permutation(len(found))
+        chosen = [found[place] for place in sorted(order[:most].tolist())]
+        labels = tuple(Labelled(each, self._changes(run, turns, each, expected)) for each in chosen)
+        tokens = sum(len(turn.answer_ids) for turn in turns)
+        return Piece(run.task, expected is None, tokens, len(found), perf_counter() - started, labels)
+
+    def _check_repeatable(self, run: Trajectory, turns: Sequence[Turn], expected: object) -> None:
+        """Raise PromptError if the same answers lead to another outcome; no token is decoded."""
+        with self._reruns.repeating(turns):
+            found = self._outcome(run)
+        if found != expected:
+            raise PromptError(
+                f"run {run.task} is not repeatable: the same answers led to another outcome; let each run begin with "
+                "tools in the same state"
+            )
+
+    def _changes(self, run: Trajectory, turns: Sequence[Turn], mismatch: Mismatch, expected: object) -> bool:
+        """Whether the run comes to another outcome with the draft's token."""
+        with self._reruns.repeating(turns, mismatch.replaced(turns)):
+            return bool(self._outcome(run) != expected)
+
+    def _outcome(self, run: Trajectory) -> object:
+        return self._agent.outcome(run, self._chat_model)
+
+    def close(self) -> None:
+        """Stop the engine."""
+        self._engine.close()
+
+
+def _for_threshold(judge: TrainedJudge, crossed: CrossValidated, learned: Examples) -> Numbers:
+    """The probabilities that the threshold is set on: of fits that had not seen the task.
+
+    With one number for a feature they are the judge's own. All that a fit could learn then is which side is which, and
+    the intercepts of different fits would matter more than the number.
+    """
+    if len(judge.weights) > 1:
+        return crossed.probabilities
+    return np.array([judge.probability(values) for values in learned.features.tolist()])
+
+
+def _examples(pieces: Sequence[Piece], tasks: Sequence[str]) -> Examples:
+    labels = [(each, tasks.index(piece.task)) for piece in pieces for each in piece.labels]
+    if not labels:
+        raise PromptError(
+            f"there is nothing to judge: of {len(pieces)} runs {sum(piece.failed for piece in pieces)} fail without a "
+            "draft (outcome None), and in the others the draft says what the target says"
+        )
+    return Examples(
+        np.array([each.mismatch.features for each, _ in labels], dtype=np.float64),
+        np.array([each.changed for each, _ in labels], dtype=np.int64),
+        np.array([task for _, task in labels], dtype=np.int64),
+    )

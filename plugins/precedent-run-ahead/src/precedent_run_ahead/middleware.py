@@ -1,0 +1,303 @@
+"""`RunAheadMiddleware`: the hooks of `create_agent` in which calls start ahead, and in which their results are used."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NotRequired
+
+from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse, ToolCallRequest
+from langchain.agents.middleware.types import PrivateStateAttr
+from langchain_core.messages import ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool
+from langgraph.config import get_config
+from langgraph.runtime import Runtime
+
+from precedent.cache import SpeculationCache
+from precedent.errors import CacheError
+from precedent.langchain.middleware import Tenant, ended_well, tenant_of_run
+from precedent.langchain.recording import Redact
+from precedent.langchain.tenants import DEFAULT_TENANT
+from precedent_run_ahead.actions.ledger import Lane, Ledger, Pending
+from precedent_run_ahead.actions.price import Price, TrackRecord, Worth
+from precedent_run_ahead.beside import (
+    Agent,
+    Harmless,
+    bound_to_its_agent,
+    invocation_stops,
+    might_block,
+    under_approval,
+)
+from precedent_run_ahead.equality import key_of
+from precedent_run_ahead.handing_over import ashow, awaited, handed_over, show
+from precedent_run_ahead.lanes import Answered, Lanes, OpenRuns, RunDecisions
+from precedent_run_ahead.read_only import ReadOnlyList, lost_mark, unfit
+from precedent_run_ahead.running import Runner
+from precedent_run_ahead.settings import Predictor, Settings, log, switched_off
+from precedent_run_ahead.turn import Start, Turn
+
+RUN = "precedent_run_ahead"
+"""Key of the run's id in the agent's state."""
+
+Tools = Sequence[BaseTool | str | Callable[..., Any]]
+
+
+class RunAheadState(AgentState[Any]):
+    """An agent's state with the id of its run."""
+
+    precedent_run_ahead: NotRequired[Annotated[str, PrivateStateAttr]]
+
+
+class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
+    """Starts the agent's next tool calls before the model asks for them; a result is used only for an equal call.
+
+    `allow` names the tools that only read (those marked by `read_only` are on the list too, and with `trust_hints`
+    those of which an MCP server says so), `arguments_from_tools` the ones whose arguments may come from another tool's
+    output. Predictions come from the model's own stream, from the `cache`'s earlier runs of the same `tenant`, and from
+    `predict(state)`. A call starts if its probability times the seconds that it saves exceeds its `price`. At most
+    `at_once` run at a time, `most_per_run` in a run, and a result may be used for `time_to_live` seconds. `harmless`
+    names other middleware that never blocks a call. `listen` makes a model stream, by default only ours. `redact` says
+    what callbacks and traces see of the arguments, by default nothing.
+
+    Raises UnsupportedError for a tool that cannot run ahead, ConfigError for another wrong setting.
+    """
+
+    state_schema = RunAheadState
+
+    def __init__(
+        self,
+        allow: Tools = (),
+        *,
+        cache: SpeculationCache | str | Path | None = None,
+        predict: Predictor | None = None,
+        tenant: Tenant = DEFAULT_TENANT,
+        arguments_from_tools: Tools = (),
+        trust_hints: bool = False,
+        harmless: Harmless = (),
+        price: Price = None,
+        at_once: int = 4,
+        most_per_run: int = 100,
+        time_to_live: float = 30.0,
+        listen: bool | None = None,
+        redact: Redact | None = None,
+        learn_from: Callable[[AgentState[Any]], bool] | None = ended_well,
+    ) -> None:
+        super().__init__()
+        opened = SpeculationCache.open(cache) if isinstance(cache, str | Path) else cache
+        allowed = ReadOnlyList(allow, arguments_from_tools, trust_hints=trust_hints)
+        self._settings = Settings(allowed, opened, predict, tenant, tuple(harmless), listen, redact)
+        self._learn_from = learn_from
+        self._worth, self._record = Worth(price), TrackRecord()
+        self._lanes, self._runs = Lanes(), OpenRuns()
+        self._refused: dict[str, str] = {}
+        self._struck: set[str] = set()
+        self.ledger = Ledger(at_once=at_once, most_per_run=most_per_run, time_to_live=time_to_live)
+        """The pending results; `ledger.counts` says what became of them, `ledger.void()` voids them all."""
+        self._runner = Runner(self.ledger, self, redact, self._worth.tools.observe, self._strike)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """The listed tools that do not run ahead, and why; `*` stands for all of them."""
+        return dict(self._refused)
+
+    def before_agent(self, state: RunAheadState, runtime: Runtime[Any]) -> dict[str, Any] | None:
+        """Start the run."""
+        run = uuid.uuid4().hex
+        if self._learns() and not switched_off():
+            self._runs[run] = RunDecisions()
+        return {RUN: run}
+
+    @bound_to_its_agent
+    def wrap_model_call(
+        self,
+        agent: Agent,
+        request: ModelRequest[Any],
+        handler: Callable[[ModelRequest[Any]], ModelResponse[Any]],
+    ) -> ModelResponse[Any]:
+        """Start what may come next, and ask the model meanwhile."""
+        if switched_off() or not _of_a_run(request):
+            return handler(request)
+        turn = self._turn(agent, request, self._runner.start)
+        with self._discarding(turn.lane):
+            turn.consider(turn.predictions())
+            with turn.listening():
+                response = handler(request)
+        self._answered(turn, response)
+        return response
+
+    @bound_to_its_agent
+    async def awrap_model_call(
+        self,
+        agent: Agent,
+        request: ModelRequest[Any],
+        handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
+    ) -> ModelResponse[Any]:
+        """Start what may come next, and ask the model meanwhile."""
+        if switched_off() or not _of_a_run(request):
+            return await handler(request)
+        start = functools.partial(self._runner.start_task, asyncio.get_running_loop())
+        turn = self._turn(agent, request, start)
+        with self._discarding(turn.lane):
+            turn.consider(await asyncio.to_thread(turn.predictions))
+            with turn.listening():
+                response = await handler(request)
+        self._answered(turn, response)
+        return response
+
+    def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
+        """Hand over the result of an equal call that ran ahead; else make the call."""
+        tool = self._listed(request)
+        if tool is None:
+            with self.ledger.change():
+                return handler(request)
+        with self._discarding(self._lane(request)) as lane:
+            pending, begun = self._taken(lane, tool, request), time.perf_counter()
+            found = None if pending is None else self.ledger.wait(pending)
+            if pending is not None and found is not None:
+                message = handed_over(request, found)
+                show(request, tool, message)
+                return self._used(request, pending, message, time.perf_counter() - begun)
+            self._lost(pending)
+            begun = time.perf_counter()
+            return self._made(request, handler(request), begun)
+
+    async def awrap_tool_call(
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
+    ) -> Any:
+        """Hand over the result of an equal call that ran ahead; else make the call."""
+        tool = self._listed(request)
+        if tool is None:
+            with self.ledger.change():
+                return await handler(request)
+        with self._discarding(self._lane(request)) as lane:
+            pending, begun = self._taken(lane, tool, request), time.perf_counter()
+            found = None if pending is None else await awaited(self.ledger, pending)
+            if pending is not None and found is not None:
+                message = handed_over(request, found)
+                await ashow(request, tool, message)
+                return self._used(request, pending, message, time.perf_counter() - begun)
+            self._lost(pending)
+            begun = time.perf_counter()
+            return self._made(request, await handler(request), begun)
+
+    def after_agent(self, state: RunAheadState, runtime: Runtime[Any]) -> None:
+        """Throw away what nobody asked for, and store the run if it ended well."""
+        run = str(state.get(RUN, ""))
+        self.ledger.discard(self._lanes.of(runtime.stream_writer, run), "not asked for")
+        decisions = self._runs.pop(run, None)
+        if decisions is None or self._learn_from is None or not self._learn_from(state) or switched_off():
+            return
+        try:
+            for record in decisions.records(self._tenant(runtime)):
+                self._settings.cache.insert(record)  # type: ignore[union-attr]  # decisions are kept for a cache alone
+        except CacheError as error:
+            log.warning("the actions of a run were not stored: %s", error)
+
+    async def aafter_agent(self, state: RunAheadState, runtime: Runtime[Any]) -> None:
+        """Do the same outside the event loop, because storing embeds texts and waits for the disk."""
+        await asyncio.to_thread(self.after_agent, state, runtime)
+
+    def _learns(self) -> bool:
+        return self._settings.cache is not None and self._learn_from is not None
+
+    def _tenant(self, runtime: Runtime[Any]) -> str:
+        return tenant_of_run(self._settings.tenant, runtime) or DEFAULT_TENANT
+
+    def _turn(self, agent: Agent, request: ModelRequest[Any], start: Start) -> Turn:
+        lane = self._lanes.of(request.runtime.stream_writer, str(request.state.get(RUN, "")))
+        tenant, config = self._tenant(request.runtime), get_config()
+        return Turn(
+            self._settings, agent, request, config, lane, tenant, self._runner, start,
+            lambda tool: self._refusal(agent, config, tool), self._worth, self._record,
+        )  # fmt: skip
+
+    def _refusal(self, agent: Agent, config: RunnableConfig, tool: BaseTool) -> str | None:
+        """Return why a tool may not run ahead in this run of the agent, and say so once if it was meant to."""
+        if not self._settings.allowed.holds(tool):
+            lost = lost_mark(tool)
+            return "it is not on the list" if lost is None else self._refuse(tool.name, lost)
+        if tool.name in self._refused:
+            return self._refused[tool.name]
+        for reason in might_block(agent, self, self._settings.harmless):
+            return self._refuse("*", reason)
+        stops = invocation_stops(config)
+        if stops is not None:
+            return self._refuse("*", stops)
+        if under_approval(agent, tool.name):
+            return self._refuse(tool.name, "a person decides about its calls (HumanInTheLoopMiddleware)")
+        found = unfit(tool)
+        return None if found is None else self._refuse(tool.name, found)
+
+    def _refuse(self, name: str, reason: str) -> str:
+        """Keep why a tool may not run ahead, and say it once."""
+        if self._refused.get(name) != reason:
+            self._refused[name] = reason
+            log.warning("%s not run ahead: %s", "tools do" if name == "*" else f"the tool {name!r} does", reason)
+        return reason
+
+    def _strike(self, name: str, reason: str) -> None:
+        """Take a tool off the list that turned out to do more than read: its calls void results from now on."""
+        self._struck.add(name)
+        self._refuse(name, reason)
+        self.ledger.void()
+
+    def _answered(self, turn: Turn, response: Any) -> None:
+        messages = response.result if isinstance(response, ModelResponse) else [response]
+        turn.answered(messages)
+        run = str(turn.request.state.get(RUN, ""))
+        self._runs.answered(run, Answered.of(turn.messages, messages, turn.request.tools))
+
+    def _listed(self, request: ToolCallRequest) -> BaseTool | None:
+        """The call's tool if it only reads; None for every call that may change something."""
+        tool = request.tool
+        listed = tool is not None and self._settings.allowed.holds(tool) and tool.name not in self._struck
+        return tool if listed else None
+
+    def _lane(self, request: ToolCallRequest) -> Lane:
+        return self._lanes.of(request.runtime.stream_writer, _run_of(request))
+
+    def _taken(self, lane: Lane, tool: BaseTool, request: ToolCallRequest) -> Pending | None:
+        return None if switched_off() else self.ledger.take(lane, tool, key_of(tool, request.tool_call["args"]))
+
+    def _used(self, request: ToolCallRequest, pending: Pending, message: ToolMessage, waited: float) -> ToolMessage:
+        self.ledger.used(pending, pending.seconds - waited)
+        self._runs.took(_run_of(request), request.tool_call["id"] or "", pending.seconds)
+        return message
+
+    def _lost(self, pending: Pending | None) -> None:
+        if pending is not None:
+            self.ledger.lost(pending, "failed")
+
+    def _made(self, request: ToolCallRequest, result: Any, begun: float) -> Any:
+        """Learn from a call that was made as ever."""
+        seconds, name = time.perf_counter() - begun, request.tool_call["name"]
+        if not isinstance(result, ToolMessage):
+            self._strike(name, "it returned a Command, or more than one message")
+        elif result.status != "error":
+            self._worth.tools.observe(name, seconds)
+            self._runs.took(_run_of(request), request.tool_call["id"] or "", seconds)
+        return result
+
+    @contextmanager
+    def _discarding(self, lane: Lane) -> Iterator[Lane]:
+        """Throws a run's results away when its model or its tool fails or is cancelled: it may end there."""
+        try:
+            yield lane
+        except BaseException:
+            self.ledger.discard(lane, "cancelled")
+            raise
+
+
+def _run_of(request: ToolCallRequest) -> str:
+    return str(request.state.get(RUN, "")) if isinstance(request.state, dict) else ""
+
+
+def _of_a_run(request: ModelRequest[Any]) -> bool:
+    """Whether a request still says which run it belongs to: other middleware may have made a new one without."""
+    return request.runtime is not None and RUN in request.state

@@ -1,0 +1,153 @@
+"""The server's routes as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI
+from openai.types import Model
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from precedent import __version__
+from precedent.engine.prometheus import CONTENT_TYPE
+from precedent.langchain.profile import profile_of_engine
+from precedent_server.access import caller_of
+from precedent_server.access_log import HEADER, AccessLog
+from precedent_server.chat import chat_completions
+from precedent_server.completions import completions
+from precedent_server.dashboard import add_dashboard, add_get_route
+from precedent_server.description import description
+from precedent_server.embeddings import embeddings
+from precedent_server.errors import FAILED, ApiError, api_error, stopping
+from precedent_server.keys import Caller
+from precedent_server.responses import responses
+from precedent_server.serving import Served, Serving
+from precedent_server.transport import SERVER_ERROR
+
+log = logging.getLogger(__name__)
+
+Route = Callable[[Serving, Caller, Request], Awaitable[Response]]
+MetricsText = Callable[[], Awaitable[str]]
+
+CLIENT_LEFT = 499
+"""What the access log shows for a client that went away before its answer (nginx's number)."""
+
+
+def server_app(serving: Serving, metrics: MetricsText | None = None) -> FastAPI:
+    """The application of what is served; its caller closes both. `metrics` is what `/metrics` says instead of its own.
+
+    A server that is one of several replicas says those of all.
+    """
+    app = FastAPI(title="Precedent", version=__version__, openapi_url=None)
+    app.add_middleware(AccessLog, failed=_told)
+    if origins := serving.access.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+            expose_headers=[HEADER],
+        )  # fmt: skip
+    for kind in (ApiError, HTTPException, ClientDisconnect):
+        app.add_exception_handler(kind, _told)
+    add = partial(_add, app, serving)
+    add("/v1/chat/completions", chat_completions, "POST")
+    add("/v1/completions", completions, "POST")
+    add("/v1/responses", responses, "POST")
+    add("/v1/embeddings", embeddings, "POST")
+    add("/v1/models", _models, "GET")
+    add("/v1/models/{name:path}", _model, "GET")
+    add("/metrics", partial(_metrics, metrics or serving.metrics_text), "GET")
+    add("/openapi.json", partial(_description, app), "GET")
+    add_dashboard(app, serving, add)
+    add_get_route(app, "/health", partial(_health, serving), name="/health", description=_health.__doc__)
+    return app
+
+
+def _add(app: FastAPI, serving: Serving, path: str, route: Route, method: str, role: str = "use") -> None:
+    """Add a route that needs a key of this role, where keys are on."""
+
+    async def answer(request: Request) -> Response:
+        caller = caller_of(request, serving.keys, role, serving.access)
+        request.state.key_name = caller.name
+        try:
+            return await route(serving, caller, request)
+        except asyncio.CancelledError:
+            if serving.places.closed:  # the request outlasts the time that a stopping server gives
+                raise stopping() from None
+            raise
+
+    answer.__doc__ = (route.func if isinstance(route, partial) else route).__doc__
+    if method == "GET":
+        add_get_route(app, path, answer, response_model=None, name=path)
+    else:
+        app.add_api_route(path, answer, methods=[method], response_model=None, name=path)
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    """Any error in OpenAI's form."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_LEFT)
+    if isinstance(error, HTTPException):
+        message = f"{error.detail}: {request.method} {request.url.path}"
+        error = ApiError(message, status=error.status_code, headers=error.headers)
+    told = api_error(error)
+    if told.status >= SERVER_ERROR and not isinstance(error, ApiError):
+        log.error("request %s failed", getattr(request.state, "request_id", "?"), exc_info=error)
+    return JSONResponse(told.body(), status_code=told.status, headers=told.headers)
+
+
+async def _models(serving: Serving, caller: Caller, request: Request) -> Response:
+    """The models served."""
+    return JSONResponse({"object": "list", "data": [_described(served, serving) for served in serving.models.values()]})
+
+
+async def _model(serving: Serving, caller: Caller, request: Request) -> Response:
+    """One model."""
+    return JSONResponse(_described(serving.model(request.path_params["name"]), serving))
+
+
+def _described(served: Served, serving: Serving) -> dict[str, Any]:
+    """OpenAI's description of a model, and what clients want to know before they ask it."""
+    found = Model(id=served.name, created=serving.started, object="model", owned_by="precedent").model_dump(mode="json")
+    profile = profile_of_engine(served.engine)
+    others = [one.name for one in serving.models.values() if one.engine is served.engine and one is not served]
+    return found | {
+        "max_model_len": served.engine.context_length,
+        "aliases": others,
+        "capabilities": {
+            "tools": profile.get("tool_calling", False),
+            "structured_output": profile.get("structured_output", False),
+            "reasoning": profile.get("reasoning_output", False),
+            "embeddings": served.engine.cache is not None,
+        },
+    }
+
+
+async def _metrics(text: MetricsText, serving: Serving, caller: Caller, request: Request) -> Response:
+    """Metrics of all models in Prometheus's text format."""
+    return PlainTextResponse(await text(), media_type=CONTENT_TYPE)
+
+
+async def _description(app: FastAPI, serving: Serving, caller: Caller, request: Request) -> Response:
+    """What every route takes and answers, as OpenAPI."""
+    return JSONResponse(await serving.prepared(partial(description, app, serving)))
+
+
+async def _health(serving: Serving, request: Request) -> Response:
+    """Whether requests are served: 200, or 503 with the reason.
+
+    What failed and is switched off is named under `degraded`, by model: answers are the same without it, only slower.
+    """
+    if serving.places.closed:
+        raise ApiError("the server is stopping", status=503, kind=FAILED)
+    found = {name: served.engine.health(serving.limits.stalled_seconds) for name, served in serving.models.items()}
+    for name, health in found.items():
+        if health.failing:
+            raise ApiError(f"{name}: {health.failing}", status=503, kind=FAILED)
+    degraded = {name: list(health.degraded) for name, health in found.items() if health.degraded}
+    return JSONResponse({"status": "degraded", "degraded": degraded} if degraded else {"status": "ok"})

@@ -1,0 +1,277 @@
+"""Checks requests against the `openai` package's own types: every key is known, supported and of the right shape.
+
+A key that is not supported is refused by name. `HABITS` are accepted without effect: clients send them as a matter of
+habit, and they cannot change an answer. So are values that ask for nothing (`best_of: 1`) and nulls at any depth.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from types import UnionType
+from typing import Annotated, Any, NoReturn, Union
+
+from openai.types.chat import chat_completion_assistant_message_param as assistant
+from openai.types.chat import chat_completion_developer_message_param as developer
+from openai.types.chat import chat_completion_system_message_param as system
+from openai.types.chat import chat_completion_tool_message_param as tool
+from openai.types.chat import chat_completion_user_message_param as user
+from pydantic import FailFast, Field, TypeAdapter, ValidationError
+
+from precedent.runtime.plain_values import shown
+from precedent_server.errors import ApiError
+
+HABITS = (
+    "user",
+    "store",
+    "metadata",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+)
+"""Keys that clients send as a habit and that cannot change an answer; their values are checked all the same."""
+
+MOST_NESTED = 64
+"""Levels of lists and objects in a request."""
+
+MOST_VALUES = 262_144
+"""Values in a request, keys not counted. Reading more in one go would make all threads wait."""
+
+MOST_MESSAGES = 16_384
+"""Messages of a conversation; each takes some tokens of a context, however short it is."""
+
+MOST_METADATA, MOST_METADATA_KEY, MOST_METADATA_VALUE = 16, 64, 512
+"""Pairs of a request's metadata, and characters of a key and of a value, as in OpenAI's API."""
+
+CHECKED_AT_ONCE = 1000
+"""Pairs of an object that are checked in one go: pydantic lists every error, and all threads wait for it."""
+
+MOST_NAME = 100
+"""Characters of a key that an answer repeats."""
+
+_STRING_OR_SEPARATOR = re.compile(rb'"(?:(?:\\.)++|[^"\\]++)*+"|[\[{,]', re.DOTALL)
+_QUOTE = ord('"')
+
+_Message = (
+    system.ChatCompletionSystemMessageParam
+    | developer.ChatCompletionDeveloperMessageParam
+    | user.ChatCompletionUserMessageParam
+    | assistant.ChatCompletionAssistantMessageParam
+    | tool.ChatCompletionToolMessageParam
+)
+
+MESSAGES = Annotated[list[Annotated[_Message, Field(discriminator="role")]], Field(min_length=1)]
+"""The type of a conversation."""
+
+MESSAGE_KINDS: dict[str, Any] = {
+    typing.get_args(typing.get_type_hints(kind)["role"])[0]: kind for kind in typing.get_args(_Message)
+}
+"""The type of a message by its role."""
+
+_CALLERS_OWN = ("messages", "parameters", "schema", "metadata", "chat_template_kwargs", "arguments")
+"""Keys whose values may hold nulls that mean something, or whose nulls are removed elsewhere."""
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "min_tokens": (0,),
+    "top_k": (-1,),
+    "length_penalty": (1,),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "ignore_eos": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "priority": (0,),
+    "verbosity": ("medium",),
+}
+"""Values that ask for what happens anyway, of parameters that are not supported or that write "off" otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What one route takes: OpenAI's type of its body, the keys of it that are supported, and keys of our own."""
+
+    openai: Any
+    required: Collection[str]
+    supported: Collection[str]
+    own: Mapping[str, Any]
+    instead: Mapping[str, str]
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Every key that a request may have."""
+        return (*self.supported, *self.own, *HABITS)
+
+    @property
+    def kinds(self) -> Mapping[str, Any]:
+        """The type of every key that a request may have; of a key that is not supported, None: a null."""
+        unsupported = dict.fromkeys(sorted(_hints(self.openai).keys() - set(self.known)))
+        return {**unsupported, **{name: self.kind(name) for name in self.known}}
+
+    def kind(self, name: str) -> Any:
+        """The type of a known key."""
+        return self.own.get(name, _hints(self.openai).get(name, Any))
+
+
+def parsed(raw: bytes) -> dict[str, Any]:
+    """A request's body. Raises ApiError for anything but a JSON object, for NaN, deep nesting and too many values."""
+    if _values_over(raw, MOST_VALUES):
+        raise ApiError(f"the body holds more than {MOST_VALUES:,} values: send less at once")
+    try:
+        found = json.loads(raw, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(f"the body is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ApiError("the body must be a JSON object")
+    if _depth_over(found, MOST_NESTED):
+        raise ApiError(f"the body is nested more than {MOST_NESTED} levels deep")
+    return found
+
+
+def _values_over(raw: bytes, most: int) -> bool:
+    """Whether a JSON text has more than `most` values, without reading them."""
+    if sum(raw.count(separator) for separator in (b"[", b"{", b",")) <= most:
+        return False
+    separators = (1 for found in _STRING_OR_SEPARATOR.finditer(raw) if raw[found.start()] != _QUOTE)
+    return sum(islice(separators, most + 1)) > most
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _depth_over(value: Any, most: int) -> bool:
+    level: list[Any] = [value]
+    for _ in range(most):
+        level = [part for each in level if isinstance(each, dict | list) for part in _parts(each)]
+        if not level:
+            return False
+    return any(isinstance(each, dict | list) for each in level)
+
+
+def _parts(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def checked(body: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
+    """The body without keys of habit and without nulls. Raises ApiError that names the key."""
+    said = dict[str, Any]()
+    for name, value in without_nulls(body).items():
+        if _is_neutral(name, value):
+            continue
+        if name not in keys.known:
+            _refuse(name, keys)
+        if name != "messages":
+            for part in _parts_of(value):
+                fits(part, keys.kind(name), name)
+        if name == "metadata":
+            _check_metadata(value)
+        if name not in HABITS:
+            said[name] = value
+    for name in body.keys() - keys.known:
+        if name not in _hints(keys.openai) and name not in NEUTRAL:
+            _refuse(name, keys)  # also if it is null: nobody knows it
+    for name in keys.required:
+        if name not in said:
+            raise ApiError(f"{name} is missing", param=name, code="missing_required_parameter")
+    return said
+
+
+def biases(given: Mapping[str, Any]) -> dict[int, Any]:
+    """A checked `logit_bias` by token id. Raises ApiError for a key that is no whole number."""
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except ValueError:
+        raise ApiError("the keys of logit_bias must be token ids", param="logit_bias") from None
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)  # without the marks of required keys
+
+
+def without_nulls(value: Any) -> Any:
+    """The value without keys that are null, at any depth: they ask for nothing."""
+    if isinstance(value, dict):
+        return {
+            key: part if key in _CALLERS_OWN else without_nulls(part) for key, part in value.items() if part is not None
+        }
+    return [without_nulls(part) for part in value] if isinstance(value, list) else value
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in NEUTRAL.get(name, ()))
+
+
+def _refuse(name: str, keys: Keys) -> NoReturn:
+    """Raise ApiError for a key that is not supported."""
+    hint = keys.instead.get(name) or f"known: {', '.join(sorted(keys.known))}"
+    param = name if len(name) <= MOST_NAME else None
+    raise ApiError(f"{shown(name)} is not supported: {hint}", param=param, code="unsupported_parameter")
+
+
+def _parts_of(value: Any) -> Iterable[Any]:
+    """Parts of a long object that can be checked one by one; anything else as a whole."""
+    if not isinstance(value, dict) or len(value) <= CHECKED_AT_ONCE:
+        return [value]
+    items = iter(value.items())
+    return iter(lambda: dict(islice(items, CHECKED_AT_ONCE)), {})
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    if len(metadata) > MOST_METADATA:
+        raise ApiError(f"metadata has {len(metadata):,} pairs: at most {MOST_METADATA} are allowed", param="metadata")
+    for key, value in metadata.items():
+        if len(key) > MOST_METADATA_KEY or len(value) > MOST_METADATA_VALUE:
+            raise ApiError(
+                f"metadata has a key of {len(key):,} characters with a value of {len(value):,}: at most "
+                f"{MOST_METADATA_KEY} and {MOST_METADATA_VALUE} are allowed",
+                param="metadata",
+            )
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(_until_first_error(kind))
+
+
+class _UntilFirstError(FailFast):
+    """pydantic's mark, which cannot be part of a union because it has no hash."""
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+def _until_first_error(kind: Any) -> Any:
+    """The type, with lists that are checked up to their first error: listing all of them makes all threads wait."""
+    arguments = tuple(_until_first_error(part) for part in typing.get_args(kind))
+    if typing.get_origin(kind) in (list, Sequence):
+        return Annotated[list[arguments], _UntilFirstError()]  # type: ignore[valid-type]
+    return Union[arguments] if typing.get_origin(kind) in (Union, UnionType) else kind  # noqa: UP007 (built at run time)
+
+
+def fits(value: Any, kind: Any, place: str) -> None:
+    """Raise ApiError, which names `place`, unless `value` has the shape of `kind`."""
+    try:
+        _read_whole(_adapter(kind).validate_python(value, strict=True))
+    except ValidationError as error:
+        first = min(error.errors(include_url=False), key=lambda one: -len(one["loc"]))
+        inside = "".join(f"[{part}]" if isinstance(part, int) else "" for part in first["loc"])
+        raise ApiError(f"{place}{inside}: {first['msg']}", param=place, code="invalid_type") from None
+
+
+def _read_whole(value: Any) -> None:
+    """Read lists to their ends: pydantic checks the items of an `Iterable` only when it is read."""
+    if isinstance(value, Mapping):
+        for part in value.values():
+            _read_whole(part)
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        for part in value:
+            _read_whole(part)

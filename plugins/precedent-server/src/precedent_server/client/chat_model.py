@@ -1,0 +1,197 @@
+"""`ChatPrecedentServer`, a LangChain chat model whose weights are in a server's process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
+from langchain_core.prompt_values import PromptValue
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import ensure_config
+from pydantic import SecretStr
+
+from precedent.errors import UnsupportedError
+from precedent.langchain.arguments import ONLY_SPEED, merged_stop, strictness
+from precedent.langchain.exceptions import of_both_kinds
+from precedent.langchain.messages import checked_input
+from precedent.langchain.runs import run_metadata, workflow_step_of
+from precedent.langchain.structured_output import structured
+from precedent.langchain.tools import ToolChoice, ToolLike, allowed_tools, openai_tools, tool_choice_of
+from precedent_server.client.answers import PROVIDER, complete, drop_none
+from precedent_server.client.fields import ServerFields
+from precedent_server.client.names import call_settings
+from precedent_server.client.request import request_fields, wire_messages
+
+
+class ChatPrecedentServer(ServerFields):
+    """A chat model behind `precedent serve`, with the fields, arguments and answers of `ChatPrecedent`.
+
+    `model` is the name under which the server has the model, and `base_url` where the server is; a URL without a path
+    gets `/v1`. `api_key` says the tenant; without one PRECEDENT_API_KEY of the environment is sent, and nothing that
+    is meant for OpenAI (OPENAI_API_KEY, OPENAI_BASE_URL and the like) is ever read. `timeout`, `max_retries`,
+    `default_headers`, `default_query`, `http_client` and `http_async_client` are those of `ChatOpenAI`. All other
+    fields are those of `ChatPrecedent`, without those that say what is loaded: `precedent serve` takes these.
+
+    Answers have `response_metadata["speculation"]` and `additional_kwargs["reasoning_content"]` as those of
+    `ChatPrecedent`. A wrong argument raises its ConfigError, PromptError or UnsupportedError before anything is sent;
+    what the server or the connection refuses is an error of the `openai` package, as with `ChatOpenAI`.
+
+        llm = ChatPrecedentServer(model="smollm2", base_url="http://127.0.0.1:8000")
+        agent = create_agent(llm, tools=[look_up_order])
+    """
+
+    # What LangChain asks of the model
+
+    @property
+    def _llm_type(self) -> str:
+        return "precedent-server"
+
+    @property
+    def lc_secrets(self) -> dict[str, str]:
+        """The environment variable that stands for the key where a model is written down."""
+        return {"openai_api_key": "PRECEDENT_API_KEY"}
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """True. The key is written as the name of its environment variable."""
+        return True
+
+    @classmethod
+    def get_lc_namespace(cls) -> list[str]:
+        """The namespace in which LangChain finds the class when it loads a serialized model."""
+        return ["precedent", "client"]
+
+    @property
+    def _default_params(self) -> dict[str, Any]:
+        return request_fields(self, {})
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        merged = list(merged_stop(self.stop, stop))
+        params = super()._get_ls_params(stop=merged or None, **kwargs)
+        params["ls_provider"] = PROVIDER
+        return params
+
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        """The key of an answer in LangChain's caches, which differs for callers of different API keys."""
+        call = {name: value for name, value in kwargs.items() if name not in ONLY_SPEED}
+        return f"{super()._get_llm_string(stop=stop, **call)}---{self._caller()}"
+
+    def _caller(self) -> str:
+        key = self.openai_api_key
+        if isinstance(key, SecretStr):
+            return hashlib.sha256(key.get_secret_value().encode()).hexdigest()[:16]
+        return "" if key is None else str(id(key))
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Token ids by `custom_get_token_ids`. Raises UnsupportedError without: the tokenizer is the server's."""
+        if self.custom_get_token_ids is None:
+            raise UnsupportedError(
+                "tokens cannot be counted without the model's tokenizer, which the server has: give "
+                "custom_get_token_ids=, or to trim_messages token_counter='approximate'"
+            )
+        return self.custom_get_token_ids(text)
+
+    def get_num_tokens_from_messages(self, messages: Sequence[BaseMessage], *args: Any, **kwargs: Any) -> int:
+        """Raises UnsupportedError: the chat template, too, is the server's."""
+        raise UnsupportedError(
+            "a prompt's tokens cannot be counted without the model's chat template, which the server has: give "
+            "trim_messages token_counter='approximate'"
+        )
+
+    # One request
+
+    def _use_responses_api(self, payload: dict[str, Any]) -> bool:
+        return False
+
+    def _should_stream_usage(self, stream_usage: bool | None = None, **kwargs: Any) -> bool:
+        with of_both_kinds():
+            call_settings(kwargs)  # before the parent replaces a `stream_options` that was given
+        return True
+
+    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
+        with of_both_kinds():
+            return checked_input(super()._convert_input, model_input)
+
+    @of_both_kinds()
+    def _get_request_payload(
+        self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        of_streams = ("stream", "stream_options") if kwargs.get("stream") is True else ()
+        streamed = {name: kwargs.pop(name) for name in of_streams if name in kwargs}
+        messages = wire_messages(self._convert_input(input_).to_messages(), self.media)
+        return {"messages": messages, **request_fields(self, call_settings(kwargs), stop), **streamed}
+
+    # LangChain tells a run's metadata to these methods, and not to `_stream`
+
+    @of_both_kinds()
+    def _with_step(self, metadata: Mapping[str, Any] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments with the workflow step of the run, unless they name one."""
+        step = kwargs.get("workflow_step") or workflow_step_of(run_metadata(self, metadata))
+        return {**kwargs, "workflow_step": step}
+
+    def stream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[AIMessageChunk]:
+        """Stream an answer; see LangChain's `BaseChatModel.stream`."""
+        return super().stream(input, config, **self._with_step(ensure_config(config)["metadata"], kwargs))
+
+    def astream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[AIMessageChunk]:
+        """Stream an answer; see LangChain's `BaseChatModel.astream`."""
+        return super().astream(input, config, **self._with_step(ensure_config(config)["metadata"], kwargs))
+
+    def generate(self, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> LLMResult:
+        """Answer several message lists; see LangChain's `BaseChatModel.generate`."""
+        return super().generate(messages, *args, **self._with_step(kwargs.get("metadata"), kwargs))
+
+    async def agenerate(self, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> LLMResult:
+        """Answer several message lists; see LangChain's `BaseChatModel.agenerate`."""
+        return await super().agenerate(messages, *args, **self._with_step(kwargs.get("metadata"), kwargs))
+
+    def _create_chat_result(self, response: Any, generation_info: dict[str, Any] | None = None) -> ChatResult:
+        result = super()._create_chat_result(response, generation_info)
+        answer: Mapping[str, Any] = response if isinstance(response, dict) else response.model_dump(warnings=False)
+        for generation, choice in zip(result.generations, answer["choices"], strict=True):
+            complete(generation.message, answer, choice["message"])
+            drop_none(generation.message.additional_kwargs, "refusal")
+            drop_none(generation.generation_info, "logprobs")
+        (result.llm_output or {})["model_provider"] = PROVIDER
+        return result
+
+    def _convert_chunk_to_generation_chunk(
+        self, chunk: dict[str, Any], default_chunk_class: type, base_generation_info: dict[str, Any] | None
+    ) -> ChatGenerationChunk | None:
+        made = super()._convert_chunk_to_generation_chunk(chunk, default_chunk_class, base_generation_info)
+        if made is not None:
+            choices = chunk.get("choices") or [{"delta": {}}]
+            complete(made.message, chunk, choices[0]["delta"])
+        return made
+
+    # Tools
+
+    def bind_tools(
+        self, tools: Sequence[ToolLike], *, tool_choice: ToolChoice = None, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """As `ChatPrecedent.bind_tools`: a tool that is none, or a choice that is none, is refused at once."""
+        bound = openai_tools(tools)
+        given = {name: value for name, value in call_settings(kwargs).items() if value is not None}
+        tool_choice_of(tool_choice, allowed_tools(tool_choice, bound))
+        strictness(given, self.strict_tools)
+        return self.bind(tools=bound, tool_choice=tool_choice, **given)
+
+    def with_structured_output(
+        self,
+        schema: Any = None,
+        *,
+        method: str = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """As `ChatPrecedent.with_structured_output`, with the same parsers and the same errors."""
+        return structured(self, schema, method, strict, include_raw, call_settings(kwargs))

@@ -1,0 +1,102 @@
+"""`POST /v1/embeddings`: vectors of the cache's embedder."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from openai.types import CreateEmbeddingResponse, Embedding
+from openai.types.embedding_create_params import EmbeddingCreateParams
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from precedent.cache.search.embedder import Embedder, embed_all
+from precedent.errors import PrecedentError
+from precedent.runtime.plain_values import check_plain
+from precedent_server.bodies import Keys, checked, parsed
+from precedent_server.errors import ApiError, api_error
+from precedent_server.keys import Caller
+from precedent_server.serving import Served, Serving
+from precedent_server.transport import read_body, unless_gone
+
+KEYS = Keys(
+    EmbeddingCreateParams,
+    required=("model", "input"),
+    supported=("input", "model", "encoding_format", "dimensions"),
+    own={"input": str | list[str]},
+    instead={},
+)
+
+MOST_TEXTS = 256
+
+MOST_CHARACTERS = 32_768
+"""Of one text; embedders read no more of it than some hundred tokens."""
+
+
+class PackedEmbedding(Embedding):
+    """A vector as base64 of its 32-bit floats."""
+
+    embedding: str  # type: ignore[assignment]
+
+
+class PackedResponse(CreateEmbeddingResponse):
+    """An answer with `encoding_format="base64"`."""
+
+    data: list[PackedEmbedding]  # type: ignore[assignment]
+
+
+async def embeddings(serving: Serving, caller: Caller, request: Request) -> Response:
+    """The vectors of some texts."""
+    said = await read_body(request, serving, _said)
+    with serving.places.taken(caller.name):
+        found = serving.prepared(partial(_embedded, said, serving))
+        return JSONResponse(await unless_gone(request, serving.limits, found))
+
+
+def _said(raw: bytes) -> dict[str, Any]:
+    return checked(parsed(raw), KEYS)
+
+
+def _embedded(said: Mapping[str, Any], serving: Serving) -> dict[str, Any]:
+    served = serving.model(said["model"])
+    texts = [said["input"]] if isinstance(said["input"], str) else said["input"]
+    if not 1 <= len(texts) <= MOST_TEXTS or not all(texts):
+        raise ApiError(f"input must be 1 to {MOST_TEXTS} texts, none of them empty", param="input")
+    if max(map(len, texts)) > MOST_CHARACTERS:
+        raise ApiError(f"a text of input has more than {MOST_CHARACTERS} characters: split it", param="input")
+    try:
+        check_plain("input", texts)
+        return _answer(said, texts, _embedder(served))
+    except PrecedentError as error:
+        raise api_error(error, KEYS.known) from error
+
+
+def _embedder(served: Served) -> Embedder:
+    if served.engine.cache is None:
+        raise ApiError(
+            f"the model {served.name!r} is served without a cache, and so without an embedder",
+            status=404, param="model", code="unsupported_value",
+        )  # fmt: skip
+    return served.engine.cache.embedder
+
+
+def _answer(said: Mapping[str, Any], texts: list[str], embedder: Embedder) -> dict[str, Any]:
+    if said.get("dimensions", embedder.dimension) != embedder.dimension:
+        raise ApiError(f"the embedder's vectors have {embedder.dimension} dimensions", param="dimensions")
+    packed = said.get("encoding_format", "float") == "base64"
+    vectors = embed_all(embedder, texts)
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": base64.b64encode(vector.tobytes()).decode() if packed else vector.tolist(),
+        }
+        for index, vector in enumerate(vectors)
+    ]
+    tokens = sum(len(text.split()) for text in texts)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    told = {"object": "list", "data": data, "model": said["model"], "usage": usage}
+    kind = PackedResponse if packed else CreateEmbeddingResponse
+    return kind.model_validate(told).model_dump(mode="json")

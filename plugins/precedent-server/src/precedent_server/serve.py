@@ -1,0 +1,179 @@
+"""`precedent serve`: OpenAI's HTTP interface over one or several models."""
+
+from __future__ import annotations
+
+import importlib.util
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from precedent.cli.options import (
+    DEFAULT_TARGET,
+    ChatTemplateOption,
+    CudaGraphsOption,
+    DeviceOption,
+    DraftDeviceOption,
+    DraftModelOption,
+    DtypeOption,
+)
+from precedent.cli.progress import Progress
+from precedent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from precedent.cache.store.bounds import Bounds
+
+ENVIRONMENT = "PRECEDENT_SERVE"
+"""How the names of options begin in the environment: `--max-queued` is PRECEDENT_SERVE_MAX_QUEUED."""
+
+_NEEDED = ("fastapi", "uvicorn", "openai")
+
+
+def _configured(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Read the options in a TOML file; those of the command line and of the environment go first."""
+    if path is not None:
+        known = {name for parameter in ctx.command.params if (name := parameter.name) not in (None, "config", "help")}
+        ctx.default_map = _options_in(path, known)
+    return path
+
+
+def _options_in(path: Path, known: set[str]) -> dict[str, Any]:
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the options in {str(path)!r}: {error}") from error
+    options = {name.replace("-", "_"): value for name, value in found.items()}
+    if unknown := options.keys() - known:
+        raise ConfigError(f"{str(path)!r} has an unknown option {min(unknown)!r}; known: {', '.join(sorted(known))}")
+    return options
+
+
+commands = typer.Typer()
+
+
+@commands.command(
+    context_settings={"auto_envvar_prefix": ENVIRONMENT},
+    epilog="Example: precedent serve --target Qwen/Qwen3-4B --cache orders.db",
+)
+def serve(
+    ctx: typer.Context,
+    target: Annotated[
+        str, typer.Option("--target", help="Target model: a Hugging Face id, a folder, or the demo model.")
+    ] = (DEFAULT_TARGET),
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="NAME=TARGET, repeated: several models by name, instead of --target."),
+    ] = None,
+    draft_model: DraftModelOption = None,
+    draft_device: DraftDeviceOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    chat_template: ChatTemplateOption = None,
+    bitwise: Annotated[bool, typer.Option("--bitwise", help="Exactly the tokens of plain decoding.")] = False,
+    cuda_graphs: CudaGraphsOption = False,
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            "--cache",
+            help="Speculation cache: a folder, file or URL. A URL with a password belongs in the environment.",
+        ),
+    ] = None,
+    max_cache_bytes: Annotated[int | None, typer.Option(help="Most bytes of the cache. Default: 512 MiB.")] = None,
+    max_tenant_bytes: Annotated[int | None, typer.Option(help="Most bytes of one tenant's completions.")] = None,
+    max_age: Annotated[float | None, typer.Option(help="Seconds after which a completion is deleted.")] = None,
+    keep_prefixes: Annotated[
+        bool, typer.Option("--keep-prefixes", help="Keep prompts' beginnings across restarts.")
+    ] = False,
+    host: Annotated[
+        str, typer.Option("--host", help="Address; any but the loopback address needs --api-keys.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port; 0 is any free one.")] = 8000,
+    api_keys: Annotated[
+        Path | None, typer.Option("--api-keys", help="File of keys, tenants and roles ('precedent keys add').")
+    ] = None,
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-hosts", help="Name by which clients may call this server, repeated; '*' is any."),
+    ] = None,
+    cors_origins: Annotated[
+        list[str] | None,
+        typer.Option("--cors-origins", help="Origin whose web pages may use this server, repeated; '*' is any."),
+    ] = None,
+    max_queued: Annotated[int, typer.Option("--max-queued", help="Answers that may run or wait at once.")] = 256,
+    max_queued_per_key: Annotated[int, typer.Option("--max-queued-per-key", help="The same, of one key.")] = 64,
+    max_connections: Annotated[
+        int, typer.Option("--max-connections", help="Connections that may be open at once.")
+    ] = 512,
+    request_seconds: Annotated[float, typer.Option("--request-seconds", help="Longest time for an answer.")] = 600.0,
+    grace_seconds: Annotated[
+        float, typer.Option("--grace-seconds", help="Time for running answers when told to stop.")
+    ] = 30.0,
+    inspect: Annotated[
+        bool,
+        typer.Option(
+            "--inspect", help="Keep the last steps for administrators to look at, other users' words included."
+        ),
+    ] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Write the access log as JSON lines.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", is_eager=True, callback=_configured, help="TOML file with any of these options."),
+    ] = None,
+) -> None:
+    """Serve models under OpenAI's HTTP interface: every client of it can use them."""
+    _check_installed()
+    from precedent.engine.options import EngineOptions
+    from precedent_server.access import AccessRules
+    from precedent_server.keys import KeyFile
+    from precedent_server.opening import named_models, opened, served_name
+    from precedent_server.running import check_address, hangups_ignored
+    from precedent_server.running import serve as serve_until_told
+    from precedent_server.settings import ServerLimits
+    from precedent_server.steps import KEPT_STEPS
+
+    limits = ServerLimits(
+        max_queued=max_queued,
+        max_queued_per_key=max_queued_per_key,
+        max_connections=max_connections,
+        request_seconds=request_seconds,
+        grace_seconds=grace_seconds,
+    )
+    access = AccessRules(tuple(allowed_hosts or ()), tuple(cors_origins or ()))
+    check_address(host, has_keys=api_keys is not None, rules=access)
+    keys = None if api_keys is None else KeyFile(api_keys)
+    options = EngineOptions(
+        draft_model=draft_model, draft_device=draft_device, device=device, dtype=dtype, bitwise=bitwise,
+        cuda_graphs=cuda_graphs, keep_prefixes=keep_prefixes, chat_template=chat_template,
+    )  # fmt: skip
+    bounds = _bounds(max_bytes=max_cache_bytes, max_tenant_bytes=max_tenant_bytes, max_age=max_age)
+    progress: Progress = ctx.obj
+    models = named_models(model) if model else {served_name(target): target}
+    kept_steps = KEPT_STEPS if inspect else 0
+
+    def say(target: str) -> None:
+        progress.show(f"loading {target}")
+
+    with hangups_ignored(), opened(
+        models, options, limits, cache=cache, bounds=bounds, keys=keys, access=access, kept_steps=kept_steps,
+        loading=say,
+    ) as serving:  # fmt: skip
+        progress.rest()
+        serve_until_told(
+            serving, host, port, log_json=log_json,
+            ready=lambda address: typer.echo(f"serving {', '.join(models)} at {address}/v1", err=True),
+        )  # fmt: skip
+
+
+def _bounds(**given: float | None) -> Bounds | None:
+    """The bounds of the cache that were given, None without any."""
+    from precedent.cache.store.bounds import Bounds
+
+    asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return Bounds(**asked) if asked else None
+
+
+def _check_installed() -> None:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"precedent serve needs {', '.join(missing)}: pip install 'precedent-llm[serve]'")

@@ -1,0 +1,146 @@
+"""What a server holds: models by name, keys, places, and the threads on which prompts are prepared."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from precedent.cache.following import Following
+from precedent.decoding.microscope import Microscope
+from precedent.engine.engine import Engine
+from precedent.engine.prometheus import counter_text, prometheus_text
+from precedent.langchain.chat_model import ChatPrecedent
+from precedent.runtime.background import Background
+from precedent.runtime.plain_values import shown
+from precedent_server.access import NO_RULES, AccessRules
+from precedent_server.errors import FAILED, ApiError
+from precedent_server.keys import KeyFile
+from precedent_server.places import Places
+from precedent_server.settings import ServerLimits
+from precedent_server.uploads import Uploads
+
+Result = TypeVar("Result")
+
+IGNORED = "precedent:ignored_message_parts_total"
+IGNORED_HELP = "Parts of messages that were not read."
+"""The counter of parts of messages that no route reads."""
+
+PREPARING_THREADS = 4
+"""Prompts and grammars prepared at once: one that takes long holds up no others."""
+
+SHORT_BODY = 8192
+"""Bytes that are read and checked in less than a millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One model under its name."""
+
+    name: str
+    engine: Engine
+    chat: ChatPrecedent
+    microscope: Microscope | None = None
+
+    @classmethod
+    def of(cls, name: str, engine: Engine, *, kept_steps: int = 0) -> Served:
+        """An engine as a chat model, which keeps so many steps for administrators to look at."""
+        microscope = engine.watch_steps(kept_steps) if kept_steps else None
+        return cls(name, engine, ChatPrecedent.from_engine(engine), microscope)
+
+
+@dataclass(slots=True)
+class Serving:
+    """Everything that requests share; `keys` is None for a server without keys.
+
+    `following` keeps memory free of what other processes forget; None without a cache of a place. `num_ignored` counts
+    parts of messages that no route reads.
+    """
+
+    models: Mapping[str, Served]
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    keys: KeyFile | None = None
+    following: Following | None = None
+    started: int = field(default_factory=lambda: int(time.time()))
+    access: AccessRules = NO_RULES
+    num_ignored: int = 0
+    _begun: float = field(default_factory=time.monotonic)
+    places: Places = field(init=False)
+    uploads: Uploads = field(init=False)
+    _threads: Executor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.places, self.uploads = Places(self.limits), Uploads(self.limits)
+        self._threads = Background(PREPARING_THREADS, "precedent-prepare")
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it began, on a clock that is never set."""
+        return time.monotonic() - self._begun
+
+    def model(self, name: str) -> Served:
+        """The model of a request. Raises ApiError (404) for another name."""
+        if name not in self.models:
+            raise ApiError(
+                f"no model {shown(name)} is served here; models: {', '.join(self.models)}",
+                status=404, param="model", code="model_not_found",
+            )  # fmt: skip
+        return self.models[name]
+
+    async def metrics_text(self) -> str:
+        """Metrics of all models in Prometheus's text format."""
+        ignored = counter_text(IGNORED, IGNORED_HELP, self.num_ignored)
+        engines = {id(served.engine): served.engine for served in self.models.values()}  # aliases share one
+        return prometheus_text(engines.values()) + ignored
+
+    async def read(self, raw: bytes, read: Callable[[bytes], Result]) -> Result:
+        """What a body says; a short one is read before a thread could wake up. Raises what `read` and `prepared` do."""
+        return read(raw) if len(raw) <= SHORT_BODY else await self.prepared(partial(read, raw))
+
+    async def prepared(self, work: Callable[[], Result], unused: Callable[[Result], object] | None = None) -> Result:
+        """Do work that takes long off the event loop. Raises ApiError if it, or waiting for a thread, takes too long.
+
+        `unused` gets the result if nobody waits for it any more.
+        """
+        begun = threading.Event()
+
+        def started() -> Result:
+            begun.set()
+            return work()
+
+        job = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, started)
+        try:
+            async with asyncio.timeout(self.limits.prepare_seconds):
+                return await asyncio.shield(job)
+        except BaseException as error:
+            job.add_done_callback(partial(_dispose, unused))  # it may be done already: both can end in one turn
+            if isinstance(error, TimeoutError):
+                raise (self._too_slow() if begun.is_set() else _too_busy()) from None
+            raise
+
+    def _too_slow(self) -> ApiError:
+        return ApiError(
+            f"preparing the request took longer than {self.limits.prepare_seconds:g} seconds: "
+            "give a shorter prompt, or a simpler schema"
+        )
+
+    def close(self) -> None:
+        """Stop the threads; engines are closed by who made them."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _too_busy() -> ApiError:
+    message = "other requests take long to prepare: try again later"
+    return ApiError(message, status=503, kind=FAILED, headers={"Retry-After": "5"})
+
+
+def _dispose(unused: Callable[[Any], object] | None, job: asyncio.Future[Any]) -> None:
+    """Take note of how abandoned work ended, so that asyncio does not report its error."""
+    if not job.cancelled() and job.exception() is None and unused is not None:
+        unused(job.result())

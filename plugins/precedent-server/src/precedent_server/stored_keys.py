@@ -1,0 +1,256 @@
+"""The file of API keys: digests of keys, with their tenants and roles. `precedent keys` changes it, `KeyFile` reads it.
+
+No message or `repr` from here shows a key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import shlex
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final, Literal, get_args
+
+from filelock import FileLock, Timeout
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from precedent.cache.store.files import new_file, wait_for_folder
+from precedent.cache.store.records import check_tenant
+from precedent.errors import CacheError, ConfigError
+from precedent.runtime.api_keys import PREFIX, hide_keys
+
+Role = Literal["use", "read-cache", "admin"]
+ROLES: tuple[Role, ...] = get_args(Role)
+"""What a key allows: to use the models, to read its tenant's cache, to administer. Each includes those before it."""
+
+FORMAT: Final = 1
+"""Increase it when the file's content means something else."""
+
+LOCK_SECONDS = 10.0
+"""How long a change waits for another process that changes the file."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_POSIX = os.name == "posix"
+
+
+def checked_role(role: str) -> Role:
+    """The role. Raises ConfigError if there is none of this name."""
+    for known in ROLES:
+        if role == known:
+            return known
+    raise ConfigError(f"there is no role {hide_keys(repr(role[:80]))}; the roles are {', '.join(ROLES)}")
+
+
+def _checked_name(name: str) -> str:
+    """The name, if an access log can show it as one word."""
+    _refuse_key("name", name)
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name[:80]!r} cannot name a key; give 1 to 64 letters, digits and . _ @ -, a letter or digit first"
+        )
+    return name
+
+
+def _checked_tenant(tenant: str) -> str:
+    _refuse_key("tenant", tenant)
+    try:
+        check_tenant(tenant)
+    except CacheError as error:
+        raise ConfigError(str(error)) from None
+    return tenant
+
+
+def _refuse_key(what: str, text: str) -> None:
+    """A name or tenant is stored and shown in clear, so it must not be a key that was put in the wrong place."""
+    if hide_keys(text) != text:
+        raise ConfigError(f"the {what} holds an API key, which is secret; give the key's {what}")
+
+
+class MissingFileError(ConfigError):
+    """There is no key file."""
+
+
+class StoredKey(BaseModel):
+    """What the file holds about a key."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    name: Annotated[str, AfterValidator(_checked_name)]
+    tenant: Annotated[str, AfterValidator(_checked_tenant)]
+    role: Role
+    created: AwareDatetime
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$", repr=False)]
+
+
+class _Content(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: Literal[1]
+    keys: list[StoredKey]
+
+
+class _AnyFormat(BaseModel):
+    """What files of later formats have in common with this one."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: int
+
+
+def digest_of(key: str) -> str:
+    """The SHA-256 of a key, in hexadecimal digits.
+
+    A fast hash is right here: slow ones protect passwords that can be guessed, and nobody guesses 32 random bytes.
+    """
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def read_keys(path: Path) -> list[StoredKey]:
+    """The keys of a file, in the order in which they were added.
+
+    Raises ConfigError if there is no such file, if it is not private, or if it is damaged or of a newer format.
+    """
+    return parsed(path, content_of(path)[0])
+
+
+def status_of(path: Path) -> os.stat_result:
+    """The file's state. Raises MissingFileError if there is none, and ConfigError if the system does not tell."""
+    with _reading(path):
+        return path.stat()
+
+
+def add_key(path: Path, name: str, tenant: str, role: str = "use") -> str:
+    """Make a key, store its digest and return it: nothing can show it again. Makes the file if there is none.
+
+    Raises ConfigError, and changes nothing, if the name is taken, a value is invalid or the file cannot be changed.
+    """
+    key = PREFIX + secrets.token_urlsafe(32)
+    added = StoredKey(
+        name=_checked_name(name),
+        tenant=_checked_tenant(tenant),
+        role=checked_role(role),
+        created=datetime.now(UTC).replace(microsecond=0),
+        sha256=digest_of(key),
+    )
+    with _changing(path) as file:
+        try:
+            keys = read_keys(file)
+        except MissingFileError:
+            keys = []
+        if any(one.name == name for one in keys):
+            raise ConfigError(f"{path} has a key named {name!r} already; take another name, or revoke that key first")
+        _write(file, [*keys, added])
+    return key
+
+
+def revoke_key(path: Path, name: str) -> None:
+    """Delete a key; servers that read the file refuse it from their next request on.
+
+    Raises ConfigError, and changes nothing, if there is no key of that name or the file cannot be changed.
+    """
+    _refuse_key("name", name)
+    with _changing(path) as file:
+        keys = read_keys(file)
+        kept = [one for one in keys if one.name != name]
+        if len(kept) == len(keys):
+            raise ConfigError(f"{path} has no key named {name[:80]!r}; see `precedent keys list`")
+        _write(file, kept)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn the system's errors into ours."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise MissingFileError(f"there is no key file {path}; `precedent keys add` makes one") from None
+    except OSError as error:
+        raise ConfigError(f"the key file {path} cannot be read ({error.strerror or error}); make it readable") from None
+
+
+def content_of(path: Path) -> tuple[bytes, os.stat_result]:
+    """The file's bytes, and its state before they were read. Raises ConfigError if it is missing or not private."""
+    with _reading(path):
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for a writer
+            raise ConfigError(f"{path} is not a file; give the file that `precedent keys add` writes")
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if _POSIX and status.st_mode & 0o077:
+                raise ConfigError(f"{path} is not private; run: chmod 600 {shlex.quote(str(path))}")
+            return file.read(), status
+
+
+def parsed(path: Path, content: bytes) -> list[StoredKey]:
+    """The keys in the content of the file `path`. Raises ConfigError if it is damaged or of a newer format."""
+    keys: list[StoredKey] = []
+    try:
+        newer = _AnyFormat.model_validate_json(content).format > FORMAT
+        if not newer:
+            keys = _Content.model_validate_json(content).keys
+        trouble = "is of a newer format: update Precedent" if newer else _contradiction(keys)
+    except ValidationError as error:
+        trouble = f"is damaged, {_place(error)}: restore a copy, or repair it by hand"
+    if trouble:  # raised out here, so as not to carry along pydantic's error, which names fields as the file has them
+        raise ConfigError(f"the key file {path} {trouble}")
+    return keys
+
+
+def _place(error: ValidationError) -> str:
+    """Where the content is wrong, in words that show nothing of it: someone may have written a key there."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return "it is not whole JSON"
+    entry = next((f"entry {part + 1}" for part in first["loc"] if isinstance(part, int)), "the file")
+    if first["type"] == "extra_forbidden":
+        return f"{entry} has an unknown field"
+    field = next((part for part in reversed(first["loc"]) if part in _FIELDS), "content")
+    return f"{entry} has no valid {field}"
+
+
+_FIELDS = {*_Content.model_fields, *StoredKey.model_fields}
+
+
+def _contradiction(keys: Sequence[StoredKey]) -> str:
+    """Two entries that cannot both count, in words; empty if there are none."""
+    names, digests = {one.name for one in keys}, {one.sha256 for one in keys}
+    if len(names) < len(keys):
+        return "has two keys of one name: rename or delete one by hand"
+    return "has one key under two names: delete one by hand" if len(digests) < len(keys) else ""
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[Path]:
+    """The file that `path` or its link leads to, while no other process changes it."""
+    file = Path(os.path.realpath(path))
+    if not file.parent.is_dir():
+        raise ConfigError(f"there is no folder {str(file.parent)!r}; create it first")
+    lock = f"{file}.lock"
+    try:
+        with FileLock(lock, timeout=LOCK_SECONDS, mode=0o600):
+            _keep_owner(lock, file)
+            yield file
+    except Timeout:
+        raise ConfigError(f"another process keeps {lock} locked; try again once it has ended") from None
+    except OSError as error:
+        raise ConfigError(f"the key file {path} cannot be changed ({error.strerror or error})") from None
+
+
+def _write(file: Path, keys: list[StoredKey]) -> None:
+    """Replace the file at once, readable by its owner only."""
+    content = _Content(format=FORMAT, keys=keys).model_dump_json(indent=2)
+    with new_file(file) as new:
+        _keep_owner(new.fileno(), file)
+        new.write(f"{content}\n".encode())
+    wait_for_folder(file.parent)
+
+
+def _keep_owner(made: str | int, file: Path) -> None:
+    """Give what replaces or guards the file to its owner: a key added by root must not lock out a server's user."""
+    if _POSIX and file.exists() and (owner := file.stat().st_uid) != os.geteuid():
+        os.chown(made, owner, -1)

@@ -1,0 +1,170 @@
+"""What every route needs of HTTP: a bounded body, a client that goes away, and a stream of events with a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from precedent_server.errors import FAILED, ApiError, api_error, stopping
+from precedent_server.places import Places
+from precedent_server.serving import Serving
+from precedent_server.settings import ServerLimits
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+SERVER_ERROR = 500
+"""The first status that says the server is to blame."""
+
+
+def too_late() -> ApiError:
+    """What a caller is told whose answer takes too long."""
+    message = "the answer took longer than the server allows: ask for fewer max_tokens"
+    return ApiError(message, status=504, kind=FAILED, code="timeout")
+
+
+DONE = "data: [DONE]\n\n"
+"""The event that ends a stream."""
+
+
+def event(data: str) -> str:
+    """One server-sent event."""
+    return f"data: {data}\n\n"
+
+
+def error_event(error: ApiError) -> str:
+    """An error in a stream whose status was sent already."""
+    return event(json.dumps(error.body()))
+
+
+async def read_body(request: Request, serving: Serving, read: Callable[[bytes], Result]) -> Result:
+    """What the request's body says.
+
+    Raises ApiError if it is too long, arrives too slowly, or while too many others arrive; and what `read` raises.
+    """
+    with serving.uploads.counted(request.state.key_name) as count:
+        raw = await _body(request, serving.limits, count)
+        return await serving.read(raw, read)
+
+
+async def _body(request: Request, limits: ServerLimits, count: Callable[[int], None]) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limits.max_body_bytes:
+        raise _too_long(limits)
+    parts, size = list[bytes](), 0
+    try:
+        async with asyncio.timeout(limits.upload_seconds):
+            async for part in request.stream():
+                size += len(part)
+                if size > limits.max_body_bytes:
+                    raise _too_long(limits)
+                count(len(part))
+                parts.append(part)
+    except TimeoutError:
+        raise ApiError(f"the body took longer than {limits.upload_seconds:g} seconds", status=408) from None
+    return b"".join(parts)
+
+
+def _too_long(limits: ServerLimits) -> ApiError:
+    return ApiError(f"the body is longer than {limits.max_body_bytes} bytes", status=413)
+
+
+async def unless_gone(request: Request, limits: ServerLimits, work: Awaitable[Result]) -> Result:
+    """The work's result; ends the work if the client goes away (ClientDisconnect) or time is up (ApiError).
+
+    The request's body must have been read.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request.receive))
+    try:
+        async with asyncio.timeout(limits.request_seconds):
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    except TimeoutError:
+        raise too_late() from None
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait({working})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def failure(error: Exception) -> ApiError:
+    """Why a stream failed, for its last event; the log has what the caller is not told."""
+    told = api_error(error)
+    if told.status >= SERVER_ERROR:
+        log.error("a stream failed", exc_info=error)
+    return told
+
+
+class EventStream(Response):
+    """Sends server-sent events as they come; closes their iterator when the client goes away or time is up.
+
+    The iterator turns its own errors into events, since the status has been sent; `told` makes the events for a stream
+    that takes too long, and for one that outlasts the time of a stopping server.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncGenerator[str, None], limits: ServerLimits, places: Places, told: Callable[[ApiError], str]
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._limits, self._places, self._told = events, limits, places, told
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all, unless the client leaves or the server stops first."""
+        sending = asyncio.ensure_future(self._send(send))
+        leaving = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            if not self._places.closed:
+                raise
+            await _ended(sending)
+            await self._end(send, self._told(stopping()))
+        finally:
+            leaving.cancel()
+            await _ended(sending)
+        if not sending.cancelled():
+            sending.result()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self._events) as events:
+            try:
+                async with asyncio.timeout(self._limits.request_seconds):
+                    async for event in events:
+                        await send(_part(event))
+            except TimeoutError:
+                await send(_part(self._told(too_late())))
+        await self._end(send)
+
+    async def _end(self, send: Send, last: str = "") -> None:
+        await send({"type": "http.response.body", "body": last.encode(), "more_body": False})
+
+
+async def _ended(task: asyncio.Future[None]) -> None:
+    """Cancel a task, and wait until it has ended."""
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def _part(event: str) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": event.encode(), "more_body": True}

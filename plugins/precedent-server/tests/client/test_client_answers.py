@@ -1,0 +1,235 @@
+"""What `ChatPrecedentServer` makes of answers: the same messages as `ChatPrecedent`, from every way in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from helpers.fake_server import HELLO, SPECULATION, STREAMED, USAGE_METADATA, FakeServer, chunks, completion
+from helpers.request_bodies import LOOK_UP, Order, look_up
+from langchain.agents import create_agent
+from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import AIMessage
+
+from precedent_server.client import ChatPrecedentServer
+
+
+def streamed(llm: Any, *asked: Any, **call: Any) -> AIMessage:
+    first, *others = llm.stream(*asked, **call)
+    return sum(others, first)  # type: ignore[no-any-return]
+
+
+async def astreamed(llm: Any, *asked: Any, **call: Any) -> AIMessage:
+    first, *others = [chunk async for chunk in llm.astream(*asked, **call)]
+    return sum(others, first)  # type: ignore[no-any-return]
+
+
+WAYS: dict[str, Callable[..., AIMessage]] = {
+    "invoke": lambda llm, *asked, **call: llm.invoke(*asked, **call),
+    "ainvoke": lambda llm, *asked, **call: asyncio.run(llm.ainvoke(*asked, **call)),
+    "stream": streamed,
+    "astream": lambda llm, *asked, **call: asyncio.run(astreamed(llm, *asked, **call)),
+}
+
+
+def server_of(body: dict[str, Any], whole: dict[str, Any], pieces: list[dict[str, Any]]) -> FakeServer:
+    return FakeServer((body, whole), ({**body, **STREAMED}, pieces))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_text_and_thoughts_come_with_all_figures(way: str) -> None:
+    server = server_of(
+        HELLO,
+        completion(content="Hi there.", reasoning_content="A greeting."),
+        chunks(
+            {"reasoning_content": "A "}, {"reasoning_content": "greeting."}, {"content": "Hi "}, {"content": "there."}
+        ),
+    )
+    message = WAYS[way](server.client(), "hello")
+    assert message.content == "Hi there."
+    assert message.additional_kwargs == {"reasoning_content": "A greeting."}
+    assert message.usage_metadata == USAGE_METADATA
+    told = {
+        key: message.response_metadata[key] for key in ("speculation", "model_provider", "model_name", "finish_reason")
+    }
+    assert told == {
+        **{"speculation": SPECULATION, "model_provider": "precedent", "model_name": "smol", "finish_reason": "stop"}
+    }
+    assert [block["type"] for block in message.content_blocks] == ["reasoning", "text"]
+    assert "logprobs" not in message.response_metadata
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_blocks_come_with_output_version_1(way: str) -> None:
+    server = server_of(
+        HELLO,
+        completion(content="Hi there.", reasoning_content="A greeting."),
+        chunks({"reasoning_content": "A greeting."}, {"content": "Hi "}, {"content": "there."}),
+    )
+    message = WAYS[way](server.client(output_version="v1"), "hello")
+    blocks = [{key: value for key, value in block.items() if key != "index"} for block in message.content]
+    assert blocks == [{"type": "reasoning", "reasoning": "A greeting."}, {"type": "text", "text": "Hi there."}]
+    assert message.response_metadata["speculation"] == SPECULATION
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_calls_come_whole_and_in_pieces(way: str) -> None:
+    first = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"number": "1042"}'}}
+    second = {"id": "call_2", "type": "function", "function": {"name": "look_up", "arguments": '{"number": "7"}'}}
+    pieces = [
+        {"index": 0, "id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"number": '}},
+        {"index": 0, "function": {"arguments": '"1042"}'}},
+        {"index": 1, "id": "call_2", "type": "function", "function": {"name": "look_up", "arguments": ""}},
+        {"index": 1, "function": {"arguments": '{"number": "7"}'}},
+    ]
+    server = server_of(
+        {**HELLO, "tools": [LOOK_UP], "tool_choice": "required"},
+        completion("tool_calls", tool_calls=[first, second]),
+        chunks(*({"tool_calls": [piece]} for piece in pieces), finish_reason="tool_calls"),
+    )
+    message = WAYS[way](server.client().bind_tools([look_up], tool_choice="any"), "hello")
+    assert [(call["id"], call["name"], call["args"]) for call in message.tool_calls] == [
+        ("call_1", "look_up", {"number": "1042"}),
+        ("call_2", "look_up", {"number": "7"}),
+    ]
+    assert message.content == ""
+    assert message.response_metadata["finish_reason"] == "tool_calls"
+    assert message.response_metadata["speculation"] == SPECULATION
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_a_broken_call_stays_as_it_was_written(way: str) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"number": '}}
+    server = FakeServer(({**HELLO, "tools": [LOOK_UP]}, completion(tool_calls=[call])))
+    message = WAYS[way](server.client().bind_tools([look_up]), "hello")
+    assert message.tool_calls == []
+    assert [broken["args"] for broken in message.invalid_tool_calls] == ['{"number": ']
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_logprobs_come_in_openais_form(way: str) -> None:
+    logprobs = {"content": [{"token": "Hi", "bytes": [72, 105], "logprob": -0.5, "top_logprobs": []}], "refusal": None}
+    whole, pieces = completion(content="Hi"), chunks({"content": "Hi"})
+    whole["choices"][0]["logprobs"] = pieces[1]["choices"][0]["logprobs"] = logprobs
+    server = server_of({**HELLO, "logprobs": True}, whole, pieces)
+    message = WAYS[way](server.client(logprobs=True), "hello")
+    assert message.response_metadata["logprobs"]["content"] == logprobs["content"]
+
+
+def test_invoke_can_stream() -> None:
+    server = FakeServer(({**HELLO, **STREAMED}, chunks({"content": "Hi"})))
+    message = server.client(streaming=True).invoke("hello")
+    assert (message.content, message.usage_metadata) == ("Hi", USAGE_METADATA)
+    assert message.response_metadata["speculation"] == SPECULATION
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
+@pytest.mark.parametrize("way", WAYS)
+def test_structured_output_is_an_object_of_the_class(way: str, method: str) -> None:
+    text = '{"number": 1042}'
+    call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "Order", "arguments": text}}
+    said = {"tool_calls": [call]} if method == "function_calling" else {"content": text}
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "Order",
+            "description": "An order.",
+            "parameters": {"properties": {"number": {"type": "integer"}}, "required": ["number"], "type": "object"},
+        },
+    }
+    schema = {"title": "Order", "description": "An order.", **tool["function"]["parameters"]}  # type: ignore[index,dict-item]
+    schema["properties"] = {"number": {"title": "Number", "type": "integer"}}
+    sent: dict[str, Any] = {
+        "json_schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "Order", "schema": schema}}},
+        "json_mode": {"response_format": {"type": "json_object"}},
+        "function_calling": {
+            "tools": [tool],
+            "tool_choice": {"type": "function", "function": {"name": "Order"}},
+            "parallel_tool_calls": False,
+        },
+    }
+    server = server_of({**HELLO, **sent[method]}, completion(**said), chunks(said))
+    structured = server.client().with_structured_output(Order, method=method)
+    asked = {"stream": lambda: list(structured.stream("hello"))[-1], "invoke": lambda: structured.invoke("hello")}
+    assert asked.get(way, lambda: asyncio.run(structured.ainvoke("hello")))() == Order(number=1042)
+
+
+def test_the_default_method_is_json_schema_and_raw_answers_come_along() -> None:
+    server = FakeServer()
+    server.script = [(body_of_order(), completion(content='{"number": 7}'))]
+    found = server.client().with_structured_output(Order, include_raw=True).invoke("hello")
+    assert found["parsed"] == Order(number=7)
+    assert found["raw"].response_metadata["speculation"] == SPECULATION
+
+
+def test_an_answer_that_was_cut_is_an_error_of_the_parser() -> None:
+    """The parser of `openai` raises an error that LangChain's retries do not know."""
+    server = FakeServer((body_of_order(), completion("length", content='{"numb')))
+    with pytest.raises(OutputParserException, match="allow more with max_tokens="):
+        server.client().with_structured_output(Order).invoke("hello")
+
+
+def test_a_format_goes_beside_tools_that_are_not_strict() -> None:
+    body = {**body_of_order(), "tools": [LOOK_UP]}
+    server = server_of(body, completion(content='{"number": 7}'), chunks({"content": '{"number": 7}'}))
+    llm = server.client().bind_tools([look_up], response_format=Order)
+    assert llm.invoke("hello").content == streamed(llm, "hello").content == '{"number": 7}'
+
+
+def body_of_order() -> dict[str, Any]:
+    schema = Order.model_json_schema()
+    return {**HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": "Order", "schema": schema}}}
+
+
+def test_an_agent_calls_a_tool_and_answers() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"number": "1042"}'}}
+    asked = {**HELLO, "tools": [LOOK_UP], "workflow_step": "model"}
+    told = [
+        *HELLO["messages"],
+        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "content": "1042", "tool_call_id": "call_1"},
+    ]
+    server = FakeServer(
+        (asked, completion("tool_calls", tool_calls=[call], reasoning_content="hm")),
+        ({**asked, "messages": told}, completion(content="It is on its way.")),
+    )
+    state = create_agent(server.client(), [look_up]).invoke({"messages": [("user", "hello")]})
+    assert state["messages"][-1].content == "It is on its way."
+
+
+REFUSED = {
+    "error": {"message": "no such model", "type": "invalid_request_error", "param": "model", "code": "model_not_found"}
+}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, openai.BadRequestError),
+        (401, openai.AuthenticationError),
+        (403, openai.PermissionDeniedError),
+        (404, openai.NotFoundError),
+        (429, openai.RateLimitError),
+        (503, openai.InternalServerError),
+    ],
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_what_the_server_refuses_is_an_error_of_openai(way: str, status: int, kind: type[Exception]) -> None:
+    answer = httpx.Response(status, json=REFUSED)
+    server = FakeServer((HELLO, answer), ({**HELLO, **STREAMED}, answer))
+    with pytest.raises(kind, match="no such model"):
+        WAYS[way](server.client(), "hello")
+
+
+def test_a_busy_server_is_asked_again() -> None:
+    busy = httpx.Response(429, json=REFUSED, headers={"retry-after-ms": "1"})
+    answers = iter([busy, httpx.Response(200, content=json.dumps(completion(content="Hi")))])
+    transport = httpx.MockTransport(lambda request: next(answers))
+    llm = ChatPrecedentServer(model="smol", base_url="http://server", http_client=httpx.Client(transport=transport))
+    assert llm.invoke("hello").content == "Hi"

@@ -1,0 +1,149 @@
+"""Two real servers for all clients, and the counts of each suite for docs/how-to/operate.md."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from openai import OpenAI
+from pytest_socket import enable_socket
+
+from precedent_server.stored_keys import add_key
+
+HERE = Path(__file__).parent
+SMOL = "smollm2"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Server:
+    """A running server; `keys` are API keys by name."""
+
+    address: str
+    keys: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        """What clients call `base_url`."""
+        return f"{self.address}/v1"
+
+
+@pytest.fixture(autouse=True)
+def _sockets() -> None:
+    """Only the loopback address is used."""
+    enable_socket()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with keys on scripted models."""
+    folder = tmp_path_factory.mktemp("server")
+    roles = {"desk": "use", "other": "use", "boss": "admin"}
+    keys = {name: add_key(folder / "keys.json", name, "shop", role) for name, role in roles.items()}
+    command = [sys.executable, str(HERE / "scripted_server.py"), str(folder / "keys.json")]
+    with started(command, folder / "log.txt", "stdout") as address:
+        yield Server(address, keys)
+
+
+@pytest.fixture(scope="session")
+def smol(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`precedent serve` with the packaged model, without keys."""
+    folder = tmp_path_factory.mktemp("smol")
+    main = "from precedent.cli.app import main; main()"
+    models = ["--model", f"{SMOL}=smollm2-135m-instruct", "--cache", str(folder / "cache"), "--port", "0"]
+    with started([sys.executable, "-c", main, "serve", *models], folder / "log.txt", "stderr") as address:
+        yield Server(address, {})
+
+
+@contextmanager
+def started(command: list[str], log: Path, tells: str) -> Iterator[str]:
+    """Run a server that tells its address on `tells`; everything else goes to `log`. It must end on SIGTERM."""
+    with log.open("wb") as other:
+        streams: dict[str, Any] = {"stdout": other, "stderr": other, tells: subprocess.PIPE}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path])}
+        with subprocess.Popen(command, text=True, env=environment, **streams) as running:
+            told = getattr(running, tells)
+            try:
+                yield address_in(told, log)
+            finally:
+                running.send_signal(signal.SIGTERM)
+                told.read()
+    assert running.returncode in (0, -signal.SIGTERM), (
+        log.read_text()
+    )  # uvicorn raises the signal again when it is done
+
+
+def address_in(told: IO[str], log: Path) -> str:
+    """The address that a server tells."""
+    said = list[str]()
+    for line in told:
+        said.append(line)
+        if found := re.search(r"http://[\d.]+:\d+", line):
+            return found[0]
+    pytest.fail("".join(said) + log.read_text())
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    """A FIFO: who opens it waits for the other end, without a clock."""
+    os.mkfifo(tmp_path / "fifo")
+    return tmp_path / "fifo"
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[OpenAI]:
+    """openai-python with a key that may ask."""
+    with OpenAI(base_url=server.url, api_key=server.keys["desk"], max_retries=0) as made:
+        yield made
+
+
+# The counts
+
+OUTCOMES: dict[str, dict[str, str]] = defaultdict(dict)
+"""Outcomes of tests by suite (a file, or a class in it) and name."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note how a test ended."""
+    if report.when == "call" or report.outcome != "passed":
+        file, _, name = report.nodeid.partition("::")
+        suite, _, test = name.rpartition("::")
+        place = Path(file).stem.removeprefix("test_") + (f" {suite}" if suite else "")
+        if report.when != "teardown" or test not in OUTCOMES[place]:
+            OUTCOMES[place][test] = report.outcome
+
+
+NOTES = list[str]()
+"""Counts that suites of their own tell."""
+
+
+@pytest.fixture
+def note() -> Callable[[str], None]:
+    """Adds a line to the counts."""
+    return NOTES.append
+
+
+@pytest.fixture
+def outcomes() -> Callable[[str], dict[str, str]]:
+    """The outcomes so far of a suite."""
+    return lambda suite: OUTCOMES[suite]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The table of docs/how-to/operate.md."""
+    terminalreporter.section("tested with")
+    for suite, found in OUTCOMES.items():
+        counts = Counter(found.values())
+        told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
+        terminalreporter.write_line(f"{suite}: {told}")
+    for line in NOTES:
+        terminalreporter.write_line(line)

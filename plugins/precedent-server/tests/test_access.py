@@ -1,0 +1,140 @@
+"""Who reaches a server: hosts, origins, HEAD, redirects, and what is told of failures and models."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from precedent.testing.scripted_model import scripted_model_engine
+from precedent_server.access import AccessRules
+from precedent_server.app import server_app
+from precedent_server.keys import KeyFile
+from precedent_server.serving import Served, Serving
+from precedent_server.stored_keys import add_key
+
+ASKED = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+CHAT = "/v1/chat/completions"
+APP = "https://app.example.org"
+
+
+@pytest.fixture
+def ask() -> Any:
+    """Sends one request to a server with these rules."""
+
+    async def sent(method: str, path: str, *, keys: Any = None, hosts: Any = (), origins: Any = (), **more: Any) -> Any:
+        rules = AccessRules(tuple(hosts), tuple(origins))
+        with closing(scripted_model_engine(lambda prompt: "x", name="scripted")) as engine:
+            models = {"scripted": Served.of("scripted", engine)}
+            with closing(Serving(models, keys=keys, access=rules)) as serving:
+                transport = httpx.ASGITransport(server_app(serving), raise_app_exceptions=False)
+                async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+                    return await client.request(method, path, **more)
+
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("host", "hosts", "status"),
+    [
+        ("localhost:8000", (), 200),
+        ("models.internal:8000", (), 403),
+        ("models.internal:8000", ("models.internal",), 200),
+        ("MODELS.internal", ("models.internal",), 200),
+        ("localhost:8000", ("models.internal",), 200),
+        ("evil.org", ("models.internal",), 403),
+        ("models.internal.evil.org", ("models.internal",), 403),
+        ("evil.org", ("*",), 200),
+    ],
+)
+@pytest.mark.parametrize("with_key", [False, True])
+async def test_a_host_is_answered_if_it_is_allowed(
+    ask: Any, path: Path, host: str, hosts: Any, status: int, with_key: bool
+) -> None:
+    headers, keys = {"Host": host}, None
+    if with_key:
+        headers["Authorization"] = f"Bearer {add_key(path, 'desk', 'shop')}"
+        keys = KeyFile(path)
+    answer = await ask("POST", CHAT, json=ASKED, headers=headers, hosts=hosts, keys=keys)
+    assert answer.status_code == (200 if with_key and not hosts else status), answer.text
+
+
+@pytest.mark.parametrize(("origin", "allowed"), [(APP, True), ("https://evil.org", False), (f"{APP}.evil.org", False)])
+async def test_a_page_of_an_allowed_origin_reads_answers(ask: Any, origin: str, allowed: bool) -> None:
+    wanted = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    asked = {"Access-Control-Request-Headers": "authorization,content-type"}
+    before = await ask("OPTIONS", CHAT, headers=wanted | asked, origins=[APP])
+    answer = await ask("POST", CHAT, json=ASKED, headers={"Origin": origin}, origins=[APP])
+    assert (before.status_code, answer.status_code) == ((200, 200) if allowed else (400, 403))
+    for one in (before, answer):
+        assert one.headers.get("access-control-allow-origin") == (APP if allowed else None)
+
+
+async def test_without_origins_no_page_of_another_reads_answers(ask: Any) -> None:
+    answer = await ask("POST", CHAT, json=ASKED, headers={"Origin": APP})
+    assert answer.status_code == 403
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/scripted", "/metrics", "/openapi.json", "/"])
+async def test_head_is_answered_where_get_is(ask: Any, path: str) -> None:
+    assert (await ask("HEAD", path)).status_code == (await ask("GET", path)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health/", "/v1/models/scripted/", "/v1/chat/completions/", "//evil.org/health/"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_redirect_does_not_lead_to_the_clients_host(ask: Any, path: str, method: str) -> None:
+    answer = await ask(method, f"http://127.0.0.1:8000{path}", headers={"Host": "evil.org"})
+    place = answer.headers.get("location", "/")
+    assert place.startswith("/")
+    assert not place.startswith("//")
+    assert "evil.org" not in place or path.startswith("//")
+
+
+async def test_an_unhandled_error_is_logged_as_500_with_its_id(ask: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(dict[str, Served]):
+        def __contains__(self, name: object) -> bool:
+            raise RuntimeError("unforeseen")
+
+    with (
+        closing(Serving(Failing())) as serving,
+        caplog.at_level(logging.INFO, logger="precedent"),
+    ):
+        transport = httpx.ASGITransport(server_app(serving), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+            answer = await client.post(CHAT, json=ASKED, headers={"X-Request-ID": "mine-1"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine-1")
+    assert answer.json()["error"]["type"] == "server_error"
+    assert "unforeseen" not in answer.text
+    lines = [record.request for record in caplog.records if hasattr(record, "request")]
+    assert [(line["status"], line["request_id"]) for line in lines] == [(500, "mine-1")]
+    (failure,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "mine-1" in failure.getMessage()
+
+
+async def test_a_model_says_what_it_can_do_and_its_other_names() -> None:
+    with (
+        closing(scripted_model_engine(lambda prompt: "x", name="desk")) as engine,
+        closing(scripted_model_engine(lambda prompt: "x", name="other", cache=None)) as other,
+    ):
+        models = {name: Served.of(name, one) for name, one in (("desk", engine), ("alias", engine), ("other", other))}
+        with closing(Serving(models)) as serving:
+            transport = httpx.ASGITransport(server_app(serving))
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+                found = {one["id"]: one for one in (await client.get("/v1/models")).json()["data"]}
+                metrics = (await client.get("/metrics")).text
+        assert {name: one["aliases"] for name, one in found.items()} == {
+            "desk": ["alias"],
+            "alias": ["desk"],
+            "other": [],
+        }
+        assert {one["max_model_len"] for one in found.values()} == {engine.context_length}
+        assert found["desk"]["capabilities"] == {
+            "tools": True, "structured_output": True, "reasoning": False, "embeddings": False,
+        }  # fmt: skip
+        assert metrics.count("vllm:num_requests_running{") == 2
+        assert 'model_name="desk"' in metrics

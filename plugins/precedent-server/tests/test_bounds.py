@@ -1,0 +1,149 @@
+"""Everything that a request brings has a bound: ten megabytes of it are refused by name while other streams go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from precedent_server.errors import ApiError
+from precedent_server.settings import ServerLimits
+from precedent_server.uploads import Uploads
+
+CHAT = "/v1/chat/completions"
+LONG = " ".join(f"word{number}" for number in range(60))
+TEXT = "word " * 2_000_000
+"""Ten megabytes."""
+
+MANY = [f"word {number}" for number in range(200_000)]
+TOOL = {"type": "function", "function": {"name": "look_up", "description": TEXT, "parameters": {"type": "object"}}}
+SCHEMA = {"type": "object", "properties": {name: {"type": "string"} for name in MANY[:100_000]}}
+
+FIELDS: list[tuple[str, Any]] = [
+    ("model", TEXT),
+    ("messages", [{"role": "user", "content": TEXT}]),
+    ("messages", [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]),
+    ("messages", [{"role": "user", "content": "x"}] * 20_000),
+    ("messages", [{"role": TEXT, "content": "x"}]),
+    ("tools", [TOOL]),
+    ("tools", [{**TOOL, "function": {"name": "look_up", "parameters": SCHEMA}}]),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": TEXT}}}),
+    ("templates", MANY),
+    ("templates", [TEXT]),
+    ("templates", ["{a} " + TEXT]),
+    ("templates", ["x"] * 1000 + [1] * 100_000),
+    ("prediction", {"type": "content", "content": TEXT}),
+    ("prediction", {"type": "content", "content": [{"type": "text", "text": "word "}] * 60_000}),
+    ("stop", MANY),
+    ("stop", TEXT),
+    ("stop", [1] * 200_000),
+    ("logit_bias", dict.fromkeys(MANY, 1)),
+    ("logit_bias", {str(number): 1 for number in range(200_000)}),
+    ("logit_bias", {str(number): "x" for number in range(200_000)}),
+    ("stop_token_ids", list(range(200_000))),
+    ("metadata", {"note": TEXT}),
+    ("metadata", dict.fromkeys(MANY, "x")),
+    ("workflow_step", TEXT),
+    ("chat_template_kwargs", {"note": TEXT}),
+    ("n", 10**4000),
+    ("seed", TEXT),
+    ("reasoning_effort", TEXT),
+    ("tool_choice", TEXT),
+    ("speculation", {"drafters": MANY}),
+    ("speculation", {"mode": TEXT}),
+]
+
+
+ROOMY = ServerLimits(max_body_bytes=2**26, max_upload_bytes_per_key=2**27)
+
+
+def asked(**more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "Hello?"}]
+    return {"model": "scripted", "messages": messages, "temperature": 0, "max_tokens": 4, **more}
+
+
+@pytest.mark.parametrize(("name", "value"), FIELDS, ids=[f"{name}{number}" for number, (name, _) in enumerate(FIELDS)])
+async def test_ten_megabytes_of_a_field(serve: Any, name: str, value: Any) -> None:
+    """Refused by its name, in a short answer, while a stream that began before goes on to its end."""
+    client = serve(lambda prompt: LONG, limits=ROOMY, may_stray=True)
+    stream = asyncio.ensure_future(client.post(CHAT, json=asked(stream=True, max_tokens=12_000)))
+    while client.serving.models["scripted"].engine.metrics().num_requests_running == 0:
+        await asyncio.sleep(0.001)
+    answer = await client.post(CHAT, content=json.dumps(asked(**{name: value})))
+    error = answer.json()["error"]
+    assert answer.status_code == (404 if name == "model" else 400), answer.text[:500]
+    assert (error["param"] or "speculation").partition("[")[0] == name, answer.text[:500]
+    assert len(answer.content) < 3000
+    told = (await stream).text
+    assert told.endswith("data: [DONE]\n\n")
+    assert '"finish_reason":"stop"' in told
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/embeddings"])
+@pytest.mark.parametrize(
+    ("raw", "complaint"),
+    [
+        (b'{"x": [' + b",".join([b"[]"] * 2_500_000) + b"]}", "more than 262,144 values"),
+        (b'{"x": [' + b",".join([b'"a,[{"'] * 400_000) + b"]}", "more than 262,144 values"),
+        (b"[" * 8_000_000, "more than 262,144 values"),
+        (b'{"' + b"x" * 8_000_000 + b'": 1}', "is not supported"),
+        (json.dumps({"x": ',"\\' * 1_600_000}).encode(), "'x' is not supported"),
+    ],
+    ids=["lists", "texts", "depth", "key", "separators in a text"],
+)
+async def test_eight_megabytes_of_another_kind(serve: Any, path: str, raw: bytes, complaint: str) -> None:
+    client = serve(lambda prompt: LONG, limits=ROOMY, may_stray=True)
+    answer = await client.post(path, content=raw)
+    assert answer.status_code == 400
+    assert complaint in answer.json()["error"]["message"]
+    assert len(answer.content) < 3000
+
+
+async def test_a_body_that_says_it_is_too_long_is_not_read(serve: Any) -> None:
+    async def body() -> Any:
+        yield b"{"
+        raise AssertionError("it was read on")
+
+    client = serve(lambda prompt: LONG, limits=ROOMY, may_stray=True)
+    answer = await client.post(CHAT, content=body(), headers={"Content-Length": str(2**26 + 1)})
+    assert answer.status_code == 413
+
+
+def test_bytes_of_unfinished_bodies_are_bounded_per_key_and_in_all() -> None:
+    uploads = Uploads(ServerLimits(max_upload_bytes=100, max_upload_bytes_per_key=60))
+    with uploads.counted("ada") as ada, uploads.counted("ben") as ben:
+        ada(50)
+        with uploads.counted("ada") as second, pytest.raises(ApiError, match="this key has") as refused:
+            second(11)
+        assert (refused.value.status, refused.value.headers) == (429, {"Retry-After": "5"})
+        ben(50)
+        with uploads.counted("cyd") as cyd, pytest.raises(ApiError, match="there are unfinished requests of 100 bytes"):
+            cyd(1)
+        assert uploads.num_bytes == 100
+    assert uploads.num_bytes == 0
+
+
+async def test_a_body_counts_until_it_is_read(serve: Any) -> None:
+    """While one body has not come to its end there is no room for another; afterwards there is."""
+    client = serve(["x", "x"], limits=ServerLimits(max_upload_bytes=600), may_stray=True)
+    raw = json.dumps(asked()).encode()
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    async def body() -> Any:
+        yield b" " * 450
+        arrived.set()
+        await go_on.wait()
+        yield raw
+
+    first = asyncio.ensure_future(client.post(CHAT, content=body()))
+    async with asyncio.timeout(60):
+        while client.serving.uploads.num_bytes < 450:
+            await asyncio.sleep(0.001)
+    assert (await client.post(CHAT, content=b" " * 200 + raw)).status_code == 429
+    go_on.set()
+    assert (await first).status_code == 200
+    assert client.serving.uploads.num_bytes == 0
+    assert (await client.post(CHAT, content=raw)).status_code == 200

@@ -1,0 +1,140 @@
+"""A call that `max_tokens` cuts is text, or an unfinished call of a stream; never a call with markup.
+
+Every format is cut behind each of its tokens, whole and streamed, on both routes and by `ChatPrecedent` itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import httpx
+import pytest
+from helpers.format_models import MODELS, TOKENIZERS, TOOLS, answers_of
+from langchain_core.messages import AIMessage
+
+from precedent.langchain import ChatPrecedent
+from precedent.testing.scripted_engine import ScriptedEngine
+from precedent_server.app import server_app
+from precedent_server.serving import Served, Serving
+
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+FUNCTIONS = [{"type": "function", **tool["function"]} for tool in TOOLS]
+ARGUMENTS = {"number": "10 E", "copies": 2}
+
+
+def answer_of(name: str) -> str:
+    """A call with an ASCII argument, since half a character is no text."""
+    return answers_of(MODELS[name])[0].replace("€", "E")
+
+
+def num_tokens(name: str) -> int:
+    return len(TOKENIZERS[name].encode(answer_of(name)))
+
+
+@pytest.fixture(params=MODELS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def client(name: str) -> Iterator[httpx.AsyncClient]:
+    engine: Any = ScriptedEngine(TOKENIZERS[name], lambda prompt: answer_of(name))
+    with closing(Serving({"scripted": Served.of("scripted", engine)})) as serving:
+        yield httpx.AsyncClient(transport=httpx.ASGITransport(server_app(serving)), base_url="http://127.0.0.1:8000")
+
+
+async def posted(client: httpx.AsyncClient, path: str, **more: Any) -> Any:
+    """The answer, or the events of its stream."""
+    asked = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
+    asked = asked if path == CHAT else {"input": "hi", "tools": FUNCTIONS}
+    answer = await client.post(path, json={"model": "scripted", **asked, **more})
+    assert answer.status_code == 200, answer.text
+    if not more.get("stream"):
+        return answer.json()
+    datas = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    return [json.loads(data) for data in datas]
+
+
+def check_written(name: str, text: str, length: int) -> None:
+    """The text of an answer that was cut is what the model wrote, except thoughts and the blanks before a call."""
+    written = TOKENIZERS[name].decode(TOKENIZERS[name].encode(answer_of(name))[:length])
+    if text.strip():
+        assert written.replace(" ", "").replace("\n", "").endswith(text.replace(" ", "").replace("\n", "")), text
+
+
+async def test_whole_answers_have_whole_calls_alone(client: httpx.AsyncClient, name: str) -> None:
+    for length in range(1, num_tokens(name) + 1):
+        (choice,) = (await posted(client, CHAT, max_tokens=length))["choices"]
+        message = choice["message"]
+        assert choice["finish_reason"] == "length"
+        for call in message.get("tool_calls", ()):
+            assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("look_up", ARGUMENTS)
+        if not message.get("tool_calls"):
+            check_written(name, message["content"], length)
+        if length % 7 == 0:
+            items = (await posted(client, RESPONSES, max_output_tokens=length))["output"]
+            calls = [item for item in items if item["type"] == "function_call"]
+            assert len(calls) == len(message.get("tool_calls", ()))
+            assert [json.loads(call["arguments"]) for call in calls] == [ARGUMENTS] * len(calls)
+            texts = [part["text"] for item in items if item["type"] == "message" for part in item["content"]]
+            assert "".join(texts) == (message["content"] or "")
+            assert items[-1]["status"] == ("completed" if calls else "incomplete")
+
+
+async def test_a_stream_never_has_markup_in_arguments(client: httpx.AsyncClient, name: str) -> None:
+    for length in range(1, num_tokens(name) + 1, 3):
+        events = await posted(client, CHAT, max_tokens=length, stream=True)
+        deltas = [event["choices"][0]["delta"] for event in events]
+        calls = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+        check_arguments("".join(call["arguments"] for call in calls))
+        assert [call["name"] for call in calls if "name" in call] in ([], ["look_up"])
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        if not calls:
+            check_written(name, "".join(delta.get("content", "") for delta in deltas), length)
+
+
+async def test_an_unfinished_item_of_a_stream_says_so(client: httpx.AsyncClient, name: str) -> None:
+    for length in range(2, num_tokens(name) + 1, 5):
+        events = await posted(client, RESPONSES, max_output_tokens=length, stream=True)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[-1]["type"] == "response.incomplete"
+        for item in events[-1]["response"]["output"]:
+            if item["type"] == "function_call":
+                check_arguments(item["arguments"])
+                whole = item["arguments"] == json.dumps(ARGUMENTS, ensure_ascii=False)
+                assert item["status"] == "completed" if whole else "incomplete"
+
+
+def check_arguments(arguments: str) -> None:
+    """They are the beginning of the arguments' JSON."""
+    assert json.dumps(ARGUMENTS, ensure_ascii=False).startswith(arguments)
+
+
+def test_a_chat_model_returns_a_cut_call_as_its_text(name: str) -> None:
+    engine = ScriptedEngine(TOKENIZERS[name], lambda prompt: answer_of(name))
+    model = ChatPrecedent.from_engine(engine).bind_tools(TOOLS)
+    for length in range(1, num_tokens(name) + 1):
+        message = model.invoke("hi", max_tokens=length)
+        assert isinstance(message, AIMessage)
+        assert message.response_metadata["finish_reason"] == "length"
+        assert message.invalid_tool_calls == []
+        assert [call["args"] for call in message.tool_calls] == [ARGUMENTS] * len(message.tool_calls)
+        if not message.tool_calls:
+            check_written(name, message.text, length)
+
+
+def test_a_streamed_call_that_is_cut_is_invalid_and_without_markup(name: str) -> None:
+    engine = ScriptedEngine(TOKENIZERS[name], lambda prompt: answer_of(name))
+    model = ChatPrecedent.from_engine(engine).bind_tools(TOOLS)
+    for length in range(1, num_tokens(name) + 1, 3):
+        first, *others = list(model.stream("hi", max_tokens=length))
+        message: Any = first
+        for chunk in others:
+            message += chunk
+        assert [call["args"] for call in message.tool_calls] == [ARGUMENTS] * len(message.tool_calls)
+        for call in message.invalid_tool_calls:
+            assert call["name"] == "look_up"
+            check_arguments(call["args"].removesuffix("<invalid>")[:-2].rstrip("\\"))

@@ -1,0 +1,116 @@
+"""`/openapi.json` says what the routes take and answer, out of the tables that they use themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from precedent_server.bodies import HABITS, NEUTRAL
+from precedent_server.description import ROUTES
+from precedent_server.keys import KeyFile
+from precedent_server.stored_keys import add_key
+
+HELLO = [{"role": "user", "content": "Hello?"}]
+TOOL = {"type": "function", "name": "look_up"}
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {}}\n</tool_call>'
+
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": HELLO}),
+    ("/v1/chat/completions", {"messages": HELLO, "logprobs": True, "top_logprobs": 1, "n": 2}),
+    ("/v1/chat/completions", {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "look_up"}}]}),
+    ("/v1/chat/completions", {"messages": []}),
+    ("/v1/completions", {"prompt": ["a", "b"], "logprobs": 1}),
+    ("/v1/completions", {"prompt": "a", "best_of": 2}),
+    ("/v1/responses", {"input": "Hello?"}),
+    ("/v1/responses", {"input": "Hello?", "tools": [TOOL], "tool_choice": {"type": "function", "name": "look_up"}}),
+    ("/v1/responses", {"input": "Hello?", "tool_choice": None, "parallel_tool_calls": None, "text": None}),
+    ("/v1/responses", {"input": "Hello?", "background": True}),
+    ("/v1/embeddings", {"input": ["a", "b"]}),
+    ("/v1/embeddings", {"input": "a", "encoding_format": "base64"}),
+    ("/v1/embeddings", {"input": ""}),
+]
+
+
+async def described(client: Any, **asked: Any) -> dict[str, Any]:
+    answer = await client.get("/openapi.json", **asked)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def check(told: dict[str, Any], value: Any, schema: dict[str, Any]) -> None:
+    Draft202012Validator({**schema, "components": told["components"]}).validate(value)
+
+
+def schema_of_answer(told: dict[str, Any], method: str, path: str, status: int) -> dict[str, Any]:
+    answers = told["paths"][path][method]["responses"]
+    found: dict[str, Any] = answers["200" if status == 200 else f"{status // 100}XX"]["content"]
+    return found["application/json"]["schema"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("path", "body"), REQUESTS)
+async def test_answers_are_of_the_type_described(serve: Any, path: str, body: dict[str, Any]) -> None:
+    client = serve(lambda prompt: CALL if '"name": "look_up"' in prompt else "x")
+    told = await described(client)
+    answer = await client.post(path, json={"model": "scripted", **body})
+    assert answer.status_code in (200, 400), answer.text
+    check(told, answer.json(), schema_of_answer(told, "post", path, answer.status_code))
+
+
+@pytest.mark.parametrize(
+    ("path", "route"), [("/v1/models", "/v1/models"), ("/v1/models/scripted", "/v1/models/{name}"),
+                        ("/v1/models/gpt", "/v1/models/{name}"), ("/health", "/health")],
+)  # fmt: skip
+async def test_what_is_got_is_of_the_type_described(client: Any, path: str, route: str) -> None:
+    told, answer = await described(client), await client.get(path)
+    check(told, answer.json(), schema_of_answer(told, "get", route, answer.status_code))
+
+
+@pytest.mark.parametrize("path", [path for path, route in ROUTES.items() if route.body is not None])
+async def test_a_body_has_the_keys_of_its_table(client: Any, path: str) -> None:
+    told, keys = await described(client), ROUTES[path].body
+    assert keys is not None
+    schema = told["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert set(schema["required"]) == set(keys.required)
+    assert {*keys.supported, *keys.own, *HABITS} <= schema["properties"].keys()
+    unsupported = schema["properties"].keys() - {*keys.supported, *keys.own, *HABITS}
+    asking_nothing = {name: {"enum": [*values, None]} for name, values in NEUTRAL.items()}
+    assert all(schema["properties"][name] == asking_nothing.get(name, {"type": "null"}) for name in unsupported)
+    assert schema["properties"]["model"] == {"type": "string", "enum": ["scripted"]}
+    assert schema["additionalProperties"] is False
+
+
+async def test_a_conversation_is_described_by_role(client: Any) -> None:
+    told = await described(client)
+    body = told["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    check(told, {"model": "scripted", "messages": HELLO}, body)
+    for wrong in ([], [{"role": "nobody", "content": "Hello?"}], [{"role": "user"}], "Hello?"):
+        assert not Draft202012Validator({**body, "components": told["components"]}).is_valid(
+            {"model": "scripted", "messages": wrong}
+        )
+
+
+async def test_keys_are_described_where_they_are_needed(serve: Any, client: Any, path: Path) -> None:
+    key = add_key(path, "desk", "shop")
+    guarded = serve(["x"], keys=KeyFile(path))
+    assert (await guarded.get("/openapi.json")).status_code == 401
+    told = await described(guarded, headers={"Authorization": f"Bearer {key}"})
+    needs = {path: "security" in operation for path, one in told["paths"].items() for operation in one.values()}
+    assert needs == {path: path != "/health" for path in ROUTES}
+    assert told["components"]["securitySchemes"] == {"bearer": {"type": "http", "scheme": "bearer"}}
+    assert "securitySchemes" not in (await described(client))["components"]
+
+
+async def test_a_method_that_is_not_allowed_tells_which_is(client: Any) -> None:
+    answer = await client.get("/v1/chat/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_every_operation_says_what_it_does(serve: Any) -> None:
+    told = await described(serve(lambda prompt: "x"))
+    said = [one for path in told["paths"].values() for one in path.values()]
+    assert all(one["description"] and "partial" not in f"{one['summary']} {one['description']}".lower() for one in said)

@@ -1,0 +1,235 @@
+"""The other routes, and what holds for all: errors in OpenAI's form, request ids, bounds, keys."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai.types import Completion
+
+from precedent_server.keys import KeyFile
+from precedent_server.settings import ServerLimits
+from precedent_server.stored_keys import add_key
+
+Client = httpx.AsyncClient
+CHAT = "/v1/chat/completions"
+ASKED: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": "Hello?"}], "temperature": 0}
+
+
+async def test_models(client: Client) -> None:
+    listed = (await client.get("/v1/models")).json()
+    assert [one["id"] for one in listed["data"]] == ["scripted"]
+    assert (await client.get("/v1/models/scripted")).json() == listed["data"][0]
+    assert (await client.get("/v1/models/other")).status_code == 404
+
+
+async def test_health_and_metrics(client: Client) -> None:
+    assert (await client.get("/health")).json() == {"status": "ok"}
+    metrics = await client.get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert 'vllm:request_success_total{model_name="scripted",engine="0"}' in metrics.text
+
+
+async def test_health_says_degraded_and_names_what_is_switched_off(serve: Any) -> None:
+    client = serve(lambda prompt: "x", on_result=fails)
+    for _ in range(3):
+        assert (await client.post(CHAT, json=ASKED)).status_code == 200
+    answer = await client.get("/health")
+    assert answer.status_code == 200
+    assert answer.json() == {"status": "degraded", "degraded": {"scripted": ["the observer of results"]}}
+    metrics = (await client.get("/metrics")).text
+    labels = '{model_name="scripted",engine="0",aid="the observer of results"}'
+    assert f"precedent:degraded{labels} 1" in metrics
+    assert f"precedent:faults_total{labels} 3" in metrics
+
+
+def fails(prompt_ids: Any, result: Any) -> None:
+    raise RuntimeError("injected")
+
+
+async def test_health_fails_while_requests_fail_and_recovers(serve: Any) -> None:
+    client = serve(lambda prompt: "x")
+    target = client.serving.models["scripted"].engine.target
+    target.score = fails
+    for _ in range(3):
+        assert (await client.post(CHAT, json=ASKED)).status_code == 500
+    answer = await client.get("/health")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+    assert answer.json()["error"]["message"] == (
+        "scripted: 3 of the 3 requests of the last minute ended in internal errors"
+    )
+    del target.score
+    for _ in range(13):
+        assert (await client.post(CHAT, json=ASKED)).status_code == 200
+    assert (await client.get("/health")).json() == {"status": "ok"}
+
+
+async def test_health_fails_while_an_engine_does_not_advance(serve: Any) -> None:
+    client = serve(lambda prompt: "x", limits=ServerLimits(stalled_seconds=0.05))
+    target = client.serving.models["scripted"].engine.target
+    score, in_a_step, go_on = target.score, threading.Event(), threading.Event()
+
+    def held_up(*args: Any) -> Any:
+        in_a_step.set()
+        assert go_on.wait(60.0)
+        return score(*args)
+
+    target.score = held_up
+    running = asyncio.create_task(client.post(CHAT, json=ASKED))
+    while not in_a_step.is_set():
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    answer = await client.get("/health")
+    assert answer.status_code == 503
+    assert "has not advanced for" in answer.json()["error"]["message"]
+    go_on.set()
+    assert (await running).status_code == 200
+    assert (await client.get("/health")).json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", CHAT, 405)])
+async def test_other_paths_and_methods(client: Client, method: str, path: str, status: int) -> None:
+    answer = await client.request(method, path)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
+
+
+async def test_completions(serve: Any) -> None:
+    body = {"model": "scripted", "prompt": "Once upon", "temperature": 0, "max_tokens": 50}
+    found = Completion.model_validate((await serve([" a time."]).post("/v1/completions", json=body)).json())
+    assert (found.choices[0].text, found.choices[0].finish_reason) == (" a time.", "stop")
+    answer = await serve([" a time."]).post("/v1/completions", json=body | {"stream": True, "logprobs": 1})
+    events = answer.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    chunks = [Completion.construct(**json.loads(event.removeprefix("data: "))) for event in events[:-2]]
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == " a time."
+    tokens = [token for chunk in chunks if (told := chunk.choices[0].logprobs) for token in told.tokens or ()]
+    assert "".join(tokens).startswith(" a time.")
+
+
+async def test_a_stream_of_completions_ends_with_its_usage(serve: Any) -> None:
+    body = {"model": "scripted", "prompt": "Once upon", "temperature": 0, "max_tokens": 50}
+    usage = (await serve([" a time."]).post("/v1/completions", json=body)).json()["usage"]
+    streaming = {"stream": True, "stream_options": {"include_usage": True}}
+    answer = await serve([" a time."]).post("/v1/completions", json=body | streaming)
+    *chunks, last = [json.loads(event[6:]) for event in answer.text.split("\n\n") if event.startswith("data: {")]
+    assert all(chunk["usage"] is None and chunk["choices"] for chunk in chunks)
+    assert (last["choices"], last["usage"]) == ([], usage)
+
+
+async def test_several_prompts_and_echo(serve: Any) -> None:
+    body = {"model": "scripted", "prompt": ["a", "b"], "n": 2, "echo": True, "temperature": 0, "max_tokens": 9}
+    found = (await serve(lambda prompt: f"{prompt}!").post("/v1/completions", json=body)).json()
+    assert [choice["text"] for choice in found["choices"]] == ["aa!", "aa!", "bb!", "bb!"]
+    assert found["usage"]["prompt_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"best_of": 2}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [10**9]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": ["x"] * 17}, "n"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+    ],
+)
+async def test_completions_that_are_refused(client: Client, more: Any, param: str) -> None:
+    answer = await client.post("/v1/completions", json={"model": "scripted", "prompt": "x", **more})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+async def test_embeddings(client: Client) -> None:
+    body = {"model": "scripted", "input": ["one", "two"]}
+    plain = (await client.post("/v1/embeddings", json=body)).json()["data"]
+    packed = (await client.post("/v1/embeddings", json=body | {"encoding_format": "base64"})).json()["data"]
+    for one, other in zip(plain, packed, strict=True):
+        raw = base64.b64decode(other["embedding"])
+        assert one["embedding"] == pytest.approx(list(struct.unpack(f"<{len(raw) // 4}f", raw)))
+
+
+@pytest.mark.parametrize("texts", ["", [], ["x", ""], ["x"] * 257, ["x", "x" * 32_769]])
+async def test_embeddings_that_are_refused(client: Client, texts: Any) -> None:
+    answer = await client.post("/v1/embeddings", json={"model": "scripted", "input": texts})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input"), answer.text
+
+
+@pytest.mark.parametrize(("path", "asked"), [(CHAT, "messages"), ("/v1/completions", "prompt")])
+async def test_a_million_tokens(client: Client, path: str, asked: str) -> None:
+    text = "word " * 1_000_000
+    body = {"messages": [{"role": "user", "content": text}], "prompt": text}
+    answer = await client.post(path, json={"model": "scripted", asked: body[asked]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "more than" in answer.json()["error"]["message"], "it was not encoded to its end"
+
+
+async def test_a_body_that_is_too_long(serve: Any) -> None:
+    client = serve(["x"], limits=ServerLimits(max_body_bytes=1000))
+    answer = await client.post(CHAT, content=b" " * 1001)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (413, "invalid_request_error")
+
+
+async def test_a_full_queue(serve: Any) -> None:
+    client = serve(lambda prompt: "x", limits=ServerLimits(max_queued_per_key=2))
+    with client.serving.places.taken("local"):
+        answer = await client.post(CHAT, json=ASKED | {"n": 2})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert (await client.post(CHAT, json=ASKED | {"n": 2})).status_code == 200, "no place is lost"
+
+
+async def test_a_prompt_longer_than_the_context(client: Client) -> None:
+    long = ASKED | {"messages": [{"role": "user", "content": "x" * 20_000}]}
+    answer = await client.post(CHAT, json=long)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_request_ids_and_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "precedent.access"):
+        mine = await client.post(CHAT, json=ASKED, headers={"X-Request-ID": "mine-1"})
+        other = await client.post(CHAT, json=ASKED, headers={"X-Request-ID": "a b\tc" * 50})
+    assert mine.headers["x-request-id"] == "mine-1"
+    assert other.headers["x-request-id"].startswith("req-")
+    lines = [record.request for record in caplog.records if record.name == "precedent.access"]
+    assert [line["status"] for line in lines] == [200, 200]
+    assert "Hello" not in str(lines)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "http://127.0.0.1:9"}, {"Origin": "null"}],
+)
+async def test_without_keys_only_this_machine_by_its_own_name(client: Client, headers: dict[str, str]) -> None:
+    for method, path in (("POST", CHAT), ("GET", "/metrics"), ("GET", "/v1/models")):
+        answer = await client.request(method, path, json=ASKED if method == "POST" else None, headers=headers)
+        assert answer.status_code == 403
+        assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_keys_say_who_asks(serve: Any, path: Path) -> None:
+    """Tenants by key: what one stored drafts for it alone; no key, a wrong one and another scheme are refused."""
+    keys = {name: add_key(path, name, tenant=name) for name in ("desk", "shop")}
+    client = serve(lambda prompt: "The order was sent on Monday.", keys=KeyFile(path))
+    for header in (None, "Bearer pk-wrong", "Bearer", f"Basic {keys['desk']}"):
+        answer = await client.get("/v1/models", headers={"Authorization": header} if header else {})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert (await client.get("/metrics")).status_code == 401
+    assert (await client.get("/health")).status_code == 200
+
+    async def recalled(name: str) -> int:
+        answer = await client.post(CHAT, json=ASKED, headers={"Authorization": f"Bearer {keys[name]}"})
+        return int(answer.json()["speculation"]["accepted_by_source"].get("recall", 0))
+
+    assert await recalled("desk") == 0
+    assert await recalled("shop") == 0
+    assert await recalled("desk") > 0

@@ -1,0 +1,187 @@
+"""The middleware of vLLM's HTTP server: who asks, what reaches the workers, what comes back, what is stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.vllm_http import ANSWER, ASK, Wrap, asked, closed, kept, noted
+
+from precedent_server.stored_keys import revoke_key
+from precedent_vllm.note import MAX_CHARACTERS
+
+
+async def test_the_key_says_tenant_and_workflow_step(wrap: Wrap, keys: dict[str, str], tmp_path: Path) -> None:
+    app, server = wrap(api_keys=tmp_path / "keys.json")
+    for name, tenant in (("desk", "north"), ("lab", "south")):
+        answer = await asked(app, ASK, key=keys[name], state=server.state)
+        assert answer.status == 200
+        note = noted(server)
+        assert (note.tenant, note.workflow_step, note.query, note.on) == (tenant, name, "user: Where is order ?", True)
+    closed(app)
+    assert kept(tmp_path) == [("north", tuple(ANSWER)), ("south", tuple(ANSWER))]
+
+
+HOSTILE: list[Any] = [
+    {"tenant": "south"},
+    {"precedent_tenant": "south", "seal": "x"},
+    {"other": "x" * 3_000_000},
+    {"session_id": "1", "kv": [1, 2.5, "x"]},
+]
+
+
+@pytest.mark.parametrize("xargs", HOSTILE, ids=range(len(HOSTILE)))
+async def test_what_clients_say_about_themselves_changes_nothing(
+    wrap: Wrap, keys: dict[str, str], tmp_path: Path, xargs: Any
+) -> None:
+    """Their other arguments, which are vLLM's, reach it."""
+    app, server = wrap(api_keys=tmp_path / "keys.json")
+    body = {**ASK, "vllm_xargs": xargs, "tenant": "south", "workflow_step": "lab", "user": "south"}
+    assert (await asked(app, body, key=keys["desk"], state=server.state)).status == 200
+    assert (noted(server).tenant, noted(server).workflow_step) == ("north", "desk")
+    assert {name: server.bodies[-1]["vllm_xargs"][name] for name in xargs} == xargs
+
+
+async def test_a_note_of_the_clients_own_is_refused(wrap: Wrap, keys: dict[str, str], tmp_path: Path) -> None:
+    """Even one that another answer of this server may have shown it."""
+    app, server = wrap(api_keys=tmp_path / "keys.json")
+    await asked(app, ASK, key=keys["lab"], state=server.state)
+    stolen = server.bodies[-1]["vllm_xargs"]["precedent"]
+    for said in (stolen, '{"tenant": "south"}', "x" * (MAX_CHARACTERS + 1), 1, None, ["on"], True):
+        answer = await asked(app, {**ASK, "vllm_xargs": {"precedent": said}}, key=keys["desk"], state=server.state)
+        assert (answer.status, answer.json["error"]["param"]) == (400, "vllm_xargs")
+    assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize("key", [None, "pk-nobody", ""])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/tokenize", "/v1/embeddings", "/anything"])
+async def test_without_a_valid_key_nothing_passes(
+    wrap: Wrap, keys: dict[str, str], tmp_path: Path, key: str | None, path: str
+) -> None:
+    app, server = wrap(api_keys=tmp_path / "keys.json")
+    answer = await asked(app, ASK, key=key, path=path, state=server.state)
+    assert (answer.status, answer.json["error"]["code"]) == (401, "invalid_api_key")
+    assert server.scopes == []
+
+
+async def test_a_revoked_key_is_refused_at_once(wrap: Wrap, keys: dict[str, str], tmp_path: Path) -> None:
+    app, server = wrap(api_keys=tmp_path / "keys.json")
+    assert (await asked(app, ASK, key=keys["desk"], state=server.state)).status == 200
+    revoke_key(tmp_path / "keys.json", "desk")
+    assert (await asked(app, ASK, key=keys["desk"], state=server.state)).status == 401
+
+
+async def test_open_routes_and_questions_of_browsers_need_no_key(
+    wrap: Wrap, keys: dict[str, str], tmp_path: Path
+) -> None:
+    app, server = wrap(api_keys=tmp_path / "keys.json")
+    assert (await asked(app, path="/health", method="GET", state=server.state)).status == 200
+    assert (await asked(app, method="OPTIONS", state=server.state)).status == 200
+    assert (await asked(app, path="/root/health", root_path="/root", method="GET", state=server.state)).status == 200
+
+
+async def test_a_websocket_without_a_key_is_closed(wrap: Wrap, keys: dict[str, str], tmp_path: Path) -> None:
+    app, server = wrap(api_keys=tmp_path / "keys.json")
+    answer = await asked(app, type="websocket", path="/v1/realtime", state=server.state)
+    assert [(one["type"], one["code"]) for one in answer.sent] == [("websocket.close", 1008)]
+    assert server.scopes == []
+
+
+async def test_without_keys_and_tenant_nothing_is_stored(wrap: Wrap, tmp_path: Path) -> None:
+    app, server = wrap()
+    assert (await asked(app, ASK, state=server.state)).status == 200
+    assert noted(server).tenant is None
+    assert "return_token_ids" not in server.bodies[-1]
+    closed(app)
+    assert not (tmp_path / "cache.db").exists()
+
+
+async def test_a_server_without_keys_may_have_one_tenant(wrap: Wrap, tmp_path: Path) -> None:
+    app, server = wrap(tenant="north")
+    await asked(app, ASK, state=server.state)
+    closed(app)
+    assert kept(tmp_path) == [("north", tuple(ANSWER))]
+
+
+async def test_speculation_off_is_neither_drafted_nor_stored(wrap: Wrap, tmp_path: Path) -> None:
+    app, server = wrap(tenant="north")
+    await asked(app, {**ASK, "vllm_xargs": {"precedent": "off"}}, state=server.state)
+    assert not noted(server).on
+    closed(app)
+    assert not (tmp_path / "cache.db").exists()
+
+
+async def test_the_kill_switch_leaves_the_keys(wrap: Wrap, keys: dict[str, str], tmp_path: Path) -> None:
+    app, server = wrap(on=False, api_keys=tmp_path / "keys.json")
+    assert (await asked(app, ASK, state=server.state)).status == 401
+    assert (await asked(app, ASK, key=keys["desk"], state=server.state)).status == 200
+    assert server.bodies == [ASK]
+    closed(app)
+    assert not (tmp_path / "cache.db").exists()
+
+
+async def test_without_the_plugins_secret_requests_pass_as_they_are(
+    wrap: Wrap, keys: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As under a VLLM_PLUGINS that leaves it out: said once, and the keys are asked for all the same."""
+    app, server = wrap(secret=b"", api_keys=tmp_path / "keys.json")
+    assert (await asked(app, ASK, state=server.state)).status == 401
+    assert (await asked(app, ASK, key=keys["desk"], state=server.state)).status == 200
+    assert server.bodies == [ASK]
+    assert caplog.text.count("VLLM_PLUGINS") == 1
+
+
+async def test_predictions_reach_the_drafter_and_not_vllm(wrap: Wrap) -> None:
+    app, server = wrap(tenant="north")
+    for content in ("order 17 was sent", [{"type": "text", "text": "order 17 "}, {"type": "text", "text": "was sent"}]):
+        await asked(app, {**ASK, "prediction": {"type": "content", "content": content}}, state=server.state)
+        assert noted(server).prediction == "order 17 was sent"
+        assert "prediction" not in server.bodies[-1]
+
+
+WRONG = ["a text", 7, [], {}, {"type": "content"}, {"type": "x", "content": "y"}, {"type": "content", "content": 7}]
+
+
+@pytest.mark.parametrize("prediction", [*WRONG, {"type": "content", "content": "x" * 64 * 64 + "x"}], ids=range(8))
+async def test_a_prediction_that_none_can_be_is_refused(wrap: Wrap, prediction: Any) -> None:
+    app, server = wrap(tenant="north")
+    answer = await asked(app, {**ASK, "prediction": prediction}, state=server.state)
+    assert (answer.status, answer.json["error"]["param"]) == (400, "prediction")
+    assert server.bodies == []
+
+
+ODD: list[bytes | Any] = [
+    b"",
+    b"{",
+    b"[" * 100_000,
+    b"\xff\xfe",
+    [],
+    7,
+    {"messages": 7, "model": ["m"]},
+    {"messages": [7, {}, {"role": 1}, {"role": "user"}, {"role": "user", "content": [7, {"text": 7}]}]},
+    {"messages": [{"role": "assistant", "content": None, "tool_calls": [7, {}, {"function": {"name": 7}}]}]},
+    {"messages": [{"role": "user", "content": "half \ud800"}], "tools": [7]},
+    {"messages": [{"role": "user", "content": "x"}], "tools": {"a": 1}},
+    {"prompt": "half \ud800", "vllm_xargs": 7},
+    {"prompt": [1, 2, 3]},
+    {"prompt": [[1], [2]], "vllm_xargs": None},
+    {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}]},
+]
+
+
+@pytest.mark.parametrize("body", ODD, ids=range(len(ODD)))
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
+async def test_what_vllm_refuses_reaches_vllm(wrap: Wrap, body: bytes | Any, path: str) -> None:
+    app, server = wrap(tenant="north")
+    answer = await asked(app, body, path=path, state=server.state)
+    assert answer.status == (400 if body in (b"{", b"[" * 100_000, b"\xff\xfe") else 200)
+    if server.bodies and isinstance(body, dict) and body.get("vllm_xargs") != 7:
+        assert noted(server).tenant == "north"
+
+
+async def test_a_body_without_end_is_refused(wrap: Wrap, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precedent_vllm.middleware.MAX_BODY_BYTES", 1000)
+    app, server = wrap(tenant="north")
+    assert (await asked(app, b"x" * 1001, state=server.state)).status == 413
+    assert server.scopes == []
