@@ -80,6 +80,8 @@ PLUGINS = {
 a star import works without those packages."""
 
 COMMANDS = {
+    "bench": "replay",
+    "demo": "demo",
     "keys": "serve",
     "replay": "replay",
     "serve": "serve",

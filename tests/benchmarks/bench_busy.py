@@ -25,13 +25,13 @@ from measurement import Measurement, json_option
 from neighbours import coming_and_going, neighbours
 
 from precedent.cache import SpeculationCache
-from precedent.cli.demo_runs import WAYS, Bench, Run
 from precedent.planning.costs import CostCurve
 from precedent.runtime.processor import processor
 from precedent.runtime.team import TEAM, Team
 from precedent.target.load.loading import load_draft, load_target
 from precedent.tree import chain
 from precedent_demo import MAX_TOKENS_PER_TURN, adapted_target, draft_folder, make_database, make_requests
+from precedent_demo.demo_runs import WAYS, Bench, Run
 
 MEASURED = ("plain", "cache-only", "both", "repeat")
 WARMING = 12

@@ -18,9 +18,6 @@ from typing import Any
 from measurement import Measurement, json_option
 
 from precedent.cache import SpeculationCache
-from precedent.cli.bench_modes import query_of
-from precedent.cli.bench_prompts import TOPICS, topic_prompts
-from precedent.cli.demo_runs import MEMORY, TENANT, Bench, Way, rotated
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
@@ -33,7 +30,10 @@ from precedent_demo import (
     make_database,
     make_requests,
 )
+from precedent_demo.demo_runs import MEMORY, TENANT, Bench, Way, rotated
 from precedent_demo.training import compare
+from precedent_replay.bench_modes import query_of
+from precedent_replay.bench_prompts import TOPICS, topic_prompts
 
 BOTH = (*MEMORY, "draft-model")
 WAYS = (

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from measurement import Measurement, json_option
 
-from precedent.cli.bench_lineup import Lineup
-from precedent.cli.bench_modes import Contestant, Timing
-from precedent.cli.bench_prompts import PromptSet, order_desk_prompts, trace_prompts
 from precedent.target.load.packaged import DEMO_TARGET, _packaged_gguf
+from precedent_replay.bench_lineup import Lineup
+from precedent_replay.bench_modes import Contestant, Timing
+from precedent_replay.bench_prompts import PromptSet, order_desk_prompts, trace_prompts
 
 CONTEXT = 4096
 

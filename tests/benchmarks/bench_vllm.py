@@ -34,10 +34,10 @@ from measurement import Measurement, json_option
 from transformers import AutoTokenizer
 
 from precedent.cache import NewCompletion, SpeculationCache, tokenizer_fingerprint
-from precedent.cli.bench_prompts import recorded_turns
 from precedent.cli.traces import TracePrompt
 from precedent.target.load.packaged import demo_folder
 from precedent.text.query import recall_query
+from precedent_replay.bench_prompts import recorded_turns
 from precedent_server.stored_keys import add_key
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": TOKENS, "prompt_lookup_min": 2, "prompt_lookup_max": 5}

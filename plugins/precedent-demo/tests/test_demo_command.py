@@ -13,11 +13,11 @@ pytest.importorskip("precedent_demo")
 
 from precedent.cache.search import embedder
 from precedent.cli import app as cli
-from precedent.cli.demo_runs import WAYS
 from precedent.planning import costs as cost_curve
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_demo import conversation
+from precedent_demo.demo_runs import WAYS
 
 NAMES = [way.name for way in WAYS]
 

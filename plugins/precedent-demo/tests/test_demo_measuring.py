@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("precedent_demo")
 
-from precedent.cli.demo_measuring import (
+from precedent.cli.progress import Progress
+from precedent.cli.speedup import FEWEST_FOR_INTERVAL
+from precedent.decoding.stats import GenerationStats
+from precedent.engine.generation import GenerationResult
+from precedent.runtime.machine_load import CpuTimes
+from precedent_demo import make_requests
+from precedent_demo.demo_measuring import (
     FEWEST_WARMED,
     MEASURING_SECONDS,
     NARROW,
@@ -22,14 +28,8 @@ from precedent.cli.demo_measuring import (
     measure,
     warm,
 )
-from precedent.cli.demo_runs import WAYS, Run, Turn, speedups
-from precedent.cli.demo_verdict import NAMED
-from precedent.cli.progress import Progress
-from precedent.cli.speedup import FEWEST_FOR_INTERVAL
-from precedent.decoding.stats import GenerationStats
-from precedent.engine.generation import GenerationResult
-from precedent.runtime.machine_load import CpuTimes
-from precedent_demo import make_requests
+from precedent_demo.demo_runs import WAYS, Run, Turn, speedups
+from precedent_demo.demo_verdict import NAMED
 
 NAMES = [way.name for way in WAYS]
 TOKENS = 100

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from precedent.cli.demo_page import demo_page
-from precedent.cli.demo_runs import WAYS, Run, Turn, ways_of, with_speedups
-from precedent.cli.demo_table import HEADINGS, OWN_CHAIN, draft_models, rows, show
-from precedent.cli.demo_verdict import doubts, verdict
 from precedent.cli.speedup import FEWEST_FOR_INTERVAL
 from precedent.decoding.stats import GenerationStats
 from precedent.drafters import known_drafters
 from precedent.engine.generation import GenerationResult
 from precedent.pages.colours import OTHERS, SOURCES, Palette
 from precedent.runtime.machine_load import BUSY_SHARE
+from precedent_demo.demo_page import demo_page
+from precedent_demo.demo_runs import WAYS, Run, Turn, ways_of, with_speedups
+from precedent_demo.demo_table import HEADINGS, OWN_CHAIN, draft_models, rows, show
+from precedent_demo.demo_verdict import doubts, verdict
 
 NAMES = [way.name for way in WAYS]
 OTHERS_NAMES = ["draft-only, other", "both, other"]

@@ -14,9 +14,9 @@ pytest.importorskip("precedent_demo")
 from langchain_core.messages import AIMessage, HumanMessage
 
 from precedent.cli import app as cli
-from precedent.cli.demo_tools import WAYS, ToolRun, results, show
-from precedent.langchain import RunAheadMiddleware
 from precedent_demo import READ_ONLY, make_database, make_tools
+from precedent_demo.demo_tools import WAYS, ToolRun, results, show
+from precedent_run_ahead import RunAheadMiddleware
 
 
 class Said:

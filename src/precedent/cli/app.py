@@ -10,9 +10,7 @@ import typer
 
 from precedent import __version__
 from precedent.cache.store.store_url import hide_secrets
-from precedent.cli.bench import bench
 from precedent.cli.cache import app as cache_app
-from precedent.cli.demo import demo
 from precedent.cli.doctor import doctor
 from precedent.cli.installed import add_installed
 from precedent.cli.models import models
@@ -50,9 +48,7 @@ def _precedent(
     ctx.obj = ctx.with_resource(ctx.obj or Progress())
 
 
-app.command(epilog="Example: precedent demo --json demo.json")(demo)
 app.command(epilog='Example: precedent run "Name three rivers." --draft-model first-layers:4 --show-sources')(run)
-app.command(epilog="Example: precedent bench --json bench.json")(bench)
 app.command(epilog="Example: precedent doctor Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B")(doctor)
 app.command(epilog="Example: precedent models qwen3_next jamba")(models)
 app.add_typer(cache_app, name="cache")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from importlib.metadata import entry_points
+from typing import Annotated
 
 import typer
 
@@ -32,8 +34,8 @@ def add_installed(app: typer.Typer) -> None:
             app.command(name, hidden=True, context_settings={"ignore_unknown_options": True})(_missing(name, extra))
 
 
-def _missing(name: str, extra: str) -> object:
-    def command(arguments: list[str] | None = typer.Argument(None, hidden=True)) -> None:
+def _missing(name: str, extra: str) -> Callable[..., None]:
+    def command(arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
         raise ConfigError(f"`precedent {name}` is not installed: pip install 'precedent-llm[{extra}]'")
 
     return command

@@ -15,7 +15,6 @@ import torch
 
 from gpu_bench.setting import Setting, TimeIsUp
 from precedent.cache import SpeculationCache
-from precedent.cli.demo_runs import MEMORY, TENANT, Run, Turn
 from precedent.config import SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.langchain import ChatPrecedent
@@ -24,6 +23,7 @@ from precedent.target.cuda.static_runner import StaticSettings
 from precedent.target.load.loading import load_draft, load_target
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_demo.demo_runs import MEMORY, TENANT, Run, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from precedent.cli.demo import ORDER_DESK
 from precedent.cli.options import ChatTemplateOption, DeviceOption, DtypeOption, JsonOption, write_json
 from precedent.cli.progress import Progress
 from precedent.errors import ConfigError, PromptError
+from precedent_demo.demo import ORDER_DESK
 from precedent_drafts.draft_reports import REPORT_FILE
 
 if TYPE_CHECKING:
@@ -144,9 +144,9 @@ def _models(
     dtype: str | None,
     chat_template: str | None,
 ) -> tuple[Any, Any, Any]:
-    from precedent.cli.demo import need_order_desk, packaged_target
     from precedent.target.block.draft import BlockDraft
     from precedent.target.load.loading import load_draft, load_target
+    from precedent_demo.demo import need_order_desk, packaged_target
 
     progress.show(f"loading {target}")
     if target == ORDER_DESK:

@@ -21,7 +21,7 @@ from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import AIMessage
 
 from precedent.errors import PrecedentError
-from precedent.langchain import RunAheadMiddleware
+from precedent_run_ahead import RunAheadMiddleware
 
 CREATE = factory.create_agent
 Calls = list[dict[str, Any]]

@@ -31,9 +31,7 @@ def report(url: str, key: str) -> dict[str, Any]:
     """What the scanner found, by the probe's id."""
     node = shutil.which("node")
     if node is None or not SCANNER.is_file():
-        pytest.fail(
-            "Node 20 or newer and `npm ci` in plugins/precedent-server/tests/clients are needed: `make test-clients` does the latter"
-        )
+        pytest.fail("Node 20 or newer and `npm ci` beside these tests are needed: `make test-clients` does the latter")
     told = ["--base-url", url, "--model", "echo", "--format", "json", "--timeout", "300", "--fail-on", "never"]
     done = subprocess.run(
         [node, str(SCANNER), "scan", *told],

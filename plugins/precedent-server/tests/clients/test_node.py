@@ -28,9 +28,7 @@ def failures_of(file: str, server: Any) -> dict[str, str | None]:
     """Runs a file's tests in Node; what failed in each by name, None for nothing."""
     node = shutil.which("node")
     if node is None or not (HERE / "node_modules").is_dir():
-        pytest.fail(
-            "Node 20 or newer and `npm ci` in plugins/precedent-server/tests/clients are needed: `make test-clients` does the latter"
-        )
+        pytest.fail("Node 20 or newer and `npm ci` beside these tests are needed: `make test-clients` does the latter")
     told = {"ADDRESS": server.address, "KEY": server.keys["desk"], "ADMIN_KEY": server.keys["boss"]}
     environment = {**os.environ, **{f"PRECEDENT_{name}": value for name, value in told.items()}}
     done = subprocess.run(

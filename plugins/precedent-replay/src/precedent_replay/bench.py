@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from precedent.cli.bench_report import machine, summary, tables
 from precedent.cli.options import (
     DEFAULT_TARGET,
     ChatTemplateOption,
@@ -27,11 +26,12 @@ from precedent.cli.options import (
 )
 from precedent.cli.progress import Progress
 from precedent.errors import ConfigError
+from precedent_replay.bench_report import machine, summary, tables
 
 if TYPE_CHECKING:
-    from precedent.cli.bench_lineup import Lineup
-    from precedent.cli.bench_modes import Timing
-    from precedent.cli.bench_prompts import PromptSet
+    from precedent_replay.bench_lineup import Lineup
+    from precedent_replay.bench_modes import Timing
+    from precedent_replay.bench_prompts import PromptSet
 
 STANDARD_MODES = ("plain", "generate", "prompt-lookup", "assisted", "ours")
 MODES = (*STANDARD_MODES, "ours-cold", "adversarial", "null", "oracle")
@@ -39,6 +39,10 @@ INFORMED_MODES = ("adversarial", "oracle")
 """Modes that need the plain answers beforehand."""
 
 
+commands = typer.Typer()
+
+
+@commands.command(epilog="Example: precedent bench --json bench.json")
 def bench(
     ctx: typer.Context,
     traces: Annotated[
@@ -95,7 +99,7 @@ def bench(
         raise ConfigError(
             f"--concurrency {concurrency} is impossible: it needs 2 or more, and at least as many --prompts ({prompts})"
         )
-    from precedent.cli.bench_lineup import Lineup
+    from precedent_replay.bench_lineup import Lineup
 
     progress: Progress = ctx.obj
     progress.show(f"loading {target}")
@@ -142,7 +146,7 @@ def _reads_its_target(draft_model: str) -> bool:
 def _prompts(
     lineup: Lineup, traces: Path | None, topics: bool, prompts: int, warm: int, longest: int, truncate: bool
 ) -> PromptSet:
-    from precedent.cli.bench_prompts import order_desk_prompts, topic_prompts, trace_prompts
+    from precedent_replay.bench_prompts import order_desk_prompts, topic_prompts, trace_prompts
 
     if traces is not None:
         return trace_prompts(traces, lineup.tokenizer, prompts, warm, longest, truncate=truncate)
@@ -178,15 +182,15 @@ def _rotated(names: Sequence[str], number: int) -> list[str]:
 
 
 def _concurrency(lineup: Lineup, number: int, asked: PromptSet, progress: Progress) -> dict[str, Any]:
-    from precedent.cli.bench_scenarios import concurrency
+    from precedent_replay.bench_scenarios import concurrency
 
     sides = [lineup.ours(lineup.cache) for _ in range(2)]
     return concurrency(number, sides[0], sides[1], asked.measured, _counting(progress, f"{number} at once"))
 
 
 def _conversation(lineup: Lineup, traces: Path | None, progress: Progress) -> dict[str, Any]:
-    from precedent.cli.bench_prompts import TURNS, conversation_turns
-    from precedent.cli.bench_scenarios import conversation
+    from precedent_replay.bench_prompts import TURNS, conversation_turns
+    from precedent_replay.bench_scenarios import conversation
 
     turns, tools = conversation_turns(traces, TURNS)
     return conversation(lineup.ours(enabled=False), turns, tools, _counting(progress, "conversation"))

@@ -18,9 +18,9 @@ from precedent.cli.progress import Progress
 from precedent.errors import ConfigError, PrecedentError
 
 if TYPE_CHECKING:
-    from precedent.cli.demo_differences import Difference
-    from precedent.cli.demo_runs import Bench
-    from precedent.cli.demo_state import DemoState
+    from precedent_demo.demo_differences import Difference
+    from precedent_demo.demo_runs import Bench
+    from precedent_demo.demo_state import DemoState
 
 ORDER_DESK = "smollm2-135m-order-desk"
 """The packaged model with the order desk's adapter merged in; it has draft models trained for it."""
@@ -46,6 +46,10 @@ class Asked:
     chat_template: str | None = None
 
 
+commands = typer.Typer()
+
+
+@commands.command(epilog="Example: precedent demo --json demo.json")
 def demo(
     ctx: typer.Context,
     target: Annotated[
@@ -115,8 +119,7 @@ def _with_slow_tools(asked: Asked, progress: Progress, json: Path | None, html: 
     if asked.temperature > 0 or html:
         raise ConfigError("--tool-latency compares transcripts: leave out --temperature and --html")
     bench, state, _ = _loaded(dataclasses.replace(asked, dtype=asked.dtype or "float32"), progress)
-    from precedent.cli import demo_tools
-    from precedent_demo import make_requests
+    from precedent_demo import demo_tools, make_requests
 
     try:
         others, own = (make_requests(name, full=asked.full, seed=0) for name in ("A", "B"))
@@ -133,8 +136,8 @@ def _with_slow_tools(asked: Asked, progress: Progress, json: Path | None, html: 
 
 
 def _hand_out(results: dict[str, Any], bench: Bench, json: Path | None, html: Path | None) -> None:
-    from precedent.cli import demo_table
-    from precedent.cli.demo_page import demo_page
+    from precedent_demo import demo_table
+    from precedent_demo.demo_page import demo_page
 
     demo_table.show(Console(), results)
     if json:
@@ -160,10 +163,10 @@ def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, dict[st
     own = asked.target == ORDER_DESK
     progress.show(f"loading {asked.target}", note="built on the first run" if own else "")
     from precedent.cache import SpeculationCache
-    from precedent.cli.demo_runs import Bench, ways_of
-    from precedent.cli.demo_state import DemoState
     from precedent.target.load.loading import load_draft, load_target
     from precedent_demo import MAX_TOKENS_PER_TURN
+    from precedent_demo.demo_runs import Bench, ways_of
+    from precedent_demo.demo_state import DemoState
 
     source, drafts = _sources(asked)
     model, tokenizer = load_target(source, device=asked.device, dtype=asked.dtype, chat_template=asked.chat_template)
@@ -221,16 +224,16 @@ def _known(default: dict[str, str], given: dict[str, str | None]) -> dict[str, s
 
 def _named(draft: str) -> str:
     """What the results call a draft model: one of the order desk's own by its kind, others as they were given."""
-    from precedent.cli.demo_table import OWN_BLOCK, OWN_CHAIN
     from precedent_demo import block_folder, draft_folder
+    from precedent_demo.demo_table import OWN_BLOCK, OWN_CHAIN
 
     return {str(block_folder()): OWN_BLOCK, str(draft_folder()): OWN_CHAIN}.get(draft, draft)
 
 
 def _measured(bench: Bench, state: DemoState, asked: Asked, progress: Progress) -> tuple[int, float | None]:
     """Warm the cache and measure; returns the warming requests, and other programs' CPU share, None if unknown."""
-    from precedent.cli.demo_measuring import Extent, measure, warm
     from precedent_demo import make_requests
+    from precedent_demo.demo_measuring import Extent, measure, warm
 
     extent = Extent.of(asked.full, asked.requests)
     others, own = (make_requests(name, full=asked.full, seed=0) for name in ("A", "B"))
@@ -241,7 +244,7 @@ def _measured(bench: Bench, state: DemoState, asked: Asked, progress: Progress) 
 
 
 def _differences(bench: Bench) -> list[Difference]:
-    from precedent.cli.demo_differences import compare
+    from precedent_demo.demo_differences import compare
 
     plain = bench.runs["plain"]
     found = []
@@ -252,7 +255,7 @@ def _differences(bench: Bench) -> list[Difference]:
 
 
 def _results(bench: Bench, differences: Sequence[Difference], temperature: float) -> dict[str, Any]:
-    from precedent.cli.demo_runs import with_speedups
+    from precedent_demo.demo_runs import with_speedups
 
     total = len(bench.runs["plain"].requests)
     differing = {name: sum(d.way == name for d in differences) for name in bench.runs}

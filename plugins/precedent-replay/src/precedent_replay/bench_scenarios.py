@@ -9,9 +9,9 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from precedent.cli.bench_modes import OurContestant, query_of
-from precedent.cli.bench_prompts import Turn
 from precedent.text.prompt import render_prompt
+from precedent_replay.bench_modes import OurContestant, query_of
+from precedent_replay.bench_prompts import Turn
 
 PER_CALLER = 4
 """Requests per caller in a group; more of them shorten the share of time at its end when some callers are idle."""

@@ -18,7 +18,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, Tool, tool
 
 from precedent.errors import ConfigError
-from precedent.langchain import RunAheadMiddleware, read_only
+from precedent_run_ahead import RunAheadMiddleware, read_only
 
 RAN: list[str] = []
 """Whatever a tool of these tests has done, in order."""

@@ -15,7 +15,7 @@ from precedent.cli.speedup import Sample, speedup
 from precedent.runtime.processor import processor
 
 if TYPE_CHECKING:
-    from precedent.cli.bench_modes import Timing
+    from precedent_replay.bench_modes import Timing
 
 BASELINES = ("plain", "generate", "prompt-lookup", "assisted")
 

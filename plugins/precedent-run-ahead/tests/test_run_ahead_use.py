@@ -16,7 +16,7 @@ from langchain_core.tools import StructuredTool, ToolException, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
-from precedent.langchain import RunAheadMiddleware
+from precedent_run_ahead import RunAheadMiddleware
 
 
 def test_a_predicted_call_is_answered_by_its_run_ahead(run: Run) -> None:

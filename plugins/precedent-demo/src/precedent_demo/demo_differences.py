@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from precedent.cli.demo_runs import Run, Turn
+from precedent_demo.demo_runs import Run, Turn
 
 
 @dataclass(frozen=True, slots=True)

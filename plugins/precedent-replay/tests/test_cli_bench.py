@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from precedent.cli import app as cli
-from precedent.cli import bench_lineup
-from precedent.cli.bench import MODES, STANDARD_MODES, _chosen_modes
-from precedent.cli.bench_lineup import POISONED_PER_PROMPT, Lineup
-from precedent.cli.bench_modes import Timing
-from precedent.cli.bench_prompts import conversation_turns, recorded_turns, trace_prompts
-from precedent.cli.bench_report import summary
 from precedent.errors import ConfigError, PromptError
 from precedent.planning import step_costs as cost_curve
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_replay import bench_lineup
+from precedent_replay.bench import MODES, STANDARD_MODES, _chosen_modes
+from precedent_replay.bench_lineup import POISONED_PER_PROMPT, Lineup
+from precedent_replay.bench_modes import Timing
+from precedent_replay.bench_prompts import conversation_turns, recorded_turns, trace_prompts
+from precedent_replay.bench_report import summary
 
 OURS = ("plain", "ours", "ours-cold", "adversarial", "null", "oracle")
 
@@ -130,7 +130,7 @@ def test_a_conversation_reuses_its_prefix_only_with_reuse(
     model: str, traces: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the two columns compare: the prompt tokens that the engine finds in its KV cache."""
-    from precedent.cli.bench_scenarios import conversation
+    from precedent_replay.bench_scenarios import conversation
 
     contestant = Lineup(model, None, None, None, 4).ours(enabled=False)
     submit, cached = contestant.engine.submit, dict[str, list[int]]()

@@ -19,7 +19,7 @@ from langchain_core.tools import StructuredTool
 from langgraph.config import get_stream_writer
 
 from precedent.errors import ConfigError
-from precedent.langchain import RunAheadMiddleware
+from precedent_run_ahead import RunAheadMiddleware
 from precedent_run_ahead.running import FLAG
 
 

@@ -11,14 +11,6 @@ from typing import TYPE_CHECKING, Any
 from precedent.cache import NewCompletion, SpeculationCache
 from precedent.cache.search.embedder import resolve
 from precedent.cache.store.fingerprint import prompt_fingerprint, tokenizer_fingerprint
-from precedent.cli.bench_modes import (
-    PROMPT_LOOKUP,
-    Contestant,
-    OracleOfPrompts,
-    OurContestant,
-    TransformersContestant,
-    query_of,
-)
 from precedent.config import SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
@@ -29,6 +21,14 @@ from precedent.target.block.draft import BlockDraft
 from precedent.target.eagle.head import EagleHead
 from precedent.target.load.loading import load_draft, load_target
 from precedent.testing.drafters import NullDrafter
+from precedent_replay.bench_modes import (
+    PROMPT_LOOKUP,
+    Contestant,
+    OracleOfPrompts,
+    OurContestant,
+    TransformersContestant,
+    query_of,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

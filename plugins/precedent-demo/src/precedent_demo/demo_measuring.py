@@ -8,16 +8,16 @@ from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from precedent.cli.demo_runs import Run, rotated, speedups, with_speedups
-from precedent.cli.demo_verdict import NAMED, so_far
 from precedent.cli.progress import Progress
 from precedent.cli.speedup import FEWEST_FOR_INTERVAL, Speedup
 from precedent.runtime.machine_load import CpuTimes, cpu_times, share_of_others
+from precedent_demo.demo_runs import Run, rotated, speedups, with_speedups
+from precedent_demo.demo_verdict import NAMED, so_far
 
 if TYPE_CHECKING:
-    from precedent.cli.demo_runs import Bench
-    from precedent.cli.demo_state import DemoState
     from precedent_demo import Request
+    from precedent_demo.demo_runs import Bench
+    from precedent_demo.demo_state import DemoState
 
 Clock = Callable[[], float]
 

@@ -29,7 +29,7 @@ from langgraph.prebuilt import InjectedState, InjectedStore, ToolRuntime
 from langgraph.types import Command, interrupt
 
 from precedent.errors import ConfigError, UnsupportedError
-from precedent.langchain import RunAheadMiddleware, read_only
+from precedent_run_ahead import RunAheadMiddleware, read_only
 
 W7 = call("look_up", order="W7")
 ASKED = {"messages": [HumanMessage("where is W7?")]}

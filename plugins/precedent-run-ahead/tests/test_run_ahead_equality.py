@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.tools import StructuredTool
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, field_validator
 
-from precedent.langchain import RunAheadMiddleware
+from precedent_run_ahead import RunAheadMiddleware
 from precedent_run_ahead.equality import key_of
 
 

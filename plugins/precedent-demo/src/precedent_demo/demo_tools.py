@@ -12,18 +12,18 @@ from rich.console import Console
 from rich.table import Table
 
 from precedent.cache import SpeculationCache
-from precedent.cli.demo_runs import TENANT, rotated
 from precedent.cli.progress import Progress
 from precedent.cli.speedup import Sample, speedup
-from precedent.langchain import RunAheadMiddleware
+from precedent_demo.demo_runs import TENANT, rotated
+from precedent_run_ahead import RunAheadMiddleware
 
 if TYPE_CHECKING:
-    from precedent.cli.demo_runs import Bench
-    from precedent.cli.demo_state import DemoState
     from precedent_demo import Request, Transcript
+    from precedent_demo.demo_runs import Bench
+    from precedent_demo.demo_state import DemoState
 
 WAYS = {"neither": "plain", "tokens only": "both", "tools only": "plain", "both": "both"}
-"""The ways to measure, and the engine of each (`precedent.cli.demo_runs.WAYS`)."""
+"""The ways to measure, and the engine of each (`precedent_demo.demo_runs.WAYS`)."""
 
 
 @dataclass(slots=True)

@@ -14,8 +14,6 @@ from helpers.published_blocks import SPECULATORS as DFLASH
 from helpers.published_blocks import block_weights
 from helpers.published_heads import COVERED, SPECFORGE, SPECULATORS, random_weights, small_target, write_head
 
-from precedent.cli.bench import _chosen_modes
-from precedent.cli.bench_lineup import Lineup
 from precedent.cli.progress import Progress
 from precedent.engine.draft_models import proposed_by
 from precedent.errors import ConfigError
@@ -24,6 +22,8 @@ from precedent.target.load.loading import load_draft
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_drafts.draft_reports import report_on, show_report
 from precedent_drafts.training.schedule import Recipe
+from precedent_replay.bench import _chosen_modes
+from precedent_replay.bench_lineup import Lineup
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_transformers_own_assisted_generation_is_left_out(head: Path, block: Pat
     lineup._draft_name, lineup._draft = str(head), load_draft(head, small_target(), byte_tokenizer())
     lineup._target, lineup._where = "", {"device": None, "dtype": None}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("precedent.cli.bench_lineup.load_target", lambda *_, **__: (SimpleNamespace(), None))
+        patch.setattr("precedent_replay.bench_lineup.load_target", lambda *_, **__: (SimpleNamespace(), None))
         with pytest.raises(ConfigError, match="mode 'assisted' is transformers', which cannot use"):
             lineup._transformers(["plain", "assisted"])
 

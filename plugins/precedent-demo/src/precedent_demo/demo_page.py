@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from precedent.cli.demo_table import HEADINGS, rows
-from precedent.cli.demo_verdict import requests, verdict
 from precedent.pages.colours import Palette
 from precedent.pages.render import Decode, page, pieces
+from precedent_demo.demo_table import HEADINGS, rows
+from precedent_demo.demo_verdict import requests, verdict
 
 if TYPE_CHECKING:
-    from precedent.cli.demo_runs import Run
+    from precedent_demo.demo_runs import Run
 
 MOST_REQUESTS = 6
 """Requests shown for each run."""

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from precedent.cli.demo_verdict import doubts, requests, verdict
+from precedent_demo.demo_verdict import doubts, requests, verdict
 
 NEAR_TIE = 1e-4
 """Below this logit gap, a difference from plain decoding comes from rounding."""
