@@ -26,7 +26,13 @@ def test_every_public_name_is_there(name: str) -> None:
 
 
 def test_public_names_are_sorted_and_listed() -> None:
-    assert sorted(precedent.__all__) == precedent.__all__ == dir(precedent)
+    assert sorted(precedent.__all__) == precedent.__all__
+    assert set(dir(precedent)) == {*precedent.__all__, *precedent.PLUGINS}
+
+
+@pytest.mark.parametrize("name", precedent.PLUGINS)
+def test_every_name_of_a_plugin_is_there(name: str) -> None:
+    assert getattr(precedent, name) is not None
 
 
 def test_every_error_is_public() -> None:
@@ -63,8 +69,10 @@ def commands() -> Iterator[str]:
     for command in app.registered_commands:
         yield f"precedent {name_of(command)}"
     for group in app.registered_groups:
+        name = group.name or group.typer_instance.info.name
+        within = f"precedent {name}" if isinstance(name, str) else "precedent"
         for command in group.typer_instance.registered_commands:
-            yield f"precedent {group.name} {name_of(command)}"
+            yield f"{within} {name_of(command)}"
 
 
 def name_of(command: typer.models.CommandInfo) -> str:

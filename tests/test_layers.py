@@ -1,11 +1,13 @@
-"""The rooms of the library: who may import whom, what an import loads, and which import paths are public."""
+"""The layers of core and its plugins: who may import whom, what an import loads, and which import paths are public."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "precedent"
 FILES = sorted(PACKAGE.rglob("*.py"))
+PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 
 LAYERS = (
     "errors",
@@ -42,25 +45,18 @@ LAYERS = (
     "grammar",
     "drafters",
     "planning",
-    "actions",
-    "service",
     "decoding",
     "engine",
     "pages",
     "routing",
-    "replay",
-    "training",
-    "custom_generate",
     "langchain",
-    "server",
-    "client",
     "testing",
     "cli",
 )
 """The rooms, and the modules at the top: each may import those before it and itself, for types as well."""
 
 PUBLIC = {
-    "precedent": ("ChatPrecedent", "Engine", "SpeculationCache", "Templates", "generate"),
+    "precedent": ("ChatPrecedent", "Engine", "SpeculationCache", "Templates", "generate", "read_only"),
     "precedent.cache": (
         "CompletionStore",
         "Hit",
@@ -76,13 +72,11 @@ PUBLIC = {
     "precedent_engines": ("DRAFTERS", "DraftingService", "DraftingSession", "ServiceMetrics"),
     "precedent.langchain": (
         "ChatPrecedent",
-        "ChatPrecedentServer",
         "PrecedentEmbeddings",
         "PrecedentLLM",
-        "RunAheadMiddleware",
         "SpeculationMiddleware",
-        "read_only",
     ),
+    "precedent_run_ahead": ("RunAheadMiddleware", "read_only"),
     "precedent.testing.drafter_contract": ("DrafterContract",),
     "precedent.testing.embedders": ("HashEmbedder",),
     "precedent.testing.lossless": ("assert_lossless",),
@@ -178,18 +172,28 @@ def test_the_layering_check_sees_an_import_that_points_the_other_way(source: str
     assert upward_imports("verify", ast.parse(source)) != []
 
 
-def test_only_the_outermost_rooms_import_the_package_itself() -> None:
+def test_only_the_outermost_layers_import_the_package_itself() -> None:
     importers = {room_of(module_of(file)) for file in FILES if "precedent" in imports_in(parsed(file))}
-    assert importers <= {"langchain", "server", "client", "cli", "testing"}
+    assert importers <= {"langchain", "cli", "testing"}
 
 
-def test_nothing_but_the_command_line_imports_the_server() -> None:
-    importers = {room_of(module_of(file)) for file in FILES for name in imports_in(parsed(file)) if is_server(name)}
-    assert importers <= {"server", "cli"}
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_core_imports_no_plugin(file: Path) -> None:
+    """But the demo's weights; `precedent/__init__.py` names plugins in strings, and imports them on first use."""
+    found = {name.split(".")[0] for name in imports_in(parsed(file)) if name.startswith("precedent_")}
+    assert found <= {"precedent_demo"}
 
 
-def is_server(module: str) -> bool:
-    return f"{module}.".startswith("precedent_server.")
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
+def test_a_plugin_imports_only_the_plugins_that_it_declares(plugin: Path) -> None:
+    """Any may use the demo's models, where they are installed."""
+    declared = tomllib.loads((plugin / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = declared.get("optional-dependencies", {}).values()
+    wanted = [plugin.name, *declared["dependencies"], *(one for extra in extras for one in extra)]
+    bases = {re.split(r"[^\w-]", one)[0].replace("-", "_") for one in wanted} | {"precedent_demo"}
+    files = (plugin / "src").rglob("*.py")
+    found = {name.split(".")[0] for file in files for name in imports_in(parsed(file)) if name.startswith("precedent_")}
+    assert found <= bases
 
 
 @pytest.mark.parametrize(
@@ -199,8 +203,6 @@ def is_server(module: str) -> bool:
         ("cache", {"transformers", "langchain_core"}),
         ("decoding", {"transformers", "langchain_core"}),
         ("planning", {"transformers", "langchain_core"}),
-        ("service", {"torch", "faiss", "langchain_core", "sentence_transformers"}),
-        ("actions", {"torch", "faiss", "langchain", "langchain_core", "langgraph", "sentence_transformers"}),
     ],
 )
 def test_rooms_know_nothing_of_what_is_not_theirs(room: str, forbidden: set[str]) -> None:
