@@ -10,12 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from precedent_run_ahead.marks import read_only
     from precedent_run_ahead.middleware import RunAheadMiddleware
-    from precedent_run_ahead.read_only import read_only
 
 __all__ = ["RunAheadMiddleware", "read_only"]
 
-_HOMES = {"RunAheadMiddleware": "middleware", "read_only": "read_only"}
+_HOMES = {"RunAheadMiddleware": "middleware", "read_only": "marks"}
 
 
 def __getattr__(name: str) -> object:

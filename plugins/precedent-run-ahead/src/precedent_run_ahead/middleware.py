@@ -37,7 +37,7 @@ from precedent_run_ahead.beside import (
 from precedent_run_ahead.equality import key_of
 from precedent_run_ahead.handing_over import ashow, awaited, handed_over, show
 from precedent_run_ahead.lanes import Answered, Lanes, OpenRuns, RunDecisions
-from precedent_run_ahead.read_only import ReadOnlyList, lost_mark, unfit
+from precedent_run_ahead.marks import ReadOnlyList, lost_mark, unfit
 from precedent_run_ahead.running import Runner
 from precedent_run_ahead.settings import Predictor, Settings, log, switched_off
 from precedent_run_ahead.turn import Start, Turn

@@ -16,7 +16,7 @@ from precedent.errors import ConfigError
 from precedent.langchain.middleware import Tenant
 from precedent.langchain.recording import Redact
 from precedent_run_ahead.beside import Harmless
-from precedent_run_ahead.read_only import ReadOnlyList
+from precedent_run_ahead.marks import ReadOnlyList
 
 SWITCH = "PRECEDENT_RUN_AHEAD"
 """Environment variable that stops all running ahead in a running process: `off`, or `on` (the default)."""
