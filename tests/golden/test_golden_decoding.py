@@ -50,7 +50,7 @@ WITH_FIRST_LAYERS = ("llama", "sliding-window", "sliding-and-full", "attention-s
 PROMPT = tuple(b"look up order 17, then order 18, then order 19")
 NEAR = tuple(b"look up order 17, then order 18, then order 20")
 QUERY = "look up three orders"
-NUM_TOKENS = 32
+NUM_TOKENS = 24
 
 SAMPLINGS = {
     "greedy": SamplingParams(max_tokens=NUM_TOKENS),
@@ -127,7 +127,7 @@ def drafted(engine: Engine, sampling: SamplingParams, drafters: Sequence[str] = 
 
 def with_an_error(token_ids: Sequence[int]) -> list[int]:
     """Turn an answer into a prediction: replace one token, and insert another."""
-    return [*token_ids[:9], 65, *token_ids[10:20], 66, *token_ids[20:]]
+    return [*token_ids[:7], 65, *token_ids[8:16], 66, *token_ids[16:]]
 
 
 def answer_of(result: GenerationResult) -> dict[str, Any]:
