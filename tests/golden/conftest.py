@@ -48,6 +48,10 @@ def differences(expected: Any, found: Any, where: str = "$") -> list[str]:
         pairs = [(f"{where}[{at}]", *both) for at, both in enumerate(zip(expected, found, strict=True))]
     elif type(expected) is type(found) and expected == found:
         return []
+    elif isinstance(expected, dict) and isinstance(found, dict) and expected.keys() != found.keys():
+        missing = [key for key in expected if key not in found]
+        new = [key for key in found if key not in expected]
+        return [f"{where}: missing keys {missing}, unexpected keys {new}"]
     else:
         return [f"{where}: expected {_short(expected)}, got {_short(found)}"]
     return [line for place, one, other in pairs for line in differences(one, other, place)]
