@@ -41,7 +41,7 @@ def test_filling_a_cache_evicts_nothing(folder, tmp_path, monkeypatch):
 @pytest.fixture
 def model(monkeypatch):
     """A model and an embedder that need no download."""
-    monkeypatch.setattr("precedent.target.load.loading.load_tokenizer", lambda name: byte_tokenizer())
+    monkeypatch.setattr("precedent.target.load.loading.load_tokenizer", lambda name, template=None: byte_tokenizer())
     monkeypatch.setattr("precedent.cache.maintain.filling.resolve", lambda chosen: HashEmbedder())
 
 

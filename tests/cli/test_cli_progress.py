@@ -154,6 +154,7 @@ def run_piped(*arguments: str) -> tuple[str, list[str], int]:
     done = subprocess.run([sys.executable, str(program), *arguments], capture_output=True, text=True, check=False)
     *lines, last = done.stderr.splitlines()
     assert done.returncode == 0, done.stderr
+    lines = [line for line in lines if not line.startswith("the chat template of")]  # a warning about the model
     return done.stdout, lines, int(last.removeprefix("results were ready at "))
 
 

@@ -213,7 +213,6 @@ def control(forbidden: Callable[[], object], error: type[Exception]) -> None:
 SCENES: dict[str, Callable[[], None]] = {
     **{f"step {mode}": partial(steps, mode, None) for mode in MODES},
     **{f"step {mode}, constrained": partial(steps, mode, constraints()) for mode in MODES},
-    "step by sdpa": partial(steps, "greedy", None, "sdpa"),
     "step in one size": partial(steps, "greedy", None, "ordered", 64),
     **{f"step of {name}": partial(steps, "greedy", None, model_type=name) for name in ("qwen3", "phi3", "olmo2")},
     **{f"samples {mode}": partial(samples, mode) for mode in MODES},

@@ -392,11 +392,13 @@ def test_what_was_switched_off_comes_back() -> None:
         setattr(cache, "recall", raises)  # noqa: B010
         for number in range(3):
             engine.submit(PROMPT, GREEDY, query=f"order {number}").result()
+            fences.settle()  # the search may end after the answer
         assert engine.health().degraded == engine.metrics().degraded == ("the speculation cache",)
         delattr(cache, "recall")
         now[0] += 31.0
         engine.submit(PROMPT, GREEDY, query="order").result()
         assert engine.health().status == "degraded", "on trial"
+        fences.settle()  # a clock that jumps over a search would take it for one that hangs
         now[0] += 60.0
         assert engine.health().status == "ok"
         assert engine.metrics().faults == {"the speculation cache": 3}

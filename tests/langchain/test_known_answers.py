@@ -81,9 +81,8 @@ def test_a_text_becomes_the_ids_of_a_whole_answer(engine: Engine) -> None:
             """Nothing to release."""
 
     engine.add_drafter(Watching())
-    generation = engine.submit(PROMPT, SAMPLING, speculation=only("watching"), prediction="ab", templates=["x {y}"])
-    with pytest.raises(Exception, match="seen enough"):
-        generation.result()
+    asked = {"speculation": only("watching"), "prediction": "ab", "templates": ["x {y}"]}
+    engine.submit(PROMPT, SAMPLING, **asked).result()  # goes on without the drafter that fails
     tokenizer = engine.tokenizer
     assert seen[0].prediction == (*tokenizer.encode("ab", add_special_tokens=False), tokenizer.eos_token_id)
     assert seen[0].templates == (Template.parse("x {y}"),)

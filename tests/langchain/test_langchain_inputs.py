@@ -90,7 +90,7 @@ def test_penalties_and_biases_reach_the_engine(kind: Any) -> None:
     [
         *[("max_tokens", value) for value in (1.5, "x", True, 0, [])],
         *[("seed", value) for value in ("x", 1.5, True)],
-        *[("top_k", value) for value in (True, -1, 2.5)],
+        *[("top_k", value) for value in (True, -2, 2.5)],
         *[("temperature", value) for value in (float("nan"), float("inf"), "x", True)],
         *[("presence_penalty", value) for value in (3, "x")],
         ("logit_bias", {"a": 1}),

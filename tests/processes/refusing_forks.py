@@ -35,6 +35,7 @@ def an_engine_refuses_in_a_fork(say: Say) -> None:
             "submit": lambda: engine.submit([1, 2], SamplingParams()),
             "metrics": engine.metrics,
             "watch_steps": lambda: engine.watch_steps(1),
+            "health": engine.health,
             "pulse": engine.pulse,
             "grammars": lambda: engine.grammars,
             "add_drafter": lambda: engine.add_drafter(object()),  # type: ignore[arg-type]

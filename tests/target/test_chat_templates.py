@@ -75,7 +75,7 @@ def test_every_family_takes_a_system_message(family: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("chatlm", "did you mean 'chatml'"),
+        ("chatlm", "families: chatml"),
         ("nowhere.jinja", "neither a file, nor the name of a family"),
         ("{% for x in %}", "not a valid Jinja template"),
         (7, "must be a text, a file"),

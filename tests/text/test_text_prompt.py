@@ -202,7 +202,7 @@ def test_the_shipped_template_needs_chatml(
 ) -> None:
     tokenizer.chat_template = template
     monkeypatch.setattr(type(tokenizer), "convert_tokens_to_ids", lambda self, token: None)
-    with pytest.raises(UnsupportedError, match=f"{said}.*set tokenizer.chat_template"):
+    with pytest.raises(UnsupportedError, match=f"{said}.*give chat_template="):
         render_prompt(tokenizer, user("hi"), TOOLS)
 
 
