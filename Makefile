@@ -113,7 +113,7 @@ check: $(VENV)/dev.stamp  ## lint, format, types, the site and the fast tests
 
 clean:  ## remove the environment and the tools' caches
 	rm -rf $(VENV) $(CLIENTS) $(VLLM_VENV) $(LLAMA_VENV) $(RAY_VENV) $(SPECULATORS_VENV) tests/clients/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
-	find src plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src plugins tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	@echo "== creating the environment $(VENV) with $(PYTHON): a few seconds"
