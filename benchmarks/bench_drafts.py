@@ -66,7 +66,8 @@ def measure(given: Namespace) -> dict[str, Any]:
 def foreign_cache(model: Any, tokenizer: Any) -> SpeculationCache:
     cache = SpeculationCache.open(None)
     cache.warm_up()
-    engine = Engine(model, tokenizer, EngineOptions(cache=cache, speculation=SpeculationConfig(drafters=("recall",))))
+    settings = EngineOptions(cache=cache, speculation=SpeculationConfig(drafters=("recall",)))
+    engine = Engine(model, tokenizer, settings, name="order desk")
     for prompt in topic_prompts(tokenizer, len(TOPICS), 0).measured:
         sampling = SamplingParams(max_tokens=ANSWER_TOKENS)
         engine.submit(prompt, sampling, query=query_of(tokenizer, prompt), tenant=TENANT).result()
