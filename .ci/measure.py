@@ -40,6 +40,10 @@ COMMANDS = {
     "run-ahead": "precedent demo --tool-latency 0.4 --fresh",
     "rows": "bench_rows.py",
     "busy": "bench_busy.py",
+    "gpu-steps": "bench_gpu.py --parts steps attention verification",
+    "gpu-batches": "bench_gpu.py --parts batches bitwise",
+    "gpu-decoding": "bench_gpu.py --parts decoding",
+    "gpu-agents": "bench_gpu.py --parts pair",
     "adversarial": "precedent bench --topics --modes plain,adversarial,ours-cold --prompts 16 --warm 6",
     "software": f"precedent bench --traces {RETAIL} --prompts 12 --warm 24 {CUT} "
     "--modes plain,generate,prompt-lookup,ours",
@@ -111,6 +115,8 @@ class Run:
         if not self.python.exists():
             raise Refused(f"needs {self.python.parents[1].name}: make test{self.python.parents[1].name[5:]}")
         program, *given = COMMANDS[self.name].split()
+        if program == "bench_gpu.py" and not Path("/dev/nvidia0").exists():
+            raise Refused("needs a CUDA device")
         if "TRACES" in COMMANDS[self.name] and self.traces is None:
             raise Refused("needs recorded runs: --traces FOLDER")
         given = [word.replace("TRACES", str(self.traces)) for word in given]
