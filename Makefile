@@ -26,7 +26,7 @@ ENGINES    := plugins/precedent-engines
 # those that need nothing but what the others install anyway
 LIGHT      := $(addprefix plugins/precedent-,server run-ahead replay drafts research generate engines)
 EDITABLE   := $(addprefix -e ,$(LIGHT))
-SOURCES    := $(wildcard src plugins tests examples .ci docs)
+SOURCES    := $(wildcard src plugins tests benchmarks examples .ci docs)
 DEMO_ARGS   ?=
 SERVE_ARGS  ?=
 BENCH_ARGS  ?=
@@ -117,7 +117,7 @@ check: $(VENV)/dev.stamp  ## lint, format, types, the site and the fast tests
 
 clean:  ## remove the environment and the tools' caches
 	rm -rf $(VENV) $(CLIENTS) $(VLLM_VENV) $(LLAMA_VENV) $(RAY_VENV) $(SPECULATORS_VENV) plugins/precedent-server/tests/clients/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
-	find src plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src plugins tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	@echo "== creating the environment $(VENV) with $(PYTHON): a few seconds"

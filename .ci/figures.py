@@ -3,162 +3,148 @@
     python .ci/figures.py              # writes the tables
     python .ci/figures.py --check      # the exit status is 1 if a page does not show what its files say
 
-A table stands between `<!-- figures NAME -->` and `<!-- end -->`; NAME is one of `figure_tables.TABLES`. `make figures`
-measures, and writes the files.
+A table is between `<!-- figures NAME -->` and `<!-- end -->` on a page; `.ci/tables.md` contains its lines.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import string
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-
-from figure_cells import FigureError, Measured, cell, read
-from figure_table import Line, Table
-from figure_tables import TABLES
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- figures", "<!-- end -->"
-HISTORY = ("decisions", "upstream")
-REGION = re.compile(rf"{BEGIN} (?P<name>[\w-]+) -->\n(?P<shown>.*?){END}", re.DOTALL)
+CLASSES = ("amx", "avx512-bf16", "avx512", "avx2")  # best first
+# keys by which a path finds an element of a list: `[runs][both]` is the run whose name is `both`
+NAMES = ("name", "mode", "way", "without", "rows", "minute", "completions")
+REGION = re.compile(r"<!-- figures (?P<name>[\w-]+) -->\n(?P<shown>.*?)<!-- end -->", re.DOTALL)
+LINE = re.compile(r"(?P<kind>each|of) (?P<file>[\w*-]+)(?P<path>(\[[^\]]+\])*): (?P<text>.*)")
+QUIET = 0.75  # load before a measurement up to which a page does not mention other programs
+
+
+class Node:
+    """A mapping or a list of a file; elements of a list are found by their name or their number."""
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    def __getitem__(self, key: str) -> Any:
+        if isinstance(self.found, list):
+            named = [one for one in self.found if isinstance(one, dict) and key in {str(one.get(n)) for n in NAMES}]
+            found = named[0] if named else self.found[int(key)]
+        else:
+            found = self.found[key]
+        return Node(found) if isinstance(found, (dict, list)) else found
+
+
+class Cells(string.Formatter):
+    """Formats a line; null is empty. `!c` is a ratio's change in percent, `!k` a thousandth."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, str]:
+        found: Any = Node(kwargs)
+        for key in re.findall(r"[^\[\]]+", field_name):
+            found = None if found is None else found[key]
+        return found, field_name
+
+    def convert_field(self, value: Any, conversion: str | None) -> Any:
+        if value is None or conversion is None:
+            return value
+        return {"c": 100 * (value - 1), "k": value / 1000}[conversion]
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        text = format(value, format_spec) if isinstance(value, (int, float)) else value or ""
+        return str(text).replace("-", "−", text[:1] == "-")
+
+
+CELLS = Cells()
 
 
 @dataclass(frozen=True)
-class Site:
-    """The pages and the files below a folder."""
+class File:
+    """One file: its figures with `label` and `command` beside them, and what the line below a table says."""
 
-    root: Path
-
-    @property
-    def files(self) -> list[Measured]:
-        """What was measured."""
-        return read(self.root / "docs" / "figures")
-
-    @property
-    def pages(self) -> list[Path]:
-        """README and the pages of today; decisions and other history are not written again."""
-        found = sorted((self.root / "docs").rglob("*.md"))
-        return [*self.root.glob("README.md"), *(page for page in found if page.parent.name not in HISTORY)]
-
-    @property
-    def places(self) -> list[Place]:
-        """The tables of all pages. Raises FigureError for a mark that is wrong."""
-        return [place for page in self.pages for place in places(page, page.relative_to(self.root).as_posix())]
+    figures: dict[str, Any]
+    typed: str
+    date: str
+    place: str
 
 
-@dataclass(frozen=True)
-class Place:
-    """The place of a table on a page."""
-
-    page: str
-    name: str
-    shown: str
-
-    @property
-    def table(self) -> Table:
-        """What is shown there."""
-        if self.name not in TABLES:
-            raise FigureError(f"{self.page}: there is no table {self.name!r} in .ci/figure_tables.py")
-        return TABLES[self.name]
-
-    def text(self, files: Sequence[Measured]) -> str:
-        """What has to stand there."""
-        try:
-            return f"\n{written(self.table, files)}\n\n"
-        except FigureError as error:
-            raise FigureError(f"{self.page}: table {self.name!r}: {error}") from error
+def read(path: Path) -> File:
+    """Read one file of figures."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    machine, typed, kind = found["machine"], found["command"], found["machine"]["instructions"]
+    load, remarks = machine["load_before"] or 0, ["limited"] * bool(machine.get("limited"))
+    remarks += [f"beside other programs (load {load:g})"] * (load > QUIET) + machine.get("remarks", [])
+    remark = "".join(f", {one}" for one in remarks)
+    place = f"{machine['processor']} ({kind}), {machine['cores']} cores{remark}"
+    shown = {"label": kind + remark, "command": typed.removeprefix("python benchmarks/")}
+    return File(found["figures"] | shown, typed, found["date"], place)
 
 
-def places(page: Path, name: str) -> Iterator[Place]:
-    """The tables on a page."""
-    text = page.read_text(encoding="utf-8")
-    found = [Place(name, match["name"], match["shown"]) for match in REGION.finditer(text)]
-    if len(found) != text.count(BEGIN) or any(BEGIN in place.shown for place in found):
-        raise FigureError(f"{name}: a table does not begin with '{BEGIN} NAME -->' or lacks its '{END}'")
-    yield from found
+def rank(path: Path) -> tuple[int, str]:
+    """Sort the files of a measurement by machine, the best first."""
+    return next((n for n, name in enumerate(CLASSES) if f"-{name}" in path.stem), len(CLASSES)), path.stem
 
 
-def written(table: Table, files: Sequence[Measured]) -> str:
-    """A table with its source below, or a sentence with its source in brackets."""
-    used = {one.file: one for line in table.lines for one in matching(line.file, files)}
-    rows = [row for line in table.lines for one in matching(line.file, files) for row in rows_of(line, one)]
-    said = source(used.values(), "".join(form for line in table.lines for form in line.cells))
-    if not table.heads:
-        return f"{'. '.join(text for (text,) in rows)} ({said})."
-    lines = [_row(table.heads), "|" + "---|" * len(table.heads), *map(_row, rows)]
-    return "\n".join(lines) + (f"\n\n{said}." if said else "")
+def rendered(template: str, files: Mapping[str, File], used: dict[str, File]) -> str:
+    """Fill in a table, with its source below, or a sentence with its source in brackets; adds to `used`."""
+    lines, own = list[str](), dict[str, File]()
+    for line in template.splitlines():
+        match = LINE.match(line)
+        for pattern in [match["file"]] if match else re.findall(r"\{([\w-]+)\[", line):
+            matching = {name: file for name, file in files.items() if fnmatch(name, pattern)}
+            if not matching:
+                raise SystemExit(f"there is no docs/figures/{pattern}.json: run make figures")
+            own |= matching
+        for figures in (file.figures for file in matching.values()) if match else ():
+            part, _ = CELLS.get_field(f"figures{match['path']}", (), {"figures": figures})
+            for one in part.found if match["kind"] == "each" and match["path"] else [part.found]:
+                lines.append(CELLS.vformat(match["text"], (), figures | one))
+        if not match:
+            lines.append(CELLS.vformat(line, (), {name: file.figures for name, file in own.items()}))
+    used |= own
+    commands = [f"`{file.typed}`" for file in own.values() if "command" not in template]
+    places = [file.place for file in own.values() if "label" not in template]
+    parts = (commands, [file.date for file in own.values()], places)
+    source = ", ".join(" and ".join(dict.fromkeys(part)) for part in parts if part)
+    return "\n" + "\n".join(lines) + (f"\n\n{source}.\n\n" if lines[0].startswith("|") else f" ({source}).\n\n")
 
 
-def matching(pattern: str, files: Sequence[Measured]) -> list[Measured]:
-    """The files of one measurement: one, or one for each machine where the name ends with `*`."""
-    found = [one for one in files if fnmatch(one.file, pattern)]
-    if not found:
-        raise FigureError(f"there is no docs/figures/{pattern}.json: write it with make figures")
-    return found
-
-
-def rows_of(line: Line, one: Measured) -> list[list[str]]:
-    """The cells that a line makes of a file; a FigureError if the file lacks what the line shows."""
-    try:
-        return [[cell(form, part) for form in line.cells] for part in one.parts(line.each)]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise FigureError(f"docs/figures/{one.file}.json lacks what it shows ({error!r})") from error
-
-
-def check(one: Measured) -> None:
-    """Raise FigureError if a file lacks what its tables show."""
-    for line in (line for table in TABLES.values() for line in table.lines if fnmatch(one.file, line.file)):
-        rows_of(line, one)
-
-
-def source(used: Iterable[Measured], cells: str) -> str:
-    """Commands, dates and machines, each mentioned once, and not if the cells themselves say them."""
-    told = list(used)
-    commands = [] if "{command}" in cells else [f"`{one.command}`" for one in told]
-    places = [] if "{label}" in cells else [one.place for one in told]
-    said = (" and ".join(filter(None, dict.fromkeys(each))) for each in (commands, [one.date for one in told], places))
-    return ", ".join(filter(None, said))
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def wrong(site: Site) -> list[str]:
-    """What is not as it has to be: tables that differ from their files, and files that no page shows."""
-    files, found = site.files, site.places
-    differing = [place for place in found if place.text(files) != place.shown]
-    patterns = {line.file for place in found for line in place.table.lines}
-    unused = [one.file for one in files if not any(fnmatch(one.file, pattern) for pattern in patterns)]
-    return [
-        *(f"{place.page}: {place.name!r} is not what docs/figures says: run make reference" for place in differing),
-        *(f"no page shows docs/figures/{file}.json" for file in unused),
-    ]
-
-
-def write(site: Site) -> None:
-    """Write all tables, or none if one cannot be made."""
-    files = site.files
-    for place, shown in [(place, place.text(files)) for place in site.places]:
-        page = site.root / place.page
-        mark, text = f"{BEGIN} {place.name} -->\n", page.read_text(encoding="utf-8")
-        page.write_text(text.replace(f"{mark}{place.shown}{END}", f"{mark}{shown}{END}"), encoding="utf-8")
-
-
-def main(arguments: Sequence[str], site: Site = Site(ROOT)) -> int:
-    """Write, or say what is wrong; returns the exit status."""
-    try:
-        if "--check" not in arguments:
-            write(site)
-        found = wrong(site)
-    except FigureError as error:
-        found = [str(error)]
-    print("\n".join(found) or "ok")
-    return bool(found)
+def written(root: Path, *, check: bool) -> Iterator[str]:
+    """Write all pages, or none if one cannot be written; yields what is wrong."""
+    parts = re.split(r"^## (.+)\n", (ROOT / ".ci" / "tables.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    templates = dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True))
+    files = {path.stem: read(path) for path in sorted((root / "docs" / "figures").glob("*.json"), key=rank)}
+    pages, used = dict[Path, str](), dict[str, File]()
+    for page in [*root.glob("README.md"), *sorted((root / "docs").rglob("*.md"))]:
+        text, name = page.read_text(encoding="utf-8"), page.relative_to(root).as_posix()
+        if page.parent.name in ("decisions", "upstream"):
+            continue
+        places = list(REGION.finditer(text))
+        if len(places) != text.count("<!-- figures"):
+            raise SystemExit(f"{name}: a table does not begin with '<!-- figures NAME -->' or has no '<!-- end -->'")
+        for place in reversed(places):
+            try:
+                shown = rendered(templates[place["name"]], files, used)
+            except (KeyError, IndexError, TypeError, ValueError) as error:
+                raise SystemExit(
+                    f"{name}: .ci/tables.md or a file lacks {place['name']!r} or a part ({error!r})"
+                ) from error
+            if check and shown != place["shown"]:
+                yield f"{name}: {place['name']!r} is not what docs/figures says: run make reference"
+            text = text[: place.start("shown")] + shown + text[place.end("shown") :]
+        pages[page] = text
+    for page, text in pages.items() if not check else ():
+        page.write_text(text, encoding="utf-8")
+    yield from (f"no page shows docs/figures/{name}.json" for name in files if name not in used)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    wrong = list(written(ROOT, check="--check" in sys.argv))
+    print("\n".join(wrong) or "ok")
+    sys.exit(bool(wrong))

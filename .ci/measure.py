@@ -2,8 +2,8 @@
 
     python .ci/measure.py [NAME …] [--busy] [--traces FOLDER]
 
-NAME is one of `figure_commands.COMMANDS`; without any, all are measured. Commands whose environment, traces or device
-is not there are skipped and named. What a command prints is kept in `build/figures`. Let nothing else run meanwhile.
+NAME is a key of `COMMANDS`; without any, all are measured. Commands whose environment or traces are missing are skipped
+and named. The output of a command is kept in `build/figures`. Let nothing else run meanwhile.
 """
 
 from __future__ import annotations
@@ -14,38 +14,85 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import figures
-from figure_cells import QUIET as BUSY
-from figure_cells import FigureError, read_one
-from figure_commands import COMMANDS, TRACES, Command
-
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "tests" / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks"))
 
-# they are found in the folder above
-from measurement import CLASSES, Measurement, as_text, machine_of  # noqa: E402
-
+# it is found in the folder above
+from measuring import CLASSES, Measurement, as_text, machine_of  # noqa: E402
 from precedent.runtime.instructions import KERNELS  # noqa: E402
 
-QUIET = 0.5
-"""Load above which nothing is measured."""
+QUIET, PATIENCE = 0.5, 300.0
+"""Load above which nothing is measured, and seconds to wait for the load that the measurement before has left."""
 
-PATIENCE = 300.0
-"""Seconds that a measurement waits for the load that the one before has left."""
+RETAIL, AIRLINE = "TRACES/tau_retail.jsonl.gz", "TRACES/tau_airline.jsonl.gz"
+CUT = "--truncate --max-prompt-tokens 1000"
+MISLED = f"{RETAIL} --warm 4 --measured 24 --modes"
+POOLS = "--warm 24 --measured 12 --modes plain ngram suffix precedent free-width"
+
+COMMANDS = {
+    "demo": "precedent demo --full --fresh",
+    "untrained": "precedent demo --target smollm2-135m-instruct --requests 16 --fresh",
+    "run-ahead": "precedent demo --tool-latency 0.4 --fresh",
+    "rows": "bench_rows.py",
+    "busy": "bench_busy.py",
+    "gpu-steps": "bench_gpu.py --parts steps attention verification",
+    "gpu-batches": "bench_gpu.py --parts batches bitwise",
+    "gpu-decoding": "bench_gpu.py --parts decoding",
+    "gpu-agents": "bench_gpu.py --parts pair",
+    "adversarial": "precedent bench --topics --modes plain,adversarial,ours-cold --prompts 16 --warm 6",
+    "software": f"precedent bench --traces {RETAIL} --prompts 12 --warm 24 {CUT} "
+    "--modes plain,generate,prompt-lookup,ours",
+    "llama-cpp": f"bench_llama_cpp.py --traces {RETAIL} --warm 24",
+    "replay": "bench_replay.sh TRACES --limit 300",
+    "ablation": f"precedent replay {AIRLINE} --pool same-task --ablate all --budget 32 --limit 150 --calibration",
+    "actions": f"precedent replay --actions {AIRLINE} --pool other-tasks",
+    "capacity": "bench_capacity.py",
+    "steps": "profile_step.py --tokens 64",
+    "server": "bench_server.py --rounds 20",
+    "server-memory": "bench_server.py --rounds 1 --minutes 20",
+    "start": "bench_start.py",
+    "restart": "bench_restart.py",
+    "concurrency": "precedent bench --concurrency 4",
+    "service": "bench_service.py --rows 1 4 16 32 --drafters recall prompt template prediction",
+    "ray": "bench_ray.py --rounds 16",
+    "store-load": f"bench_store_load.py {AIRLINE} --clients 1 2 4 16 --warm 100000",
+    "store": "bench_store.py 1000 10000 100000 1000000",
+    "vllm-recorded": f"bench_vllm.py --traces {RETAIL} --warm 48 --measured 24 --modes plain ngram suffix precedent "
+    "free-width empty",
+    "vllm-retail-other": f"bench_vllm.py --traces {RETAIL} --pool other-task {POOLS}",
+    "vllm-airline": f"bench_vllm.py --traces {AIRLINE} {POOLS}",
+    "vllm-airline-other": f"bench_vllm.py --traces {AIRLINE} --pool other-task {POOLS}",
+    "vllm-adversarial": f"bench_vllm.py --traces {MISLED} nothing adversarial",
+    "vllm-misled": f"bench_vllm.py --traces {MISLED} plain nothing misled",
+    "vllm-desk": "bench_vllm.py --warm 8 --measured 4 --modes nothing ngram precedent",
+    "bitwise": "bench_bitwise.py --texts 200 --tokens 40",
+    "rounding": "bench_rounding.py --prompts 8",
+    "verify": "bench_verify.py --draft noisy:1 --limit 1",
+    "grammar": "bench_grammar.py",
+    "hybrid": "bench_hybrid.py",
+    "drafts": "python -m precedent_demo.training.compare --out build/drafts --minutes 5 exit-4 chain eagle passes mask "
+    "fusion griffin block block-filled block-none",
+    "drafts-beside": "bench_drafts.py --draft exit=build/drafts/exit-4 --requests 8",
+    "lossy": "bench_lossy.py --requests 40 --sampled 20 --rows 8",
+    "seq2seq": "bench_seq2seq.py --steps 1500 --notes 200",
+}
+"""What measures each file of `docs/figures`; TRACES is the folder with recorded runs."""
+
+BY_MACHINE = {"demo": ("avx2",), "rows": ("avx512", "avx2"), "adversarial": (), "bitwise": ()}
+"""Measurements with a file per class of machines, and the kernels of lesser processors that are measured as well."""
+
+ENVIRONMENTS = {"bench_vllm.py": "vllm", "bench_llama_cpp.py": "llama-cpp", "bench_ray.py": "ray"}
+ENVIRONMENTS |= {"bench_store_load.py": "ray"}
+"""Programs that need the environment of `make test-NAME`."""
 
 
 class Refused(Exception):
     """Why something is not measured."""
-
-
-class Absent(Refused):
-    """What it needs is not on this machine."""
 
 
 @dataclass(frozen=True)
@@ -53,98 +100,58 @@ class Run:
     """One command on this machine, or with the kernels of a lesser one."""
 
     name: str
-    command: Command
-    traces: Path | None
+    traces: Path | None = None
     kernels: str | None = None
 
     @property
     def python(self) -> Path:
         """The interpreter of its environment."""
-        return ROOT / self.command.environment[0] / "bin" / "python"
+        own = ENVIRONMENTS.get(COMMANDS[self.name].split()[0])
+        return ROOT / (f".venv-{own}" if own else ".venv") / "bin" / "python"
 
     @property
     def words(self) -> list[str]:
-        """The command line."""
-        words = [word.replace(TRACES, str(self.traces)) for word in self.command.words.split()]
-        if words[0] == "precedent":
-            return [str(self.python.with_name("precedent")), *words[1:]]
-        if words[0] == "python":
-            return [str(self.python), *words[1:]]
-        return words if words[0].endswith(".sh") else [str(self.python), *words]
-
-    @property
-    def shown(self) -> str:
-        """The command as a page shows it, if it does not say so itself."""
-        kernels = f"{KERNELS}={self.kernels} " if self.kernels else ""
-        return kernels + self.command.words.replace(f"{TRACES}/", "")
-
-    def check(self) -> None:
-        """Raise Absent if it cannot run here."""
-        folder, make = self.command.environment
+        """The command line. Raises Refused if something it needs is missing."""
         if not self.python.exists():
-            raise Absent(f"needs {folder}, which {make} sets up")
-        package = self.command.package
-        if package and subprocess.run([self.python, "-m", "pip", "show", "-q", package], check=False).returncode:
-            raise Absent(f"needs {package} in {folder}")
-        if self.command.needs_traces:
-            self._check_traces()
+            raise Refused(f"needs {self.python.parents[1].name}: make test{self.python.parents[1].name[5:]}")
+        program, *given = COMMANDS[self.name].split()
+        if program == "bench_gpu.py" and not Path("/dev/nvidia0").exists():
+            raise Refused("needs a CUDA device")
+        if "TRACES" in COMMANDS[self.name] and self.traces is None:
+            raise Refused("needs recorded runs: --traces FOLDER")
+        given = [word.replace("TRACES", str(self.traces)) for word in given]
+        missing = [Path(word).name for word in given if word.endswith(".jsonl.gz") and not Path(word).exists()]
+        if missing:
+            raise Refused(f"needs {', '.join(missing)} in the folder of --traces")
+        if program in ("precedent", "python"):
+            return [str(self.python.with_name(program)), *given]
+        return [*([] if program.endswith(".sh") else [str(self.python)]), str(ROOT / "benchmarks" / program), *given]
 
-    def _check_traces(self) -> None:
-        if self.traces is None:
-            raise Absent("needs recorded runs: --traces FOLDER")
-        lacking = [word for word in self.words if word.startswith(str(self.traces)) and not Path(word).exists()]
-        if lacking:
-            raise Absent(f"needs {', '.join(Path(word).name for word in lacking)} in the folder of --traces")
-
-    def measure(self, folder: Path) -> dict[str, Any]:
-        """What it found, with command, date and machine. Raises Refused if it fails."""
-        found, log = folder / f"{self.name}.json", folder / f"{self.name}.log"
-        found.unlink(missing_ok=True)
-        ours = Measurement(self.shown, kernels=self.kernels)
+    def measure(self, log: Path) -> str:
+        """Write its file; returns the file's name. Raises Refused if the command fails."""
+        kernels = f"{KERNELS}={self.kernels} " if self.kernels else ""
+        shown, told = kernels + COMMANDS[self.name].replace("TRACES/", ""), log.with_suffix(".json")
+        words, ours = self.words, Measurement(shown, kernels=self.kernels)
         environment = os.environ | ({KERNELS: self.kernels} if self.kernels else {})
         with log.open("w", encoding="utf-8") as output:
-            done = subprocess.run(
-                [*self.words, "--json", str(found)],
-                cwd=ROOT,
-                env=environment,
-                stdout=output,
-                stderr=output,
-                check=False,
-            )
-        if done.returncode or not found.exists():
-            raise Refused(f"failed: see {log.relative_to(ROOT)}")
-        told = json.loads(found.read_text(encoding="utf-8"))
-        if self.command.words.startswith(("precedent ", "python ")):  # other programs say so themselves
-            told = ours.as_dict(told)
-        return told
+            command = [*words, "--json", str(told)]
+            done = subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=output, check=False)
+        if done.returncode:
+            raise Refused(f"failed: see {log}")
+        found = json.loads(told.read_text(encoding="utf-8"))
+        if shown.startswith((f"{kernels}precedent ", "python ")):  # benchmarks say when and where themselves
+            found = ours.as_dict(found)
+        file = ROOT / "docs" / "figures" / f"{self.file(found['machine'])}.json"
+        file.write_text(as_text(found), encoding="utf-8")
+        return file.name
 
-    def file(self, found: Mapping[str, Any]) -> str:
-        """The name of its file: with the machine's class, and what is special, where each machine has one."""
-        if not self.command.by_machine:
-            return self.name
-        machine = found["machine"]
-        limited, busy = machine.get("limited"), machine["load_before"] > BUSY
-        return "-".join([self.name, machine["class"], *["limited"] * bool(limited), *["busy"] * busy])
+    def file(self, machine: dict[str, Any]) -> str:
+        """Name the file: with the machine's class where each class has one."""
+        limited = "-limited" * bool(machine.get("limited"))
+        return f"{self.name}-{machine['class']}{limited}" if self.name in BY_MACHINE else self.name
 
 
-def runs(names: Sequence[str], traces: Path | None) -> Iterator[Run]:
-    """The commands, each with this machine's kernels first. Raises Refused for a name that does not exist."""
-    for name in names or COMMANDS:
-        if name not in COMMANDS:
-            raise Refused(f"there is no {name!r}; choose from {', '.join(COMMANDS)}")
-        yield Run(name, COMMANDS[name], traces)
-        for kernels in COMMANDS[name].limits:
-            if kernels in lesser():
-                yield Run(name, COMMANDS[name], traces, kernels)
-
-
-def lesser() -> list[str]:
-    """The kernels of lesser processors that this one can run."""
-    order, here = list(CLASSES), machine_of()["class"]
-    return order[order.index(here) + 1 :] if here in order else []
-
-
-def wait_until_quiet(patience: float = 0.0) -> None:
+def wait_until_quiet(patience: float) -> None:
     """Wait until the load is low. Raises Refused after so many seconds."""
     until = time.monotonic() + patience
     while (load := os.getloadavg()[0]) > QUIET:
@@ -153,59 +160,31 @@ def wait_until_quiet(patience: float = 0.0) -> None:
         time.sleep(5)
 
 
-def measured(run: Run, files: Path, folder: Path) -> str:
-    """Measure, and write the file and the tables, if all others are there; says what was written."""
-    begun = time.monotonic()
-    found = run.measure(folder)
-    file = files / f"{run.file(found)}.json"
-    before = file.read_text(encoding="utf-8") if file.exists() else None
-    file.write_text(as_text(found), encoding="utf-8")
-    try:
-        figures.check(read_one(file))
-    except FigureError:
-        file.unlink() if before is None else file.write_text(before, encoding="utf-8")
-        raise
-    with suppress(FigureError):  # of another file: the check at the end names it
-        figures.write(figures.Site(ROOT))
-    return f"{(time.monotonic() - begun) / 60:.1f} minutes, docs/figures/{file.name}"
-
-
-def tried(run: Run, files: Path, folder: Path, *, busy: bool) -> bool:
-    """Measure with one line of progress; False if it failed."""
-    print(f"== {run.name}: {run.shown} (about {run.command.minutes:g} minutes) …", end=" ", flush=True)
-    try:
-        run.check()
-        if not busy:
-            wait_until_quiet(PATIENCE)
-        print(measured(run, files, folder), flush=True)
-    except Absent as reason:
-        print(f"skipped: {reason}", flush=True)
-    except (Refused, FigureError) as reason:
-        print(f"error: {reason}", flush=True)
-        return False
-    return True
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all that was asked for; returns the exit status."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("names", nargs="*", metavar="NAME")
-    options.add_argument("--busy", action="store_true", help="measure although other programs run")
-    options.add_argument("--traces", type=Path, default=os.environ.get("PRECEDENT_TRACES"), help="recorded runs")
-    asked = options.parse_args(arguments)
-    folder, files = ROOT / "build" / "figures", ROOT / "docs" / "figures"
-    for each in (folder, files):
-        each.mkdir(parents=True, exist_ok=True)
-    try:
-        wanted = list(runs(asked.names, asked.traces and asked.traces.resolve()))
-        if not asked.busy:
-            wait_until_quiet()
-    except Refused as reason:
-        print(f"error: {reason}", file=sys.stderr)
-        return 2
-    print(f"== on {machine_of()['processor']}, {machine_of()['instructions']}", flush=True)
-    failed = [run for run in wanted if not tried(run, files, folder, busy=asked.busy)]
-    return 1 if failed else figures.main(["--check"], figures.Site(ROOT))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--busy", action="store_true", help="measure although other programs run")
+    parser.add_argument("--traces", type=Path, default=os.environ.get("PRECEDENT_TRACES"), help="recorded runs")
+    given, order, here = parser.parse_args(arguments), list(CLASSES), machine_of()["class"]
+    if unknown := [name for name in given.names if name not in COMMANDS]:
+        parser.error(f"there is no {unknown[0]!r}; choose from {', '.join(COMMANDS)}")
+    lesser = order[order.index(here) + 1 :] if here in order else []
+    traces, logs = given.traces and Path(given.traces).resolve(), ROOT / "build" / "figures"
+    logs.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for name in given.names or COMMANDS:
+        for kernels in (None, *(each for each in BY_MACHINE.get(name, ()) if each in lesser)):
+            print(f"== {name}: {COMMANDS[name]} {kernels or ''} …", end=" ", flush=True)
+            try:
+                Run(name, traces, kernels).words  # noqa: B018  # refuses before it waits
+                if not given.busy:
+                    wait_until_quiet(PATIENCE)
+                print(f"docs/figures/{Run(name, traces, kernels).measure(logs / f'{name}.log')}", flush=True)
+            except Refused as reason:
+                print(reason, flush=True)
+                failed += "failed" in str(reason)
+    return failed + subprocess.run([sys.executable, ROOT / ".ci" / "figures.py"], check=False).returncode
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.hybrids import random_ids
+from helpers.draft_head_engines import SAMPLINGS, check_answers, check_grammar
 from helpers.small_engines import PLAIN, PROMPT
 from helpers.tiny_block import settings_for, tiny_block_draft
 from transformers import PreTrainedModel
@@ -17,7 +17,6 @@ from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
-from precedent.grammar import JsonSchema
 from precedent.planning.costs import CostCurve
 from precedent.planning.draw_gate import DrawGate
 from precedent.planning.forward_gate import ForwardGate
@@ -32,10 +31,6 @@ from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 BLOCK = SpeculationConfig(drafters=("block-draft",))
-SAMPLINGS = {
-    "greedy": SamplingParams(max_tokens=20),
-    "seeded": SamplingParams(temperature=0.9, seed=7, max_tokens=20),
-}
 
 
 def target_model() -> PreTrainedModel:
@@ -73,15 +68,7 @@ def engine() -> Iterator[Engine]:
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_answers_are_those_of_plain_decoding(engine: Engine, names: tuple[str, ...], sampling: SamplingParams) -> None:
     """Greedy and seeded, alone and beside other drafters, for concurrent requests of ragged lengths."""
-    prompts = [PROMPT, PROMPT[:9], PROMPT[:1], random_ids(1, 70)]
-    expected = [engine.submit(prompt, sampling, speculation=PLAIN).result().token_ids for prompt in prompts]
-    speculation = SpeculationConfig(drafters=names)
-    for _ in range(2):
-        asked = [engine.submit(prompt, sampling, speculation=speculation, query="order") for prompt in prompts]
-        assert [each.result().token_ids for each in asked] == expected
-    alone = engine.submit(PROMPT, sampling, speculation=BLOCK).result()
-    assert alone.token_ids == expected[0]
-    assert alone.stats.drafted_by_source["block-draft"] > 0
+    check_answers(engine, "block-draft", names, sampling)
 
 
 def test_a_draft_that_knows_its_target_saves_steps() -> None:
@@ -106,12 +93,7 @@ def test_a_draft_that_knows_its_target_saves_steps() -> None:
 
 def test_grammars_hold(engine: Engine) -> None:
     """What the grammar forbids may be drafted, and is not answered."""
-    schema = JsonSchema.of({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
-    plain, drafted = (
-        engine.submit(PROMPT, SamplingParams(max_tokens=30), grammar=schema, speculation=each).result()
-        for each in (PLAIN, SpeculationConfig(drafters=("grammar", "block-draft")))
-    )
-    assert drafted.token_ids == plain.token_ids
+    check_grammar(engine, "block-draft")
 
 
 def test_chains_are_drawn_where_the_folder_says_so(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.draft_head_engines import SAMPLINGS, AlwaysOpen, check_answers, check_grammar, check_next_turns
 from helpers.hybrids import random_ids
 from helpers.published_heads import FORMS, SPECFORGE, random_weights, small_target, states_kept_by, write_head
 from helpers.small_engines import PLAIN, PROMPT
@@ -16,9 +18,7 @@ from precedent.cache import SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.errors import CapacityError, ConfigError, UnsupportedError
-from precedent.grammar import JsonSchema
 from precedent.planning.costs import CostCurve
-from precedent.planning.draw_gate import DrawGate
 from precedent.target import TargetModel
 from precedent.target.cuda.static_runner import StaticSettings
 from precedent.target.eagle.head import load_eagle
@@ -30,18 +30,6 @@ from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
 
 EAGLE = SpeculationConfig(drafters=("eagle",))
-SAMPLINGS = {
-    "greedy": SamplingParams(max_tokens=20),
-    "seeded": SamplingParams(temperature=0.9, seed=7, max_tokens=20),
-}
-
-
-class AlwaysOpen(DrawGate):
-    """Lets every step draw."""
-
-    def decide(self, wanted: int, open_mass: float = 1.0) -> int:
-        """Four draws."""
-        return 4
 
 
 def engine_on(draft: Any, model: Any = None, **settings: Any) -> Engine:
@@ -72,29 +60,13 @@ def engine(folder: Path) -> Iterator[Engine]:
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_answers_are_those_of_plain_decoding(engine: Engine, names: tuple[str, ...], sampling: SamplingParams) -> None:
     """Greedy and seeded, alone and beside other drafters, for concurrent requests of ragged lengths."""
-    prompts = [PROMPT, PROMPT[:9], PROMPT[:1], random_ids(1, 70)]
-    expected = [engine.submit(prompt, sampling, speculation=PLAIN).result().token_ids for prompt in prompts]
-    speculation = SpeculationConfig(drafters=names)
-    for _ in range(2):
-        asked = [engine.submit(prompt, sampling, speculation=speculation, query="order") for prompt in prompts]
-        assert [each.result().token_ids for each in asked] == expected
-    alone = engine.submit(PROMPT, sampling, speculation=EAGLE).result()
-    assert alone.token_ids == expected[0]
-    assert alone.stats.drafted_by_source["eagle"] > 0
+    check_answers(engine, "eagle", names, sampling)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_grammars_hold(engine: Engine, temperature: float) -> None:
     """What the grammar forbids is neither drafted nor answered, also where no covered token is left."""
-    schema = JsonSchema.of({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
-    sampling = SamplingParams(max_tokens=30, temperature=temperature)
-    plain, drafted = (
-        engine.submit(PROMPT, sampling, grammar=schema, speculation=each).result()
-        for each in (PLAIN, SpeculationConfig(drafters=("grammar", "eagle")))
-    )
-    assert len(drafted.token_ids) > 5
-    if not temperature:
-        assert drafted.token_ids == plain.token_ids
+    check_grammar(engine, "eagle", temperature)
 
 
 def test_a_cancelled_request_leaves_the_next_one_as_it_was(engine: Engine) -> None:
@@ -109,23 +81,7 @@ def test_a_cancelled_request_leaves_the_next_one_as_it_was(engine: Engine) -> No
 
 def test_the_next_turn_and_kept_prefixes_answer_the_same(folder: Path, tmp_path: Path) -> None:
     """Outputs of layers come back with the keys and values, from idle conversations and from disk."""
-    prompt, sampling = [*random_ids(5, 100), *PROMPT], SamplingParams(max_tokens=12)
-    answers, cached = [], []
-    for _ in range(2):
-        with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache:
-            engine = engine_on(folder, cache=cache, keep_prefixes=True)
-            first = engine.submit(prompt, sampling, prefix_tokens=100).result()
-            turn = [*prompt, *first.token_ids, *b" and then?"]
-            second = engine.submit(turn, sampling, speculation=EAGLE).result()
-            plain = engine.submit(turn, sampling, speculation=PLAIN).result()
-            engine.close()
-        assert second.cached_prompt_tokens >= len(prompt)
-        assert second.token_ids == plain.token_ids
-        assert second.stats.drafted_by_source["eagle"] > 0
-        answers.append((first.token_ids, second.token_ids))
-        cached.append(first.cached_prompt_tokens)
-    assert answers[0] == answers[1]
-    assert cached == [0, 100]
+    check_next_turns(partial(engine_on, folder), tmp_path, EAGLE)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

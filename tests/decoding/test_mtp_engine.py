@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.draft_head_engines import SAMPLINGS, AlwaysOpen, check_answers, check_grammar, check_next_turns
 from helpers.hybrids import random_ids
 from helpers.mtp_checkpoints import (
     add_head,
@@ -20,15 +22,13 @@ from helpers.mtp_checkpoints import (
     rewritten,
     settling,
 )
-from helpers.small_engines import PLAIN, PROMPT
+from helpers.small_engines import PROMPT
 
 from precedent.cache import SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.errors import CapacityError, ConfigError, ModelLoadError, UnsupportedError
-from precedent.grammar import JsonSchema
 from precedent.planning.costs import CostCurve
-from precedent.planning.draw_gate import DrawGate
 from precedent.target import TargetModel
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -36,14 +36,6 @@ from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 MTP = SpeculationConfig(drafters=("mtp",))
 ALL = SpeculationConfig(drafters=("recall", "prompt", "grammar", "draft-model", "mtp"))
 FAMILIES = ("glm4_moe", "qwen3_next", pytest.param("deepseek_v3", marks=pytest.mark.slow))
-
-
-class AlwaysOpen(DrawGate):
-    """Lets every step draw."""
-
-    def decide(self, wanted: int, open_mass: float = 1.0) -> int:
-        """Four draws."""
-        return 4
 
 
 def engine_on(folder: Path, speculation: SpeculationConfig = MTP, **settings: Any) -> Engine:
@@ -70,52 +62,20 @@ def engine(folder: Path) -> Iterator[Engine]:
 
 @pytest.mark.usefixtures("searches_at_once")
 @pytest.mark.parametrize("names", [("mtp",), ("recall", "prompt", "mtp"), ("mtp", "draft-model")])
-@pytest.mark.parametrize(
-    "sampling",
-    [SamplingParams(max_tokens=20), SamplingParams(temperature=0.9, seed=7, max_tokens=20)],
-    ids=["greedy", "seeded"],
-)
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_answers_are_those_of_plain_decoding(engine: Engine, names: tuple[str, ...], sampling: SamplingParams) -> None:
     """Greedy and seeded, alone and beside other drafters, for concurrent requests of ragged lengths."""
-    prompts = [PROMPT, PROMPT[:9], PROMPT[:1], random_ids(1, 70)]
-    expected = [engine.submit(prompt, sampling, speculation=PLAIN).result().token_ids for prompt in prompts]
-    speculation = SpeculationConfig(drafters=names)
-    for _ in range(2):
-        asked = [engine.submit(prompt, sampling, speculation=speculation, query="order") for prompt in prompts]
-        assert [each.result().token_ids for each in asked] == expected
-    alone = engine.submit(PROMPT, sampling, speculation=MTP).result()
-    assert alone.token_ids == expected[0]
-    assert alone.stats.drafted_by_source["mtp"] > 0
+    check_answers(engine, "mtp", names, sampling)
 
 
 def test_grammars_hold(engine: Engine) -> None:
     """What the grammar forbids is neither drafted nor answered."""
-    schema = JsonSchema.of({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
-    plain, drafted = (
-        engine.submit(PROMPT, SamplingParams(max_tokens=30), grammar=schema, speculation=each).result()
-        for each in (PLAIN, SpeculationConfig(drafters=("grammar", "mtp")))
-    )
-    assert drafted.token_ids == plain.token_ids
+    check_grammar(engine, "mtp")
 
 
 def test_the_next_turn_and_kept_prefixes_answer_the_same(folder: Path, tmp_path: Path) -> None:
     """Hidden states come back with the keys and values, from idle conversations and from disk."""
-    prompt, sampling = [*random_ids(5, 100), *PROMPT], SamplingParams(max_tokens=12)
-    answers, cached = [], []
-    for _ in range(2):
-        with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache:
-            engine = engine_on(folder, cache=cache, keep_prefixes=True)
-            first = engine.submit(prompt, sampling, prefix_tokens=100).result()
-            turn = [*prompt, *first.token_ids, *b" and then?"]
-            second = engine.submit(turn, sampling).result()
-            plain = engine.submit(turn, sampling, speculation=PLAIN).result()
-            engine.close()
-        assert second.cached_prompt_tokens >= len(prompt)
-        assert second.token_ids == plain.token_ids
-        answers.append((first.token_ids, second.token_ids))
-        cached.append(first.cached_prompt_tokens)
-    assert answers[0] == answers[1]
-    assert cached == [0, 100]
+    check_next_turns(partial(engine_on, folder), tmp_path, MTP)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

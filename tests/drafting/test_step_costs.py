@@ -168,7 +168,7 @@ def test_tries_of_other_widths_lose_at_most_a_hundredth() -> None:
 
 
 RECORDED = Path(__file__).with_name("disturbed_steps.json")
-"""Milliseconds of steps of several widths while a neighbour came and went (`bench_busy.py --record`)."""
+"""Milliseconds of steps of several widths while a busy program came and went."""
 
 STEPS_PER_ROUND = 4
 

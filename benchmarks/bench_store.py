@@ -1,0 +1,115 @@
+"""The speculation cache at several sizes: insertion, start-up, lookup, memory and disk.
+
+    python benchmarks/bench_store.py 1000 10000 100000 1000000 [--folder DIR] [--json FILE]
+
+Completions are made up (`made_up.py`); embedding is excluded. Each size is filled as fast as SQLite allows (one
+transaction per thousand, without waiting for the disk); then single insertions are timed as they happen in use, and
+the cache is opened by processes of their own. A completion takes 6 KB on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import SUPPRESS, Namespace
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from made_up import AT_ONCE, BOUNDS, EMBEDDER, INDEX_BYTES, TENANT, TOKENIZER, Traces
+from measuring import options, run, seconds
+from precedent.cache import SQLiteStore
+from precedent.cache.search.index import SimilarityIndex
+from precedent.cache.store import rows
+from precedent.cache.store.records import Payload
+from precedent.drafters.recall.tenant_memory import TenantMemory
+from precedent.engine.warm_up import compile_inner_loops
+
+SINGLE, LOOKUPS, HITS = 200, 200, 256
+
+
+def fill(folder: Path, count: int, traces: Traces) -> float:
+    """Fill a cache; returns the median milliseconds of a single insertion, on disk when it returns."""
+    store = SQLiteStore.open(folder, bounds=BOUNDS)
+    store._database._writer.execute("PRAGMA synchronous=OFF")
+    store.insert(traces.completion(0), traces.vectors(0, 1)[0], EMBEDDER)
+    for begin in range(1, count, AT_ONCE):
+        with store._database.write() as connection:
+            for number, vector in enumerate(traces.vectors(begin, min(AT_ONCE, count - begin)), begin):
+                rows.insert_row(connection, Payload(traces.completion(number), vector), time.time())
+    store.close()
+    store, times = SQLiteStore.open(folder, bounds=BOUNDS), []
+    for number, vector in enumerate(traces.vectors(count, SINGLE), count):
+        new = traces.completion(number)
+        times.append(seconds(lambda: store.insert(new, vector, EMBEDDER)) * 1e3)  # noqa: B023  # called at once
+    store.close()
+    return median(times)
+
+
+def resident() -> int:
+    """Bytes of this process's memory that no file backs."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def used(folder: Path) -> dict[str, Any]:
+    """Open the cache as a starting process does: token index and vectors in parallel, then lookups."""
+    compile_inner_loops()
+    traces, before, started = Traces(), resident(), time.perf_counter()
+    store = SQLiteStore.open(folder, bounds=BOUNDS)
+    opened = time.perf_counter() - started
+    memory = TenantMemory(store.partition(TENANT, TOKENIZER), INDEX_BYTES)
+    index, first = SimilarityIndex(store, store.partition_vectors), traces.vectors(7, 1)[0]
+    with ThreadPoolExecutor(1) as other:  # as recall does
+        reading = other.submit(seconds, lambda: memory.read(store, TENANT, TOKENIZER))
+        searched = seconds(lambda: index.search(first, TENANT, TOKENIZER, HITS))
+        read = reading.result()
+    ready = time.perf_counter() - started
+    index.wait()
+    memory.tidy()
+    memory.seal()
+    held, queries = resident() - before, traces.vectors(10**9, LOOKUPS)
+    times = [seconds(lambda: index.search(vector, TENANT, TOKENIZER, HITS)) * 1e3 for vector in queries]  # noqa: B023
+    index.close()
+    store.close()
+    parts = {"open_ms": opened, "token_index_ms": read, "vectors_ms": searched, "start_ms": ready}
+    lookups = {"lookup_ms_p50": median(times), "lookup_ms_p99": float(np.percentile(times, 99))}
+    return {name: taken * 1e3 for name, taken in parts.items()} | lookups | {"memory_mb": held / 2**20}
+
+
+def bench(count: int, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"completions": count, "insert_ms": fill(folder, count, Traces())}
+    for name in ("first start", "later start"):  # the first groups the vectors and seals the token index
+        command = [sys.executable, __file__, "--use", str(folder)]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        found[name] = json.loads(told.splitlines()[-1])
+    table, files = folder / "precedent.sqlite", [each for each in folder.rglob("*") if each.is_file()]
+    index = sum(each.stat().st_size for each in files if "precedent.sqlite-index" in each.parts)
+    found["mb_on_disk"] = {table.name: table.stat().st_size / 2**20, f"{table.name}-index": index / 2**20}
+    print(found, flush=True)
+    return found
+
+
+def measure(given: Namespace) -> dict[str, Any]:
+    sizes = []
+    for count in given.completions:
+        with tempfile.TemporaryDirectory(prefix="bench-store-", dir=given.folder) as folder:
+            sizes.append(bench(count, Path(folder)))
+    return {"sizes": sizes}
+
+
+if __name__ == "__main__":
+    asked = options(__doc__, folder=Path)
+    asked.add_argument("completions", nargs="*", type=int, default=[1_000, 10_000, 100_000])
+    asked.add_argument("--use", type=Path, help=SUPPRESS)
+    own = asked.parse_args()
+    if own.use:
+        print(json.dumps(used(own.use)))
+    else:
+        run(asked, measure)

@@ -1,1 +1,0 @@
-"""The parts of `bench_lossy.py`: the desk on an engine, rejections by row, conversations, the picture."""
