@@ -235,7 +235,7 @@ def shell(command: str) -> str:
         ({"google_search": {}}, "google_search"),
         (shell, "custom"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else None,  # an address differs between processes
 )
 def test_tools_that_a_provider_runs_are_refused_by_name(given: Any, name: str) -> None:
     with pytest.raises(UnsupportedError, match=f"tool number 2 is '{name}', which only its provider runs"):

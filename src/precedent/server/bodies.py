@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -252,7 +252,7 @@ class _UntilFirstError(FailFast):
 def _until_first_error(kind: Any) -> Any:
     """The type, with lists that are checked up to their first error: listing all of them makes all threads wait."""
     arguments = tuple(_until_first_error(part) for part in typing.get_args(kind))
-    if typing.get_origin(kind) is list:
+    if typing.get_origin(kind) in (list, Sequence):
         return Annotated[list[arguments], _UntilFirstError()]  # type: ignore[valid-type]
     return Union[arguments] if typing.get_origin(kind) in (Union, UnionType) else kind  # noqa: UP007 (built at run time)
 
