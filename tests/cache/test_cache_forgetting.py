@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import sqlite3
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -72,3 +77,71 @@ def test_forget_says_so_when_another_process_keeps_the_bytes(tmp_path, nobody_wa
     assert store.forget(Selection(ids=(row_id,))) == 0
     assert b"secret" not in raw(tmp_path)
     store.close()
+
+
+WITHOUT_ROOM = """
+    import json, logging, os, resource, sys
+    from precedent.cache import Selection, SQLiteStore
+    from precedent.errors import CacheError
+    from precedent.testing.store_contract import EMBEDDER, completion, unit_vector
+    said = []
+    logging.getLogger("precedent.cache").addHandler(handler := logging.Handler())
+    handler.emit = lambda record: said.append(record.getMessage())
+    store = SQLiteStore.open(sys.argv[1])
+    for n in range(60):
+        store.insert(completion(n, text=f"secret {n} " + "y" * 4000), unit_vector(n), EMBEDDER)
+    def limit(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    def forgotten():
+        try:
+            return store.forget(Selection(containing="secret 7 "))
+        except CacheError as error:
+            return str(error)
+    limit(os.path.getsize(os.path.join(sys.argv[1], "precedent.sqlite-wal")) + int(sys.argv[2]))
+    first = forgotten()
+    refused = store.insert(completion(100), None, None)
+    limit(resource.RLIM_INFINITY)
+    again = forgotten() if sys.argv[3] == "forget" else None
+    if sys.argv[3] == "insert":
+        import precedent.cache.sqlite_store
+        import time
+        later = time.monotonic() + 3600
+        time.monotonic = lambda: later
+    stored = store.insert(completion(101), None, None)
+    if sys.argv[3] == "close":
+        store.close()
+    names = [name for name in os.listdir(sys.argv[1]) if not name.endswith("-shm")]
+    left = b"".join(open(os.path.join(sys.argv[1], name), "rb").read() for name in names)
+    print(json.dumps([first, refused, again, stored, b"secret 7 " in left, said]))
+"""
+
+
+def without_room(folder: Path, more_bytes: int, then: str) -> list:
+    """What `WITHOUT_ROOM` prints, where its files may not grow by more than so many bytes beyond the log's size."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", textwrap.dedent(WITHOUT_ROOM), str(folder), str(more_bytes), then]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of file sizes")
+def test_a_cache_can_forget_after_a_full_disk_without_opening_it_again(tmp_path):
+    first, refused, again, stored, left, said = without_room(tmp_path, 0, "forget")
+    assert "free some disk space" in first
+    assert (refused, again, left) == (0, 1, False)
+    assert stored > 0, "it stores again, too"
+    assert any("can be written again" in line for line in said)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of file sizes")
+@pytest.mark.parametrize("then", ["forget", "insert", "close"])
+def test_an_erasure_that_a_full_disk_stopped_is_tried_again(tmp_path, then):
+    """There is room to delete the record, and none to rewrite the file without its bytes."""
+    first, _, again, stored, left, said = without_room(tmp_path, 120_000, then)
+    assert "the records are forgotten, but" in first
+    assert "erased later" in first
+    assert not left
+    assert again in (None, 0)
+    assert then == "close" or stored > 0
+    assert then == "forget" or any("the bytes of forgotten records are erased now" in line for line in said)

@@ -19,7 +19,7 @@ from precedent.testing.store_contract import completion
 
 
 def test_what_a_killed_creation_left_is_swept_up(tmp_path):
-    dead = tmp_path / ".precedent-dead.new"
+    dead = tmp_path / ".precedent-12345678.new"
     dead.mkdir()
     (dead / "precedent.sqlite").write_bytes(b"half")
     (tmp_path / ".precedent-notes").write_text("mine")
@@ -67,14 +67,14 @@ def test_a_creation_that_is_swept_up_before_it_is_locked_begins_again(tmp_path, 
 def test_files_of_a_seal_in_progress_are_not_swept_up(tmp_path):
     """Opening meanwhile leaves them; when the process that seals is dead, opening erases them."""
     index, sealing, end = IndexFolder(filled(tmp_path)), threading.Event(), threading.Event()
-    folder = index.path / "aa"
+    folder = index.path / ("a" * 32)
 
     def seal() -> None:
         with index.alone() as alone:
             assert alone
             folder.mkdir()
-            (folder / ".x.new").write_bytes(b"tokens")
-            (folder / "7.tokens.npy").write_bytes(b"tokens")
+            (folder / ".abcdefgh.new").write_bytes(b"tokens")
+            (folder / "0123456789abcdef.tokens.npy").write_bytes(b"tokens")
             sealing.set()
             end.wait()
 

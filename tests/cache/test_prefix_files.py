@@ -58,7 +58,7 @@ def test_what_is_larger_than_the_bound_is_not_written_and_costs_nobody_theirs(tm
 
 def test_a_file_that_grew_beyond_the_bound_is_not_read(tmp_path: Path) -> None:
     written(opened(tmp_path), content=bytes(26))
-    files = PrefixFiles(tmp_path / "cache.sqlite", Bounds(max_prefix_bytes=25), read_only=True)
+    files = PrefixFiles(tmp_path / "cache.sqlite", Bounds(max_prefix_bytes=25), lambda: 0, read_only=True)
     assert files.read("shop", "a") is None
 
 
@@ -115,7 +115,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_a_killed_process_left_goes_after_a_while_and_is_forgotten_at_once(tmp_path: Path) -> None:
     files = opened(tmp_path)
-    left = written(files).with_name(".abc.new")
+    left = written(files).with_name(".abcdefgh.new")
     left.write_bytes(b"half")
     files.sweep()
     assert left.exists(), "another process may be writing it"

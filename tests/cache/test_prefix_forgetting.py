@@ -68,13 +68,24 @@ def test_what_is_forgotten_is_overwritten(tmp_path: Path) -> None:
         assert held.read() == bytes(6)
 
 
-def test_what_was_copied_before_a_forget_is_not_written_after_it(tmp_path: Path) -> None:
-    files = opened(tmp_path)
-    files.create()
-    copied_at = time.time_ns()
-    opened(tmp_path).forget(Selection(tenant="other"))
-    files.write("shop", "a", b"content", copied_at)
-    assert all_in(files) == set()
+@pytest.mark.parametrize("step", [0, -3600, 3600], ids=["a steady clock", "set back", "set forward"])
+def test_what_was_copied_before_a_forget_is_not_written_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """By whichever cache, and whatever the wall clock does meanwhile."""
+    with (
+        SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache,
+        SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as other,
+    ):
+        files = cache.prefixes
+        generation, now = files.generation(), time.time_ns()
+        monkeypatch.setattr(time, "time_ns", lambda: now + step * 10**9)
+        monkeypatch.setattr(time, "time", lambda: now / 10**9 + step)
+        other.forget(tenant="other")
+        files.write("shop", "a", b"content", generation)
+        assert all_in(files) == set()
+        files.write("shop", "a", b"content", files.generation())
+        assert len(all_in(files)) == 1
 
 
 def test_a_file_that_stays_is_an_error_that_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,14 +111,14 @@ def working_beside(folder: Path) -> Iterator[subprocess.Popen[str]]:
         from pathlib import Path
         from precedent.cache import Bounds, Selection
         from precedent.cache.store.prefix_files import PrefixFiles
-        files = PrefixFiles(Path(sys.argv[1]) / "cache.sqlite", Bounds(max_prefix_bytes=400_000))
+        files = PrefixFiles(Path(sys.argv[1]) / "cache.sqlite", Bounds(max_prefix_bytes=400_000), lambda: 0)
         over = threading.Event()
         threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
         print("working", flush=True)
         rounds = 0
         while not over.is_set():
             for name in "abcde":
-                files.write("shop", name, b"theirs" * 20_000, time.time_ns())
+                files.write("shop", name, b"theirs" * 20_000, 0)
                 read = files.read("shop", name) or b""
                 assert any((text * 20_000).endswith(read.lstrip(bytes(1))) for text in (b"theirs", b"ours!!"))
             if rounds % 5 == 4:
@@ -152,10 +163,7 @@ def test_any_order_of_operations_serves_what_was_written_last_or_nothing(tmp_pat
             written(files, tenant, name, content)
             expected[tenant, name] = content
         elif operation == "late write":
-            copied_at = time.time_ns()
-            files.create()
-            files.forget(Selection(tenant=tenant))
-            files.write(tenant, name, content, copied_at)
+            files.write(tenant, name, content, files.generation() - 1)
         elif operation == "forget old":
             files.forget(Selection(before=time.time() - 100))
         elif operation == "discard":

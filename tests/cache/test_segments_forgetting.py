@@ -31,8 +31,8 @@ def test_forget_erases_the_tokens_from_every_segment_file(tmp_path):
     before.seal()
     memory_of(store, "quiet").seal()
     files = files_of(store)
-    (files.folder / "0123.tokens.npy").write_bytes(as_bytes(SECRET))
-    (files.folder / ".abc.new").write_bytes(as_bytes(SECRET))
+    (files.folder / "0123456789abcdef.tokens.npy").write_bytes(as_bytes(SECRET))
+    (files.folder / ".abcdefgh.new").write_bytes(as_bytes(SECRET))
     assert raw(tmp_path / "precedent.sqlite-index").count(as_bytes(SECRET)) == 3
     assert store.forget(Selection(containing="secret")) == 1
     assert as_bytes(SECRET) not in raw(tmp_path)

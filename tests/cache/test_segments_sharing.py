@@ -95,7 +95,7 @@ def full_disk(*_: object) -> None:
 
 
 def half_written(files: SegmentFiles, segment: Segment) -> None:
-    (files.folder / "77.tokens.npy").write_bytes(segment.tokens.tobytes())
+    (files.folder / "0123456789abcdef.tokens.npy").write_bytes(segment.tokens.tobytes())
     raise OSError("the disk is full")
 
 

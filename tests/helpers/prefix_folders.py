@@ -14,11 +14,12 @@ TENANTS = ("shop", "other")
 
 
 def opened(folder: Path, **bounds: Any) -> PrefixFiles:
-    return PrefixFiles(folder / "cache.sqlite", Bounds(**bounds))
+    """The files beside a cache; nobody calls `forget` on the cache itself."""
+    return PrefixFiles(folder / "cache.sqlite", Bounds(**bounds), lambda: 0)
 
 
 def written(files: PrefixFiles, tenant: str = "shop", name: str = "a", content: bytes = b"content") -> Path:
-    files.write(tenant, name, content, time.time_ns())
+    files.write(tenant, name, content, files.generation())
     return files._file(tenant, name)
 
 

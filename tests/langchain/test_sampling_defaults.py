@@ -103,6 +103,13 @@ def test_the_commands_list_and_use_them(folder: Path, tmp_path: Path) -> None:
         texts.append(json.loads(report.read_text())["text"])
     assert texts[0] == texts[1], "what is given goes first"
     assert precedent("run", "hi", "--target", folder, "--sampling", "modle") == 2
+    written = ("--temperature", 0.6, "--top-k", 20, "--top-p", 0.95, "--repetition-penalty", 1.05)
+    for options in (("--sampling", "model"), written):
+        seeded = ("--seed", 3, "--max-tokens", 12, "--json", report)
+        assert precedent("run", "hi", "--target", folder, *options, *seeded) == 0
+        texts.append(json.loads(report.read_text())["text"])
+    assert texts[2] == texts[3]
+    assert not texts[2].startswith(texts[0])
 
 
 def test_a_gguf_file_recommends_in_its_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from precedent.cache.store.records import (
     StoredCompletion,
     TenantStats,
     Vector,
+    as_stored,
     storable,
 )
 from precedent.cache.store.report import Finding, VerifyReport
@@ -52,6 +53,7 @@ __all__ = [
     "TenantStats",
     "Vector",
     "VerifyReport",
+    "as_stored",
     "common_level",
     "completion_of",
     "embedder_in",

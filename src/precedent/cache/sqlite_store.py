@@ -26,7 +26,7 @@ from precedent.cache.store.counters import Counters, count_forget
 from precedent.cache.store.database import Database
 from precedent.cache.store.directory import directory_of_all
 from precedent.cache.store.eviction import evict, expire, prune
-from precedent.cache.store.files import alone_in, create_file, database_path, sweep
+from precedent.cache.store.files import alone_in, create_file, database_path, is_own_folder, sweep
 from precedent.cache.store.inspection import UnreadableError, set_aside
 from precedent.cache.store.prefix_files import prefixes_beside
 from precedent.cache.store.records import (
@@ -37,6 +37,7 @@ from precedent.cache.store.records import (
     Payload,
     Selection,
     Vector,
+    as_stored,
     storable,
 )
 from precedent.cache.store.report import VerifyReport
@@ -47,6 +48,9 @@ logger = logging.getLogger("precedent.cache")
 Result = TypeVar("Result")
 
 ALL = Selection()
+
+ERASED_AGAIN_AFTER = 60.0
+"""Seconds after which an erasure that failed is tried again."""
 
 
 class SQLiteStore(Transfers):
@@ -61,10 +65,11 @@ class SQLiteStore(Transfers):
     ) -> None:
         self._database, self._bounds, self._clock = database, bounds or Bounds(), clock
         self._segments = None if database.path is None else IndexFolder(database.path)
-        self.prefixes = prefixes_beside(database, self._bounds)
-        self._nothing_after: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}
         self._counters = Counters(self._database)
+        self.prefixes = prefixes_beside(database, self._bounds, self.forgets)
+        self._nothing_after: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}
         self._damaged: set[int] = set()
+        self._erasure_due, self._next_erasure = False, 0.0
         if self._bounds.max_age is not None:
             self._unless_refused(lambda connection: expire(connection, self._bounds, self._clock()))
 
@@ -95,6 +100,8 @@ class SQLiteStore(Transfers):
                 create_file(file)
             if not file.exists():
                 raise CacheError(f"there is no cache at {file}")
+            for beside in ("-index", "-prefixes"):
+                is_own_folder(file.with_name(file.name + beside))
             fixed = read_only or not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
             try:
                 check_file(file, embedder)
@@ -128,6 +135,8 @@ class SQLiteStore(Transfers):
 
     def _unless_refused(self, write: Callable[[sqlite3.Connection], Result]) -> Result | None:
         """The result of a transaction; None if the store is read-only or its disk has just run full."""
+        if self._erasure_due and time.monotonic() >= self._next_erasure:
+            self._erase_again()
         if self._database.refuses_writes():
             return None
         try:
@@ -146,7 +155,7 @@ class SQLiteStore(Transfers):
 
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> Completions:
         """The partition's completions with a higher id, in increasing order; takes microseconds if there are none."""
-        stamp, partition = self._database.stamp(), (tenant, tokenizer)
+        stamp, partition = self._database.stamp(), (tenant, as_stored(tokenizer))
         known = self._nothing_after.get(partition)
         if known is not None and known[0] == stamp and known[1] <= after_id:
             return []
@@ -158,7 +167,9 @@ class SQLiteStore(Transfers):
         """Ids `[n]` in increasing order and vectors `[n, dimension]` of the partition's completions that have one."""
         query = "SELECT id, vector, vector_checksum FROM completion WHERE tenant = ? AND tokenizer = ? AND id > ?"
         with self._database.read() as connection:
-            found = connection.execute(f"{query} AND vector IS NOT NULL ORDER BY id", (tenant, tokenizer, after_id))
+            found = connection.execute(
+                f"{query} AND vector IS NOT NULL ORDER BY id", (tenant, as_stored(tokenizer), after_id)
+            )
             dimension = rows.dimension_of(connection)
             read = [(row[0], rows.vector_of(row[1], row[2], dimension)) for row in found]
         whole = [(row_id, vector) for row_id, vector in read if vector is not None]
@@ -177,11 +188,12 @@ class SQLiteStore(Transfers):
 
     def partition(self, tenant: str, tokenizer: str) -> Partition | None:
         """The partition with its segments; None in memory."""
+        tokenizer = as_stored(tokenizer)
         return None if self._segments is None else Partition(self._database, self._segments, tenant, tokenizer)
 
     def partition_vectors(self, tenant: str, tokenizer: str) -> PartitionVectors:
         """The partition's vectors, for grouping once there are many."""
-        return PartitionVectors(self._database, self._segments, tenant, tokenizer)
+        return PartitionVectors(self._database, self._segments, tenant, as_stored(tokenizer))
 
     def epoch(self) -> int:
         """Increases whenever records are removed."""
@@ -230,7 +242,7 @@ class SQLiteStore(Transfers):
         """
         if selection.everything:
             raise CacheError("forget needs a condition: tenant, before, containing or ids")
-        if self._database.read_only:
+        if self._database.opened_read_only:
             raise CacheError(f"{self._database} is read-only, so nothing can be forgotten in it")
         with self._database.write() as connection:
             number = rows.delete_rows(connection, selection)
@@ -248,19 +260,30 @@ class SQLiteStore(Transfers):
 
         Raises CacheError if the store is read-only or another process holds the file.
         """
-        if self._database.read_only:
+        if self._database.opened_read_only:
             raise CacheError(f"{self._database} is read-only, so it cannot be compacted")
         before = self._bytes_on_disk()
         self._erase()
         return before, self._bytes_on_disk()
 
     def _erase(self) -> None:
-        """Rewrite segments and file without completions that are no longer in the table."""
+        """Rewrite segments and file without completions that are no longer in the table; if that fails, try later."""
+        self._erasure_due, self._next_erasure = True, time.monotonic() + ERASED_AGAIN_AFTER
         try:
             if self._segments is not None:
                 self._segments.erase_gone(lambda: directory_of_all(self._database))
         finally:
             self._database.erase_freed()
+        self._erasure_due = False
+
+    def _erase_again(self) -> None:
+        """Try what an earlier `forget` could not do."""
+        try:
+            self._erase()
+        except CacheError as error:
+            logger.warning("an erasure failed again: %s", error)
+        else:
+            logger.warning("%s: the bytes of forgotten records are erased now", self._database)
 
     def _bytes_on_disk(self) -> int:
         return self._database.size() + (0 if self._segments is None else self._segments.size())
@@ -290,6 +313,8 @@ class SQLiteStore(Transfers):
 
     def close(self) -> None:
         """Release everything; may be called again."""
+        if self._erasure_due and self._database.is_here and not self._database.closed:
+            self._erase_again()
         self._database.close()
 
     def _select(self, clause: str, values: tuple[object, ...]) -> Completions:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -102,8 +101,8 @@ class KeptPrefixes:
         shape = self._target.kv_shape
         if self._takes(name, shape.row_bytes * num_tokens + shape.state_bytes):
             try:
-                now, rows = time.time_ns(), slot.kv.copied(num_tokens)
-                written = self._fence.submit(self._executor, self._write, tenant, name, token_ids, rows, now)
+                generation, rows = self._files.generation(), slot.kv.copied(num_tokens)
+                written = self._fence.submit(self._executor, self._write, tenant, name, token_ids, rows, generation)
             except Exception:  # no memory for the copy
                 self._done(name)
                 raise
@@ -121,10 +120,10 @@ class KeptPrefixes:
             self._waiting[name] = size
             return True
 
-    def _write(self, tenant: str, name: str, token_ids: list[int], rows: list[Tensor], copied_at: int) -> None:
+    def _write(self, tenant: str, name: str, token_ids: list[int], rows: list[Tensor], generation: int) -> None:
         try:
             if self._cache.lets_pass(self._as_completion(tenant, token_ids)):
-                self._files.write(tenant, name, sealed(name, token_ids, rows), copied_at)
+                self._files.write(tenant, name, sealed(name, token_ids, rows), generation)
         except FileNotFoundError:
             raise
         except OSError as error:  # a full disk, for example

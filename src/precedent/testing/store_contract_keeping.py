@@ -98,6 +98,15 @@ class KeepingContract(WithStore):
             store.restore([Record(good), Record(replace(good, token_ids=(2,)), unit_vector(0))], other)
         assert store.stats().records == 1
 
+    def test_half_a_surrogate_is_replaced_in_every_text_and_every_question(self, store: CompletionStore) -> None:
+        broken = replace(completion(1), tokenizer="tok\ud800", text="lone \udfff", query="half \ud83d")
+        row_id = self.add(store, broken)
+        assert ids_of(store.since("default", "tok\ud800", 0)) == [row_id]
+        assert store.vectors_since("default", "tok\ud800", 0)[0].tolist() == [row_id]
+        assert store.holds([broken]) == [True]
+        assert ids_of(store.list(Selection(containing="lone \udfff"), None)) == [row_id]
+        assert store.forget(Selection(containing="half \ud83d")) == 1
+
     def test_a_sound_store_is_verified_and_compacted_without_a_loss(self, store: CompletionStore) -> None:
         ids = [self.add(store, completion(n)) for n in range(3)]
         report = store.verify()

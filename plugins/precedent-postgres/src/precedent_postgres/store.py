@@ -15,6 +15,7 @@ from precedent.cache.backend import (
     Payload,
     StoreURL,
     Vector,
+    as_stored,
     identity_of,
     require_same,
     storable,
@@ -95,7 +96,7 @@ class PostgresStore(Keeping):
         found: list[rows.Row] = []
         more = True
         while more:
-            values = (tenant, tokenizer.encode(), found[-1][0] if found else after_id)
+            values = (tenant, as_stored(tokenizer).encode(), found[-1][0] if found else after_id)
             page = self._read(tenant, query, values)
             found += page
             more = len(page) == rows.ROWS_AT_ONCE

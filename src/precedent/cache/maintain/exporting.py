@@ -28,6 +28,9 @@ from precedent.errors import CacheError
 FORMAT, VERSION = "precedent-export", 1
 MANIFEST = "export.json"
 RECORDS_OF_PART = 5000
+BYTES_OF_PART = 2**28
+"""A part ends with the record that exceeds this."""
+
 KINDS = ("jsonl", "safetensors")
 """The two files of a part, by their endings."""
 
@@ -82,8 +85,16 @@ def checksum_of(manifest: Mapping[str, Any]) -> str:
 def _pages(store: CompletionStore, selection: Selection, most: int) -> Iterator[list[Record]]:
     last = 0
     while page := store.records(selection, last, most):
-        yield page
         last = page[-1].completion.id
+        part, size = list[Record](), 0
+        for record in page:
+            part.append(record)
+            size += 4 * len(record.completion.token_ids) + len(record.completion.text) + len(record.completion.query)
+            if size > BYTES_OF_PART:
+                yield part
+                part, size = [], 0
+        if part:
+            yield part
 
 
 def _write_part(folder: Path, name: str, records: Sequence[Record]) -> dict[str, Any]:

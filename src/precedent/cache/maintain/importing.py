@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -17,12 +19,19 @@ from precedent.cache.maintain.exporting import FORMAT, KINDS, MANIFEST, VERSION,
 from precedent.cache.maintain.filling import Filled, Vectors, fill
 from precedent.cache.search.embedder import Embedder
 from precedent.cache.store.completion_store import CompletionStore
+from precedent.cache.store.files import open_own
 from precedent.cache.store.records import EmbedderIdentity, Record, StoredCompletion, check_tenant
 from precedent.cache.store.redaction import Redact
+from precedent.cache.store.rows import embedder_in
 from precedent.errors import CacheError, CacheMismatchError
+from precedent.runtime.plain_values import first_line, shown
 
 NO_TEXT = "no text to write with the new tokenizer"
 _TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
+MOST_MANIFEST_BYTES, MOST_PART_BYTES = 2**26, 2**32
+"""Larger files are refused before they are read; `export_cache` writes smaller ones."""
+
+_PART = re.compile(r"part-\d{5,9}")
 _FIELDS = {one.name: _TYPES[str(one.type)] for one in fields(StoredCompletion) if one.name != "token_ids"}
 
 
@@ -104,16 +113,18 @@ def import_cache(
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of an export. Raises CacheError unless there is one that this version reads."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        assert manifest["format"] == FORMAT
+        manifest = json.loads(_bytes_of(folder / MANIFEST, MOST_MANIFEST_BYTES))
+        if manifest["format"] != FORMAT or manifest["sha256"] != checksum_of(manifest):
+            raise ValueError("another format or checksum")
         version = manifest["version"]
-        assert manifest["sha256"] == checksum_of(manifest)
         for part in manifest["parts"]:
             _check_part(part)
     except FileNotFoundError as error:
         raise CacheError(f"{folder} is not a finished export: it has no {MANIFEST}") from error
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-        raise CacheError(f"{folder / MANIFEST} is not the manifest of an export, or is damaged") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CacheError(
+            f"{folder / MANIFEST} is not the manifest of an export, or is damaged ({first_line(error)}); export again"
+        ) from error
     if version != VERSION:
         raise CacheMismatchError(f"{folder} is an export of format {version}; this version reads {VERSION}")
     return dict(manifest)
@@ -121,16 +132,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def _check_part(part: Mapping[str, Any]) -> None:
     whole = isinstance(part["records"], int) and all(isinstance(part["sha256"][kind], str) for kind in KINDS)
-    if not whole or Path(part["name"]).name != part["name"]:
-        raise ValueError
+    if not whole or _PART.fullmatch(part["name"]) is None:
+        raise ValueError(f"it lists a part that no export has: {shown(part)}")
 
 
 def _embedder_of(manifest: Mapping[str, Any]) -> EmbedderIdentity | None:
     recorded = manifest.get("embedder")
-    try:
-        return None if recorded is None else EmbedderIdentity(**recorded)
-    except TypeError as error:
-        raise CacheError(f"the manifest's record of the embedder is damaged: {recorded!r}") from error
+    found = None if recorded is None else embedder_in(json.dumps(recorded))
+    if recorded is not None and found is None:
+        raise CacheError(f"the manifest's record of the embedder is damaged: {shown(recorded)}; export again")
+    return found
 
 
 def _records(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Record]:
@@ -138,18 +149,29 @@ def _records(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Record]:
         texts, tensors = (_content(folder / f"{part['name']}.{kind}", part["sha256"][kind]) for kind in KINDS)
         try:
             yield from _records_of(texts, tensors, part["records"])
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise CacheError(f"{folder / part['name']} does not hold what an export holds: {error}") from error
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+            raise CacheError(
+                f"{folder / part['name']} does not hold what an export holds: {first_line(error)}; export again"
+            ) from error
 
 
 def _content(path: Path, checksum: str) -> bytes:
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise CacheError(f"a file of the export is missing: {error}") from error
+        content = _bytes_of(path, MOST_PART_BYTES)
+    except (OSError, ValueError) as error:
+        raise CacheError(f"a file of the export is missing or cannot be read: {path}: {error}") from error
     if hashlib.sha256(content).hexdigest() != checksum:
         raise CacheError(f"{path} is not the file that was exported (its checksum differs); export again")
     return content
+
+
+def _bytes_of(path: Path, most: int) -> bytes:
+    """The content of a regular file; raises OSError for a link, pipe or folder, ValueError for a larger file."""
+    with os.fdopen(open_own(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise ValueError(f"it has {size} bytes, and no file of an export has more than {most}")
+        return file.read(most)
 
 
 def _records_of(texts: bytes, content: bytes, number: int) -> list[Record]:
@@ -160,6 +182,7 @@ def _records_of(texts: bytes, content: bytes, number: int) -> list[Record]:
         tensors = load(content)
     except SafetensorError as error:
         raise ValueError(str(error)) from error
+    _check_tensors(tensors)
     lines, ends = texts.splitlines(), np.cumsum(tensors["lengths"])
     if not len(lines) == len(ends) == number or (number and ends[-1] != tensors["token_ids"].size):
         raise ValueError("its two files disagree about the number of records or tokens")
@@ -171,16 +194,40 @@ def _records_of(texts: bytes, content: bytes, number: int) -> list[Record]:
     ]
 
 
+_KINDS = {"token_ids": ("i4", 1), "lengths": ("i8", 1), "places": ("i8", 1), "vectors": ("f4", 2)}
+"""Type and number of dimensions of the arrays of a part; the last two may be missing."""
+
+
+def _check_tensors(tensors: Mapping[str, NDArray[Any]]) -> None:
+    for name, (kind, dimensions) in _KINDS.items():
+        array = tensors.get(name)
+        if array is None:
+            if name in ("token_ids", "lengths"):
+                raise ValueError(f"it has no {name}")
+        elif (array.dtype.kind + str(array.dtype.itemsize), array.ndim) != (kind, dimensions):
+            raise ValueError(f"its {name} have type {array.dtype} and shape {array.shape}")
+    lengths = tensors["lengths"]
+    if lengths.size and not 0 <= lengths.min() <= lengths.max() <= tensors["token_ids"].size:
+        raise ValueError("its lengths are not those of its tokens")
+    if "vectors" in tensors and not np.isfinite(tensors["vectors"]).all():
+        raise ValueError("its vectors hold values that are not finite")
+
+
 def _vectors(tensors: Mapping[str, NDArray[Any]], number: int) -> list[NDArray[np.float32] | None]:
     vectors: list[NDArray[np.float32] | None] = [None] * number
-    for place, vector in zip(tensors.get("places", ()), tensors.get("vectors", ()), strict=True):
+    places = tensors.get("places", np.empty(0, dtype=np.int64))
+    if places.size and not 0 <= places.min() <= places.max() < number:
+        raise ValueError("its vectors belong to records that it does not have")
+    for place, vector in zip(places, tensors.get("vectors", ()), strict=True):
         vectors[place] = np.asarray(vector, dtype=np.float32)
     return vectors
 
 
 def _completion(values: Mapping[str, Any], token_ids: NDArray[Any]) -> StoredCompletion:
     """A record's fields with checked types, ignoring unknown ones: another program may have written the file."""
+    if not isinstance(values, dict):
+        raise ValueError(f"a line of it is {shown(values)}, not an object")
     for name, kind in _FIELDS.items():
         if not isinstance(values[name], kind) or isinstance(values[name], bool):
-            raise ValueError(f"{name}={values[name]!r} has the wrong type")
+            raise ValueError(f"{name}={shown(values[name])} has the wrong type")
     return StoredCompletion(tuple(token_ids.tolist()), **{name: values[name] for name in _FIELDS})

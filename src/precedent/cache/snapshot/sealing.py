@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import re
 from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from filelock import FileLock, Timeout
 from precedent.cache.snapshot.segment_files import ArrayFiles, Sealed, SegmentFiles
 from precedent.cache.snapshot.vector_files import VectorFiles
 from precedent.cache.store.directory import Directory
-from precedent.cache.store.files import bytes_in
+from precedent.cache.store.files import is_own_folder, touch_own
 from precedent.errors import CacheError
 
 logger = logging.getLogger("precedent.cache")
@@ -28,6 +29,8 @@ LOCK_SECONDS = 20.0
 _LOCK = "lock"
 _WRITING = "writing"
 _VECTORS = "-vectors"
+_OWN = re.compile(rf"[0-9a-f]{{32}}({_VECTORS})?")
+"""The names of folders that `_key` gives."""
 
 
 class IndexFolder:
@@ -54,7 +57,10 @@ class IndexFolder:
         return [VectorFiles(folder, self._mode()) for folder in self._folders() if _holds_vectors(folder)]
 
     def _folders(self) -> list[Path]:
-        return sorted(path for path in self.path.iterdir() if path.is_dir()) if self.path.is_dir() else []
+        """The folders that Precedent made. Raises CacheError if one of them, or their parent, is a link."""
+        if not is_own_folder(self.path):
+            return []
+        return sorted(path for path in self.path.iterdir() if _OWN.fullmatch(path.name) and is_own_folder(path))
 
     @contextlib.contextmanager
     def alone(self, seconds: float = 0.0) -> Iterator[bool]:
@@ -62,7 +68,9 @@ class IndexFolder:
 
         First erases what an interrupted writer left: a marker file exists from the start of a write to its end.
         """
-        self.path.mkdir(mode=self._mode() | 0o100 | (self._mode() & 0o044) >> 2, exist_ok=True)
+        if not is_own_folder(self.path):
+            self.path.mkdir(mode=self._mode() | 0o100 | (self._mode() & 0o044) >> 2, exist_ok=True)
+        touch_own(self.path / _LOCK, self._mode())  # a lock through a link would empty the file that it names
         lock = FileLock(self.path / _LOCK, mode=self._mode())
         try:
             lock.acquire(timeout=seconds)
@@ -72,7 +80,7 @@ class IndexFolder:
         try:
             self._erase_half_made()
             with contextlib.suppress(OSError):  # no room for the marker: the partition's next seal erases leftovers
-                self._mark.touch(mode=self._mode())
+                touch_own(self._mark, self._mode())
             yield True
             self._mark.unlink(missing_ok=True)
         finally:
@@ -93,7 +101,7 @@ class IndexFolder:
 
         Raises CacheError if that is not possible now.
         """
-        if not self.path.is_dir():
+        if not is_own_folder(self.path):
             return
         try:
             with self.alone(LOCK_SECONDS) as alone:
@@ -101,13 +109,16 @@ class IndexFolder:
                     raise CacheError(self._not_erased("another process is writing there"))
                 alive = look()
                 for files in [*self.all_files(), *self.all_vector_files()]:
-                    without_gone(files, alive)
+                    _erase_gone(files, alive)
         except OSError as error:
             raise CacheError(self._not_erased(str(error))) from error
 
     def sweep(self) -> None:
-        """Erase what a process left that was killed while sealing; does nothing while another one is writing."""
-        if not self._mark.exists():
+        """Erase what a process left that was killed while sealing; does nothing while another one is writing.
+
+        Raises CacheError if the folder is a link.
+        """
+        if not is_own_folder(self.path) or not self._mark.exists():
             return
         try:
             with self.alone():
@@ -117,7 +128,7 @@ class IndexFolder:
 
     def size(self) -> int:
         """Bytes of all files in the folder."""
-        return sum(bytes_in(file) for file in self.path.rglob("*") if file.is_file())
+        return sum(file.lstat().st_size for folder in self._folders() for file in folder.iterdir())
 
     def _not_erased(self, reason: str) -> str:
         return (
@@ -128,6 +139,15 @@ class IndexFolder:
     def _mode(self) -> int:
         """File mode of the segments: readable by exactly those who can read the cache."""
         return self._database.stat().st_mode & 0o666
+
+
+def _erase_gone(files: ArrayFiles, alive: Directory) -> None:
+    """Erase what is gone; without room for a smaller set, everything: it is sealed again from the table."""
+    try:
+        without_gone(files, alive)
+    except OSError as error:
+        logger.info("the index in %s is erased, and made again later: %s", files.folder, error)
+        files.erase()
 
 
 def without_gone(files: ArrayFiles, alive: Directory, damaged: Container[str] = ()) -> list[Sealed]:

@@ -7,10 +7,12 @@ file that shrinks or changes later can neither crash nor mislead a process.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -26,12 +28,23 @@ from numpy.typing import NDArray
 from precedent.cache.snapshot.segment import COMPLETION, TOKEN, Segment, is_sound, kept
 from precedent.cache.store.arrays import Mask
 from precedent.cache.store.directory import Directory
-from precedent.cache.store.files import erase_file, new_file, wait_for_folder
+from precedent.cache.store.files import (
+    NEW_FILE,
+    erase_file,
+    is_own_folder,
+    new_file,
+    open_own,
+    read_own,
+    wait_for_folder,
+)
 
 logger = logging.getLogger("precedent.cache")
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+
+_OWN = re.compile(rf"{re.escape(MANIFEST)}|[0-9a-f]{{16}}\.\w+\.npy|{NEW_FILE.pattern}")
+"""The names of files that are written here."""
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -76,7 +89,7 @@ class ArrayFiles(ABC):
 
     def _listed(self) -> list[Sealed]:
         try:
-            manifest = json.loads((self.folder / MANIFEST).read_bytes())
+            manifest = json.loads(read_own(self.folder / MANIFEST))
         except FileNotFoundError:
             return []
         return [self._sealed(entry) for entry in manifest["segments"]] if manifest["format"] == FORMAT else []
@@ -97,7 +110,7 @@ class ArrayFiles(ABC):
 
     def _array(self, sealed: Sealed, part: str) -> NDArray[Any]:
         """One array, read rather than mapped: if another process truncated a mapped file, this one would crash."""
-        with self._file(sealed.name, part).open("rb") as file:
+        with os.fdopen(open_own(self._file(sealed.name, part)), "rb") as file:
             shape, dtype = _header(file, part)
             if dtype != self.parts[part] or len(shape) != 1:
                 raise ValueError(f"its {part} have the wrong type")
@@ -110,7 +123,7 @@ class ArrayFiles(ABC):
 
     def write_arrays(self, arrays: Arrays, completions: int, tokens: int) -> Sealed:
         """Write a set's files and wait for the disk; the set is valid once `publish` lists it."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=_folder_mode(self._mode))
+        self._make_folder()
         name = secrets.token_hex(8)
         for part, array in arrays.items():
             with new_file(self._file(name, part), self._mode) as file:
@@ -120,26 +133,37 @@ class ArrayFiles(ABC):
     def publish(self, segments: Iterable[Sealed]) -> None:
         """Make exactly these sets valid, durably even after a power cut."""
         entries = [asdict(sealed) for sealed in segments]
-        self.folder.mkdir(parents=True, exist_ok=True, mode=_folder_mode(self._mode))
+        self._make_folder()
         with new_file(self.folder / MANIFEST, self._mode) as file:
             file.write(json.dumps({"format": FORMAT, "segments": entries}, indent=1).encode())
         wait_for_folder(self.folder)
+
+    def _make_folder(self) -> None:
+        if not is_own_folder(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=_folder_mode(self._mode))
 
     def erase_unlisted(self) -> None:
         """Overwrite and delete every file that the manifest does not list; without segments, delete the folder too.
 
         Raises OSError if a file can be neither overwritten nor deleted.
         """
-        if not self.folder.is_dir():
-            return
         segments = self.listed()
         wanted = {self._file(sealed.name, part).name for sealed in segments for part in self.parts}
-        wanted |= {MANIFEST} if segments else set()
+        self._erase_but(wanted | {MANIFEST} if segments else set())
+
+    def erase(self) -> None:
+        """Overwrite and delete every file, and the folder. Raises OSError."""
+        self._erase_but(set())
+
+    def _erase_but(self, wanted: set[str]) -> None:
+        if not is_own_folder(self.folder):
+            return
         for file in sorted(self.folder.iterdir()):
-            if file.name not in wanted:
+            if file.name not in wanted and _OWN.fullmatch(file.name):
                 erase_file(file)
-        if not segments:
-            self.folder.rmdir()
+        if not wanted:
+            with contextlib.suppress(OSError):  # something that is not Precedent's is in it
+                self.folder.rmdir()
 
     def _file(self, name: str, part: str) -> Path:
         return self.folder / f"{name}.{part}.npy"

@@ -86,7 +86,7 @@ def advice(error: sqlite3.Error) -> str:
     if error_name(error).startswith(BUSY_ERRORS):
         return f"another process has held it for {BUSY_SECONDS:.0f} seconds; try again, or close that process"
     if error_name(error).startswith(PASSING_ERRORS):
-        return "free some disk space or make it writable, its folder too, and open it again"
+        return "free some disk space or make it writable, its folder too, and try again"
     return "open it again: a file that is damaged is then set aside, and the cache starts empty"
 
 

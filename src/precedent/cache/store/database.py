@@ -32,7 +32,7 @@ class Database(OfOneProcess):
     refused_as = CacheError
 
     def __init__(self, path: Path | None, *, read_only: bool = False) -> None:
-        self.path, self.read_only = path, read_only
+        self.path, self.opened_read_only, self._cannot_write = path, read_only, False
         self._changes, self._closed, self._warned = 0, False, False
         if path is not None:
             _OPEN_HERE.note(self, path)
@@ -47,7 +47,7 @@ class Database(OfOneProcess):
             raise
 
     def _open_writer(self) -> sqlite3.Connection:
-        if self.path is not None and self.read_only:
+        if self.path is not None and self.opened_read_only:
             return self._open_read_only(self.path)
         connection = connect(None) if self.path is None else _connect_to_stay(self.path)
         try:
@@ -94,6 +94,7 @@ class Database(OfOneProcess):
                 yield self._writer
                 self._writer.execute("COMMIT")
                 self._changes += 1
+                self._can_write_again()
             finally:
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
@@ -115,9 +116,28 @@ class Database(OfOneProcess):
                 raise CacheError(self._not_erased(str(error))) from error
         if busy:
             raise CacheError(self._not_erased("another process is reading it"))
+        self._can_write_again()
 
     def _not_erased(self, reason: str) -> str:
-        return f"the records are forgotten, but {self} still holds their bytes ({reason}); run forget again later"
+        return (
+            f"the records are forgotten, but {self} still holds their bytes ({reason}); they are erased later, when a "
+            "completion is stored or the cache is closed; to erase them now, run forget again"
+        )
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing new is stored: the cache was opened so, or its last write failed (a full disk)."""
+        return self.opened_read_only or self._cannot_write
+
+    def _can_write_again(self) -> None:
+        if self._cannot_write:
+            self._cannot_write = self._warned = False
+            logger.warning("%s can be written again: new completions are stored", self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file has been closed."""
+        return self._closed
 
     def refuses_writes(self) -> bool:
         """Whether the cache is read-only; logs it the first time."""
@@ -152,7 +172,7 @@ class Database(OfOneProcess):
             yield
         except sqlite3.Error as error:
             if error_name(error).startswith(LAST_WRITE_ERRORS):
-                self.read_only = True
+                self._cannot_write = True
             raise CacheError(f"{self}: {error}; {advice(error)}") from error
 
     def is_open_at(self, path: Path) -> bool:

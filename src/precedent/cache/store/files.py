@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
-import shutil
+import re
 import sqlite3
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from precedent.cache.store.locks import locked
+from precedent.cache.store.locks import NO_LINK, locked
 from precedent.cache.store.schema import APPLICATION_ID, FORMAT_VERSION, SCHEMA
 from precedent.cache.store.store_url import StoreURL, place_of
 from precedent.errors import CacheError
@@ -26,6 +28,10 @@ PAGE_BYTES = 4096
 _HALF_MADE = (".precedent-", ".new")
 """Prefix and suffix of the folder in which a file is made."""
 
+_MADE = re.compile(r"\.precedent-\w{8}\.new")
+NEW_FILE = re.compile(r"\.\w{8}\.new")
+"""The names that `new_file` gives to unfinished files."""
+
 
 def database_path(path: str | Path) -> Path:
     """The database file for `path`: a file or a path ending in .sqlite, .sqlite3 or .db itself, else a file in it."""
@@ -34,9 +40,10 @@ def database_path(path: str | Path) -> Path:
     if isinstance(place := place_of(path), StoreURL):
         raise CacheError(f"{place} is not a folder or file; SpeculationCache.open also opens URLs")
     given = Path(path).expanduser()
+    file = given
     if given.is_dir() or (given.suffix not in FILE_SUFFIXES and not given.is_file()):
-        return given / FILE_NAME
-    return given
+        file = given / FILE_NAME
+    return file.resolve() if file.is_symlink() else file  # SQLite puts its log beside the file that a link names
 
 
 def log_of(path: Path) -> Path:
@@ -52,6 +59,47 @@ def journal_of(path: Path) -> Path:
 def shared_memory_of(path: Path) -> Path:
     """The index of SQLite's log, which all processes that have the file open share."""
     return path.with_name(path.name + "-shm")
+
+
+def check_links(path: Path) -> None:
+    """Raise CacheError if one of the names beside a cache's file, which SQLite writes to, is a link."""
+    for beside in (log_of(path), journal_of(path), shared_memory_of(path)):
+        if beside.is_symlink():
+            raise CacheError(f"{beside} is a link, which Precedent does not write through; move it away")
+
+
+def is_own_folder(path: Path) -> bool:
+    """Whether a folder is there. Raises CacheError if the path is a link: files elsewhere would be read and erased."""
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if stat.S_ISLNK(mode):
+        raise CacheError(
+            f"{path} is a link, which Precedent does not follow: move it away (to keep a cache elsewhere, link its "
+            "whole folder)"
+        )
+    return stat.S_ISDIR(mode)
+
+
+def open_own(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
+    """Open a regular file that Precedent made. Raises OSError for a link, a pipe, a device or a folder."""
+    handle = os.open(path, flags | NO_LINK | getattr(os, "O_BINARY", 0), mode)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return handle
+
+
+def read_own(path: Path) -> bytes:
+    """The content of a file that Precedent made. Raises OSError."""
+    with os.fdopen(open_own(path), "rb") as file:
+        return file.read()
+
+
+def touch_own(path: Path, mode: int = 0o600) -> None:
+    """Make an empty file unless there is one. Raises OSError for a link or anything else that is not a file."""
+    os.close(open_own(path, os.O_RDWR | os.O_CREAT, mode))
 
 
 def bytes_in(path: Path) -> int:
@@ -116,7 +164,7 @@ def wait_for_folder(folder: Path) -> None:
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Let one thread or process at a time run the body, among those that ask for this folder."""
-    handle = locked(folder, wait=True)
+    handle = locked(folder.resolve(), wait=True)
     try:
         yield
     finally:
@@ -137,9 +185,18 @@ def half_made(folder: Path) -> Iterator[Path]:
         new.touch(mode=0o600)
         yield new
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        _remove_made(made)
         if handle is not None:
             os.close(handle)
+
+
+def _remove_made(folder: Path) -> None:
+    """Remove a folder of `half_made`, and in it only what SQLite and `half_made` put there."""
+    with contextlib.suppress(OSError):
+        new = folder / FILE_NAME
+        for file in (new, log_of(new), journal_of(new), shared_memory_of(new)):
+            file.unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _own_folder(folder: Path) -> tuple[Path, int | None]:
@@ -170,25 +227,40 @@ def new_file(target: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 
 def erase_file(file: Path) -> None:
-    """Overwrite, then delete: so even a reader that still has the file open finds nothing in it."""
-    with contextlib.suppress(PermissionError, FileNotFoundError), file.open("r+b") as opened:
-        opened.write(bytes(file.stat().st_size))
-        opened.flush()
-        os.fsync(opened.fileno())
-    file.unlink(missing_ok=True)
+    """Overwrite, then delete: so even a reader that still has the file open finds nothing in it.
+
+    Of a link, a pipe or a file that has another name too, only this name goes: the rest is not Precedent's.
+    """
+    try:
+        handle = open_own(file, os.O_RDWR)
+    except OSError:  # a link, a pipe, a file of another user, or one that is gone
+        file.unlink(missing_ok=True)
+        return
+    try:
+        _overwrite(handle)
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _overwrite(handle: int) -> None:
+    with os.fdopen(handle, "r+b") as opened:
+        found = os.fstat(handle)
+        if found.st_nlink == 1:
+            opened.write(bytes(found.st_size))
+            opened.flush()
+            os.fsync(handle)
 
 
 def sweep(folder: Path) -> None:
     """Remove the leftovers of processes that were killed while making a file; never those of a living process."""
-    prefix, suffix = _HALF_MADE
-    for left in folder.glob(f"{prefix}*{suffix}*"):
+    for left in folder.iterdir():
+        if _MADE.fullmatch(left.name) is None:
+            continue
         handle = locked(left, wait=False)
         if handle is None:
             continue
         try:
             logger.info("%s is an unfinished file of a dead process; it is removed", left)
-            shutil.rmtree(left, ignore_errors=True)
-        except OSError as error:
-            logger.info("%s cannot be removed: %s", left, error)
+            _remove_made(left)
         finally:
             os.close(handle)

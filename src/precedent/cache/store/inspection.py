@@ -25,7 +25,15 @@ from pathlib import Path
 from precedent.cache.store import connection as connections
 from precedent.cache.store.connection import advice, connect, error_name, is_damage
 from precedent.cache.store.database import moving
-from precedent.cache.store.files import FILE_NAME, bytes_in, journal_of, log_of, shared_memory_of, wait_for_folder
+from precedent.cache.store.files import (
+    FILE_NAME,
+    bytes_in,
+    check_links,
+    journal_of,
+    log_of,
+    shared_memory_of,
+    wait_for_folder,
+)
 from precedent.cache.store.locks import HAS_LOCKS, lock_as_sqlite_does
 from precedent.cache.store.rows import check_numbers, recorded_embedder
 from precedent.cache.store.schema import APPLICATION_ID, FORMAT_VERSION, first_difference
@@ -145,6 +153,7 @@ def _state(path: Path) -> State:
 
 
 def _checked_once(path: Path, whole: bool) -> sqlite3.Connection:
+    check_links(path)
     if bytes_in(path) <= 1:
         raise UnreadableError(path, "it is empty")
     alone = not bytes_in(log_of(path)) and not bytes_in(journal_of(path))

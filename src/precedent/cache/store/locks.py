@@ -16,17 +16,23 @@ except ImportError:
 
 HAS_LOCKS = fcntl is not None
 
+NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+"""Flags that open a file itself: not what a link leads to, and without waiting for the other end of a pipe."""
+
 SQLITE_FROM, SQLITE_BYTES = 2**30, 512
 """The range of SQLite's shared locks in a file: a process that has the file open and has read from it holds one."""
 
 
 def locked(path: Path, *, wait: bool) -> int | None:
-    """An open handle that locks a file or folder; None if another process has it locked, or it cannot be locked."""
+    """An open handle that locks a file or folder; None if another process has it locked, or it cannot be locked.
+
+    A link cannot be locked.
+    """
     if fcntl is None:
         return None
     handle = None
     try:
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY | NO_LINK)
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         if handle is not None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from precedent.cache.store.bounds import Bounds
 from precedent.cache.store.database import Database
-from precedent.cache.store.files import erase_file, new_file
+from precedent.cache.store.files import NEW_FILE, erase_file, is_own_folder, new_file, read_own
 from precedent.cache.store.records import Selection, digest
 from precedent.errors import CacheError
 
@@ -28,28 +30,33 @@ ABANDONED = 3_600.0
 """Seconds after which a half-written file is taken for one of a dead process."""
 
 _NEW = ".new"
-_FORGOTTEN = "forgotten"
-"""A file without content whose modification time is that of the last `forget`."""
+_FOLDER = re.compile(r"[0-9a-f]{32}")
+_FILE = re.compile(rf"\w+\.safetensors|{NEW_FILE.pattern}")
+"""The names that are given here; nothing else in these folders is touched."""
 
 
 class PrefixFiles:
     """The files beside one cache's database; safe for several threads and processes.
 
-    With `read_only` nothing is written or removed. What was copied before a `forget` of any process is not written
-    after it: a writer looks at the time of the last one when its unfinished file is there to be erased.
+    With `read_only` nothing is written or removed. `generation` tells how often any process has called `forget` on the
+    cache. What was copied before a `forget` is not written after it: a writer compares generations when its unfinished
+    file is there to be erased. Links and other files that Precedent does not make are refused by name.
     """
 
-    def __init__(self, database: Path, bounds: Bounds, *, read_only: bool = False) -> None:
+    def __init__(
+        self, database: Path, bounds: Bounds, generation: Callable[[], int], *, read_only: bool = False
+    ) -> None:
         self.path = database.with_name(f"{database.name}-prefixes")
-        self.read_only = read_only
+        self.read_only, self.generation = read_only, generation
         self._max_bytes, self._max_age = bounds.max_prefix_bytes, bounds.max_age or DEFAULT_MAX_AGE
 
     def create(self) -> None:
-        """Make the folder: before anything is copied, so that a `forget` leaves its time there. Raises CacheError."""
+        """Make the folder. Raises CacheError if that is not possible."""
         if self.read_only:
             return
         try:
-            self.path.mkdir(mode=0o700, exist_ok=True)
+            if not is_own_folder(self.path):
+                self.path.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise CacheError(f"prefixes cannot be kept in {self.path}: {error}") from error
 
@@ -64,24 +71,26 @@ class PrefixFiles:
         """
         file = self._file(tenant, name)
         try:
-            return file.read_bytes() if self._use(file) else None
+            return read_own(file) if self._use(file) else None
         except OSError as error:
             logger.info("%s cannot be read: %s", file, error)
             return None
 
-    def write(self, tenant: str, name: str, content: bytes, copied_at: int) -> None:
+    def write(self, tenant: str, name: str, content: bytes, generation: int) -> None:
         """Write a file, whole or not at all, then drop what exceeds the bounds.
 
-        Writes nothing of what was copied (`time.time_ns`) before a `forget`. Raises OSError or CacheError.
+        `generation` is the one in which the content was copied; writes nothing after a `forget` since. Raises OSError
+        or CacheError.
         """
         if self.read_only or len(content) > self._max_bytes:
             return
         file = self._file(tenant, name)
         self.create()
-        file.parent.mkdir(mode=0o700, exist_ok=True)
+        if not is_own_folder(file.parent):
+            file.parent.mkdir(mode=0o700, exist_ok=True)
         try:
             with new_file(file) as opened:
-                if self._forgotten_at() >= copied_at:
+                if self.generation() != generation:
                     raise FileNotFoundError
                 opened.write(content)
         except FileNotFoundError:  # another process erased the unfinished file
@@ -96,18 +105,18 @@ class PrefixFiles:
     def forget(self, selection: Selection) -> None:
         """Erase what the selection may cover: by tenant and time; not by ids, which are of completions.
 
+        Call it after the new generation is recorded, so that no writer brings back what is erased here.
         A text cannot be looked for, so a selection by text covers every file that its other conditions cover. Raises
         CacheError if a file stays.
         """
         if selection.ids is not None:
             return
         try:
-            if self.path.is_dir():
-                self._mark_forgotten()
-            for file in self._files(selection.tenant):
-                with contextlib.suppress(FileNotFoundError):  # another process was first
-                    if selection.before is None or file.stat().st_mtime < selection.before:
-                        erase_file(file)
+            for _ in range(2):  # a file that got its name during the first pass is there in the second
+                for file in self._files(selection.tenant):
+                    with contextlib.suppress(FileNotFoundError):  # another process was first
+                        if selection.before is None or file.lstat().st_mtime < selection.before:
+                            erase_file(file)
         except OSError as error:
             raise CacheError(
                 f"the records are forgotten, but {self.path} still holds keys and values ({error}); run forget again "
@@ -121,7 +130,7 @@ class PrefixFiles:
         now, left = time.time(), list[tuple[float, int, Path]]()
         for file in self._files():
             with contextlib.suppress(FileNotFoundError):  # another process was first
-                found = file.stat()
+                found = file.lstat()
                 limit = ABANDONED if file.suffix == _NEW else self._max_age
                 if now - found.st_mtime > limit:
                     _remove(file)
@@ -134,26 +143,17 @@ class PrefixFiles:
             _remove(file)
             size -= freed
 
-    def _mark_forgotten(self) -> None:
-        now = time.time_ns()
-        (self.path / _FORGOTTEN).touch(mode=0o600)
-        os.utime(self.path / _FORGOTTEN, ns=(now, now))
-
-    def _forgotten_at(self) -> int:
-        try:
-            return (self.path / _FORGOTTEN).stat().st_mtime_ns
-        except FileNotFoundError:
-            return 0
-
     def _use(self, file: Path) -> bool:
         """Whether a file may be used; notes that it was."""
         try:
-            found = file.stat()
+            found = file.lstat()
         except OSError:
+            return False
+        if not stat.S_ISREG(found.st_mode) or not is_own_folder(file.parent) or not is_own_folder(self.path):
             return False
         if not self.read_only:
             with contextlib.suppress(OSError):  # a file of another user, or one that just went
-                os.utime(file, ns=(time.time_ns(), found.st_mtime_ns))
+                os.utime(file, ns=(time.time_ns(), found.st_mtime_ns), follow_symlinks=False)
         return found.st_size <= self._max_bytes and time.time() - found.st_mtime <= self._max_age
 
     def _file(self, tenant: str, name: str) -> Path:
@@ -164,9 +164,10 @@ class PrefixFiles:
 
     def _files(self, tenant: str | None = None) -> Iterator[Path]:
         """All files, or a tenant's; half-written ones too."""
-        folders = [self._folder(tenant)] if tenant is not None else _listed(self.path)
-        for folder in folders:
-            yield from _listed(folder)
+        folders = [self._folder(tenant)] if tenant is not None else _listed(self.path, _FOLDER)
+        if is_own_folder(self.path):
+            for folder in folders:
+                yield from _listed(folder, _FILE)
 
 
 def bytes_of(tenant: str) -> bytes:
@@ -174,13 +175,16 @@ def bytes_of(tenant: str) -> bytes:
     return tenant.encode("utf-8", "surrogatepass")
 
 
-def prefixes_beside(database: Database, bounds: Bounds) -> PrefixFiles | None:
+def prefixes_beside(database: Database, bounds: Bounds, generation: Callable[[], int]) -> PrefixFiles | None:
     """The files beside a database; None for one in memory."""
-    return None if database.path is None else PrefixFiles(database.path, bounds, read_only=database.read_only)
+    if database.path is None:
+        return None
+    return PrefixFiles(database.path, bounds, generation, read_only=database.read_only)
 
 
-def _listed(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+def _listed(folder: Path, names: re.Pattern[str]) -> list[Path]:
+    """What Precedent made in a folder. Raises CacheError if the folder is a link."""
+    return sorted(path for path in folder.iterdir() if names.fullmatch(path.name)) if is_own_folder(folder) else []
 
 
 def _remove(file: Path) -> None:

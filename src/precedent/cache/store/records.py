@@ -6,6 +6,7 @@ import hashlib
 import struct
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,6 +141,8 @@ class Selection:
             check_tenant(self.tenant)
         if self.containing == "":
             raise CacheError("containing is empty, which every record matches; give the text to look for")
+        if self.containing is not None:
+            object.__setattr__(self, "containing", as_stored(self.containing))
         if self.before is not None and self.before != self.before:
             raise CacheError("before is not a number; give a time in seconds since the epoch")
 
@@ -217,13 +220,18 @@ def check_tenant(tenant: str) -> None:
         raise CacheError(f"the tenant's name {tenant!r} holds a character that is not printable; leave it out")
 
 
+def as_stored(text: str) -> str:
+    """A text with lone surrogates replaced, since they have no UTF-8 form."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def storable(completion: NewCompletion) -> NewCompletion:
     """The completion, checked, with lone surrogates in its texts replaced, since they have no UTF-8 form.
 
     Raises CacheError if the completion cannot be stored.
     """
     names = ("tokenizer", "model", "query", "prompt_fingerprint", "tools", "workflow_step", "text")
-    texts = {name: getattr(completion, name).encode("utf-8", "replace").decode() for name in names}
+    texts: dict[str, Any] = {name: as_stored(getattr(completion, name)) for name in names}
     completion = replace(completion, **texts)
     check_completion(completion)
     return completion

@@ -78,7 +78,7 @@ def stored_in_gguf(file: Path) -> str | None:
 
     Raises ModelLoadError for a header that ends too soon.
     """
-    from transformers.integrations.gguf import read_gguf_metadata  # type: ignore[attr-defined]  # not in its `__all__`
+    from transformers.integrations.gguf.reader import read_gguf_metadata  # only in versions that read GGUF files
 
     try:
         metadata, _ = read_gguf_metadata(str(file))
