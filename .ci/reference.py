@@ -1,6 +1,6 @@
-"""Writes the pages of docs/reference that say what the code says: settings, commands, metrics, errors, names.
+"""Writes the pages of docs/reference that are generated from the code: settings, commands, metrics, errors, names.
 
-`python .ci/reference.py` writes them; with `--check` the exit status is 1 if one of them is not what the code says.
+`make docs` runs it before it builds the site. The pages are not kept in git.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import dataclasses
 import importlib
 import inspect
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -180,7 +179,6 @@ def metrics() -> str:
     rows.append((f"`{IGNORED}`", "counter", f"{IGNORED_HELP} A server alone writes it, without labels."))
     rows += [(f"`{name}`", "histogram", said) for name, (_, said) in prometheus.HISTOGRAMS.items()]
     rows += [(f"`{name}`", kind, said) for name, (kind, said) in prometheus.OF_AIDS.items()]
-    rows += [(f"`{name}`", "summary", said) for name, (_, said) in prometheus.SUMMARIES.items()]
     names = [(f"`{field.name}`",) for field in dataclasses.fields(EngineMetrics)]
     return "\n".join([
         "# Metrics\n\nLook up a metric of `GET /metrics` or of `Engine.metrics()`.\n",
@@ -272,26 +270,12 @@ def pages() -> dict[str, str]:
     }
 
 
-def stale() -> list[str]:
-    """The pages that are not what the code says."""
-    return [page for page, text in pages().items() if not _same(PAGES / page, text)]
-
-
-def _same(page: Path, text: str) -> bool:
-    return page.exists() and page.read_text(encoding="utf-8") == text
-
-
-def main(check: bool) -> int:
-    """Write the pages, or say which are stale; returns the exit status."""
-    if check:
-        old = stale()
-        print("\n".join(f"docs/reference/{page} is not what the code says: run make reference" for page in old) or "ok")
-        return bool(old)
+def main() -> None:
+    """Write the pages."""
     for page, text in pages().items():
         (PAGES / page).parent.mkdir(exist_ok=True)
         (PAGES / page).write_text(text, encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main("--check" in sys.argv[1:]))
+    main()

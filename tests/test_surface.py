@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 
 import precedent
 from precedent import errors
@@ -60,29 +58,6 @@ def test_the_version_is_that_of_the_distribution_and_of_the_changelog() -> None:
 
 def test_the_built_in_drafters_are_found_like_any_other() -> None:
     assert {"recall", "prompt", "prediction", "template", "grammar", "draft-model"} <= set(known_drafters())
-
-
-def commands() -> Iterator[str]:
-    """Every command as it is typed, subcommands included."""
-    from precedent.cli.app import app
-
-    for command in app.registered_commands:
-        yield f"precedent {name_of(command)}"
-    for group in app.registered_groups:
-        name = group.name or group.typer_instance.info.name
-        within = f"precedent {name}" if isinstance(name, str) else "precedent"
-        for command in group.typer_instance.registered_commands:
-            yield f"{within} {name_of(command)}"
-
-
-def name_of(command: typer.models.CommandInfo) -> str:
-    return command.name or command.callback.__name__.replace("_", "-")
-
-
-def test_the_docs_name_every_command() -> None:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    assert [command for command in commands() if command not in text] == []
 
 
 @pytest.mark.parametrize("page", ["explanation/journey.md", "reference/glossary.md", "explanation/planning.md"])

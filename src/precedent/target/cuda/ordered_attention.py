@@ -4,7 +4,7 @@
 are committed. Here a row's keys are those at positions 0, 1, 2, ... up to its own, whether they are in the committed
 prefix or among its ancestors in the tree. They are summed in pieces of `PIECE` positions, which begin at the same
 positions for every row, and the pieces are merged from first to last. So a row is bit-identical in a tree, in a prompt
-and alone, as long as products of one fixed size are (decision 0022).
+and alone, as long as products of one fixed size are (decision 0015).
 """
 
 from __future__ import annotations
