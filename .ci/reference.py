@@ -33,7 +33,7 @@ MODULES = (
     "precedent.testing.store_contract",
     "precedent.text.tool_formats",
 )
-"""The import paths that users and authors of packages may rely on (tests/test_rooms.py)."""
+"""The import paths that users and authors of packages may rely on (tests/test_layers.py)."""
 
 ENVIRONMENT = (
     ("PRECEDENT_MODEL", "`model` of a chat model that is given none"),
