@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -160,3 +161,21 @@ def test_a_cancelled_request_leaves_nothing_behind() -> None:
     expected = engine.submit(PROMPT, SamplingParams(max_tokens=12), speculation=PLAIN).result().token_ids
     engine.close()
     assert got == expected
+
+
+@pytest.mark.parametrize("model_type", ["jamba", "bamba", "mamba", "lfm2"])
+def test_first_layers_of_a_hybrid_draft(model_type: str) -> None:
+    """Also where a configuration derives the kinds of its layers from their number."""
+    with closing(engine_on(model_type, draft_model="first-layers:1")) as engine:
+        sampling = SamplingParams(max_tokens=24)
+        plain = engine.submit(PROMPT, sampling, speculation=PLAIN).result()
+        drafted = engine.submit(PROMPT, sampling, speculation=SpeculationConfig(drafters=("draft-model",))).result()
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize(("model_type", "count"), [("recurrent_gemma", 1), ("zamba", 3)])
+def test_first_layers_that_a_hybrid_cannot_have_are_refused(model_type: str, count: int) -> None:
+    model = tiny_model(model_type)
+    with pytest.raises(UnsupportedError, match=f"first layers of a {type(model).__name__} .*give a smaller model"):
+        Engine.load(model, tokenizer=byte_tokenizer(), draft_model=f"first-layers:{count}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 import threading
 from collections import Counter
@@ -9,7 +11,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from precedent.config import EngineLimits, SamplingParams
 from precedent.drafters import Drafter, Request
@@ -114,6 +118,30 @@ def test_what_is_too_long_is_refused_with_its_size_and_the_bound(
     assert issubclass(kind, ValueError)
     with pytest.raises(kind, match=message):
         engine.submit(PROMPT, SHORT, **given)
+
+
+@pytest.mark.parametrize("value", [3, b"ok"], ids=repr)
+def test_an_argument_of_another_kind_is_refused_by_name(engine: Engine, value: Any) -> None:
+    """Every argument: with what was given, before anything is computed."""
+    for name in inspect.signature(Engine.submit).parameters.keys() - {"self", "templates"}:
+        given: dict[str, Any] = {"prompt_ids": PROMPT, "sampling": SHORT, name: value}
+        with pytest.raises((ConfigError, PromptError), match=rf"^{name}={value!r} "):
+            engine.submit(**given)
+    with pytest.raises(ConfigError, match=r"^template"):
+        engine.submit(PROMPT, SHORT, templates=value)
+
+
+@pytest.mark.parametrize("ids", [[1.5], ["ok"], {1: 1}, [None]], ids=repr)
+def test_token_ids_are_whole_numbers(engine: Engine, ids: Any) -> None:
+    with pytest.raises(PromptError, match=rf"^prompt_ids={re.escape(repr(ids))} must be a list of token ids"):
+        engine.submit(ids, SHORT)
+    with pytest.raises(ConfigError, match=rf"^prediction={re.escape(repr(ids))} must be a text or a list of token ids"):
+        engine.submit(PROMPT, SHORT, prediction=ids)
+
+
+@pytest.mark.parametrize("ids", [np.array([111, 107]), torch.tensor([111, 107]), (111, 107)], ids=repr)
+def test_token_ids_may_be_in_an_array_or_a_tensor(engine: Engine, ids: Any) -> None:
+    assert engine.submit(ids, SHORT, prediction=ids).result().prompt_tokens == 2
 
 
 def test_a_prompt_beyond_the_context_is_refused_before_it_is_read(engine: Engine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from helpers.saved_models import saved
 from precedent.cache import SpeculationCache
 from precedent.cache.store.records import TenantStats
 from precedent.drafters.recall.tenant_memory import cost
+from precedent.engine.health import EngineHealth
 from precedent.engine.metrics import Pulse
 from precedent.errors import CacheError
 from precedent.testing.embedders import HashEmbedder
@@ -90,17 +92,25 @@ async def test_what_is_forgotten_elsewhere_leaves_its_memory_without_a_request(s
         assert await figure(second, "precedent:completions_in_memory") == 0
 
 
-async def test_it_is_healthy_until_a_round_takes_too_long(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    replica.check_health()
+@pytest.mark.parametrize("reason", ["", "3 of the 4 requests of the last minute ended in internal errors"])
+async def test_it_is_as_healthy_as_its_engines(replica: Replica, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (served,) = replica._serving.models.values()
-    for seconds, waits in ((8.9, 5.0), (9.1, 0.0)):
-        monkeypatch.setattr(served.engine, "pulse", partial(Pulse, seconds, waits))
-        assert replica.load() == {QUEUE_SECONDS: waits}
-        if seconds > 9:
-            with pytest.raises(StuckError, match=r"'tiny' is stuck: one round has taken 9 s"):
-                replica.check_health()
-        else:
-            replica.check_health()
+    given = list[float]()
+
+    def health(stalled_seconds: float) -> EngineHealth:
+        given.append(stalled_seconds)
+        return EngineHealth(reason, degraded=("recall",))
+
+    monkeypatch.setattr(served.engine, "health", health)
+    with pytest.raises(StuckError, match=f"'tiny': {reason}") if reason else nullcontext():
+        replica.check_health()
+    assert given == [9], "stuck_seconds"
+
+
+async def test_the_autoscaler_learns_how_long_requests_wait(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    (served,) = replica._serving.models.values()
+    monkeypatch.setattr(served.engine, "pulse", partial(Pulse, 8.9, 5.0))
+    assert replica.load() == {QUEUE_SECONDS: 5.0}
 
 
 async def test_a_closed_engine_is_ill(replica: Replica) -> None:

@@ -82,3 +82,11 @@ async def test_costly_patterns_are_answered_or_refused_at_once(serve: Any, patte
     answer = await client.post(URL, json={**ASKED, "max_tokens": 9, "response_format": wanted})
     if answer.status_code != 200:
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_value"), answer.text
+
+
+async def test_the_known_keys_are_listed_once(client: Client) -> None:
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+        answer = await client.post(path, json={"temprature": 1})
+        known = answer.json()["error"]["message"].partition("known: ")[2].split(", ")
+        assert "temperature" in known
+        assert len(known) == len(set(known))

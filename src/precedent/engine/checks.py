@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from precedent.config import SamplingParams, SpeculationConfig, is_lossy
 from precedent.decoding.verifiers import judge_in, reads_hidden_states, verifier_of
 from precedent.errors import ConfigError, ContextOverflowError, PromptError
+from precedent.grammar import Grammar
+from precedent.runtime.plain_values import checked_ids, shown
 from precedent.target.fingerprints import name_of
 
 if TYPE_CHECKING:
@@ -43,8 +45,12 @@ MOST_QUERY_CHARACTERS = 16_384
 def checked_prompt(prompt_ids: Sequence[int], target: TargetModel) -> tuple[int, ...]:
     """The prompt's token ids, which are not read if there are too many of them.
 
-    Raises PromptError for an empty prompt or an unknown token, ContextOverflowError if no answer would fit.
+    Raises PromptError for anything but token ids, an empty prompt or an unknown token, ContextOverflowError if no
+    answer would fit.
     """
+    expected = "a list of token ids: encode a text with the engine's tokenizer"
+    if not hasattr(prompt_ids, "__len__"):
+        raise PromptError(f"prompt_ids={shown(prompt_ids)} must be {expected}")
     vocab_size, length = target.vocab_size, len(prompt_ids)
     if not length:
         raise PromptError("the prompt is empty: give at least one token")
@@ -53,13 +59,32 @@ def checked_prompt(prompt_ids: Sequence[int], target: TargetModel) -> tuple[int,
             f"the prompt has {length} tokens, the model's context holds {target.context_length}: "
             "shorten the conversation or the tool results"
         )
-    prompt = tuple(int(token) for token in prompt_ids)
+    prompt = checked_ids("prompt_ids", prompt_ids, expected, error=PromptError)
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         unknown = next(token for token in prompt if not 0 <= token < vocab_size)
         raise PromptError(
             f"the prompt holds token id {unknown}, the model knows 0 to {vocab_size - 1}: use the model's own tokenizer"
         )
     return prompt
+
+
+def check_arguments(
+    sampling: object, speculation: object, grammar: object, write_back: object, shown_tokens: object, **texts: object
+) -> None:
+    """Raise ConfigError, which names it, for an argument of `Engine.submit` that is of another type than it should."""
+    _expect("sampling", sampling, "a SamplingParams", isinstance(sampling, SamplingParams))
+    _expect("speculation", speculation, "a SpeculationConfig", isinstance(speculation, SpeculationConfig | None))
+    _expect("grammar", grammar, "a Grammar", isinstance(grammar, Grammar | None))
+    _expect("write_back", write_back, "a function of a completion", write_back is None or callable(write_back))
+    are_tokens = isinstance(shown_tokens, Collection | None) and not isinstance(shown_tokens, str | bytes)
+    _expect("shown_tokens", shown_tokens, "a collection of token ids", are_tokens)
+    for name, text in texts.items():
+        _expect(name, text, "a text", isinstance(text, str))
+
+
+def _expect(name: str, value: object, expected: str, holds: bool) -> None:
+    if not holds:
+        raise ConfigError(f"{name}={shown(value)} must be {expected}")
 
 
 def check_keys(**keys: str) -> None:

@@ -20,6 +20,7 @@ from precedent.drafters.together import begin_early
 from precedent.engine.admission import Admission
 from precedent.engine.checks import (
     MOST_QUERY_CHARACTERS,
+    check_arguments,
     check_keys,
     check_token_ids,
     checked_mode,
@@ -236,6 +237,10 @@ class Engine(OfOneProcess):
         ContextOverflowError, PromptError, CapacityError, ConfigError, UnsupportedError or EngineClosedError at once.
         """
         self.check_process()
+        check_arguments(
+            sampling, speculation, grammar, write_back, shown_tokens,
+            tenant=tenant, query=query, workflow_step=workflow_step, tools=tools,
+        )  # fmt: skip
         prompt = checked_prompt(prompt_ids, self.target)
         check_keys(workflow_step=workflow_step, tools=tools)
         check_prefix(prefix_tokens, prompt, self.kept_prefixes)

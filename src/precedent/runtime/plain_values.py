@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from numbers import Integral, Real
+from operator import index
 from typing import Any
 
 from precedent.errors import ConfigError, PrecedentError
@@ -29,6 +30,18 @@ def is_number(value: object) -> bool:
         return math.isfinite(float(value))
     except OverflowError:
         return False
+
+
+def checked_ids(
+    name: str, ids: Any, expected: str, most: int | None = None, *, error: type[PrecedentError] = ConfigError
+) -> tuple[int, ...]:
+    """The first `most` token ids of a list, an array or a tensor. Raises `error`, which says what is `expected`."""
+    try:
+        if isinstance(ids, str | bytes | Mapping):
+            raise TypeError
+        return tuple(map(index, ids[:most]))
+    except (TypeError, IndexError):
+        raise error(f"{name}={shown(ids)} must be {expected}") from None
 
 
 def check_plain(what: str, value: Any, error: type[PrecedentError] = ConfigError) -> None:

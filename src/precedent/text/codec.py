@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from precedent.cache.store.fingerprint import tokenizer_fingerprint
 from precedent.errors import ContextOverflowError
+from precedent.runtime.plain_values import checked_ids
 from precedent.text.end_tokens import turn_end
 from precedent.text.length import CHARACTERS_PER_TOKEN
 
@@ -58,12 +59,13 @@ class TokenizerCodec:
     def prediction_ids(self, prediction: str | Sequence[int] | None, context_length: int) -> tuple[int, ...]:
         """The first `context_length` of a prediction's `answer_ids`.
 
-        Raises ContextOverflowError, before it encodes anything, for a text of far more tokens than the context holds.
+        Raises ContextOverflowError, before it encodes anything, for a text of far more tokens than the context holds,
+        and ConfigError for anything but a text or a sequence of token ids.
         """
         if prediction is None:
             return ()
         if not isinstance(prediction, str):
-            return self.answer_ids(prediction[:context_length])
+            return checked_ids("prediction", prediction, "a text or a list of token ids", context_length)
         most = CHARACTERS_PER_TOKEN * context_length
         if len(prediction) > most:
             raise ContextOverflowError(

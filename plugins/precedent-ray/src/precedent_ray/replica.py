@@ -62,13 +62,10 @@ class Replica:
         return made
 
     def check_health(self) -> None:
-        """Raise StuckError if an engine is closed, or one of its rounds takes too long."""
+        """Raise StuckError, with the reason, if an engine fails: see `Engine.health`."""
         for name, served in self._serving.models.items():
-            if served.engine.closed:
-                raise StuckError(f"the engine of {name!r} has failed and is closed")
-            seconds = served.engine.pulse().seconds_in_round
-            if seconds > self._settings.stuck_seconds:
-                raise StuckError(f"the engine of {name!r} is stuck: one round has taken {seconds:.0f} s so far")
+            if failing := served.engine.health(self._settings.stuck_seconds).failing:
+                raise StuckError(f"model {name!r}: {failing}")
 
     def load(self) -> dict[str, float]:
         """How long requests wait here, for the autoscaler."""

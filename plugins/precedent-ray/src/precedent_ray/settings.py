@@ -31,7 +31,8 @@ class Settings(BaseModel):
     - `upscale_seconds`, `downscale_seconds`: how long a reason to add or remove replicas must last.
     - `num_cpus`, `num_gpus`: what a replica reserves; a CPU engine computes with `num_cpus` threads.
     - `read_ahead_seconds`: how long a new replica reads from the store before it takes requests; 0 reads nothing.
-    - `stuck_seconds`: a replica whose engine takes longer for one round is replaced.
+    - `stuck_seconds`: a replica whose engine works on one step for longer is replaced; so is one that fails many
+      requests.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -73,6 +73,21 @@ def escaped(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
+class EscapedFormatter(logging.Formatter):
+    """Records in which a client's text can forge no other: its control characters are escaped.
+
+    A message is one line. Lines of a traceback are indented, so that none looks like the beginning of a record.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The message, on one line."""
+        return escaped(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        """The traceback, indented."""
+        return "\n".join(f"  {escaped(line)}" for line in super().formatException(ei).split("\n"))
+
+
 def _line(scope: Scope, status: int, seconds: float) -> dict[str, Any]:
     state = scope.get("state", {})
     client = scope.get("client")

@@ -106,8 +106,8 @@ class Keys:
 
     @property
     def known(self) -> tuple[str, ...]:
-        """Every key that a request may have."""
-        return (*self.supported, *self.own, *HABITS)
+        """Every key that a request may have, once."""
+        return tuple(dict.fromkeys((*self.supported, *self.own, *HABITS)))
 
     @property
     def kinds(self) -> Mapping[str, Any]:

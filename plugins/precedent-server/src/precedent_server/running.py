@@ -19,7 +19,7 @@ import uvicorn
 
 from precedent.errors import ConfigError
 from precedent_server.access import LOOPBACK, NO_RULES, AccessRules
-from precedent_server.access_log import escaped
+from precedent_server.access_log import EscapedFormatter, escaped
 from precedent_server.app import server_app
 from precedent_server.connections import LAST_WORDS_SECONDS, Connection
 from precedent_server.serving import Serving
@@ -53,7 +53,7 @@ def serve(serving: Serving, host: str, port: int, *, ready: Callable[[str], obje
     Raises ConfigError for an address that may not or cannot be served.
     """
     check_address(host, has_keys=serving.keys is not None, rules=serving.access)
-    _write_access_log(log_json)
+    _write_logs(log_json)
     gc.collect()
     gc.freeze()  # models stay: looking through them for garbage makes all streams pause
     with _listening(host, port) as listener:
@@ -160,13 +160,17 @@ def _address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _write_access_log(log_json: bool) -> None:
-    """Write a line per request to stderr, as text or JSON."""
+def _write_logs(log_json: bool) -> None:
+    """Write a line per request to stderr, as text or JSON; errors and warnings as well unless logging is set up."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Line(log_json))
     access = logging.getLogger("precedent.access")
     access.handlers, access.propagate = [handler], False
     access.setLevel(logging.INFO)
+    if not logging.root.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(EscapedFormatter())
+        logging.root.addHandler(handler)
 
 
 class _Line(logging.Formatter):

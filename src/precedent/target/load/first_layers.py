@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError, UnsupportedError
+from precedent.runtime.plain_values import in_one_line
 from precedent.target.model import TargetModel
 
 FIRST_LAYERS = "first-layers:"
@@ -24,7 +25,8 @@ FIRST_LAYERS = "first-layers:"
 def first_layers(target: PreTrainedModel, count: int) -> PreTrainedModel:
     """The target's first `count` layers with its embeddings, final norm and head; no weight is copied.
 
-    Raises UnsupportedError for a model whose layers are not in `model.layers`, as Llama's are.
+    Raises UnsupportedError for a model whose layers are not in `model.layers`, as Llama's are, or whose class refuses
+    to have only these.
     """
     draft, layers = frame_of(target, range(count)), layers_of(target)[:count]
     base_of(draft).layers = nn.ModuleList(layers)
@@ -34,25 +36,36 @@ def first_layers(target: PreTrainedModel, count: int) -> PreTrainedModel:
 def frame_of(target: PreTrainedModel, layer_indices: Sequence[int]) -> PreTrainedModel:
     """A model of the target's class with all of its modules except the layers, which are new, on the meta device.
 
-    Layer i has the kind of the target's layer `layer_indices[i]`.
+    Layer i has the kind of the target's layer `layer_indices[i]`. Raises UnsupportedError if the target's class cannot
+    have such layers.
     """
     layers_of(target)  # raises UnsupportedError if the layers are elsewhere
     config = copy.deepcopy(target.config)
+    kinds = list(getattr(config, "layer_types", None) or ())
     config.num_hidden_layers = len(layer_indices)
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[index] for index in layer_indices]
-    with torch.device("meta"):  # no memory and no initialisation: every module is replaced
-        frame = type(target)(config)
+    try:
+        _set_kinds(config, [kinds[index] for index in layer_indices] if kinds else [])
+        with torch.device("meta"):  # no memory and no initialisation: every module is replaced
+            frame = type(target)(config)
+    except (AttributeError, ValueError) as error:
+        reason = f"its class refuses {len(layer_indices)} of its layers: {in_one_line(error)}"
+        raise _unsupported(target, reason) from error
     _share_children(target, frame, skip=target.base_model_prefix)
     _share_children(base_of(target), base_of(frame), skip="layers")
     frame.eval()
     return frame
 
 
+def _set_kinds(config: Any, kinds: list[str]) -> None:
+    """Set the kinds of a configuration's layers, unless it derives these very kinds from their number."""
+    if kinds and list(config.layer_types) != kinds:
+        config.layer_types = kinds
+
+
 def whole(draft: PreTrainedModel, target: PreTrainedModel) -> PreTrainedModel:
     """The draft, if none of its tensors is still on the meta device. Raises UnsupportedError, naming the target."""
     if any(tensor.is_meta for tensor in (*draft.parameters(), *draft.buffers())):
-        raise _unsupported(target)
+        raise _unsupported(target, "some of its tensors belong to none of its modules")
     return draft
 
 
@@ -60,7 +73,7 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     """A model's layers. Raises UnsupportedError for a model that does not hold them in `model.layers`."""
     layers = getattr(getattr(model, model.base_model_prefix, None), "layers", None)
     if not isinstance(layers, nn.ModuleList):
-        raise _unsupported(model)
+        raise _unsupported(model, "it has no `layers`")
     return layers
 
 
@@ -100,8 +113,8 @@ def _share_children(source: nn.Module, sharer: nn.Module, *, skip: str) -> None:
             setattr(sharer, name, child)
 
 
-def _unsupported(model: PreTrainedModel) -> UnsupportedError:
+def _unsupported(model: PreTrainedModel, reason: str) -> UnsupportedError:
     return UnsupportedError(
         f"neither the first layers of a {type(model).__name__} nor trained ones can be set between its embeddings and "
-        "its head (it has no `layers`); give a smaller model with the same tokenizer as the draft model"
+        f"its head ({reason}); give a smaller model with the same tokenizer as the draft model"
     )
