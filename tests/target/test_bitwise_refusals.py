@@ -28,7 +28,7 @@ def with_eager_attention(chosen: Any) -> Any:
         (lambda: model(torch.float16), "have no row-wise kernels on cpu in float16"),
         (lambda: model(num_key_value_heads=2, head_dim=24), "have no row-wise kernels"),
         (lambda: model(family="gpt2"), "have no row-wise kernels"),
-        (lambda: model(family="mistral", sliding_window=8), "sliding_attention"),
+        (lambda: model(family="gemma3_text", sliding_window=8), "have no row-wise kernels"),
         (lambda: with_eager_attention(model()), r"it does not use our attention \(eager\)"),
     ],
 )

@@ -168,8 +168,8 @@ def test_a_layer_that_was_moved_is_looked_at_again() -> None:
     torch.testing.assert_close(found[0], scored(target, (3,))[0][0], rtol=1e-4, atol=1e-4)
 
 
-def test_a_window_that_hides_a_part_is_left_to_the_modules() -> None:
-    """Rows that do not all see the whole prefix: right all the same."""
+def test_a_window_hides_the_same_keys_as_in_the_modules() -> None:
+    """Rows that do not all see the whole prefix."""
     target = TargetModel(model_by_rows("mistral", torch.float32, sliding_window=16))
     assert fused_layers(target) == 3
     found, _ = scored(target, (4,))

@@ -25,7 +25,13 @@ from precedent.target.cuda.ordered_attention import PIECE
 from precedent.target.cuda.static_runner import StaticRunner, StaticSettings
 from precedent.target.cuda.static_shape import LEAST_KEYS
 from precedent.target.fixed_sizes import Hindrance, use_fixed_sizes
-from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds, has_indexers, is_recurrent
+from precedent.target.kv.layer_kinds import (
+    FULL_ATTENTION,
+    SLIDING_ATTENTION,
+    attention_kinds,
+    has_indexers,
+    is_recurrent,
+)
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
 
 if TYPE_CHECKING:
@@ -43,6 +49,9 @@ _TRIED = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8)
 """Token ids of the check, reduced to the vocabulary: a prompt, then the path of a tree."""
 
 _PATH = 3
+
+_WINDOWS = (5, len(_TRIED) - _PATH + 2, 2 * len(_TRIED))
+"""Windows of the check, in tokens: those of a model, if wider, are narrowed to these."""
 
 _DECODED = 15
 """Prompt tokens that the check decodes one by one, at most."""
@@ -83,11 +92,11 @@ def check_fit(model: PreTrainedModel, *, packed: bool) -> None:
     fused = sum(is_swapped(module) and hasattr(module, "fused") for module in model.modules())
     if is_recurrent(config):
         raise _refusal(model, "the sums of its recurrent layers depend on what is computed beside a row")
-    others = sorted(attention_kinds(config) - {FULL_ATTENTION})
+    others = sorted(attention_kinds(config) - {FULL_ATTENTION, SLIDING_ATTENTION})
     if has_indexers(config):
         raise _refusal(model, f"it has {', '.join(others)} layers, and what their indexers choose depends on rounding")
     if others:
-        raise _refusal(model, f"it has {', '.join(others)} layers, and a window changes the order of a row's sums")
+        raise _refusal(model, f"it has {', '.join(others)} layers, which have no row-wise kernels")
     if not packed:
         raise _refusal(model, f"it does not use our attention ({config._attn_implementation})")
     if fused < layers:
@@ -101,8 +110,23 @@ def check_fit(model: PreTrainedModel, *, packed: bool) -> None:
 def prove(target: TargetModel) -> None:
     """Raise UnsupportedError if a tree and plain decoding differ in any bit, at lengths where sums are split anew.
 
-    Those are the lengths at which a piece of keys, and a bucket of keys, overflows.
+    Those are the lengths at which a piece of keys, and a bucket of keys, overflows. Windows are tried narrowed, to end
+    within the prompt, within the tree and not at all: a text as long as a real one would take minutes to read.
     """
+    config = target.model.config.get_text_config()
+    if SLIDING_ATTENTION not in attention_kinds(config):
+        _prove_lengths(target)
+        return
+    window = config.sliding_window
+    try:
+        for narrowed in sorted({min(window, tried) for tried in _WINDOWS}):
+            config.sliding_window = narrowed
+            _prove_lengths(target)
+    finally:
+        config.sliding_window = window
+
+
+def _prove_lengths(target: TargetModel) -> None:
     tokens = [token % target.vocab_size for token in _TRIED]
     lengths = [len(tokens), *((PIECE + 1, LEAST_KEYS + 1) if target.static else ())]
     for length in lengths:

@@ -24,6 +24,8 @@ class Piece(NamedTuple):
 
     `scores` `[num_queries, width]`, `sums` `[num_queries, dim]` and `totals` `[num_queries]` are float32 and belong to
     this thread, as does `block`, room for twice `LANES` widened rows. Query i belongs to row `first + i // groups`.
+    `starts`, `columns` and `hidden` are the arrays of the rows' `Sight`; `keys`, `values` and `prefix` begin after the
+    keys that it skips.
     """
 
     queries: int
@@ -44,6 +46,7 @@ class Piece(NamedTuple):
     block: int
     starts: int
     columns: int
+    hidden: int
 
 
 @compiled

@@ -2,7 +2,7 @@
 
 A layer qualifies if it has Llama's parts (norm, attention with rotary embeddings, norm, gated linear unit) and agrees
 with `row_layer` on random inputs, whatever its class is called: Llama, Mistral, Qwen 2 and 3 and similar models.
-Modules, parameters and names stay the same. Anything unusual (many rows, a window, a hook, replaced modules, training)
+Modules, parameters and names stay the same. Anything unusual (many rows, a hook, replaced modules, training)
 goes through the model's own code.
 """
 

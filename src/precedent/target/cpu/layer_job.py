@@ -31,6 +31,7 @@ and each thread's scratch. In the model's dtype: the weights, `hidden_rows`, `su
 `queried`, `keyed` and `valued` `[rows, heads, dim]`, `gates` and `ups` `[rows, inner]`.
 """
 
-SEQUENCE = 11
+SEQUENCE = 13
 """int64 numbers per sequence in the table `sequences`: its first row, number of rows and prefix length; the address of
-its keys and the strides in bytes of their heads and rows; the same for its values; the two arrays of its `Sight`."""
+its keys and the strides in bytes of their heads and rows; the same for its values; of its `Sight`, the
+arrays `starts` and `columns`, `skipped`, and the array `hidden`."""

@@ -21,7 +21,8 @@ from precedent.target.cpu.row_attention import attend
 from precedent.target.cpu.tile_kernels import DEPTH, close_tiles, open_tiles
 from precedent.target.cpu.tile_products import pack_inputs, piece_by_tiles
 
-_FIRST, _ROWS, _PREFIX, _KEYS, _KEY_HEAD, _KEY_ROW, _VALUES, _VALUE_HEAD, _VALUE_ROW, _STARTS, _COLUMNS = range(11)
+_FIRST, _ROWS, _PREFIX, _KEYS, _KEY_HEAD, _KEY_ROW, _VALUES, _VALUE_HEAD, _VALUE_ROW = range(9)
+_STARTS, _COLUMNS, _SKIPPED, _HIDDEN = range(9, SEQUENCE)
 """Indices of a sequence's numbers (`SEQUENCE`)."""
 
 _norm_narrow, _norm_wide = (norm_kernel(wide=wide, wide_outputs=True) for wide in (False, True))
@@ -233,13 +234,14 @@ def _attend(job: Any, sequence: int, head: int, first: int, count: int, scratch:
     most, queries = job.together * groups, start * job.heads + (head * rows + first) * groups
     sums = scratch + 4 * most * job.width
     totals = sums + 4 * most * dim
-    block = totals + 4 * (most + LANES)
+    block, skipped = totals + 4 * (most + LANES), read_long(sequence + 8 * _SKIPPED)
     piece = Piece(
         job.queries + 4 * dim * queries, first, count * groups, groups, dim,
-        _spot(sequence, _KEYS, head, 0), read_long(sequence + 8 * _KEY_ROW),
-        _spot(sequence, _VALUES, head, 0), read_long(sequence + 8 * _VALUE_ROW),
-        read_long(sequence + 8 * _PREFIX), job.wide != 0, job.width,
+        _spot(sequence, _KEYS, head, skipped), read_long(sequence + 8 * _KEY_ROW),
+        _spot(sequence, _VALUES, head, skipped), read_long(sequence + 8 * _VALUE_ROW),
+        read_long(sequence + 8 * _PREFIX) - skipped, job.wide != 0, job.width,
         scratch, sums, totals, block, read_long(sequence + 8 * _STARTS), read_long(sequence + 8 * _COLUMNS),
+        read_long(sequence + 8 * _HIDDEN),
     )  # fmt: skip
     attend(piece)
     for query in range(count * groups):

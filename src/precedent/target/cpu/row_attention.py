@@ -1,7 +1,8 @@
 """Attention of few rows over a shared prefix and over each other, on torch's own threads.
 
 A row of a candidate tree must be bit-identical to the same row in plain decoding. So a row's keys are processed in
-order, the prefix first and then its ancestors, wherever those are among the tree's rows.
+order, the prefix first and then its ancestors, wherever those are among the tree's rows. A window hides the first of
+them: a hidden key's weight is 0, and every other key keeps its lane in the sums, which its position alone decides.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from precedent.runtime.compiled import Int64s, compiled
 from precedent.target.cpu.attention_kernels import (
     blend_kernel,
     finish_kernel,
+    read_long,
     score_kernel,
     softmax,
     write_float,
@@ -42,13 +44,21 @@ _score1, _score3, _score4, _score8 = (score_kernel(queries) for queries in (1, 3
 
 
 class Sight:
-    """Which of each other some rows see: row r sees `columns[starts[r]:starts[r + 1]]`, in increasing order."""
+    """Which keys some rows see: the prefix, then `columns[starts[r]:starts[r + 1]]` for row r, in increasing order.
 
-    def __init__(self, allowed: NDArray[np.bool_] | None, num_rows: int) -> None:
+    No row sees the first `skipped` keys of the prefix, a multiple of `LANES`; row r does not see the next `hidden[r]`
+    of its keys either.
+    """
+
+    def __init__(
+        self, allowed: NDArray[np.bool_] | None, num_rows: int, skipped: int = 0, hidden: Int64s | None = None
+    ) -> None:
         rows, columns = np.nonzero(np.eye(1, dtype=np.bool_) if allowed is None else allowed)
         self.starts: Int64s = np.searchsorted(rows, np.arange(num_rows + 1)).astype(np.int64)
         self.columns: Int64s = np.ascontiguousarray(columns, dtype=np.int64)
         self.most = int(np.diff(self.starts).max())
+        self.skipped = skipped
+        self.hidden: Int64s = np.zeros(num_rows, dtype=np.int64) if hidden is None else hidden
 
 
 def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -68,10 +78,11 @@ def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
 def row_attention(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scaling: float | None) -> Tensor:
     """Attention of `query [1, heads, rows, dim]` over `key/value [1, kv_heads, prefix + rows, dim]`.
 
-    Returns `[1, rows, heads, dim]`. All rows see the prefix; `sight` says which of the last `rows` keys each row sees.
-    Scores and sums are float32.
+    Returns `[1, rows, heads, dim]`. `sight` says which of the last `rows` keys each row sees, and from where on it sees
+    the prefix. Scores and sums are float32.
     """
     _, heads, rows, dim = query.shape
+    key, value = key[:, :, sight.skipped :], value[:, :, sight.skipped :]
     kv_heads, keys = key.shape[1], key.shape[2]
     wide, threads = query.dtype == torch.float32, torch.get_num_threads()
     groups, scale = heads // kv_heads, dim**-0.5 if scaling is None else scaling
@@ -81,11 +92,12 @@ def row_attention(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scali
     together = max(1, QUERIES // groups)
     room = together * groups * (width + dim + 1) + LANES + 2 * LANES * dim
     scratch = torch.empty(threads * room)
-    job = (ctypes.c_int64 * 22)(
+    job = (ctypes.c_int64 * 23)(
         0, 0, rows, groups, kv_heads, dim, keys - rows, wide, width, 4 * room,
         queries.data_ptr(), key.data_ptr(), key.stride(1) * key.element_size(), key.stride(2) * key.element_size(),
         value.data_ptr(), value.stride(1) * value.element_size(), value.stride(2) * value.element_size(),
         outputs.data_ptr(), scratch.data_ptr(), sight.starts.ctypes.data, sight.columns.ctypes.data, together,
+        sight.hidden.ctypes.data,
     )  # fmt: skip
     run_on_team(_work, job, threads)
     return outputs
@@ -145,10 +157,12 @@ def _score_own(piece: Piece, query: int) -> None:
     for number in range(0, end - start, LANES):
         turned = own_columns(piece, start + number, min(LANES, end - start - number))
         _score(piece, turned, piece.prefix + number, query, query + piece.groups)
-    seen = piece.prefix + end - start
+    seen, hidden = piece.prefix + end - start, read_long(piece.hidden + 8 * (piece.first + query // piece.groups))
     count = (seen + LANES - 1) // LANES * LANES
     for each in range(query, query + piece.groups):
         scores = piece.scores + 4 * each * piece.width
+        for key in range(hidden):
+            write_float(scores + 4 * key, -np.inf)
         for key in range(seen, count):
             write_float(scores + 4 * key, -np.inf)
         softmax(scores, count, piece.totals + 4 * each)
@@ -197,7 +211,7 @@ def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from th
         piece = Piece(
             job[10] + (head * rows + first) * groups * dim * 4, first, min(together, rows - first) * groups, groups,
             dim, job[11] + head * job[12], job[13], job[14] + head * job[15], job[16], job[6], job[7] != 0, width,
-            scores, sums, totals, block, job[19], job[20],
+            scores, sums, totals, block, job[19], job[20], job[22],
         )  # fmt: skip
         attend(piece)
         for query in range(piece.num_queries):

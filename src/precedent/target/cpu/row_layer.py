@@ -67,7 +67,7 @@ class LayerWeights(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One sequence's rows: how many, the length of the prefix before them, and which of each other they see."""
+    """One sequence's rows: how many, the length of the prefix before them, and which keys they see."""
 
     rows: int
     prefix: int
@@ -97,14 +97,17 @@ class RowLayers:
         rows = 0
         for line, part in zip(self._table, parts, strict=True):
             line[:3] = rows, part.rows, part.prefix
-            line[9:] = part.sight.starts.ctypes.data, part.sight.columns.ctypes.data
+            sight = part.sight
+            line[9:] = sight.starts.ctypes.data, sight.columns.ctypes.data, sight.skipped, sight.hidden.ctypes.data
             rows += part.rows
         self.rows = rows
         self._common = self._job(shape, rows)
 
     def _job(self, shape: LayerShape, rows: int) -> Int64s:
         """The fields of a job that all layers share."""
-        width = max(_whole(part.prefix) + _whole(part.sight.most) + 2 * LANES for part in self._parts)
+        width = max(
+            _whole(part.prefix - part.sight.skipped) + _whole(part.sight.most) + 2 * LANES for part in self._parts
+        )
         together = max(1, QUERIES // (shape.heads // shape.kv_heads))
         buffers = _buffers(shape, rows, self._size)
         longest = max(shape.hidden, shape.heads * shape.dim, shape.inner)
