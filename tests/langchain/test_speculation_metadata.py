@@ -13,14 +13,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "answers.md"
 
 
 def documented() -> dict[str, str]:
-    """Meaning by key, of the table on the page."""
-    return table_of('`response_metadata["speculation"]`')
+    """Meaning by key, of the list on the page."""
+    return listed_below('`response_metadata["speculation"]`')
 
 
-def table_of(heading: str) -> dict[str, str]:
-    """Meaning by key, of the table below a heading."""
+def listed_below(heading: str) -> dict[str, str]:
+    """Meaning by key, of the list below a heading."""
     section = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (`.+?`) \| (.+) \|$", section, re.MULTILINE)
+    rows = re.findall(r"^- (`\w+`(?:, `\w+`)*): (.+)$", section, re.MULTILINE)
     return {key: meaning for keys, meaning in rows for key in re.findall(r"`(\w+)`", keys)}
 
 
@@ -37,7 +37,7 @@ def test_the_page_lists_every_key_of_every_kind_of_answer(precedent_engine: Any)
 
 
 def test_the_page_lists_every_latency() -> None:
-    assert [*table_of("`latency_microseconds`")] == [*told()["latency_microseconds"]]
+    assert [*listed_below("`latency_microseconds`")] == [*told()["latency_microseconds"]]
 
 
 def test_a_chat_answer_says_how_much_faster_it_was(precedent_engine: Any) -> None:

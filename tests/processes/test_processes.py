@@ -129,7 +129,6 @@ def test_a_cache_that_was_opened_before_a_fork_says_so_at_once(ran: Ran) -> None
         "on_gone",
         "open",
         "refused_as",
-        "sampling_defaults",
     ]
     assert records == [1, 1]
 

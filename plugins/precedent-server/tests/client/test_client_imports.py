@@ -33,16 +33,16 @@ print(*sys.modules)
     assert "langchain_openai" in loaded
     assert not loaded & {"torch", "transformers", "numba", "faiss", "numpy", "sentence_transformers", "llguidance"}
     rooms = {name.split(".")[1] for name in loaded if name.startswith("precedent.")}
-    assert rooms == {"client", "config", "errors", "langchain", "runtime", "text"}
+    assert rooms == {"config", "errors", "langchain", "runtime", "text"}
 
 
-@pytest.mark.parametrize("home", ["precedent", "precedent.langchain", "precedent_server.client"])
-def test_it_is_at_home_in_three_places(home: str) -> None:
+@pytest.mark.parametrize("home", ["precedent", "precedent_server.client"])
+def test_it_is_at_home_in_two_places(home: str) -> None:
     script = f"from {home} import ChatPrecedentServer; print(ChatPrecedentServer.__module__)"
     assert in_a_new_process(script).strip() == "precedent_server.client.chat_model"
 
 
-@pytest.mark.parametrize("home", ["precedent", "precedent.langchain", "precedent_server.client"])
+@pytest.mark.parametrize("home", ["precedent", "precedent_server.client"])
 @pytest.mark.parametrize("missing", ["langchain_openai", "openai"])
 def test_without_the_extra_the_error_names_it(home: str, missing: str) -> None:
     script = f"""
@@ -63,6 +63,10 @@ def test_the_rest_of_the_library_does_without_the_extra() -> None:
 def test_the_extra_is_declared() -> None:
     import tomllib
 
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
-    (needed,) = project["project"]["optional-dependencies"]["client"]
-    assert needed in project["dependency-groups"]["test"]
+    plugin, core = (
+        tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        for folder in (Path(__file__).parents[2], Path(__file__).parents[4])
+    )
+    (needed,) = plugin["project"]["optional-dependencies"]["client"]
+    assert core["project"]["optional-dependencies"]["client"] == ["precedent-server[client]"]
+    assert needed in core["dependency-groups"]["test"]

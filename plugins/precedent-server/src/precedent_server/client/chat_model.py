@@ -63,7 +63,7 @@ class ChatPrecedentServer(ServerFields):
     @classmethod
     def get_lc_namespace(cls) -> list[str]:
         """The namespace in which LangChain finds the class when it loads a serialized model."""
-        return ["precedent", "client"]
+        return ["precedent_server", "client"]
 
     @property
     def _default_params(self) -> dict[str, Any]:
