@@ -104,7 +104,7 @@ def test_states_follow_rewinds_forks_and_reused_prefixes(name: str) -> None:
     assert target.prefill(again, [*prompt, 5, 6, 7]) > 0
     target.rewind(again, 30)
     target.prefill(again, [*prompt[:30], *random_ids(7, 12)])
-    restored = target.restored(again.token_ids, again.kv.copied(again.kv.length))
+    restored = target.restore(again.token_ids, again.kv.copied(again.kv.length))
     for each in (slot, fork, again, restored):
         kept.check(each)
 

@@ -183,12 +183,12 @@ def test_what_comes_back_from_elsewhere_fits_or_is_refused() -> None:
     target, ids = hybrid("qwen3_next"), random_ids(1, 70)
     slot = prefilled(target, [*ids, 1])
     rows = slot.kv.copied(70)
-    back = target.restored(ids, rows)
+    back = target.restore(ids, rows)
     back.pending = slot.pending
     torch.testing.assert_close(next_logits(back, target), next_logits(slot, target), rtol=0, atol=0)
     for wrong in ([*rows[:-1], rows[-1].float()], rows[:-1], [*rows, rows[-1]]):
         with pytest.raises(ValueError, match="not of this model"):
-            target.restored(ids, wrong)
+            target.restore(ids, wrong)
 
 
 def test_what_does_not_hold_on_hybrids_is_refused_by_name() -> None:

@@ -171,7 +171,7 @@ def test_batches_pieces_forks_and_restored_prefixes_compute_the_same(model_type:
     shared = slot.kv.nearest(50)  # fewer for a hybrid
     fork = target.fork(slot, shared, room=70)
     target.prefill(fork, prompt)
-    restored = target.restored(prompt[:shared], slot.kv.copied(shared))
+    restored = target.restore(prompt[:shared], slot.kv.copied(shared))
     target.prefill(restored, prompt)
     for again in (fork, restored):
         close(target.score([(again, tree)])[0], together[0])
@@ -208,7 +208,7 @@ def test_index_keys_are_counted_and_checked(model_type: str) -> None:
     slot = prefilled(target, random_ids(1, 70))
     assert slot.kv.nbytes == target.kv_bytes(70)
     with pytest.raises(ValueError, match="not of this model"):
-        target.restored(slot.token_ids, slot.kv.copied(60)[:-2])
+        target.restore(slot.token_ids, slot.kv.copied(60)[:-2])
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])

@@ -12,8 +12,8 @@ from transformers import AutoConfig
 
 from precedent.errors import UnsupportedError
 from precedent.target import KVCache, Slot, TargetModel
+from precedent.target.contract import PREFILL_CHUNK
 from precedent.target.kv.layer_kinds import check_supported, why_only_chains
-from precedent.target.model import PREFILL_CHUNK
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
 

@@ -10,11 +10,11 @@ from precedent.decoding.stats import TARGET
 from precedent.decoding.timing import counted
 from precedent.decoding.verification import Verified
 from precedent.sampling.logprobs import logprobs_of
-from precedent.target import TargetModel
+from precedent.target import Target
 from precedent.tree import ROOT
 
 
-def commit(verified: Sequence[Verified], target: TargetModel) -> list[Verified]:
+def commit(verified: Sequence[Verified], target: Target) -> list[Verified]:
     """Keep the rows of every accepted path; returns the proposals whose commit succeeded."""
     with counted([each.sequence for each in verified], "verify_seconds"):
         commits = [(each.sequence.slot, each.tree, each.verdict.path, each.verdict.next_token) for each in verified]

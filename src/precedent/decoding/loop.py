@@ -12,12 +12,12 @@ from precedent.decoding.sequence import DecodingSequence, StepResult
 from precedent.decoding.verification import score, verify
 from precedent.planning.planner import Planner
 from precedent.runtime.fence import Fences
-from precedent.target import TargetModel
+from precedent.target import Target
 
 
 def step(
     sequences: Sequence[DecodingSequence],
-    target: TargetModel,
+    target: Target,
     planner: Planner,
     beside: Beside = NOTHING,
     fences: Fences | None = None,

@@ -18,11 +18,13 @@ from precedent.decoding.verifiers import verifier_of
 from precedent.runtime.isolate import together
 from precedent.sampling.rng import KeyedRng
 from precedent.sampling.target_rows import TargetRows
-from precedent.target import TargetModel
-from precedent.target.hidden_states import HiddenStates
+from precedent.target import Slot, Target
 from precedent.tree import CandidateTree
 from precedent.verify import Verdict
 from precedent.verify.ahead import COUPLED, MODES, Ahead, Scored, computed_alike, read_together
+
+HiddenStatesOf = Callable[[Slot, int, int], Tensor]
+"""`Target.hidden_states`."""
 
 BESIDE_A_FORWARD = 2e-3
 """Seconds allowed for computing the masks of all nodes of a step's trees, while a GPU computes their rows."""
@@ -33,14 +35,14 @@ class Forward:
     """The logits of every scored proposal, the seconds and threads of scoring; a failure means more than one try.
 
     `hidden` are the hidden states of their rows, where the target keeps them. `settled` is false where the time says
-    nothing about later steps (`Runner.settled`).
+    nothing about later steps (`Target.settled`).
     """
 
     scored: Sequence[tuple[Proposal, Tensor]]
     seconds: float
     num_tries: int
     threads: int = 1
-    hidden: HiddenStates | None = None
+    hidden: HiddenStatesOf | None = None
     settled: bool = True
 
     @property
@@ -81,7 +83,7 @@ class _Prepared:
     scored: Scored | None = None
 
 
-def score(proposals: Sequence[Proposal], target: TargetModel, beside: Beside) -> Forward:
+def score(proposals: Sequence[Proposal], target: Target, beside: Beside) -> Forward:
     """Compute the rows of every tree in one forward; if it fails, in one forward per tree.
 
     The retry keeps the trees as they are: sampling new ones could bias the answer.
@@ -98,8 +100,9 @@ def score(proposals: Sequence[Proposal], target: TargetModel, beside: Beside) ->
         return logits
 
     sound = [each for each in proposals if each.sequence.error is None]
-    scored, runner = together(sound, forward, _fail_scoring), target.runner
-    return Forward(scored, perf_counter() - started, tries, runner.threads, runner.hidden, runner.settled)
+    scored = together(sound, forward, _fail_scoring)
+    hidden = target.hidden_states if target.keeps_hidden_states else None
+    return Forward(scored, perf_counter() - started, tries, target.threads, hidden, target.settled)
 
 
 def _fail_scoring(proposal: Proposal, error: Exception) -> None:
@@ -135,7 +138,7 @@ def _prepared_each(forward: Forward, until: float, aids: Aids) -> list[_Prepared
     return prepared
 
 
-def _prepared(proposal: Proposal, logits: Tensor, until: float, aids: Aids, hidden: HiddenStates | None) -> _Prepared:
+def _prepared(proposal: Proposal, logits: Tensor, until: float, aids: Aids, hidden: HiddenStatesOf | None) -> _Prepared:
     sequence, request, rng = proposal.sequence, proposal.sequence.request, proposal.sequence.rng()
     logits, at_once = logits[:, : request.num_tokens], on_accelerator(logits)
     if at_once and sequence.bitwise and request.mode == COUPLED:
@@ -162,10 +165,10 @@ def _late(proposal: Proposal, aids: Aids) -> CandidateTree:
     return tree
 
 
-def _hidden_state(hidden: HiddenStates, sequence: DecodingSequence, node: int) -> Tensor:
+def _hidden_state(hidden: HiddenStatesOf, sequence: DecodingSequence, node: int) -> Tensor:
     """The hidden state of a scored node, whose row stands behind those of the committed and the pending tokens."""
     row = sequence.prefix + 1 + node
-    return hidden.of(sequence.slot.kv, row, row + 1)[0]
+    return hidden(sequence.slot, row, row + 1)[0]
 
 
 def _read_together(prepared: list[_Prepared]) -> list[_Prepared]:

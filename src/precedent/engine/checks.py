@@ -16,7 +16,7 @@ from precedent.runtime.plain_values import checked_ids, shown
 from precedent.target.fingerprints import name_of
 
 if TYPE_CHECKING:
-    from precedent.target import TargetModel
+    from precedent.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ MOST_QUERY_CHARACTERS = 16_384
 """Characters of a query that are embedded and stored; embedders read the first few thousand at most."""
 
 
-def checked_prompt(prompt_ids: Sequence[int], target: TargetModel) -> tuple[int, ...]:
+def checked_prompt(prompt_ids: Sequence[int], target: Target) -> tuple[int, ...]:
     """The prompt's token ids, which are not read if there are too many of them.
 
     Raises PromptError for anything but token ids, an empty prompt or an unknown token, ContextOverflowError if no
@@ -118,11 +118,11 @@ def mode_of(speculation: SpeculationConfig, sampling: SamplingParams, most_rows:
     return mode
 
 
-def checked_mode(speculation: SpeculationConfig, sampling: SamplingParams, target: TargetModel) -> str:
+def checked_mode(speculation: SpeculationConfig, sampling: SamplingParams, target: Target) -> str:
     """`mode_of` a request to this target. Raises ConfigError too if a judge reads states that the target lacks."""
-    mode = mode_of(speculation, sampling, target.most_rows)
+    mode = mode_of(speculation, sampling, target.capabilities.most_rows)
     _check_width(mode, target)
-    if target.runner.hidden is None and reads_hidden_states(mode):
+    if not target.keeps_hidden_states and reads_hidden_states(mode):
         raise ConfigError(
             f"the judge of mode={mode!r} reads the target's hidden states, which are kept from the engine's start: "
             "name the mode in the engine's own speculation=SpeculationConfig(mode=…)"
@@ -130,23 +130,23 @@ def checked_mode(speculation: SpeculationConfig, sampling: SamplingParams, targe
     return mode
 
 
-def _check_width(mode: str, target: TargetModel) -> None:
+def _check_width(mode: str, target: Target) -> None:
     """Raise ConfigError if the judge of a mode was trained on hidden states of another size than the target's."""
     wanted = getattr(judge_in(mode), "hidden_size", None)
-    if wanted is not None and wanted != (found := target.model.config.get_text_config().hidden_size):
+    if wanted is not None and wanted != (found := target.config.get_text_config().hidden_size):
         raise ConfigError(
             f"the judge of mode={mode!r} was trained on hidden states of {wanted} numbers, and this target's have "
             f"{found}: train one for it (precedent train-judge)"
         )
 
 
-def keep_for_judge(target: TargetModel, mode: str) -> None:
+def keep_for_judge(target: Target, mode: str) -> None:
     """Let the target keep hidden states if the judge of a mode reads them, and warn if it was trained for another.
 
     Raises ConfigError for a judge of another hidden size, and what `keep_hidden_states` raises.
     """
     _check_width(mode, target)
-    trained_for, name = getattr(judge_in(mode), "target", ""), name_of(target.model)
+    trained_for, name = getattr(judge_in(mode), "target", ""), name_of(target.model or target)
     if trained_for and trained_for != name:
         log.warning("the judge of mode=%r was trained for %s, and this target is %s", mode, trained_for, name)
     if reads_hidden_states(mode):

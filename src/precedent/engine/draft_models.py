@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from precedent.config import SpeculationConfig
 from precedent.decoding.pearl import Pearl, pearl_for
 from precedent.errors import ConfigError, UnsupportedError
-from precedent.target import TargetModel
+from precedent.target import Target, TargetModel
 from precedent.target.block.draft import BlockDraft
 from precedent.target.block.model import BlockModel
 from precedent.target.eagle.head import EagleHead
@@ -46,9 +46,13 @@ class DraftModels:
 
     @classmethod
     def beside(
-        cls, target: TargetModel, draft_model: PreTrainedModel | None, pearl: bool | None, drafters: Collection[str]
+        cls, target: Target, draft_model: PreTrainedModel | None, pearl: bool | None, drafters: Collection[str]
     ) -> Self:
         """Prepare the models of these drafters. Raises what `draft_for`, `pearl_for` and `head_beside` raise."""
+        if not isinstance(target, TargetModel):
+            if MTP in drafters:
+                target.keep_hidden_states()  # raises UnsupportedError
+            return cls(None, False, None, None)
         block, eagle = _reading(target, draft_model, pearl, drafters)
         draft: TargetModel | None = None
         early_exit, ahead = False, None

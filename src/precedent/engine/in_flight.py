@@ -17,7 +17,7 @@ from precedent.engine.generation import Generation, GenerationResult
 from precedent.runtime.fence import Fences
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.sampling.rng import entropy_rng
-from precedent.target import Slot, TargetModel
+from precedent.target import Slot, Target
 from precedent.text.assembly import TextAssembler
 
 
@@ -67,12 +67,12 @@ class InFlight:
         return len(self.prompt_ids) - 1 - self.num_prefilled
 
 
-def begin(request: InFlight, target: TargetModel, fences: Fences) -> None:
+def begin(request: InFlight, target: Target, fences: Fences) -> None:
     """Create the request's sequence on an empty slot and begin its drafters: recall embeds while others prefill.
 
     A drafter that fails, or is switched off, is left out.
     """
-    request.stats.bitwise = target.bitwise and request.asked.mode in ("greedy", "coupled")
+    request.stats.bitwise = target.capabilities.bitwise and request.asked.mode in ("greedy", "coupled")
     request.sequence = sequence = DecodingSequence(
         request=replace(request.asked, target_slot=partial(_slot_of, request)),
         slot=target.new_slot(),

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from precedent.engine.options import OF_LOADING, EngineOptions
-from precedent.errors import ConfigError
-from precedent.target import TargetModel
+from precedent.errors import ConfigError, UnsupportedError
+from precedent.target import Target
 from precedent.target.load.loading import load_draft, load_target
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class LoadedTarget(NamedTuple):
     """A target, its tokenizer and its name, and the options that are left to be applied."""
 
-    model: PreTrainedModel | TargetModel
+    model: PreTrainedModel | Target
     tokenizer: PreTrainedTokenizerBase
     name: str
     options: EngineOptions
@@ -46,11 +46,15 @@ def loaded_target(
 
 
 def loaded_draft(
-    options: EngineOptions, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    options: EngineOptions, target: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel | None:
     """The draft model of the options, None without one. Raises what `load_draft` raises."""
     if options.draft_model is None:
         return None
+    if target is None:
+        raise UnsupportedError(
+            f"draft_model={options.draft_model!r} needs a target that transformers loads: leave it out"
+        )
     return load_draft(options.draft_model, target, tokenizer, device=options.draft_device)
 
 

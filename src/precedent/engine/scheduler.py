@@ -28,8 +28,8 @@ from precedent.planning.planner import Planner
 from precedent.runtime.failures import OutOfMemory, as_ours
 from precedent.runtime.fence import Fences
 from precedent.runtime.team import fitted_team
-from precedent.target import TargetModel
-from precedent.target.model import PREFILL_CHUNK
+from precedent.target import Target
+from precedent.target.contract import PREFILL_CHUNK
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Scheduler:
     What only makes answers faster stands behind `fences`; `outcomes` hears how requests end.
     """
 
-    target: TargetModel
+    target: Target
     planner: Planner
     admission: Admission
     prefill_tokens: int
@@ -141,7 +141,7 @@ class Scheduler:
                 self._start(request)
             number = min(most, request.num_missing)
             until_kept = request.prefix_tokens - request.num_prefilled
-            if until_kept > 0 and self.target.kv_shape.states:  # recurrent states are kept where a piece ends
+            if until_kept > 0 and not self.target.capabilities.rewinds_anywhere:  # it goes back to ends of pieces
                 number = min(number, until_kept)
             ready = self.target.continue_prefill(_sequence(request).slot, request.prompt_ids, max(number, 1))
         except Exception as error:
@@ -170,7 +170,7 @@ class Scheduler:
         plain = Aids(self.planner, self.beside, self.fences).plain_seconds(len(running))
         sequences = [_sequence(request) for request in running]
         try:
-            with fitted_team(self.target.runner.team):  # drafts and verification wait for lost threads as forwards do
+            with fitted_team(self.target.team):  # drafts and verification wait for lost threads as forwards do
                 results = step(sequences, self.target, self.planner, self.beside, self.fences)
         except Exception as error:  # raised by the loop itself, so it cannot be assigned to one request
             self._fail_running(as_ours(error, "stepping"))

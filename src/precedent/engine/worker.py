@@ -31,7 +31,7 @@ from precedent.runtime.failures import as_ours
 from precedent.runtime.fence import Fences
 from precedent.runtime.openmp import release_workers
 from precedent.runtime.process import OfOneProcess, computing
-from precedent.target import TargetModel
+from precedent.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ class Worker(OfOneProcess):
 
 
 def started_worker(
-    target: TargetModel,
+    target: Target,
     planner: Planner,
     admission: Admission,
     executor: Executor,

@@ -16,7 +16,7 @@ from precedent.runtime.stored_tensors import stored_tensors
 SAMPLED_ROWS, SAMPLED_VALUES = 64, 8
 
 
-def name_of(model: PreTrainedModel) -> str:
+def name_of(model: Any) -> str:
     """A readable name of a model: its Hugging Face id, the last part of its folder, or its class."""
     name = model.config._name_or_path
     if not name:

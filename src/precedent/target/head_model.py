@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from precedent.target.contract import Slot
 from precedent.target.given_states import GivenStates
 from precedent.target.kv.cache import KVCache
 from precedent.target.model import TargetModel
-from precedent.target.slot import Slot
 from precedent.tree import CandidateTree
 
 SlotOf = Callable[[], Slot]

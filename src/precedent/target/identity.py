@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from llvmlite import binding
@@ -15,7 +15,9 @@ from llvmlite import binding
 from precedent.errors import UnsupportedError
 from precedent.runtime.instructions import FEATURES
 from precedent.runtime.stored_tensors import stored_tensors
-from precedent.target.model import TargetModel
+
+if TYPE_CHECKING:
+    from precedent.target.model import TargetModel
 
 PACKAGES = ("precedent-llm", "torch", "transformers", "numba", "llvmlite")
 """Packages whose code computes keys and values."""

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedModel
 
+    from precedent.target.contract import Target
     from precedent.target.kv.rows import Forward
     from precedent.target.kv.shape import KVShape
-    from precedent.target.model import TargetModel
     from precedent.target.runner import Runner
 
 GROUP = "precedent.models"
@@ -73,7 +73,7 @@ class ModelSupport:
         """Whether `load` makes the target of this source. Called before any weight is read; must be quick."""
         return False
 
-    def load(self, source: ModelSource, options: TargetOptions) -> TargetModel:
+    def load(self, source: ModelSource, options: TargetOptions) -> Target:
         """Make the target of a source that `recognises` accepted.
 
         Raises ModelLoadError for weights that cannot be read, UnsupportedError, naming the option or the model, for

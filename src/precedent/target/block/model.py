@@ -11,10 +11,10 @@ from torch import Tensor
 
 from precedent.errors import ConfigError
 from precedent.target.block.draft import BlockDraft
+from precedent.target.contract import Slot
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.rows import Rows, chain_rows
 from precedent.target.model import TargetModel
-from precedent.target.slot import Slot
 
 CHUNK = 512
 """Tokens of a text whose keys and values are computed at once."""

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from precedent.errors import UnsupportedError
+from precedent.target.contract import Target
 from precedent.target.encoder_decoder.settings import check_encoder_decoder, is_encoder_decoder
 from precedent.target.encoder_decoder.target import EncoderDecoderTarget
 from precedent.target.kv.layer_kinds import check_supported
@@ -22,8 +23,10 @@ WHY_NOT = {
 """Options that need a decoder-only model, and the reason."""
 
 
-def target_of(model: PreTrainedModel | TargetModel, *, bitwise: bool = False, cuda_graphs: bool = False) -> TargetModel:
+def target_of(model: PreTrainedModel | Target, *, bitwise: bool = False, cuda_graphs: bool = False) -> Target:
     """Wrap a model by its kind, or return a target as it is. Raises ConfigError or UnsupportedError."""
+    if isinstance(model, Target) and not isinstance(model, TargetModel):
+        return model
     if isinstance(model, TargetModel) or not is_encoder_decoder(model.config):
         return TargetModel.of(model, bitwise=bitwise, cuda_graphs=cuda_graphs)
     check_options(model.config.model_type, bitwise=bitwise, cuda_graphs=cuda_graphs)

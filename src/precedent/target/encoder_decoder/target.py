@@ -9,12 +9,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.errors import ContextOverflowError, PromptError, UnsupportedError
+from precedent.target.contract import NOTHING_PENDING, Slot
 from precedent.target.encoder_decoder.examine import examine
 from precedent.target.encoder_decoder.kv import DecoderKV
 from precedent.target.encoder_decoder.runner import DecoderRunner
 from precedent.target.encoder_decoder.settings import answer_settings, check_encoder_decoder, longest
 from precedent.target.model import TargetModel, check_one_process
-from precedent.target.slot import NOTHING_PENDING, Slot
 
 
 class EncoderDecoderTarget(TargetModel):
@@ -76,6 +76,6 @@ class EncoderDecoderTarget(TargetModel):
         slot.pending = pending
         return True
 
-    def restored(self, token_ids: Sequence[int], rows: Sequence[Tensor], room: int = 0) -> Slot:
+    def restore(self, token_ids: Sequence[int], saved: Sequence[Tensor], room: int = 0) -> Slot:
         """Raises UnsupportedError: the beginning of a prompt has no keys and values of its own."""
         raise UnsupportedError("an encoder reads a prompt whole: nothing of its beginning can be kept")

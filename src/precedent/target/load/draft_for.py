@@ -26,6 +26,7 @@ def draft_for(target: TargetModel, model: PreTrainedModel | None) -> tuple[Targe
     if model is None:
         return None, False
     draft = target_of(model)
+    assert isinstance(draft, TargetModel)
     if draft.encodes_prompt and not target.encodes_prompt:
         raise UnsupportedError(
             f"the encoder-decoder model {model.config.model_type} drafts only for a target of its kind: give a "
