@@ -96,14 +96,14 @@ def switches(target: TargetModel) -> Callable[[bool, bool, bool], None]:
     products = [module for module in target.model.modules() if isinstance(module, PackedLinear)]
     few_rows = [module.few_rows for module in products]
     layers = [(module, type(module)) for module in target.model.modules() if hasattr(module, "fused")]
-    all_layers = target.runner.all_layers
+    backends = target.runner.backends
 
     def switch(by_rows: bool, pieces: bool, together: bool) -> None:
         for module, rows in zip(products, few_rows, strict=True):
             module.few_rows = rows if by_rows else 0
         for layer, fused in layers:
             layer.__class__ = fused if pieces else fused.__mro__[1]
-        target.runner.all_layers = all_layers if together else None
+        target.runner.backends = backends if together else []
 
     return switch
 

@@ -123,7 +123,7 @@ def target(attention: str, every_rows: int | None, model_type: str) -> TargetMod
     found.kv_shape = KVShape(tuple(layers))
     settings = StaticSettings(arena_tokens=4096, capture=False, attention=attention)
     found.static = StaticRunner(found.model, found.kv_shape, device, settings, every_rows)
-    found.runner.static, found.runner.all_layers = found.static, None
+    found.runner.backends = [found.static]
     return found
 
 

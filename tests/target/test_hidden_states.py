@@ -130,7 +130,7 @@ def test_bitwise_states_do_not_depend_on_what_is_beside_them() -> None:
     """A row's state has the same bits in a tree and alone, with all layers in one call."""
     target = TargetModel(row_model(torch.float32), bitwise=True)
     target.keep_hidden_states()
-    assert target.runner.all_layers is not None
+    assert target.runner.backends
     tree, prompt = random_tree(1, 6), random_ids(1, 12)
     slot = prefilled(target, prompt)
     target.score([(slot, tree)])

@@ -15,7 +15,7 @@ from precedent.target import TargetModel
 from precedent.target.cpu.linear import FEW_ROWS_BESIDE_BFLOAT16
 from precedent.target.cpu.row_attention import fits
 from precedent.target.load.first_layers import first_layers
-from precedent.target.runner import AllLayers
+from precedent.target.runner import Backend
 from precedent.tree import EMPTY_TREE
 
 DTYPES = [torch.bfloat16, torch.float32]
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-class Counted:
+class Counted(Backend):
     """Counts the forwards that were taken."""
 
-    def __init__(self, inner: AllLayers) -> None:
+    def __init__(self, inner: Backend) -> None:
         self._inner, self.taken = inner, 0
 
     def logits(self, forward: Any) -> Tensor | None:
@@ -45,8 +45,8 @@ class Counted:
 def counted(target: TargetModel) -> Counted:
     """Have a target's forwards of all layers counted."""
     runner = target.runner
-    assert runner.all_layers is not None
-    runner.all_layers = counter = Counted(runner.all_layers)
+    (backend,) = runner.backends
+    runner.backends = [counter := Counted(backend)]
     return counter
 
 
@@ -68,7 +68,7 @@ def test_it_gives_the_bits_of_one_layer_after_the_other(
     assert few_rows(target) >= FEW_ROWS_BESIDE_BFLOAT16
     prompts = [len(PROMPT) - 7 * number - 1 for number in range(len(sizes))]
     assert counter.taken == sum(rows <= few_rows(target) for rows in (*prompts, sum(sizes) + len(sizes)))
-    target.runner.all_layers = None
+    target.runner.backends.clear()
     expected = scored(target, sizes)
     assert all(map(torch.equal, [*found[0], *found[1]], [*expected[0], *expected[1]]))
 
@@ -90,8 +90,8 @@ def test_an_early_exit_runs_its_few_layers_together() -> None:
     slot = target.new_slot()
     target.prefill(slot, PROMPT)
     rows = []
-    for all_layers in (early.runner.all_layers, None):
-        early.runner.all_layers = all_layers
+    for backends in (early.runner.backends, []):
+        early.runner.backends = backends
         behind = early.new_slot()
         behind.kv, behind.pending = slot.kv.first_layers(2), slot.pending
         rows.append(early.score([(behind, EMPTY_TREE)])[0])
@@ -114,7 +114,7 @@ def test_a_model_with_anything_else_around_its_layers_is_left_alone(
 ) -> None:
     """Its layers may still run in one piece each."""
     target = TargetModel(model_by_rows(architecture, torch.float32, **settings))
-    assert target.runner.all_layers is None
+    assert not target.runner.backends
 
 
 def hook_layer(model: Any) -> None:
@@ -168,7 +168,7 @@ def test_what_happens_to_a_model_later_counts(happening: Callable[[Any], None]) 
     before, _ = scored(target, (3,))
     happening(target.model)
     found, _ = scored(target, (3,))
-    target.runner.all_layers = None
+    target.runner.backends.clear()
     unfused(target)
     expected, _ = scored(target, (3,))
     assert not torch.allclose(found[0], before[0], rtol=1e-3)

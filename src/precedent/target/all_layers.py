@@ -28,7 +28,7 @@ from precedent.target.kv.layer_kinds import FULL_ATTENTION, MISFITS, attention_k
 from precedent.target.kv.rows import Forward, Rows, chain_rows, tree_rows
 from precedent.target.kv.shape import KVShape
 from precedent.target.layer_outputs import watching
-from precedent.target.runner import Runner
+from precedent.target.runner import Backend, Runner
 from precedent.tree import ROOT, TreeBuilder
 
 TRIED = (0, 1, 1, 0, 1, 0, 0)
@@ -44,14 +44,14 @@ def use_all_layers(runner: Runner, kv_shape: KVShape) -> None:
     try:
         found = _all_layers(runner, kv_shape)
         if found is not None and found.untouched() and _agrees(runner, found, kv_shape):
-            runner.all_layers = found
+            runner.backends.append(found)
     except torch.OutOfMemoryError:
         raise
     except MISFITS as misfit:
         log.debug("%s runs layer by layer: %r", type(runner.model).__name__, misfit)
 
 
-class RowForward:
+class RowForward(Backend):
     """A model whose layers run together. Made by `use_all_layers`."""
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[FusedLayer]) -> None:
@@ -148,12 +148,9 @@ def _watched(model: PreTrainedModel, layers: Sequence[FusedLayer]) -> Watched:
 def _agrees(runner: Runner, found: RowForward, kv_shape: KVShape) -> bool:
     """Whether a tree and a second sequence, each behind a prompt, give bit-identical logits both ways."""
     results = []
-    for way in (None, found):
-        runner.all_layers = way
-        try:
+    for backends in ((), (found,)):
+        with runner.using(*backends):
             results.append(torch.cat(_logits_of_test(runner, kv_shape)))
-        finally:
-            runner.all_layers = None
     return torch.equal(*results)
 
 

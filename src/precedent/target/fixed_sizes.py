@@ -12,7 +12,7 @@ from precedent.target.cuda.static_runner import StaticRunner, StaticSettings
 from precedent.target.examine import TEXT, observe, tolerance, tree_error
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds, has_indexers
-from precedent.target.kv.rows import chain_rows
+from precedent.target.kv.rows import Forward, chain_rows
 from precedent.target.kv.shape import KVShape
 from precedent.target.runner import Runner
 
@@ -30,18 +30,16 @@ def use_fixed_sizes(
     """
     _check_settings(runner, settings)
     static = StaticRunner(runner.model, shape, runner.device, settings, every_rows)
-    runner.static = static
     try:
-        _prove(runner, static)
+        with runner.using(static):
+            _prove(runner, static)
     except Hindrance:
-        runner.static = None
         raise
     except (UnsupportedError, OutOfMemory) as error:
-        runner.static = None
         raise Hindrance(str(error)) from error
     except Exception as misfit:  # what models raise, and what compilers do
-        runner.static = None
         raise Hindrance(f"{type(misfit).__name__}: {misfit}".splitlines()[0]) from misfit
+    runner.backends.insert(0, static)
     return static
 
 
@@ -81,7 +79,7 @@ def _prove(runner: Runner, static: StaticRunner) -> None:
     kv = KVCache(static.arena.shape, static.arena)
     kv.reserve(1)
     alone = [chain_rows(kv, TEXT[:1])]
-    shape, _ = static.shape_for(alone), static.logits(alone)
+    shape, _ = static.shape_for(alone), static.logits(Forward(alone))
     assert shape is not None
     with HostWaits() as waits:
         static.run(shape, split)  # HostWaits cannot look into compiled attention; the model is what is tested here

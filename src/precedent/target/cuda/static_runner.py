@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 from weakref import WeakMethod
@@ -30,8 +29,9 @@ from precedent.target.cuda.static_shape import (
     step_data,
 )
 from precedent.target.kv.arena import KVArena
-from precedent.target.kv.rows import Rows
+from precedent.target.kv.rows import Forward, Rows
 from precedent.target.kv.shape import KVShape
+from precedent.target.runner import Backend
 
 ARENA_SHARE = 0.5
 """Share of the free memory for keys and values that graphs can reach; activations and other KV use the rest."""
@@ -56,7 +56,7 @@ class StaticSettings:
     max_graph_bytes: int = 2 * 2**30
 
 
-class StaticRunner:
+class StaticRunner(Backend):
     """A model whose forwards have one of a few fixed sizes; `target.fixed_sizes` tests that the model supports them.
 
     With `every_rows`, every forward has that many rows and a row's sums do not depend on its neighbours
@@ -73,7 +73,8 @@ class StaticRunner:
     ) -> None:
         tokens = settings.arena_tokens or int(ARENA_SHARE * free_bytes(device)) // shape.row_bytes
         tokens = min(tokens, settings.most_tokens or tokens)
-        self.arena, self._model, self._device = KVArena(shape, tokens), model, device
+        self.arena: KVArena = KVArena(shape, tokens)
+        self._model, self._device = model, device
         self.settings_beside = replace(settings, arena_tokens=None, most_tokens=tokens, attention="auto")
         """Settings for a draft model that runs beside it, with room for at most as many tokens."""
         self._every_rows = every_rows
@@ -89,30 +90,26 @@ class StaticRunner:
             run = _weakly(WeakMethod(self.run))  # the store must not keep the arena alive after its engine is gone
             self.graphs = GraphStore(run, CudaCapturer(device), **bounds)
 
-    def logits(self, sequences: Sequence[Rows]) -> list[Tensor] | None:
-        """Logits after every row, `[rows, vocab_size]` for each sequence; None if no size or arena holds them.
+    def logits(self, forward: Forward) -> Tensor | None:
+        """Logits after every row, `[rows, vocab_size]`; None if no size or arena holds them.
 
         Their KV caches must have room for the new rows. With `every_rows`, raises OutOfMemory instead of returning
         None.
         """
+        sequences = forward.sequences
         starts = [rows.kv.starts_in(self.arena) for rows in sequences]
         found = [begins for begins in starts if begins is not None]
         shape = self.shape_for(sequences) if len(found) == len(starts) else None
+        self.settled = False
         if shape is None:
             self._check_optional(sequences)
             return None
-        ends = pairwise(accumulate((len(rows) for rows in sequences), initial=0))
         with self._on_device():
             self._send(shape, sequences, found)
             logits = self.run(shape) if self.graphs is None else self.graphs(shape)
             self.forwards += 1
-            logits = logits[: sum(map(len, sequences))].clone()  # the next replay overwrites what a graph wrote
-            return [logits[start:stop] for start, stop in ends]
-
-    @property
-    def settled(self) -> bool:
-        """Whether the time of the last forward here is what its size will take again; a capture takes far longer."""
-        return self.graphs is None or self.graphs.settled
+            self.settled = self.graphs is None or self.graphs.settled  # a capture takes far longer than a replay
+            return logits[: sum(map(len, sequences))].clone()  # the next replay overwrites what a graph wrote
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Make the runner's device current, since Triton launches on the current device."""
