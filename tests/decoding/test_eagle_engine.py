@@ -23,11 +23,11 @@ from precedent.target import TargetModel
 from precedent.target.cuda.static_runner import StaticSettings
 from precedent.target.eagle.head import load_eagle
 from precedent.target.eagle.model import eagle_beside
-from precedent.target.encoder_decoder.target import EncoderDecoderTarget
 from precedent.target.load.loading import load_draft
 from precedent.target.published import published_draft
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
+from precedent_models.encoder_decoder.target import EncoderDecoderTarget
 
 EAGLE = SpeculationConfig(drafters=("eagle",))
 

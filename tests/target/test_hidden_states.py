@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from precedent.errors import UnsupportedError
 from precedent.target import Slot, TargetModel
 from precedent.target.cuda.static_runner import StaticSettings
-from precedent.target.encoder_decoder.opening import target_of
+from precedent.target.model import target_of
 from precedent.target.prefix_pool import PrefixPool
 from precedent.testing.sweep import in_float64, tiny_model
 from precedent.testing.tiny_models import tiny_causal_lm, tiny_seq2seq_lm

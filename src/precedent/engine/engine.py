@@ -51,8 +51,8 @@ from precedent.runtime.openmp import release_workers
 from precedent.runtime.process import OfOneProcess, check_fork, computing
 from precedent.sampling.constraints import constraints_for
 from precedent.target import Target
-from precedent.target.encoder_decoder.opening import target_of
 from precedent.target.load.sampling_defaults import sampling_defaults
+from precedent.target.model import target_of
 from precedent.text.assembly import TextAssembler
 from precedent.text.codec import TokenizerCodec
 from precedent.text.end_tokens import end_token_ids

@@ -28,7 +28,6 @@ from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.runtime.plain_values import is_whole, shown
 from precedent.target import Slot, Target
-from precedent.target.encoder_decoder.opening import check_options
 from precedent.target.prefix_pool import WORTH_KEEPING
 from precedent.text.fixed_part import FixedPart
 
@@ -149,8 +148,6 @@ def kept_prefixes(
     """What the options ask for: `keep_prefixes`, or nothing. Raises UnsupportedError for a target that cannot."""
     if not options.keep_prefixes:
         return None
-    if target.encodes_prompt:
-        check_options(target.config.model_type, keep_prefixes=True)
     return KeptPrefixes(parts, target, tokenizer, model)
 
 

@@ -20,7 +20,6 @@ from precedent.errors import UnsupportedError
 from precedent.runtime.failures import OutOfMemory
 from precedent.target.cpu.fused_layer import FusedLayer
 from precedent.target.cpu.linear import FEW_ROWS, PackedLinear
-from precedent.target.cpu.swapped import is_swapped
 from precedent.target.cuda.ordered_attention import PIECE
 from precedent.target.cuda.static_runner import StaticRunner, StaticSettings
 from precedent.target.cuda.static_shape import LEAST_KEYS
@@ -29,9 +28,8 @@ from precedent.target.kv.layer_kinds import (
     FULL_ATTENTION,
     SLIDING_ATTENTION,
     attention_kinds,
-    has_indexers,
-    is_recurrent,
 )
+from precedent.target.patched_modules import is_swapped
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
 
 if TYPE_CHECKING:
@@ -90,11 +88,7 @@ def check_fit(model: PreTrainedModel, *, packed: bool) -> None:
     config = model.config.get_text_config()
     layers = config.num_hidden_layers
     fused = sum(is_swapped(module) and hasattr(module, "fused") for module in model.modules())
-    if is_recurrent(config):
-        raise _refusal(model, "the sums of its recurrent layers depend on what is computed beside a row")
     others = sorted(attention_kinds(config) - {FULL_ATTENTION, SLIDING_ATTENTION})
-    if has_indexers(config):
-        raise _refusal(model, f"it has {', '.join(others)} layers, and what their indexers choose depends on rounding")
     if others:
         raise _refusal(model, f"it has {', '.join(others)} layers, which have no row-wise kernels")
     if not packed:

@@ -27,8 +27,9 @@ from precedent.target.identity import identity_of
 from precedent.target.kept_states import KeepsStates
 from precedent.target.kv.arena import Moves
 from precedent.target.kv.cache import KVCache
-from precedent.target.kv.layer_kinds import check_supported, context_length
+from precedent.target.kv.layer_kinds import context_length
 from precedent.target.kv.rows import chain_rows, tree_rows
+from precedent.target.support import ModelSource, TargetOptions, layer_state_of, support_for
 from precedent.tree import CandidateTree
 
 
@@ -43,10 +44,10 @@ class TargetModel(KeepsStates, Target):
     """
 
     def __init__(self, model: PreTrainedModel, *, bitwise: bool = False, static: StaticSettings | None = None) -> None:
-        check_supported(model.config)
+        layer_state = layer_state_of(model.config)
         self.model, self.bitwise = model.eval(), bitwise
         self._prepare()
-        self.runner, self.kv_shape, self.vocab_size = examine(self.model)
+        self.runner, self.kv_shape, self.vocab_size = examine(self.model, layer_state)
         self.context_length = context_length(model.config.get_text_config())
         self.static = self._fixed_sizes(static)
         if bitwise:
@@ -107,7 +108,7 @@ class TargetModel(KeepsStates, Target):
             most_rows=self.most_rows,
             bitwise=self.bitwise,
             hidden_states=self.static is None,
-            rewinds_anywhere=not self.kv_shape.states,
+            rewinds_anywhere=not self.kv_shape.state.nbytes,
         )
 
     @property
@@ -178,7 +179,7 @@ class TargetModel(KeepsStates, Target):
 
         Recurrent layers add their states, and what they keep of the `num_rows` of a step.
         """
-        return self.kv_shape.nbytes(num_tokens) + num_rows * self.kv_shape.kept_bytes
+        return self.kv_shape.nbytes(num_tokens) + num_rows * self.kv_shape.state.kept_bytes
 
     def request_bytes(self, prompt_tokens: int, answer_tokens: int, tree_tokens: int, num_rows: int = 0) -> int:
         """The most bytes that a request takes in the KV cache, with the largest tree behind its answer.
@@ -236,7 +237,7 @@ class TargetModel(KeepsStates, Target):
 
     def saved_bytes(self, num_tokens: int) -> int:
         """Bytes of what `save` returns."""
-        return self.kv_shape.row_bytes * num_tokens + self.kv_shape.state_bytes
+        return self.kv_shape.row_bytes * num_tokens + self.kv_shape.state.nbytes
 
     def identity(self) -> dict[str, object]:
         """What decides which keys and values a token gets. Reads all weights once."""
@@ -311,6 +312,22 @@ def keep_path(slot: Slot, tree: CandidateTree, path: Sequence[int], next_token: 
     slot.kv.keep([0, *(node + 1 for node in path)], moves)
     slot.token_ids += [slot.pending, *accepted]
     slot.pending = next_token
+
+
+def target_of(model: PreTrainedModel | Target, *, bitwise: bool = False, cuda_graphs: bool = False) -> Target:
+    """Wrap a model by its kind, or return a target as it is.
+
+    Raises ConfigError for a target made without these options, UnsupportedError for a model that cannot have them.
+    """
+    if isinstance(model, TargetModel):
+        return TargetModel.of(model, bitwise=bitwise, cuda_graphs=cuda_graphs)
+    if isinstance(model, Target):
+        return model
+    source, options = ModelSource(None, model.config, model), TargetOptions(bitwise=bitwise, cuda_graphs=cuda_graphs)
+    support = support_for(source, options)
+    if support is not None:
+        return support.load(source, options)
+    return TargetModel.of(model, bitwise=bitwise, cuda_graphs=cuda_graphs)
 
 
 def check_one_process(model: PreTrainedModel) -> None:

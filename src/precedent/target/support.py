@@ -8,21 +8,25 @@ state) implements only the hooks below them. Everything that a package leaves ou
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+from precedent.errors import UnsupportedError
+from precedent.target.kv.layer_kinds import INSTALL_MODELS, check_supported, class_of, layers_of
+from precedent.target.kv.shape import ObserverLayer, StateShape
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from precedent.target.contract import Target
     from precedent.target.kv.rows import Forward
     from precedent.target.kv.shape import KVShape
-    from precedent.target.runner import Runner
+    from precedent.target.runner import Backend, Runner
 
 GROUP = "precedent.models"
 
@@ -53,24 +57,54 @@ class TargetOptions:
     cuda_graphs: bool = False
 
 
-class Backend(Protocol):
-    """Computes the rows of a forward in place of the model's own forward, where it can."""
+class LayerState:
+    """How the layers of a model run and what they remember; this one: attention that keeps all keys and values.
 
-    settled: bool
-    """Whether the time of the last forward is what such a forward will take again."""
+    `ModelSupport.layer_state` returns others, for kinds of layers that core does not know.
+    """
 
-    def logits(self, forward: Forward) -> Tensor | None:
-        """Logits `[rows, vocab_size]`; the keys and values are written. None for rows that it does not support."""
+    kinds: Set[str] = frozenset()
+    """Kinds of layers that it runs beyond core's, by transformers' names."""
 
-    def fill(self, forward: Forward) -> bool:
-        """Write the keys and values only; False for rows that it does not support."""
+    observer_layer: type[ObserverLayer] = ObserverLayer
+    """What transformers' modules find in the cache for each layer while the model is observed."""
+
+    state = StateShape()
+    """What the layers remember before the model was observed."""
+
+    packs: bool | None = None
+    """Whether several sequences fit in one forward: None where the model's class says that it takes our attention."""
+
+    in_float32: bool = False
+    """Whether transformers computes the layers in float32 in a model of float64."""
+
+    why_varies: str | None = None
+    """Why its forwards have no fixed size, and rounding depends on what else is computed; None where they have."""
+
+    stateful: bool = False
+    """Whether the layers have a state that has to be observed."""
+
+    def adapt(self, model: PreTrainedModel) -> str | None:
+        """Prepare a model's modules; returns why it follows single paths and no trees, None if it follows trees."""
+        return None
+
+    def running(self, forward: Forward) -> AbstractContextManager[object]:
+        """Announce a forward to the model's modules."""
+        return nullcontext()
+
+    def masks(self, kinds: set[str]) -> dict[str, str | None]:
+        """For each kind of mask that the model's forward takes, the kind of attention it is for, None for no mask."""
+        return {kind: kind for kind in kinds}
 
 
 class ModelSupport:
     """What a package of the group `precedent.models` brings. Override some of the methods; the others do nothing."""
 
     def recognises(self, source: ModelSource, options: TargetOptions) -> bool:
-        """Whether `load` makes the target of this source. Called before any weight is read; must be quick."""
+        """Whether `load` makes the target of this source. Called before any weight is read; must be quick.
+
+        Raises UnsupportedError for a source of its kind that cannot be a target, or not with these options.
+        """
         return False
 
     def load(self, source: ModelSource, options: TargetOptions) -> Target:
@@ -83,6 +117,10 @@ class ModelSupport:
 
     def prepare(self, model: PreTrainedModel, *, bitwise: bool) -> None:
         """Replace modules of a model of the torch target by faster ones, before it is examined."""
+
+    def layer_state(self, config: Any) -> LayerState | None:
+        """How to run the layers of a text model's config; None for layers that this package does not know."""
+        return None
 
     def backend(self, runner: Runner, kv_shape: KVShape) -> Backend | None:
         """Return what computes some forwards of an examined model; None where it does not fit."""
@@ -99,3 +137,31 @@ def installed() -> tuple[ModelSupport, ...]:
         except Exception as error:  # whatever a package's import raises
             log.warning("the models of %s are not available: %s: %s", entry.value, type(error).__name__, error)
     return tuple(found)
+
+
+def support_for(source: ModelSource, options: TargetOptions | None = None) -> ModelSupport | None:
+    """The package that makes the target of a source; None where the torch target does.
+
+    Raises UnsupportedError for a source that no installed package can run, saying which package brings it.
+    """
+    options = options or TargetOptions()
+    found = next((each for each in installed() if each.recognises(source, options)), None)
+    if found is None and getattr(source.config, "is_encoder_decoder", False):
+        raise UnsupportedError(
+            f"{class_of(source.config)} is an encoder-decoder model, which needs a package: {INSTALL_MODELS}"
+        )
+    return found
+
+
+def layer_state_of(config: Any) -> LayerState:
+    """How the layers of a model run. Raises UnsupportedError, naming its class, for layers that nothing here knows."""
+    text, _ = layers_of(config)
+    found = next((state for each in installed() if (state := each.layer_state(text)) is not None), LayerState())
+    check_supported(config, found.kinds)
+    return found
+
+
+def check_loadable(config: Any) -> None:
+    """Raise UnsupportedError, with the reason, for a model that can be neither target nor draft model."""
+    if support_for(ModelSource(None, config)) is None:
+        layer_state_of(config)

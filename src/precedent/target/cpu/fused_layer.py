@@ -24,9 +24,9 @@ from precedent.target.cpu.row_attention import VECTORS, Sight
 from precedent.target.cpu.row_layer import LayerShape, LayerWeights, Part, RowLayers, job_of
 from precedent.target.cpu.row_products import barrier, fits
 from precedent.target.cpu.sights import row_layers_of
-from precedent.target.cpu.swapped import is_swapped, swapped_class
 from precedent.target.kv.rows import running_forward
 from precedent.target.kv.visibility import RowMasks
+from precedent.target.patched_modules import is_swapped, swapped_class
 
 CHECKED_ROWS = 3
 """Rows of random numbers on which a layer must agree with `row_layer`."""

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from precedent.runtime.instructions import FEATURES
 from precedent.runtime.onednn import bound_kept_products
 from precedent.target.cpu.row_products import by_tiles, fits, row_product
-from precedent.target.cpu.swapped import as_original
+from precedent.target.patched_modules import as_original
 
 log = logging.getLogger(__name__)
 

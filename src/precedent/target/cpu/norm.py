@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from precedent.target.cpu.dot_kernels import norm_kernel
 from precedent.target.cpu.kernel_code import FUSED, LANES
-from precedent.target.cpu.swapped import is_swapped, swapped_class
+from precedent.target.patched_modules import is_swapped, swapped_class
 
 FEW_ROWS = 64
 """Above this, torch's operators are as fast, because they use all threads."""

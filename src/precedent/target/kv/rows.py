@@ -22,7 +22,6 @@ from transformers.cache_utils import Cache
 
 from precedent.runtime.placing import placed
 from precedent.target.kv.cache import KVCache, KVLayer
-from precedent.target.kv.no_states import NoStates
 from precedent.tree import CandidateTree
 
 
@@ -66,7 +65,7 @@ def tree_rows(kv: KVCache, pending: int, tree: CandidateTree) -> Rows:
     return Rows(kv, (pending, *tree.token_ids), depths, ancestors)
 
 
-class PackedKV(NoStates, Cache):
+class PackedKV(Cache):
     """The KV caches of several sequences behind transformers' interface, for one forward.
 
     `update` returns only the new rows; `layers_of` tells the attention function which layer they belong to.
@@ -85,10 +84,6 @@ class PackedKV(NoStates, Cache):
             cache.layer(layer_idx).write(key_states[:, :, start:stop], value_states[:, :, start:stop])
         self._layer_of[id(key_states)] = key_states, layer_idx
         return key_states, value_states
-
-    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
-        """Raises TypeError: an indexer compares its queries with the keys of one sequence."""
-        raise TypeError("the indexer of a layer takes one sequence at a time")
 
     def layers_of(self, key_states: Tensor) -> list[KVLayer]:
         """Each sequence's layer that stored these new keys. Raises KeyError if the model changed them since."""

@@ -6,9 +6,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from precedent.errors import UnsupportedError
-from precedent.target.encoder_decoder.opening import target_of
 from precedent.target.load.first_layers import exits_early
-from precedent.target.model import TargetModel
+from precedent.target.model import TargetModel, target_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -25,7 +25,6 @@ from precedent.runtime.plain_values import in_one_line
 from precedent.target.block.draft import BlockDraft, load_block_draft
 from precedent.target.block.settings import holds_block_draft
 from precedent.target.eagle.head import EagleHead
-from precedent.target.encoder_decoder.opening import check_loadable, is_encoder_decoder
 from precedent.target.load.adapters import merged, tokenizer_source, with_base
 from precedent.target.load.chat_template import (
     read_chat_template,
@@ -44,6 +43,7 @@ from precedent.target.load.source import explained, find_source, gguf_file
 from precedent.target.load.trained_draft import holds_draft
 from precedent.target.load.trained_kinds import load_trained
 from precedent.target.load.weight_files import faults_of, layers_left_over, too_many
+from precedent.target.support import check_loadable
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
@@ -96,7 +96,7 @@ def load_target(
     config = _checked_config(source, settings)
     tokenizer = with_chat_template(_load_tokenizer(tokenizer_source(source, adapter), where), template)
     packaged = str(name_or_path) == DEMO_TARGET
-    if file is None and template is None and not packaged and not is_encoder_decoder(config):
+    if file is None and template is None and not packaged and not config.is_encoder_decoder:
         say_what_lacks(name_or_path, tokenizer.chat_template)
     model = _load_model(source, place, precision, settings)
     return (model if adapter is None else merged(model, adapter)), tokenizer

@@ -15,12 +15,11 @@ from transformers import (
 )
 
 from precedent.errors import UnsupportedError
-from precedent.target.encoder_decoder.settings import is_encoder_decoder
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
     """The class of transformers that loads a model of this config. Raises UnsupportedError if none generates text."""
-    if is_encoder_decoder(config):
+    if config.is_encoder_decoder:
         return AutoModelForSeq2SeqLM
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
         if type(config) in auto._model_mapping:

@@ -20,8 +20,8 @@ from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, PromptError
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
-from precedent.target.encoder_decoder.opening import target_of
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
+from precedent.target.model import target_of
 from precedent.text.traces import Trajectory
 from precedent.verify.lossy.features import HIDDEN
 from precedent.verify.lossy.trained import TrainedJudge
