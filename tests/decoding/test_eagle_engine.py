@@ -179,7 +179,7 @@ def test_what_cannot_give_states_is_refused(folder: Path) -> None:
     draft = published_draft(folder)
     assert draft is not None
     head = load_eagle(draft, model)
-    with pytest.raises(UnsupportedError, match=r"forwards of fixed size .*bitwise=True on a GPU.* eagle"):
+    with pytest.raises(UnsupportedError, match=r"forwards of fixed size .*bitwise=True on a GPU"):
         eagle_beside(head, TargetModel(model, static=StaticSettings(arena_tokens=1024, capture=False)))
-    with pytest.raises(UnsupportedError, match="draft without mtp, eagle and block-draft"):
+    with pytest.raises(UnsupportedError, match="leave out those that read them"):
         EncoderDecoderTarget(tiny_seq2seq_lm()).keep_layer_outputs((1,))

@@ -22,11 +22,11 @@ from precedent.runtime.compiled import Int64s
 from precedent.target.cpu.fused_layer import FusedLayer, Watched, places_of_parameters
 from precedent.target.cpu.row_attention import Sight
 from precedent.target.cpu.row_layer import Part, RowLayers
+from precedent.target.hidden_states import watching
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import FULL_ATTENTION, MISFITS, attention_kinds
 from precedent.target.kv.rows import Forward, Rows, chain_rows, tree_rows
 from precedent.target.kv.shape import KVShape
-from precedent.target.layer_outputs import watching
 from precedent.target.patched_modules import is_swapped
 from precedent.target.runner import Backend, Runner
 from precedent.tree import ROOT, TreeBuilder

@@ -220,7 +220,7 @@ class Target(ABC):
         """What must be equal for another process to restore what this target saved. Raises UnsupportedError."""
         raise UnsupportedError(f"keep_prefixes=True is not available: {type(self).__name__} cannot save prefixes")
 
-    def keep_hidden_states(self, *, after_norm: bool = True) -> None:
+    def keep_hidden_states(self, *, after_norm: bool = True) -> object:
         """From now on keep the last layer's output of every token; call it before the first slot exists.
 
         Raises UnsupportedError, naming why, where they cannot be kept.

@@ -33,10 +33,9 @@ class HeadModel(TargetModel):
 
     def __init__(self, head: PreTrainedModel, read: StatesOf, *, feeds_back_normed: bool) -> None:
         super().__init__(head)
-        self.keep_hidden_states(after_norm=feeds_back_normed)
-        assert self.runner.hidden is not None
+        own = self.keep_hidden_states(after_norm=feeds_back_normed)
         self._inputs: GivenStates = head.get_input_embeddings()  # type: ignore[assignment]
-        self._read, self._own = read, self.runner.hidden
+        self._read, self._own = read, own
         self._bound: WeakKeyDictionary[Slot, SlotOf] = WeakKeyDictionary()
 
     def bind(self, slot: Slot, target_slot: SlotOf) -> None:
@@ -67,6 +66,4 @@ def reading_hidden_states(head: PreTrainedModel, target: TargetModel, *, feeds_b
 
     Raises UnsupportedError, naming why, where they cannot be kept.
     """
-    target.keep_hidden_states()
-    assert target.runner.hidden is not None
-    return HeadModel(head, target.runner.hidden.of, feeds_back_normed=feeds_back_normed)
+    return HeadModel(head, target.keep_hidden_states().of, feeds_back_normed=feeds_back_normed)

@@ -77,7 +77,7 @@ class TargetContract:
     def test_a_prompt_is_computed_in_pieces_of_the_callers_size(self, target: Target) -> None:
         prompt, slot = self.ids(2, 20), target.new_slot()
         target.begin_prefill(slot, prompt)
-        with pytest.raises(ValueError, match="prefill|pending"):
+        with pytest.raises(ValueError, match=r"prefill|pending"):
             target.plain_step(slot)
         while not target.continue_prefill(slot, prompt, 8):
             assert slot.pending == NOTHING_PENDING
