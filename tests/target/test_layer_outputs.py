@@ -11,12 +11,12 @@ import torch
 from helpers.bitwise_models import by_rows
 from helpers.bitwise_models import model as row_model
 from helpers.hybrids import prefilled, random_ids, random_tree
+from helpers.packages import graph_settings
 from helpers.tiny_architectures import settings_of
 from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import Slot, TargetModel
-from precedent.target.cuda.static_runner import StaticSettings
 from precedent.target.encoder_decoder.opening import target_of
 from precedent.target.identity import identity_of
 from precedent.target.prefix_pool import PrefixPool
@@ -145,7 +145,7 @@ def test_prefixes_on_disk_tell_the_layers_apart() -> None:
 
 def test_targets_that_cannot_keep_them_say_so() -> None:
     """Forwards of fixed size, encoder-decoder models, other names of layers, and layers that are not there."""
-    static = TargetModel(tiny_causal_lm(), static=StaticSettings(arena_tokens=1024, capture=False))
+    static = TargetModel(tiny_causal_lm(), cuda_graphs=graph_settings(arena_tokens=1024, capture=False))
     with pytest.raises(UnsupportedError, match=r"fixed size.*keep no hidden states"):
         static.keep_layer_outputs((1,))
     with pytest.raises(UnsupportedError, match="t5 is an encoder-decoder model, which keeps no hidden states"):
