@@ -20,10 +20,10 @@ from torch.nn.functional import linear
 
 from measuring import medians, options, run
 from precedent.target import TargetModel
-from precedent.target.cpu.linear import PackedLinear
-from precedent.target.cpu.row_products import row_product
 from precedent.target.load.loading import load_target
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder, chain
+from precedent_cpu.linear import PackedLinear
+from precedent_cpu.row_products import row_product
 
 SHAPES = ((1536, 576), (576, 1536), (49152, 576), (5632, 2048), (2048, 5632))
 WIDTHS = (1, 2, 4, 8, 16, 32, 48)

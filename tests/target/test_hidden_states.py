@@ -12,12 +12,12 @@ import torch
 from helpers.bitwise_models import by_rows
 from helpers.bitwise_models import model as row_model
 from helpers.hybrids import prefilled, random_ids, random_tree
+from helpers.packages import graph_settings
 from helpers.tiny_architectures import settings_of
 from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import Slot, TargetModel
-from precedent.target.cuda.static_runner import StaticSettings
 from precedent.target.identity import identity_of
 from precedent.target.model import target_of
 from precedent.target.prefix_pool import PrefixPool
@@ -218,7 +218,7 @@ def test_nothing_is_kept_unasked() -> None:
 
 def test_targets_that_cannot_keep_them_say_so() -> None:
     """Forwards of fixed size, encoder-decoder models, other names of modules, and layers that are not there."""
-    static = TargetModel(tiny_causal_lm(), static=StaticSettings(arena_tokens=1024, capture=False))
+    static = TargetModel(tiny_causal_lm(), cuda_graphs=graph_settings(arena_tokens=1024, capture=False))
     for target, says in (
         (static, r"fixed size.*keep no hidden states"),
         (target_of(tiny_seq2seq_lm()), "t5 is an encoder-decoder model, which keeps no hidden states"),

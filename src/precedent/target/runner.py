@@ -18,7 +18,6 @@ from precedent.errors import UnsupportedError
 from precedent.runtime.team import TEAM, fitted_team
 from precedent.target.attention import NAME
 from precedent.target.hidden_states import HiddenStates
-from precedent.target.kv.arena import KVArena
 from precedent.target.kv.layer_kinds import (
     FULL_ATTENTION,
     SLIDING_ATTENTION,
@@ -26,7 +25,7 @@ from precedent.target.kv.layer_kinds import (
 )
 from precedent.target.kv.rows import Forward, Rows
 from precedent.target.kv.visibility import Rule, additive, visible_keys
-from precedent.target.support import LayerState
+from precedent.target.support import Backend, LayerState
 
 
 def use_tree_attention(model: PreTrainedModel, packs: bool | None = None) -> bool:
@@ -44,25 +43,6 @@ def use_tree_attention(model: PreTrainedModel, packs: bool | None = None) -> boo
     if chosen != NAME:
         model.set_attn_implementation(NAME)
     return True
-
-
-class Backend:
-    """Computes the rows that it supports faster than the model's own forward, with the same result up to rounding."""
-
-    settled = True
-    """Whether the time of the last forward is what such a forward will take again; False if this backend refused it but
-    may take the next one like it."""
-
-    arena: KVArena | None = None
-    """The memory in which sequences must lie for this backend to take them; None if it takes them anywhere."""
-
-    def logits(self, forward: Forward) -> Tensor | None:
-        """Logits `[rows, vocab_size]` of all rows of a packed forward; None for rows that it does not support."""
-        raise NotImplementedError
-
-    def fill(self, forward: Forward) -> bool:
-        """Compute keys and values only; False for rows that it does not support."""
-        return self.logits(forward) is not None
 
 
 class Runner:

@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from precedent.errors import UnsupportedError
+from precedent.runtime.patched_modules import rebound
 from precedent.runtime.plain_values import first_line
 from precedent.target import Slot, TargetModel
 from precedent.target.kv.layer_kinds import check_type
-from precedent.target.patched_modules import rebound
 from precedent.target.support import layer_state_of
 from precedent.testing.tiny_configs import tiny_config
 from precedent.tree import ROOT, CandidateTree, TreeBuilder

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from precedent.target.patched_modules import is_swapped, rebound, swapped_class
+from precedent.runtime.patched_modules import is_swapped, rebound, swapped_class
 from precedent_models.recurrent.chains import run_chain
 from precedent_models.recurrent.functions import FUNCTIONS
 from precedent_models.recurrent.modules import OWN_FORWARDS
