@@ -50,10 +50,14 @@ class TabledModel(Target):
         return [self._score((*slot.token_ids, slot.pending), tree) for slot, tree in batch]
 
     def commit_all(self, batch: Sequence[Commit]) -> list[Exception | None]:
-        for slot, tree, path, next_token in batch:
-            slot.token_ids += [slot.pending, *(tree.token_ids[node] for node in path)]
-            slot.pending = next_token
-        return [None] * len(batch)
+        errors: list[Exception | None] = [None] * len(batch)
+        for place, (slot, tree, path, next_token) in enumerate(batch):
+            try:
+                slot.token_ids += [slot.pending, *(tree.token_ids[node] for node in path)]
+                slot.pending = next_token
+            except IndexError as error:
+                errors[place] = error
+        return errors
 
     def rewind(self, slot: Slot, length: int) -> int:
         del slot.token_ids[length:]

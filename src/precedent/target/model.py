@@ -16,7 +16,7 @@ from precedent.errors import ConfigError, UnsupportedError
 from precedent.runtime.team import Team
 from precedent.target import bitwise as same_bits
 from precedent.target import support
-from precedent.target.contract import NOTHING_PENDING, Capabilities, Commit, Slot, Target
+from precedent.target.contract import NOTHING_PENDING, PREFILL_CHUNK, Capabilities, Commit, Slot, Target
 from precedent.target.examine import examine
 from precedent.target.hidden_states import HiddenStates, final_states_of, layer_outputs_of
 from precedent.target.identity import identity_of
@@ -209,9 +209,10 @@ class TargetModel(Target):
     def request_bytes(self, prompt_tokens: int, answer_tokens: int, tree_tokens: int, num_rows: int = 0) -> int:
         """The most bytes that a request takes in the KV cache, with the largest tree behind its answer.
 
-        Recurrent layers also keep something of the `num_rows` of a step.
+        Layers with a state also keep something of the `num_rows` of a step, or of a piece of the prompt.
         """
-        return self.kv_bytes(prompt_tokens + answer_tokens + tree_tokens, num_rows)
+        most_rows = max(num_rows, min(prompt_tokens, PREFILL_CHUNK))
+        return self.kv_bytes(prompt_tokens + answer_tokens + tree_tokens, most_rows)
 
     @property
     def arena_bytes(self) -> int:
