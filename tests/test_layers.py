@@ -48,7 +48,6 @@ LAYERS = (
     "decoding",
     "engine",
     "pages",
-    "routing",
     "langchain",
     "testing",
     "cli",
