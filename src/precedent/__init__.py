@@ -78,6 +78,13 @@ PLUGINS = {
 """Names of other packages, each with its module and the extra that installs it. They are outside of `__all__`, so that
 a star import works without those packages."""
 
+OPTIONS = {
+    "bitwise": "precedent-cpu",
+    "bitwise on cuda": "precedent-llm[cuda]",
+    "cuda_graphs": "precedent-llm[cuda]",
+}
+"""Options that other packages compute, each with what to install."""
+
 COMMANDS = {
     "bench": "replay",
     "demo": "demo",
