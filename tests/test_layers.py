@@ -44,7 +44,6 @@ LAYERS = (
     "decoding",
     "engine",
     "pages",
-    "routing",
     "langchain",
     "testing",
     "cli",

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from precedent.engine.options import OF_LOADING, EngineOptions
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import Target
-from precedent.target.load.loading import load_draft, load_target
+from precedent.target.load.loading import load_draft, load_target, load_tokenizer
+from precedent.target.load.source import gguf_file
+from precedent.target.support import ModelSource, TargetOptions, support_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -35,6 +37,11 @@ def loaded_target(
     if tokenizer is not None:
         raise ConfigError(f"tokenizer is for a model object: {target} brings its own, leave it out")
     name = str(target)
+    source, wanted = ModelSource(gguf_file(name) or name), target_options(options)
+    support = support_for(source, wanted)
+    if support is not None:
+        tokenizer = load_tokenizer(name, options.chat_template)
+        return LoadedTarget(support.load(source, wanted), tokenizer, name, _applied(options))
     loaded = load_target(
         name,
         device=options.device,
@@ -56,6 +63,13 @@ def loaded_draft(
             f"draft_model={options.draft_model!r} needs a target that transformers loads: leave it out"
         )
     return load_draft(options.draft_model, target, tokenizer, device=options.draft_device)
+
+
+def target_options(options: EngineOptions) -> TargetOptions:
+    """Those of an engine's options that decide how its target is made."""
+    return TargetOptions(
+        options.device, options.dtype, options.model_kwargs or {}, options.bitwise, options.cuda_graphs
+    )
 
 
 def _applied(options: EngineOptions) -> EngineOptions:

@@ -348,6 +348,10 @@ def target_of(model: PreTrainedModel | Target, *, bitwise: bool = False, cuda_gr
     if isinstance(model, TargetModel):
         return TargetModel.of(model, bitwise=bitwise, cuda_graphs=cuda_graphs)
     if isinstance(model, Target):
+        if bitwise and not model.capabilities.bitwise:
+            raise ConfigError(
+                f"{type(model).__name__} does not round a row the same way in every forward: leave bitwise out"
+            )
         return model
     source, options = ModelSource(None, model.config, model), TargetOptions(bitwise=bitwise, cuda_graphs=cuda_graphs)
     support = support_for(source, options)
