@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import Slot, TargetModel
-from precedent.target.identity import identity_of
+from precedent.target.fingerprints import identity_of
 from precedent.target.model import target_of
 from precedent.target.prefix_pool import PrefixPool
 from precedent.testing.sweep import in_float64, tiny_model

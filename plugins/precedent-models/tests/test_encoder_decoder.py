@@ -15,15 +15,14 @@ from transformers import AutoConfig, GenerationConfig
 
 from precedent.errors import ConfigError, ContextOverflowError, PromptError, UnsupportedError
 from precedent.target import Slot, TargetModel
-from precedent.target.kv.layer_kinds import check_supported
-from precedent.target.load.draft_for import draft_for
+from precedent.target.load.first_layers import draft_for
 from precedent.target.load.loading import load_draft, load_target
 from precedent.target.model import target_of as opened
 from precedent.target.prefix_pool import PrefixPool
-from precedent.target.support import check_loadable
+from precedent.target.support import check_loadable, check_supported
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
 from precedent.tree import EMPTY_TREE, ROOT
-from precedent_models.encoder_decoder.forward import DecoderForward
+from precedent_models.encoder_decoder.kv import DecoderForward
 from precedent_models.encoder_decoder.target import EncoderDecoderTarget
 
 EXACT = 1e-9

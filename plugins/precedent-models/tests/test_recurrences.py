@@ -10,8 +10,15 @@ import torch
 from torch import Tensor
 
 from precedent_models.recurrent import channels, matrices
-from precedent_models.recurrent.branches import BEFORE, Branches, parents_of
-from precedent_models.recurrent.convolution import WindowStep, over_line, over_windows, window_of
+from precedent_models.recurrent.branches import (
+    BEFORE,
+    Branches,
+    WindowStep,
+    over_line,
+    over_windows,
+    parents_of,
+    window_of,
+)
 from precedent_models.recurrent.states import Path, State
 
 EXACT = 1e-9

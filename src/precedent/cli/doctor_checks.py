@@ -26,14 +26,18 @@ from precedent.target.kv.layer_kinds import (
 from precedent.target.load.adapters import with_base
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
 from precedent.target.load.gguf import read_end_tokens
-from precedent.target.load.loading import check_same_vocabulary, load_config, load_generation_config, load_tokenizer
-from precedent.target.load.multimodal import auto_class
+from precedent.target.load.loading import (
+    auto_class,
+    check_same_vocabulary,
+    load_config,
+    load_generation_config,
+    load_tokenizer,
+    sampling_defaults,
+)
 from precedent.target.load.published_source import described, find_published
-from precedent.target.load.quantised import DISTRIBUTIONS, PACKAGES, loads_dense, quant_method
-from precedent.target.load.sampling_defaults import sampling_defaults
 from precedent.target.load.source import find_source, gguf_file
 from precedent.target.load.trained_draft import holds_draft, read_settings
-from precedent.target.load.weight_files import faults_of
+from precedent.target.load.weight_files import DISTRIBUTIONS, PACKAGES, faults_of, loads_dense, quant_method
 from precedent.target.mtp.families import FAMILIES
 from precedent.target.support import check_loadable
 from precedent.text.answers import answer_syntax

@@ -16,7 +16,7 @@ from precedent.target.eagle.head import EagleHead
 from precedent.target.eagle.model import eagle_beside
 from precedent.target.head_model import HeadModel, reading_hidden_states
 from precedent.target.load.conditioned import reads_hidden_states
-from precedent.target.load.draft_for import draft_for
+from precedent.target.load.first_layers import draft_for
 from precedent.target.mtp.model import head_beside
 
 if TYPE_CHECKING:

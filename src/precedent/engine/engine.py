@@ -51,7 +51,7 @@ from precedent.runtime.openmp import release_workers
 from precedent.runtime.process import OfOneProcess, check_fork, computing
 from precedent.sampling.constraints import constraints_for
 from precedent.target import Target
-from precedent.target.load.sampling_defaults import sampling_defaults
+from precedent.target.load.loading import sampling_defaults
 from precedent.target.model import target_of
 from precedent.text.assembly import TextAssembler
 from precedent.text.codec import TokenizerCodec

@@ -84,7 +84,7 @@ def profile_of_files(name: str, model_kwargs: Mapping[str, Any] | None = None) -
 
     `model_kwargs` are arguments of `from_pretrained`. None if the files are not here, or cannot be read.
     """
-    from precedent.target.load.packaged import DEMO_TARGET, packaged_file
+    from precedent.target.load.source import DEMO_TARGET, packaged_file
 
     try:
         path = packaged_file() if name == DEMO_TARGET else Path(name).expanduser()

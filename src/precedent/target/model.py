@@ -18,8 +18,8 @@ from precedent.target import bitwise as same_bits
 from precedent.target import support
 from precedent.target.contract import NOTHING_PENDING, PREFILL_CHUNK, Capabilities, Commit, Slot, Target
 from precedent.target.examine import examine
+from precedent.target.fingerprints import identity_of
 from precedent.target.hidden_states import HiddenStates, final_states_of, layer_outputs_of
-from precedent.target.identity import identity_of
 from precedent.target.kv.arena import KVArena, Moves
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import context_length

@@ -23,8 +23,7 @@ from precedent.target.kv.layer_kinds import (
     SLIDING_ATTENTION,
     attention_kinds,
 )
-from precedent.target.kv.rows import Forward, Rows
-from precedent.target.kv.visibility import Rule, additive, visible_keys
+from precedent.target.kv.rows import Forward, Rows, Rule, additive, visible_keys
 from precedent.target.support import Backend, LayerState
 
 

@@ -16,9 +16,11 @@ from importlib.metadata import Distribution, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
 from precedent import OPTIONS, __version__
 from precedent.errors import ConfigError, UnsupportedError
-from precedent.target.kv.layer_kinds import INSTALL_MODELS, check_supported, class_of, layers_of
+from precedent.target.kv.layer_kinds import COMPRESSED, OF_A_PACKAGE, REWINDABLE, is_stateful, layers_of
 from precedent.target.kv.shape import ObserverLayer, StateShape
 
 if TYPE_CHECKING:
@@ -27,9 +29,8 @@ if TYPE_CHECKING:
 
     from precedent.target.contract import Target
     from precedent.target.kv.arena import KVArena
-    from precedent.target.kv.rows import Forward
+    from precedent.target.kv.rows import Forward, RowMasks
     from precedent.target.kv.shape import KVShape
-    from precedent.target.kv.visibility import RowMasks
     from precedent.target.runner import Runner
 
 GROUP = "precedent.models"
@@ -201,7 +202,8 @@ def support_for(source: ModelSource, options: TargetOptions | None = None) -> Mo
     found = next((each for each in installed() if each.recognises(source, options)), None)
     if found is None and getattr(source.config, "is_encoder_decoder", False):
         raise UnsupportedError(
-            f"{class_of(source.config)} is an encoder-decoder model, which needs a package: {INSTALL_MODELS}"
+            f"{class_of(source.config)} is an encoder-decoder model, which needs a package: "
+            f"pip install '{OPTIONS['models']}'"
         )
     return found
 
@@ -212,6 +214,48 @@ def layer_state_of(config: Any) -> LayerState:
     found = next((state for each in installed() if (state := each.layer_state(text)) is not None), LayerState())
     check_supported(config, found.kinds)
     return found
+
+
+def check_supported(config: Any, known: Set[str] = frozenset()) -> None:
+    """Raise UnsupportedError, naming the layer kind, if a model's layers cannot be rewound to any earlier token.
+
+    `known` are kinds of layers that a package runs.
+    """
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedError(
+            f"{config.model_type} is an encoder-decoder model, which only Engine and PrecedentLLM take"
+        )
+    text, kinds = layers_of(config)
+    if getattr(text, "ple_layer_ids", None):
+        raise UnsupportedError(
+            f"{text.model_type} has n-gram embeddings (ple_layer_ids), which look back along one path of tokens only"
+        )
+    if kinds & COMPRESSED:
+        raise UnsupportedError(
+            f"{text.model_type} has {', '.join(sorted(kinds & COMPRESSED))} layers, which store one compressed key for "
+            "several tokens: a rejected draft cannot be taken out of it, and candidate trees would need one per branch"
+        )
+    others = sorted(kinds - REWINDABLE - known)
+    missing = OF_A_PACKAGE.intersection(others)
+    if missing:
+        raise UnsupportedError(
+            f"{class_of(config)} has {', '.join(sorted(missing))} layers, which need a package: "
+            f"pip install '{OPTIONS['models']}'"
+        )
+    if not others and kinds <= REWINDABLE and is_stateful(text):
+        others = ["recurrent"]
+    if others:
+        raise UnsupportedError(
+            f"{text.model_type} has {', '.join(others)} layers, which cannot be rewound after a rejected draft; "
+            "give a model of another kind (docs/reference/models.md lists those that work)"
+        )
+
+
+def class_of(config: Any) -> str:
+    """The name of the class that a config is for."""
+    named = getattr(config, "architectures", None) or ()
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return str(named[0]) if named else getattr(found, "__name__", config.model_type)
 
 
 def check_loadable(config: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from precedent.target.kv.visibility import RowMasks, within
+from precedent.target.kv.rows import RowMasks, within
 from precedent_cpu.kernel_code import LANES
 from precedent_cpu.row_attention import Sight
 from precedent_cpu.row_layer import LayerShape, Part, RowLayers

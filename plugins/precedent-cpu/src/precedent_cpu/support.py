@@ -15,8 +15,8 @@ from precedent.target.kv.layer_kinds import (
     SLIDING_ATTENTION,
     attention_kinds,
 )
+from precedent.target.kv.rows import RowMasks
 from precedent.target.kv.shape import KVShape
-from precedent.target.kv.visibility import RowMasks
 from precedent.target.runner import Runner
 from precedent.target.support import Backend, ModelSupport, TargetOptions
 from precedent_cpu.all_layers import all_layers

@@ -20,8 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from precedent.runtime.compiled import Int64s
 from precedent.runtime.placing import placed
-from precedent.target.kv.arena import KVArena, Moves
-from precedent.target.kv.block import KVBlock
+from precedent.target.kv.arena import KVArena, KVBlock, Moves
 from precedent.target.kv.shape import KVShape
 
 

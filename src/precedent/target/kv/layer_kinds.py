@@ -1,8 +1,7 @@
-"""Which models can be target or draft models; refuses the others by name."""
+"""Kinds of layers, by transformers' names, and what a config tells about models that are no targets."""
 
 from __future__ import annotations
 
-from collections.abc import Set
 from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -24,8 +23,6 @@ REWINDABLE = frozenset({FULL_ATTENTION, SLIDING_ATTENTION, "chunked_attention"})
 
 OF_A_PACKAGE = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding", INDEXED_ATTENTION, BLOCK_SPARSE})
 """Layers with a state or an indexer, which precedent-models brings."""
-
-INSTALL_MODELS = "pip install 'precedent-llm[models]'"
 
 WITH_KEYS = REWINDABLE | {"hybrid", "hybrid_sliding", INDEXED_ATTENTION, BLOCK_SPARSE}
 """Layers that keep keys and values."""
@@ -68,51 +65,10 @@ LENGTH_DEPENDENT_ROPE = frozenset({"longrope", "dynamic"})
 """Rotary embeddings that change the frequencies of all tokens once a forward exceeds their training length."""
 
 
-def check_supported(config: Any, known: Set[str] = frozenset()) -> None:
-    """Raise UnsupportedError, naming the layer kind, if a model's layers cannot be rewound to any earlier token.
-
-    `known` are kinds of layers that a package runs.
-    """
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedError(
-            f"{config.model_type} is an encoder-decoder model, which only Engine and PrecedentLLM take"
-        )
-    text, kinds = layers_of(config)
-    if getattr(text, "ple_layer_ids", None):
-        raise UnsupportedError(
-            f"{text.model_type} has n-gram embeddings (ple_layer_ids), which look back along one path of tokens only"
-        )
-    if kinds & COMPRESSED:
-        raise UnsupportedError(
-            f"{text.model_type} has {', '.join(sorted(kinds & COMPRESSED))} layers, which store one compressed key for "
-            "several tokens: a rejected draft cannot be taken out of it, and candidate trees would need one per branch"
-        )
-    others = sorted(kinds - REWINDABLE - known)
-    missing = OF_A_PACKAGE.intersection(others)
-    if missing:
-        raise UnsupportedError(
-            f"{class_of(config)} has {', '.join(sorted(missing))} layers, which need a package: {INSTALL_MODELS}"
-        )
-    if not others and kinds <= REWINDABLE and _is_stateful(text):
-        others = ["recurrent"]
-    if others:
-        raise UnsupportedError(
-            f"{text.model_type} has {', '.join(others)} layers, which cannot be rewound after a rejected draft; "
-            "give a model of another kind (docs/reference/models.md lists those that work)"
-        )
-
-
 def check_type(model_type: str) -> None:
     """Raise UnsupportedError for a type of models that cannot be a target whatever its layers are."""
     if model_type in NO_TARGETS:
         raise UnsupportedError(f"{model_type} {NO_TARGETS[model_type]}")
-
-
-def class_of(config: Any) -> str:
-    """The name of the class that a config is for."""
-    named = getattr(config, "architectures", None) or ()
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return str(named[0]) if named else getattr(found, "__name__", config.model_type)
 
 
 def layers_of(config: Any) -> tuple[Any, set[str]]:
@@ -159,7 +115,7 @@ def context_length(config: Any) -> int:
     return longest
 
 
-def _is_stateful(config: Any) -> bool:
+def is_stateful(config: Any) -> bool:
     """Whether the model class declares state that is not in transformers' cache (RWKV, xLSTM).
 
     A class with several kinds of layers, Qwen3-Next, may have none with a state among those that its config lists.

@@ -10,9 +10,8 @@ from transformers import PreTrainedModel
 from precedent.errors import ContextOverflowError, PromptError, UnsupportedError
 from precedent.target.contract import NOTHING_PENDING, Slot
 from precedent.target.model import TargetModel, check_one_process
-from precedent_models.encoder_decoder.examine import examine
 from precedent_models.encoder_decoder.kv import DecoderKV
-from precedent_models.encoder_decoder.runner import DecoderRunner
+from precedent_models.encoder_decoder.runner import DecoderRunner, examine
 from precedent_models.encoder_decoder.settings import answer_settings, check_encoder_decoder, longest, refusal
 
 

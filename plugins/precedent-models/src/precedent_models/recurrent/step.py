@@ -15,8 +15,7 @@ from torch import Tensor
 from precedent.errors import UnsupportedError
 from precedent.runtime.placing import placed
 from precedent.target.kv.rows import Forward, Rows
-from precedent_models.recurrent.branches import Branches
-from precedent_models.recurrent.convolution import WindowStep, over_line, over_windows, window_of
+from precedent_models.recurrent.branches import Branches, WindowStep, over_line, over_windows, window_of
 from precedent_models.recurrent.states import Key, LayerStep, RecurrentStates, State
 
 Inputs = TypeVar("Inputs")
