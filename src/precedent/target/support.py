@@ -221,6 +221,7 @@ def check_supported(config: Any, known: Set[str] = frozenset()) -> None:
 
     `known` are kinds of layers that a package runs.
     """
+    check_type(config.model_type)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedError(
             f"{config.model_type} is an encoder-decoder model, which only Engine and PrecedentLLM take"
