@@ -167,7 +167,7 @@ def _stream_with_sources(emissions: Iterable[Emission], tokenizer: PreTrainedTok
 
 def _pieces(emissions: Iterable[Emission], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, str, int]]:
     """The answer as (source, text, number of tokens); consecutive tokens of one step and source form one piece."""
-    from precedent.text.detokenizer import IncrementalDetokenizer
+    from precedent.text.assembly import IncrementalDetokenizer
 
     detokenizer, source = IncrementalDetokenizer(tokenizer), "target"
     for emission in emissions:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precedent.cache.store.fingerprint import model_fingerprint, tokenizer_fingerprint
+from precedent.cache import model_fingerprint, tokenizer_fingerprint
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.decoding.microscope import Microscope
 from precedent.drafters import Drafter, DrafterParts, Request, load_drafters
