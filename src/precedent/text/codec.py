@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from precedent.cache.fingerprint import tokenizer_fingerprint
 from precedent.errors import ContextOverflowError
 from precedent.runtime.plain_values import checked_ids
 from precedent.text.end_tokens import turn_end
@@ -37,6 +36,8 @@ class TokenizerCodec:
     @cached_property
     def fingerprint(self) -> str:
         """See `precedent.cache.tokenizer_fingerprint`."""
+        from precedent.cache import tokenizer_fingerprint  # here, since prompts need no cache
+
         return tokenizer_fingerprint(self._tokenizer)
 
     @cached_property
