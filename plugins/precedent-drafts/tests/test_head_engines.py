@@ -14,6 +14,7 @@ from helpers.conditioned import opinionated_weights, random_conditioned
 from helpers.draft_head_engines import SAMPLINGS, AlwaysOpen, check_answers, check_grammar, check_next_turns
 from helpers.hybrids import random_ids
 from helpers.mtp_checkpoints import checkpoint, loaded, settling
+from helpers.packages import graph_settings
 from helpers.published_blocks import SPECULATORS, ZLAB, block_weights
 from helpers.published_heads import COVERED, SPECFORGE, random_weights, small_target, write_head
 from helpers.small_engines import PLAIN, PROMPT
@@ -27,7 +28,6 @@ from precedent.errors import CapacityError, ConfigError, UnsupportedError
 from precedent.planning.costs import CostCurve
 from precedent.runtime.background import Background
 from precedent.target import TargetModel
-from precedent.target.cuda.static_runner import StaticSettings
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_drafts.conditioned import FUSIONS
@@ -229,7 +229,7 @@ def test_a_target_that_keeps_no_states_is_refused(name: str, tmp_path: Path) -> 
     model = head.model(tmp_path)
     if name == "MTP like Qwen":
         pytest.skip("a model with states never runs in forwards of fixed size")
-    target = TargetModel(model, static=StaticSettings(arena_tokens=1024, capture=False))
+    target = TargetModel(model, cuda_graphs=graph_settings(arena_tokens=1024, capture=False))
     draft = head.draft(model, tmp_path)
     loaded_draft = None if draft is None else load_draft(draft, model, byte_tokenizer())
     kind: Any = MTP_HEADS if loaded_draft is None else kind_of(loaded_draft)

@@ -82,7 +82,7 @@ class DraftModelDrafter:
 
     def request_bytes(self, prompt_tokens: int, answer_tokens: int, speculation: SpeculationConfig) -> int:
         """The most bytes that a request takes in the draft model's KV cache, beyond those in an arena."""
-        if self._early_exit or self._model.static is not None:
+        if self._early_exit or self._model.arena is not None:
             return 0
         tree, ahead = speculation.max_nodes + speculation.max_draws + 1, speculation.max_draws + 1
         return self._model.request_bytes(prompt_tokens, answer_tokens, tree + ahead * self._draws_ahead, 1)

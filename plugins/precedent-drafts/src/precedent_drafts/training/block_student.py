@@ -19,7 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, scaled_dot_pro
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from precedent.target.cpu.linear import native_bfloat16
+from precedent.runtime.instructions import native_bfloat16
 from precedent.target.load.first_layers import layers_of
 from precedent_drafts.block_draft import BlockDraft, BlockSettings, new_block_draft
 from precedent_drafts.training.block_lessons import BlockLesson
