@@ -13,6 +13,7 @@ from helpers.row_models import (
     BY_ROWS,
     DIM,
     MOST_ROWS,
+    ONE_BY_ONE,
     PROMPT,
     fused_layers,
     model_by_rows,
@@ -39,8 +40,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("architecture", "settings"),
-    BY_ROWS.values(),
-    ids=BY_ROWS,
+    (BY_ROWS | ONE_BY_ONE).values(),
+    ids=BY_ROWS | ONE_BY_ONE,
 )
 @pytest.mark.parametrize("sizes", [(0,), (5,), (MOST_ROWS - 1,), (0, 11, 3)], ids=str)
 @pytest.mark.usefixtures("each_unit")
@@ -144,9 +145,9 @@ def test_a_model_is_saved_as_it_was(tmp_path: Path) -> None:
         ("llama", {"hidden_act": "gelu"}),
         ("llama", {"hidden_size": 5 * LANES + 4}),
         ("stablelm", {"partial_rotary_factor": 0.5, "hidden_size": 4 * DIM}),
-        ("gemma3_text", {}),
+        ("olmo2", {}),
     ],
-    ids=["scaled residual", "narrow heads", "another gate", "odd sizes", "partial rotary", "four norms"],
+    ids=["scaled residual", "narrow heads", "another gate", "odd sizes", "partial rotary", "only norms after"],
 )
 def test_other_layers_keep_their_own_code(architecture: str, settings: dict[str, Any]) -> None:
     """What computes something else, or does not fit the registers, is left alone."""
