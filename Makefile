@@ -61,6 +61,7 @@ test-exhaustive: $(VENV)/dev.stamp  ## the fast tests and the long enumerations 
 test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a server under fire; a cache under kill -9, full disks and hostile input (an hour)
 	@$(BIN)/python -m pytest -m stress tests/decoding/test_stress.py
 	@$(BIN)/python -m pytest -m stress -s plugins/precedent-server/tests/test_hostile_requests.py
+	@$(BIN)/python plugins/precedent-server/tests/soak.py 30
 	@$(BIN)/python -m pytest -m stress -s -v tests/cache/test_store_crashes.py tests/cache/test_cache_damage.py tests/cache/test_store_fuzz.py tests/cache/test_store_tenants.py tests/cache/test_store_bounds.py
 
 test-integration: $(VENV)/dev.stamp  ## LangChain's standard tests on the demo model, which does not pass all (docs/explanation/chat-models.md)
