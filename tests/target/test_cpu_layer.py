@@ -57,7 +57,7 @@ def test_logits_keys_and_values_are_those_of_the_modules(
     tolerance = 0.03 if dtype == torch.bfloat16 else 1e-5  # the gate's exponential may round otherwise
     for ours, theirs in zip([*found[0], *found[1]], [*expected[0], *expected[1]], strict=True):
         assert (ours.double() - theirs.double()).norm() <= tolerance * theirs.double().norm()
-    if architecture != "qwen3":  # whose norms of many heads are torch's own, module by module
+    if architecture not in ("qwen3", "gemma3_text"):  # whose norms of many heads are torch's own, module by module
         firsts = range(0, len(found[1]), 6)
         assert all(torch.equal(found[1][i], expected[1][i]) for i in firsts)  # keys of the first layer
 
