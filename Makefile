@@ -23,7 +23,7 @@ SGLANG     := plugins/precedent-sglang
 LLAMA      := plugins/precedent-llama-cpp
 RAY        := plugins/precedent-ray
 # those that need nothing but what the others install anyway
-LIGHT      := $(addprefix plugins/precedent-,server run-ahead replay drafts research generate engines)
+LIGHT      := $(addprefix plugins/precedent-,cpu cuda server run-ahead replay drafts research generate engines)
 EDITABLE   := $(addprefix -e ,$(LIGHT))
 SOURCES    := $(wildcard src plugins tests benchmarks examples .ci docs)
 DEMO_ARGS   ?=
@@ -199,5 +199,5 @@ $(SPECULATORS_VENV)/run.stamp: tests/speculators/requirements.txt pyproject.toml
 	@$(SPECULATORS_VENV)/bin/python .ci/install.py "renewing pip" $(PINNED) --upgrade 'pip>=25.1'
 	@$(SPECULATORS_VENV)/bin/python .ci/install.py "installing speculators and the test tools: two to three minutes" \
 		--no-deps -r tests/speculators/requirements.txt
-	@$(SPECULATORS_VENV)/bin/python .ci/install.py "installing Precedent" --no-deps --no-build-isolation -e .
+	@$(SPECULATORS_VENV)/bin/python .ci/install.py "installing Precedent" --no-deps --no-build-isolation -e . -e plugins/precedent-cpu
 	@touch $@
