@@ -24,8 +24,7 @@ from precedent.testing.host_waits import HostWaits
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import EMPTY_TREE
 from precedent_cuda import StaticSettings
-from precedent_cuda.static_forward import StaticForward
-from precedent_cuda.static_shape import LEAST_KEYS, MOST_WIDTH, StaticShape, shape_for
+from precedent_cuda.static_forward import LEAST_KEYS, MOST_WIDTH, StaticForward, StaticShape, shape_for
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "olmo2", "phi3"])

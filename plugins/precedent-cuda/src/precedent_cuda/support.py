@@ -9,10 +9,9 @@ from precedent.target.bitwise import MOST_ROWS, refusal
 from precedent.target.kv.shape import KVShape
 from precedent.target.runner import Runner
 from precedent.target.support import Backend, ModelSupport, TargetOptions
-from precedent_cuda.fixed_sizes import Hindrance, fixed_sizes
-from precedent_cuda.ordered_attention import PIECE
-from precedent_cuda.static_runner import StaticSettings
-from precedent_cuda.static_shape import LEAST_KEYS
+from precedent_cuda.attention import PIECE
+from precedent_cuda.static_forward import LEAST_KEYS
+from precedent_cuda.static_runner import Hindrance, StaticSettings, fixed_sizes
 
 
 class CudaSupport(ModelSupport):
