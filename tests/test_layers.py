@@ -46,7 +46,6 @@ LAYERS = (
     "decoding",
     "engine",
     "pages",
-    "routing",
     "langchain",
     "testing",
     "cli",

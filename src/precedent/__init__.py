@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         RequestCancelled,
         UnsupportedError,
     )
-    from precedent.langchain import ChatPrecedent, PrecedentRecorder
+    from precedent.langchain import ChatPrecedent
     from precedent.text.templates import Template, Templates
 
 __version__ = "0.1.0"
@@ -46,7 +46,6 @@ __all__ = [
     "GrammarError",
     "ModelLoadError",
     "PrecedentError",
-    "PrecedentRecorder",
     "PromptError",
     "RequestCancelled",
     "SamplingParams",
@@ -62,7 +61,6 @@ _HOMES = {
     "ChatPrecedent": "precedent.langchain",
     "Engine": "precedent.engine.engine",
     "EngineLimits": "precedent.config",
-    "PrecedentRecorder": "precedent.langchain",
     "SamplingParams": "precedent.config",
     "SpeculationCache": "precedent.cache",
     "SpeculationConfig": "precedent.config",
@@ -72,6 +70,7 @@ _HOMES = {
 
 PLUGINS = {
     "ChatPrecedentServer": ("precedent_server.client", "client"),
+    "PrecedentRecorder": ("precedent_replay.recorder", "replay"),
     "RunAheadMiddleware": ("precedent_run_ahead", "agents"),
     "generate": ("precedent_generate", "generate"),
     "read_only": ("precedent_run_ahead", "agents"),

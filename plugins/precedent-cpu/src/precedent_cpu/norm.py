@@ -10,9 +10,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from numba import cfunc, types
+from numba import types
 from torch import Tensor, nn
 
+from precedent.runtime.compiled import compiled_callback
 from precedent.runtime.patched_modules import is_swapped, swapped_class
 from precedent_cpu.dot_kernels import norm_kernel
 from precedent_cpu.kernel_code import FUSED, LANES
@@ -54,7 +55,7 @@ def norm_rows(inputs: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 @cache
 def _entry(dtype: torch.dtype) -> Any:
     """The kernel for a dtype as machine code, compiled at first use: not at all where nothing runs on a CPU."""
-    return cfunc(_SIGNATURE, cache=True)(_wide_rows if dtype == torch.float32 else _narrow_rows).ctypes
+    return compiled_callback(_wide_rows if dtype == torch.float32 else _narrow_rows, _SIGNATURE).ctypes
 
 
 def fuse_norms(model: nn.Module) -> int:

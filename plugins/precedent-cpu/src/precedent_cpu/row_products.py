@@ -15,10 +15,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from numba import cfunc, types
+from numba import types
 from numba.np.numpy_support import carray
 from torch import Tensor
 
+from precedent.runtime.compiled import compiled_callback
 from precedent.runtime.openmp import openmp_function
 from precedent_cpu.dot_kernels import take_ticket
 from precedent_cpu.kernel_code import FUSED, LANES
@@ -111,7 +112,7 @@ def run_on_team(work: Callable[[Any], None], job: Job | int, threads: int, kind:
 @cache
 def _entry(work: Callable[[Any], None], kind: Any) -> Any:
     """The function as machine code, compiled at first use: not at all where nothing runs on a CPU."""
-    return cfunc(types.void(types.CPointer(kind)), cache=True)(work)
+    return compiled_callback(work, types.void(types.CPointer(kind)))
 
 
 @cache

@@ -47,6 +47,12 @@ class ToolModel(GenericFakeChatModel):
         return self.bind(tools=[{"type": "function", "function": {"name": each.name}} for each in tools], **kwargs)
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the log goes."""
+    return tmp_path / "log.jsonl"
+
+
 def test_a_call_becomes_one_line_in_openai_form(path: Path) -> None:
     usage = {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}
     said = AIMessage("", tool_calls=[CALL], usage_metadata=usage, response_metadata={"model_name": "gpt-x"})

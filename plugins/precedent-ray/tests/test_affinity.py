@@ -8,8 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precedent.routing import preferred, with_room
-from precedent.routing.affinity import SLACK
+from precedent_ray.affinity import SLACK, preferred, with_room
 
 NAMES = st.lists(st.text(max_size=8), min_size=1, max_size=12, unique=True)
 LOADS = st.dictionaries(st.integers(0, 11), st.integers(0, 40))

@@ -20,7 +20,9 @@ from langchain_core.outputs import LLMResult
 
 from precedent.errors import ConfigError
 from precedent.langchain.recent import Recent
-from precedent.langchain.recording import (
+from precedent.runtime.process import Lock
+from precedent.text.traces import TORN_MARK
+from precedent_run_ahead.recording import (
     Plain,
     Redact,
     answer_of,
@@ -31,8 +33,6 @@ from precedent.langchain.recording import (
     redacted,
     token_usage,
 )
-from precedent.runtime.process import Lock
-from precedent.text.traces import TORN_MARK
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,14 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 
 from precedent import ConfigError, PrecedentRecorder
-from precedent.langchain import recorder as module
 from precedent.text.traces import read_trajectories
+from precedent_replay import recorder as module
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the log goes."""
+    return tmp_path / "log.jsonl"
 
 
 def test_redaction_reaches_every_text_before_it_is_written(path: Path) -> None:
