@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 from weakref import WeakMethod
@@ -26,6 +26,7 @@ from precedent.target.kv.shape import KVShape
 from precedent.target.runner import Runner
 from precedent.target.support import Backend
 from precedent.testing.host_waits import HostWaits
+from precedent_cuda import StaticSettings
 from precedent_cuda.attention import ORDERED, VARIANTS, Variant, split, variant_named
 from precedent_cuda.graphs import CudaCapturer, GraphStore, Run
 from precedent_cuda.static_forward import (
@@ -40,25 +41,6 @@ from precedent_cuda.static_forward import (
 
 ARENA_SHARE = 0.5
 """Share of the free memory for keys and values that graphs can reach; activations and other KV use the rest."""
-
-
-@dataclass(frozen=True, slots=True)
-class StaticSettings:
-    """How forwards of fixed size are run.
-
-    `arena_tokens` is the room for tokens of all sequences together (None: half of the free memory). Sequences that do
-    not fit are computed outside the arena (with `bitwise` they are refused). `most_tokens` is an upper bound in either
-    case. `attention` is "auto" or one of `attention.VARIANTS`, with `bitwise` of `attention.ORDERED`.
-    Without `capture` no graphs are made: so a CPU runs the same code. `max_graphs` and `max_graph_bytes` bound the
-    graphs.
-    """
-
-    arena_tokens: int | None = None
-    most_tokens: int | None = None
-    attention: str = "auto"
-    capture: bool = True
-    max_graphs: int = 128
-    max_graph_bytes: int = 2 * 2**30
 
 
 class StaticRunner(Backend):
