@@ -1,13 +1,21 @@
 """Attention of several sequences' rows over one KV arena, with sequence lengths in device memory only.
 
-Attention over the long committed prefix and over the small tree behind it is computed separately and merged by
-log-sum-exp:
+Two kinds are here in torch's own operations; `triton_kernels` has both as Triton kernels.
+
+`split` computes attention over the long committed prefix and over the small tree behind it separately and merges them
+by log-sum-exp:
 
     lse = log(sum_i exp(lse_i)),  output = sum_i exp(lse_i - lse) * output_i
 
 (the online softmax of FlashAttention, Dao et al. 2205.14135; over pieces of the keys as in Flash-Decoding; over shared
 prefix and own suffix as in Hydragen, Juravsky et al. 2402.05099, and cascade inference, Ye et al. 2024). The query
 heads of a group become further query rows, so that keys and values are neither repeated nor read once per head.
+
+`ordered` sums keys in the order of their positions, so results do not depend on where a tree begins (decision 0015). A
+row's keys are those at positions 0, 1, 2, ... up to its own, whether they are in the committed prefix or among its
+ancestors in the tree. They are summed in pieces of `PIECE` positions, which begin at the same positions for every row,
+and the pieces are merged from first to last. So a row is bit-identical in a tree, in a prompt and alone, as long as
+products of one fixed size are.
 
 Shapes: `sequences` (S) of at most `width` (W) rows each are packed into `rows` (R). Their KV rows are in the arena from
 `starts` on: `lengths` committed ones, then those of this forward. A variant is called as `(query [1, heads, R, dim],
@@ -19,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -135,8 +143,8 @@ def split(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale: 
 
 
 def by_triton(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale: float) -> Tensor:
-    """Our own kernels (`triton_attention`), which never read a key that does not exist."""
-    from precedent_cuda.triton_attention import attend_by_kernel
+    """Our own kernels (`triton_kernels`), which never read a key that does not exist."""
+    from precedent_cuda.triton_kernels import attend_by_kernel
 
     return attend_by_kernel(query, keys, values, rows, scale)
 
@@ -144,19 +152,17 @@ def by_triton(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, sca
 VARIANTS: dict[str, Variant] = {"split": split, "triton": by_triton}
 
 
-def variant_named(name: str, device: torch.device, dtype: torch.dtype) -> Variant:
-    """The variant called `name`; "auto" is Triton on a GPU that supports it, else `split` (decision 0018).
+def variant_named(name: str, variants: Mapping[str, Variant], device: torch.device, dtype: torch.dtype) -> Variant:
+    """The one of `VARIANTS` or `ORDERED` called `name`; "auto" is Triton on a GPU that supports it (decision 0018).
 
     Raises ConfigError for an unknown name.
     """
-    return chosen(name, VARIANTS, by_triton if kernels_serve(device, dtype) else split)
-
-
-def chosen(name: str, variants: Mapping[str, Variant], automatic: Variant) -> Variant:
-    """The one of `variants` called `name`; `automatic` for "auto". Raises ConfigError for an unknown name."""
-    if name != "auto" and name not in variants:
+    in_torch, by_kernels = variants
+    if name == "auto":
+        name = by_kernels if kernels_serve(device, dtype) else in_torch
+    if name not in variants:
         raise ConfigError(f"there is no attention called {name!r}; choose auto, {', '.join(variants)}")
-    return automatic if name == "auto" else variants[name]
+    return variants[name]
 
 
 def kernels_serve(device: torch.device, dtype: torch.dtype) -> bool:
@@ -192,3 +198,45 @@ def _at(places: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 def _picked(places: Tensor, buffer: Tensor) -> Tensor:
     kv_heads, _, dim = buffer.shape
     return buffer.index_select(1, places.flatten()).view(kv_heads, *places.shape, dim).transpose(0, 1)
+
+
+PIECE = 256
+"""Positions per piece. A sequence's rows share the pieces of its prefix; every piece is one sum to merge."""
+
+
+def ordered(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale: float) -> Tensor:
+    """The reference, in torch's own operations. Every row reads its own copy of the keys."""
+    (_, heads, num_rows, dim), kv_heads = query.shape, keys.shape[0]
+    own = query[0].view(kv_heads, heads // kv_heads, num_rows, dim).transpose(1, 2)
+
+    def piece(first: int) -> Partial:
+        places, seen = _piece(rows, first)
+        return attend(own, keys[:, places], values[:, places], seen[:, None], scale)
+
+    summed = reduce(merge, map(piece, range(0, rows.longest, PIECE)))
+    return summed.output.to(query.dtype).transpose(0, 1).reshape(1, num_rows, heads, -1)
+
+
+def _piece(rows: StaticRows, first: int) -> tuple[Tensor, Tensor]:
+    """Arena rows `[R, PIECE]` of each row's keys from position `first` on, and which of them the row sees.
+
+    Keys that the row does not see point to its sequence's first key, which is valid memory of its own.
+    """
+    slot = rows.slot_of.clamp(min=0)
+    sequence, within = slot // rows.width, slot % rows.width
+    length, start = rows.lengths[sequence, None], rows.starts[sequence, None]
+    position = torch.arange(first, first + PIECE, device=length.device).expand(len(slot), -1)
+    seen = (position < rows.seen[sequence, within, None]) & (rows.slot_of >= 0)[:, None]
+    behind = (position - length).clamp(0, rows.width - 1)
+    in_tree = length + rows.lineage[sequence, within].gather(1, behind)
+    return start + torch.where(seen, torch.where(position < length, position, in_tree), 0), seen
+
+
+def ordered_by_triton(query: Tensor, keys: Tensor, values: Tensor, rows: StaticRows, scale: float) -> Tensor:
+    """Our own kernels (`triton_kernels`), which never read a key that does not exist."""
+    from precedent_cuda.triton_kernels import attend_in_order
+
+    return attend_in_order(query, keys, values, rows, scale)
+
+
+ORDERED: dict[str, Variant] = {"ordered": ordered, "ordered-triton": ordered_by_triton}
