@@ -26,7 +26,7 @@ from precedent.cache.store.counters import Counters, count_forget
 from precedent.cache.store.database import Database
 from precedent.cache.store.directory import directory_of_all
 from precedent.cache.store.eviction import evict, expire, prune
-from precedent.cache.store.files import alone_in, create_file, database_path, is_own_folder, sweep
+from precedent.cache.store.files import alone_in, check_folders, create_file, database_path, sweep
 from precedent.cache.store.inspection import UnreadableError, set_aside
 from precedent.cache.store.prefix_files import prefixes_beside
 from precedent.cache.store.records import (
@@ -100,8 +100,7 @@ class SQLiteStore(Transfers):
                 create_file(file)
             if not file.exists():
                 raise CacheError(f"there is no cache at {file}")
-            for beside in ("-index", "-prefixes"):
-                is_own_folder(file.with_name(file.name + beside))
+            check_folders(file)
             fixed = read_only or not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
             try:
                 check_file(file, embedder)

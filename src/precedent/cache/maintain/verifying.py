@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from precedent.cache.store import rows
-from precedent.cache.store.files import database_path
+from precedent.cache.store.files import check_folders, database_path
 from precedent.cache.store.inspection import UnreadableError, inspecting
 from precedent.cache.store.report import Finding, VerifyReport
 from precedent.errors import CacheError
@@ -19,11 +19,13 @@ def verify_cache(path: str | Path) -> VerifyReport:
     """Check a cache's pages, schema, records and vectors; changes nothing.
 
     A damaged record or vector is never used; forget it by its id. A file with a damaged structure is set aside when it
-    is opened next. Raises CacheError if there is no cache at `path`, or if it cannot be read now.
+    is opened next. Raises CacheError if there is no cache at `path`, if it cannot be read now,
+    or if a link stands in place of a folder beside it.
     """
     file = database_path(path)
     if not file.exists():
         raise CacheError(f"there is no cache at {file}")
+    check_folders(file)
     try:
         with inspecting(file, whole=True) as connection:
             findings = tuple(_damage(connection))
