@@ -23,7 +23,7 @@ SGLANG     := plugins/precedent-sglang
 LLAMA      := plugins/precedent-llama-cpp
 RAY        := plugins/precedent-ray
 # those that need nothing but what the others install anyway
-LIGHT      := $(addprefix plugins/precedent-,server run-ahead replay drafts research generate engines)
+LIGHT      := $(addprefix plugins/precedent-,cpu cuda server run-ahead replay drafts research generate engines)
 EDITABLE   := $(addprefix -e ,$(LIGHT))
 SOURCES    := $(wildcard src plugins tests benchmarks examples .ci docs)
 DEMO_ARGS   ?=
@@ -61,6 +61,7 @@ test-exhaustive: $(VENV)/dev.stamp  ## the fast tests and the long enumerations 
 test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a server under fire; a cache under kill -9, full disks and hostile input (an hour)
 	@$(BIN)/python -m pytest -m stress tests/decoding/test_stress.py
 	@$(BIN)/python -m pytest -m stress -s plugins/precedent-server/tests/test_hostile_requests.py
+	@$(BIN)/python plugins/precedent-server/tests/soak.py 30
 	@$(BIN)/python -m pytest -m stress -s -v tests/cache/test_store_crashes.py tests/cache/test_cache_damage.py tests/cache/test_store_fuzz.py tests/cache/test_store_tenants.py tests/cache/test_store_bounds.py
 
 test-integration: $(VENV)/dev.stamp  ## LangChain's standard tests on the demo model, which does not pass all (docs/explanation/chat-models.md)
@@ -198,5 +199,5 @@ $(SPECULATORS_VENV)/run.stamp: tests/speculators/requirements.txt pyproject.toml
 	@$(SPECULATORS_VENV)/bin/python .ci/install.py "renewing pip" $(PINNED) --upgrade 'pip>=25.1'
 	@$(SPECULATORS_VENV)/bin/python .ci/install.py "installing speculators and the test tools: two to three minutes" \
 		--no-deps -r tests/speculators/requirements.txt
-	@$(SPECULATORS_VENV)/bin/python .ci/install.py "installing Precedent" --no-deps --no-build-isolation -e .
+	@$(SPECULATORS_VENV)/bin/python .ci/install.py "installing Precedent" --no-deps --no-build-isolation -e . -e plugins/precedent-cpu
 	@touch $@

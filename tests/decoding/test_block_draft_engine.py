@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.draft_head_engines import SAMPLINGS, check_answers, check_grammar
+from helpers.packages import graph_settings
 from helpers.small_engines import PLAIN, PROMPT
 from helpers.tiny_block import settings_for, tiny_block_draft
 from transformers import PreTrainedModel
@@ -25,7 +26,6 @@ from precedent.planning.planner import Planner
 from precedent.target import TargetModel
 from precedent.target.block.draft import load_block_draft, save_block_draft
 from precedent.target.block.model import BlockModel
-from precedent.target.cuda.static_runner import StaticSettings
 from precedent.target.load.loading import load_draft
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -182,7 +182,9 @@ def test_what_cannot_go_together_is_refused() -> None:
     with pytest.raises(ConfigError, match="pearl=True is for a draft model that draws token after token"):
         engine_on(model, tiny_block_draft(model), pearl=True)
     with pytest.raises(UnsupportedError, match="keep no hidden states"):
-        BlockModel(tiny_block_draft(model), TargetModel(model, static=StaticSettings(arena_tokens=1024, capture=False)))
+        BlockModel(
+            tiny_block_draft(model), TargetModel(model, cuda_graphs=graph_settings(arena_tokens=1024, capture=False))
+        )
     assert settings_for(model, 259, reads=(2, 9)).reads == (2, 9)
     with pytest.raises(ConfigError, match="has the layers 1 to 3"):
         engine_on(model, tiny_block_draft(model, reads=(2, 9)))

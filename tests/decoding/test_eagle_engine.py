@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.draft_head_engines import SAMPLINGS, AlwaysOpen, check_answers, check_grammar, check_next_turns
 from helpers.hybrids import random_ids
+from helpers.packages import graph_settings
 from helpers.published_heads import FORMS, SPECFORGE, random_weights, small_target, states_kept_by, write_head
 from helpers.small_engines import PLAIN, PROMPT
 
@@ -20,7 +21,6 @@ from precedent.engine.engine import Engine
 from precedent.errors import CapacityError, ConfigError, UnsupportedError
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
-from precedent.target.cuda.static_runner import StaticSettings
 from precedent.target.eagle.head import load_eagle
 from precedent.target.eagle.model import eagle_beside
 from precedent.target.encoder_decoder.target import EncoderDecoderTarget
@@ -180,6 +180,6 @@ def test_what_cannot_give_states_is_refused(folder: Path) -> None:
     assert draft is not None
     head = load_eagle(draft, model)
     with pytest.raises(UnsupportedError, match=r"forwards of fixed size .*bitwise=True on a GPU.* eagle"):
-        eagle_beside(head, TargetModel(model, static=StaticSettings(arena_tokens=1024, capture=False)))
+        eagle_beside(head, TargetModel(model, cuda_graphs=graph_settings(arena_tokens=1024, capture=False)))
     with pytest.raises(UnsupportedError, match="draft without mtp, eagle and block-draft"):
         EncoderDecoderTarget(tiny_seq2seq_lm()).keep_layer_outputs((1,))

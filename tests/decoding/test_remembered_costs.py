@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -11,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from precedent.engine import Engine, remembered_costs
-from precedent.engine.remembered_costs import FEWEST_STEPS, RememberedCosts
+from precedent.engine.remembered_costs import FEWEST_STEPS, VERSION, RememberedCosts
 from precedent.planning.costs import CostCurve
 from precedent.planning.step_costs import START_UP_WIDTHS, StepCosts
+from precedent.runtime.recomputable import sealed
 from precedent.target import TargetModel
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -62,12 +62,9 @@ def written(folder: Path) -> Path:
     return file
 
 
-def signed(costs: object, version: bytes | None = None, *, file: Path) -> None:
+def signed(costs: object, version: str = VERSION, *, file: Path) -> None:
     """Replace the costs in a file, and its checksum."""
-    payload = json.dumps(costs).encode()
-    found = file.read_bytes().split()[0]
-    checksum = hashlib.blake2b(payload, digest_size=16).hexdigest().encode()
-    file.write_bytes((version or found) + b" " + checksum + b"\n" + payload)
+    file.write_bytes(sealed(json.dumps(costs).encode(), version))
 
 
 def test_a_file_that_is_signed_anew_is_read(folder: Path) -> None:
@@ -77,7 +74,7 @@ def test_a_file_that_is_signed_anew_is_read(folder: Path) -> None:
 
 
 def test_a_file_of_another_version_is_discarded(folder: Path) -> None:
-    signed(learned().known, b"1", file=written(folder))
+    signed(learned().known, "another version", file=written(folder))
     assert remembered().read() is None
 
 

@@ -17,7 +17,7 @@ MODULES = (
     "precedent.engine.engine",
     "precedent.grammar.spec",
     "precedent.langchain.chat_model",
-    "precedent.langchain.recorder",
+    "precedent_replay.recorder",
     "precedent.text.templates",
     "precedent.verify",
 )

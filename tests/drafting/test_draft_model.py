@@ -19,9 +19,9 @@ from precedent.errors import GenerationError
 from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import CounterRng
 from precedent.target import TargetModel
-from precedent.target.cuda.host_waits import HostWaits
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
+from precedent.testing.host_waits import HostWaits
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, Sampled, TreeBuilder
 

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.packages import graph_settings, hide_packages
 from precedent.config import SpeculationConfig
-from precedent.target import TargetModel, bitwise
-from precedent.target.cpu.kernel_code import LANES
-from precedent.target.cpu.row_attention import VECTORS, fits
-from precedent.target.cuda import static_shape
-from precedent.target.cuda.static_runner import StaticSettings
 from precedent.testing.tiny_models import tiny_causal_lm
+from precedent_cpu.kernel_code import LANES
+from precedent_cpu.row_attention import VECTORS, fits
 
 DIM = VECTORS * LANES
 PLAIN = SpeculationConfig(enabled=False, write_back=False)
@@ -24,7 +22,11 @@ SMALL_BUCKET = 256
 by_rows = pytest.mark.skipif(
     not fits(*[torch.zeros(1, 1, 1, DIM)] * 3), reason="torch runs on other threads here, or lacks fused operations"
 )
-ONE_SIZE = StaticSettings(arena_tokens=16 * 1024, capture=False)
+
+
+def one_size() -> Any:
+    """Settings of forwards of one size, without graphs."""
+    return graph_settings(arena_tokens=16 * 1024, capture=False)
 
 
 def model(dtype: torch.dtype = torch.bfloat16, family: str = "llama", **settings: Any) -> Any:
@@ -41,6 +43,8 @@ def tokens(number: int, seed: int) -> list[int]:
 
 def go_without_kernels(patch: pytest.MonkeyPatch) -> None:
     """Torch's own products, and a small bucket of keys."""
-    patch.setattr(TargetModel, "_prepare", lambda self: None)
-    for module in (bitwise, static_shape):
+    hide_packages(patch, "cpu")
+    from precedent_cuda import static_forward, support
+
+    for module in (support, static_forward):
         patch.setattr(module, "LEAST_KEYS", SMALL_BUCKET)

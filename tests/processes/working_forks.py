@@ -14,12 +14,13 @@ import torch
 from scenarios import Say, begin, chat, compute_in_parallel, folder, held, in_fork, opened, outcome, scenario, tiny
 
 import precedent
+from precedent import PrecedentRecorder
 from precedent.cache import NewCompletion, SentenceTransformerEmbedder
 from precedent.cache.search import embedder
 from precedent.config import SamplingParams
 from precedent.engine import open_caches
 from precedent.engine import shared as shared_engines
-from precedent.langchain import ChatPrecedent, PrecedentRecorder, engines
+from precedent.langchain import ChatPrecedent, engines
 from precedent.testing.scripted_model import scripted_model_engine
 
 

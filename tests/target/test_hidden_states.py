@@ -12,12 +12,12 @@ import torch
 from helpers.bitwise_models import by_rows
 from helpers.bitwise_models import model as row_model
 from helpers.hybrids import prefilled, random_ids, random_tree
+from helpers.packages import graph_settings
 from helpers.tiny_architectures import settings_of
 from transformers import PreTrainedModel
 
 from precedent.errors import UnsupportedError
 from precedent.target import Slot, TargetModel
-from precedent.target.cuda.static_runner import StaticSettings
 from precedent.target.encoder_decoder.opening import target_of
 from precedent.target.prefix_pool import PrefixPool
 from precedent.testing.sweep import in_float64, tiny_model
@@ -130,7 +130,7 @@ def test_bitwise_states_do_not_depend_on_what_is_beside_them() -> None:
     """A row's state has the same bits in a tree and alone, with all layers in one call."""
     target = TargetModel(row_model(torch.float32), bitwise=True)
     target.keep_hidden_states()
-    assert target.runner.all_layers is not None
+    assert target.runner.backends
     tree, prompt = random_tree(1, 6), random_ids(1, 12)
     slot = prefilled(target, prompt)
     target.score([(slot, tree)])
@@ -160,7 +160,7 @@ def test_nothing_is_kept_unasked() -> None:
 
 def test_targets_that_cannot_keep_them_say_so() -> None:
     """Forwards of fixed size, encoder-decoder models, and models whose final norm has another name."""
-    static = TargetModel(tiny_causal_lm(), static=StaticSettings(arena_tokens=1024, capture=False))
+    static = TargetModel(tiny_causal_lm(), cuda_graphs=graph_settings(arena_tokens=1024, capture=False))
     with pytest.raises(UnsupportedError, match=r"fixed size.*keep no hidden states"):
         static.keep_hidden_states()
     with pytest.raises(UnsupportedError, match="t5 is an encoder-decoder model, which keeps no hidden states"):

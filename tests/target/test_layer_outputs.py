@@ -11,12 +11,12 @@ import torch
 from helpers.bitwise_models import by_rows
 from helpers.bitwise_models import model as row_model
 from helpers.hybrids import prefilled, random_ids, random_tree
+from helpers.packages import graph_settings
 from helpers.tiny_architectures import settings_of
 from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import Slot, TargetModel
-from precedent.target.cuda.static_runner import StaticSettings
 from precedent.target.encoder_decoder.opening import target_of
 from precedent.target.identity import identity_of
 from precedent.target.prefix_pool import PrefixPool
@@ -108,8 +108,7 @@ def test_layers_still_run_together() -> None:
     model = row_model(torch.float32)
     plain, keeping = TargetModel(copy.deepcopy(model)), TargetModel(model)
     keeping.keep_layer_outputs((1, 2))
-    fast: Any = keeping.runner.all_layers
-    assert fast is not None
+    fast: Any = keeping.runner.backends[0]
     prompt, tree = random_ids(1, 12), random_tree(1, 6)
     rows = [target.score([(prefilled(target, prompt), tree)])[0] for target in (plain, keeping)]
     assert torch.equal(*rows)
@@ -146,7 +145,7 @@ def test_prefixes_on_disk_tell_the_layers_apart() -> None:
 
 def test_targets_that_cannot_keep_them_say_so() -> None:
     """Forwards of fixed size, encoder-decoder models, other names of layers, and layers that are not there."""
-    static = TargetModel(tiny_causal_lm(), static=StaticSettings(arena_tokens=1024, capture=False))
+    static = TargetModel(tiny_causal_lm(), cuda_graphs=graph_settings(arena_tokens=1024, capture=False))
     with pytest.raises(UnsupportedError, match=r"fixed size.*keep no hidden states"):
         static.keep_layer_outputs((1,))
     with pytest.raises(UnsupportedError, match="t5 is an encoder-decoder model, which keeps no hidden states"):

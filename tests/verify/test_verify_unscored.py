@@ -18,7 +18,7 @@ from precedent.config import SamplingParams
 from precedent.sampling.coupling import coupled_choice
 from precedent.sampling.rng import CounterRng, Rng
 from precedent.sampling.target_rows import TargetRows
-from precedent.target.cuda.host_waits import HostWaits
+from precedent.testing.host_waits import HostWaits
 from precedent.testing.replay_rng import ReplayRng, enumerate_outcomes
 from precedent.tree import NULL, ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import Decide, Verdict, verify

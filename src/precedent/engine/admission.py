@@ -113,11 +113,11 @@ class Admission:
 
     def _clear(self, rows: int) -> bool:
         """Whether the arena has a place for that many rows; evicts idle conversations if needed."""
-        static = self._target.static
-        if not rows or static is None or static.arena.has_room(rows):
+        arena = self._target.arena
+        if not rows or arena is None or arena.has_room(rows):
             return True
         self.drop_idle()
-        return static.arena.has_room(rows)
+        return arena.has_room(rows)
 
     def _make_room(self) -> None:
         self._shrink_idle(max(0, self.max_kv_bytes - self.reserved_bytes))

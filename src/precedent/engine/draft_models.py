@@ -65,7 +65,7 @@ class DraftModels:
     ) -> int:
         """The most bytes of keys and values that a request takes in these models, beyond those in an arena."""
         tree, num_bytes = speculation.max_nodes + speculation.max_draws + 1, 0
-        if self.draft is not None and self.draft.static is None and not self.early_exit and DRAFT_MODEL in drafters:
+        if self.draft is not None and self.draft.arena is None and not self.early_exit and DRAFT_MODEL in drafters:
             ahead = speculation.max_draws + 1 if self.pearl is not None else 0
             num_bytes += self.draft.request_bytes(prompt_tokens, answer_tokens, tree + ahead, 1)
         if self.head is not None and MTP in drafters:

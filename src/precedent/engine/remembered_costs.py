@@ -21,6 +21,7 @@ from precedent.planning.costs import CostCurve
 from precedent.planning.step_costs import StepCosts
 from precedent.runtime.instructions import FEATURES
 from precedent.runtime.processor import processor
+from precedent.runtime.recomputable import sealed, unsealed
 from precedent.target import TargetModel
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 FEWEST_STEPS = 200
 """Steps that a process must have made before its costs are worth remembering."""
 
-VERSION = 2
+VERSION = "step costs 3"
 """Increase it when the numbers mean something else, or kernels change."""
 
 MOST_BYTES = 1 << 20
@@ -40,14 +41,14 @@ class RememberedCosts:
 
     def __init__(self, target: TargetModel, model_fingerprint: str) -> None:
         machine = [processor(), FEATURES.flatten(), torch.get_num_threads(), torch.__version__, str(target.device)]
-        identity = json.dumps([*machine, model_fingerprint, target.bitwise, target.static is not None])
+        identity = json.dumps([*machine, model_fingerprint, target.bitwise, target.arena is not None])
         name = hashlib.sha256(identity.encode()).hexdigest()[:32]
         self._file = user_cache_path("precedent") / "step-costs" / f"{name}.json"
 
     def read(self) -> StepCosts | None:
         """The remembered costs; None if there are none, or if the file is not sound."""
         try:
-            return _decoded(_bytes_of(self._file))
+            return StepCosts.from_known(json.loads(unsealed(_bytes_of(self._file), VERSION)))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as problem:
@@ -61,7 +62,7 @@ class RememberedCosts:
         temporary = self._file.with_suffix(f".{os.getpid()}")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(_encoded(costs))
+            temporary.write_bytes(sealed(json.dumps(costs.known, allow_nan=False).encode(), VERSION))
             temporary.replace(self._file)
         except (OSError, ValueError) as problem:
             log.info("step costs are not remembered: %s", problem)
@@ -78,21 +79,3 @@ def _bytes_of(file: Path) -> bytes:
     if len(content) > MOST_BYTES:
         raise ValueError(f"it is larger than {MOST_BYTES} bytes")
     return content
-
-
-def _encoded(costs: StepCosts) -> bytes:
-    """One line with version and checksum, and the costs below."""
-    payload = json.dumps(costs.known, allow_nan=False).encode()
-    return b"%d %s\n" % (VERSION, _checksum(payload)) + payload
-
-
-def _decoded(content: bytes) -> StepCosts:
-    """The costs in a file. Raises ValueError if any of it is not as written."""
-    head, _, payload = content.partition(b"\n")
-    if head != b"%d %s" % (VERSION, _checksum(payload)):
-        raise ValueError("it is damaged, or from another version")
-    return StepCosts.from_known(json.loads(payload))
-
-
-def _checksum(payload: bytes) -> bytes:
-    return hashlib.blake2b(payload, digest_size=16).hexdigest().encode()

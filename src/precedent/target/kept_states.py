@@ -12,7 +12,7 @@ from precedent.target.layer_outputs import LayerOutputs, outputs_kept_by
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from precedent.target.cuda.static_runner import StaticRunner
+    from precedent.target.kv.arena import KVArena
     from precedent.target.kv.shape import KVShape
     from precedent.target.runner import Runner
 
@@ -23,7 +23,11 @@ class KeepsStates:
     model: PreTrainedModel
     runner: Runner
     kv_shape: KVShape
-    static: StaticRunner | None
+
+    @property
+    def arena(self) -> KVArena | None:
+        """The memory of all sequences where forwards have fixed sizes; None otherwise."""
+        raise NotImplementedError
 
     def keep_hidden_states(self, *, after_norm: bool = True) -> None:
         """From now on keep the last layer's output of every token (`target.hidden_states`), for drafters that read it.
@@ -49,7 +53,7 @@ class KeepsStates:
 
     def _check_keeps(self) -> None:
         """Raise UnsupportedError, naming why, where no hidden states can be kept."""
-        if self.static is not None:
+        if self.arena is not None:
             raise UnsupportedError(
                 "forwards of fixed size (cuda_graphs=True, or bitwise=True on a GPU) keep no hidden states, which mtp, "
                 "eagle, block-draft, drafts trained with --condition target and some judges read: leave that option or "

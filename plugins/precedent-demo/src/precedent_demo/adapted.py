@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from platformdirs import user_cache_path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from precedent.errors import ModelLoadError
+from precedent.runtime.recomputable import MANIFEST, computed_folder
 from precedent.target.load.packaged import demo_folder
 
 NAME = "smollm2-135m-order-desk"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+MODEL = "model.safetensors"
 MERGING = 1
 """Increase it when the merged model changes, so that an older one in the user's cache folder is not used."""
 
@@ -40,17 +41,19 @@ def adapted_target(adapter: Path | None = None) -> Path:
         raise ModelLoadError(f"there is no adapter in {source}: it needs {WEIGHTS} and {CONFIG}")
     plain = demo_folder()
     folder = user_cache_path("precedent") / f"{NAME}-{_identity(source, plain)}"
-    if not folder.is_dir():
-        try:
-            with FileLock(f"{folder}.lock"):  # a second process waits here until the first has merged
-                if not folder.is_dir():
-                    _merge(plain, source, folder)
-        except OSError as error:
-            raise ModelLoadError(
-                f"cannot store the merged {NAME} in {folder.parent} ({error.strerror or error}); "
-                "free 300 MB there, or set XDG_CACHE_HOME to a writable folder"
-            ) from error
-    return folder
+
+    def merge(into: Path) -> None:
+        log.warning("merging the order desk's adapter into %s, once; this takes a few seconds", folder)
+        shutil.copytree(plain, into, ignore=shutil.ignore_patterns(MANIFEST, MODEL))
+        save_file(merged(load_file(plain / MODEL), source), into / MODEL, metadata={"format": "pt"})
+
+    try:
+        return computed_folder(folder, f"merging {MERGING}", merge)
+    except OSError as error:
+        raise ModelLoadError(
+            f"cannot store the merged {NAME} in {folder.parent} ({error.strerror or error}); "
+            "free 300 MB there, or set XDG_CACHE_HOME to a writable folder"
+        ) from error
 
 
 def _identity(adapter: Path, plain: Path) -> str:
@@ -58,17 +61,6 @@ def _identity(adapter: Path, plain: Path) -> str:
     for name in (CONFIG, WEIGHTS):
         content.update((adapter / name).read_bytes())
     return content.hexdigest()[:12]
-
-
-def _merge(plain: Path, adapter: Path, folder: Path) -> None:
-    log.warning("merging the order desk's adapter into %s, once; this takes a few seconds", folder)
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # the remains of a killed merge; we hold the lock
-    shutil.copytree(plain, partial)
-    file = partial / "model.safetensors"
-    save_file(merged(load_file(file), adapter), f"{file}.new", metadata={"format": "pt"})
-    Path(f"{file}.new").replace(file)
-    partial.replace(folder)  # complete or not there at all
 
 
 def merged(weights: dict[str, Tensor], adapter: Path) -> dict[str, Tensor]:

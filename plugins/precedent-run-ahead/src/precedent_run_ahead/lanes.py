@@ -16,12 +16,12 @@ from langchain_core.messages import AIMessage, BaseMessage
 
 from precedent.cache.store.records import NewCompletion
 from precedent.langchain.recent import Recent
-from precedent.langchain.recording import plain_tools
 from precedent.runtime.process import Lock
 from precedent_run_ahead.actions.calls import Call
 from precedent_run_ahead.actions.decisions import Schemas, decided, query_of, stored
 from precedent_run_ahead.actions.ledger import Lane
 from precedent_run_ahead.actions.live import Message
+from precedent_run_ahead.recording import plain_tools
 
 OPEN_RUNS = 1000
 """Most unfinished runs whose decisions are held back; the oldest are dropped first."""

@@ -17,7 +17,6 @@ from langchain_core.tools import BaseTool
 
 from precedent.errors import CacheError
 from precedent.langchain.chat_model import ChatPrecedent
-from precedent.langchain.recording import plain_messages
 from precedent_run_ahead.actions.calls import Call, Prediction
 from precedent_run_ahead.actions.ledger import Lane
 from precedent_run_ahead.actions.live import Live
@@ -26,6 +25,7 @@ from precedent_run_ahead.actions.price import TrackRecord, Worth
 from precedent_run_ahead.beside import Agent, others_speak, over_limit
 from precedent_run_ahead.equality import key_of
 from precedent_run_ahead.hearing import STREAM, Hearing, Listening
+from precedent_run_ahead.recording import plain_messages
 from precedent_run_ahead.running import Ahead, Chain, Refusal, Runner
 from precedent_run_ahead.settings import Settings, log
 

@@ -28,7 +28,7 @@ class EncoderDecoderTarget(TargetModel):
     def __init__(self, model: PreTrainedModel) -> None:
         check_encoder_decoder(model.config)
         check_one_process(model)
-        self.model, self.bitwise, self.static = model.eval(), False, None
+        self.model, self.bitwise = model.eval(), False
         settings = answer_settings(model)
         self.answer_start = settings.start
         self.runner: DecoderRunner

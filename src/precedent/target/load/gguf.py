@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import transformers
-from filelock import FileLock
 from platformdirs import user_cache_path
 from tokenizers import AddedToken
 from transformers import (
@@ -25,6 +23,7 @@ from transformers import (
 
 from precedent.errors import ModelLoadError, PrecedentError
 from precedent.runtime.plain_values import in_one_line
+from precedent.runtime.recomputable import computed_folder
 from precedent.target.kv.layer_kinds import check_supported
 from precedent.target.load.quiet import quiet
 
@@ -76,33 +75,22 @@ def gguf_folder(file: Path) -> Path:
 
 
 def converted(file: Path, folder: Path, name: str) -> Path:
-    """`folder`, with the model of a GGUF file written there if it was not there yet. Raises ModelLoadError."""
-    if not folder.is_dir():
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{folder}.lock"):  # a second process waits here for the first one's conversion
-                if not folder.is_dir():
-                    log.warning("converting %s to bfloat16 in %s, once: half a minute or more ...", name, folder)
-                    _write(*_checked(file), folder)
-        except OSError as error:
-            raise ModelLoadError(
-                f"cannot keep the converted {name} in {folder.parent} ({error.strerror or error}); free two bytes for "
-                "each of its weights there, or set XDG_CACHE_HOME to a folder that you may write"
-            ) from error
-    return folder
+    """`folder`, with the model of a GGUF file written there unless it is there, undamaged. Raises ModelLoadError."""
 
-
-def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # leftovers of a killed conversion; the lock is ours
-    try:
+    def convert(into: Path) -> None:
+        log.warning("converting %s to bfloat16 in %s, once: half a minute or more ...", name, folder)
+        model, tokenizer = _checked(file)
         with quiet():
-            model.save_pretrained(partial)
-            tokenizer.save_pretrained(partial)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)  # free the space on a disk that was too small
-        raise
-    partial.replace(folder)  # complete or absent
+            model.save_pretrained(into)
+            tokenizer.save_pretrained(into)
+
+    try:
+        return computed_folder(folder, f"conversion {CONVERSION}", convert)
+    except OSError as error:
+        raise ModelLoadError(
+            f"cannot keep the converted {name} in {folder.parent} ({error.strerror or error}); free two bytes for "
+            "each of its weights there, or set XDG_CACHE_HOME to a folder that you may write"
+        ) from error
 
 
 def _checked(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

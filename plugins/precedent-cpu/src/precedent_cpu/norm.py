@@ -1,0 +1,105 @@
+"""Root-mean-square norms on a CPU in one call each: transformers uses eight operators, and a model has dozens of norms.
+
+A norm is replaced if it agrees with our kernel on random inputs, whatever its class is called. A row's result does not
+depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from numba import types
+from torch import Tensor, nn
+
+from precedent.runtime.compiled import compiled_callback
+from precedent.runtime.patched_modules import is_swapped, swapped_class
+from precedent_cpu.dot_kernels import norm_kernel
+from precedent_cpu.kernel_code import FUSED, LANES
+
+FEW_ROWS = 64
+"""Above this, torch's operators are as fast, because they use all threads."""
+
+CHECKED_ROWS = 3
+"""Rows of random numbers on which a norm must agree with our kernel."""
+
+TOLERANCE = {torch.bfloat16: 2**-6, torch.float32: 1e-5}
+"""Largest relative difference that rounding may cause: two steps of bfloat16, or the order of a float32 sum."""
+
+_narrow, _wide = (norm_kernel(wide=wide) for wide in (False, True))
+_SIGNATURE = types.void(*[types.intp] * 5, types.float64, types.intp)
+
+
+def _narrow_rows(rows, inputs, weights, length, row_bytes, epsilon, outputs):  # type: ignore[no-untyped-def]
+    for row in range(rows):
+        _narrow(inputs + row * row_bytes, weights, length, epsilon, outputs + row * row_bytes)
+
+
+def _wide_rows(rows, inputs, weights, length, row_bytes, epsilon, outputs):  # type: ignore[no-untyped-def]
+    for row in range(rows):
+        _wide(inputs + row * row_bytes, weights, length, epsilon, outputs + row * row_bytes)
+
+
+def norm_rows(inputs: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """`inputs [..., length]` over the root of their mean square, times `weight [length]`, in the same dtype."""
+    inputs, length = inputs.contiguous(), weight.shape[0]
+    outputs = torch.empty_like(inputs)
+    _entry(weight.dtype)(
+        inputs.numel() // length, inputs.data_ptr(), weight.data_ptr(), length, length * weight.element_size(),
+        epsilon, outputs.data_ptr(),
+    )  # fmt: skip
+    return outputs
+
+
+@cache
+def _entry(dtype: torch.dtype) -> Any:
+    """The kernel for a dtype as machine code, compiled at first use: not at all where nothing runs on a CPU."""
+    return compiled_callback(_wide_rows if dtype == torch.float32 else _narrow_rows, _SIGNATURE).ctypes
+
+
+def fuse_norms(model: nn.Module) -> int:
+    """Let every CPU norm that agrees with `norm_rows` use it; returns how many. Their weights stay in place."""
+    norms = [module for module in model.modules() if not is_swapped(module) and _agrees(module)]
+    for module in norms:
+        original: Any = type(module)
+        module.__class__ = swapped_class(original, _forward)
+    return len(norms)
+
+
+def _forward(original: Any, norm: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    weight = norm.weight
+    few = hidden_states.numel() <= FEW_ROWS * weight.shape[0]
+    if args or kwargs or not few or torch.is_grad_enabled() or not _fits(hidden_states, weight):
+        return original.forward(norm, hidden_states, *args, **kwargs)
+    return norm_rows(hidden_states, weight, epsilon_of(norm))
+
+
+def _fits(inputs: Tensor, weight: Tensor) -> bool:
+    """Whether `norm_rows` supports these; a model may have been moved or cast since it was examined."""
+    return inputs.dtype == weight.dtype and weight.dtype in TOLERANCE and weight.is_cpu and inputs.is_cpu
+
+
+def epsilon_of(module: Any) -> float:
+    """The number that a norm adds to the mean square, whatever its class calls it."""
+    found: float = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+    return found
+
+
+@torch.inference_mode()
+def _agrees(module: nn.Module) -> bool:
+    """Whether this is a norm that gives the same outputs as ours on random rows, up to rounding."""
+    if not type(module).__name__.endswith("RMSNorm") or [name for name, _ in module.named_parameters()] != ["weight"]:
+        return False
+    weight: Any = module.weight
+    if not (
+        FUSED and weight.is_cpu and weight.dtype in TOLERANCE and weight.dim() == 1 and not weight.shape[0] % LANES
+    ):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(CHECKED_ROWS, weight.shape[0], generator=generator).to(weight.dtype)
+    try:
+        expected, found = module(rows).float(), norm_rows(rows, weight, epsilon_of(module)).float()
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return False  # an unusual norm: it stays as it is
+    return torch.allclose(found, expected, rtol=TOLERANCE[weight.dtype], atol=1e-6)
