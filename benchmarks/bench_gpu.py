@@ -30,13 +30,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from measuring import Measurement, options, seconds
 from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
+from precedent.drafters import load_draft
 from precedent.engine.engine import Engine
 from precedent.engine.warm_up import compile_inner_loops
 from precedent.langchain import ChatPrecedent
 from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import Slot, TargetModel
-from precedent.target.load.loading import load_draft, load_target
+from precedent.target.load.loading import load_target
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.traces import read_trajectories

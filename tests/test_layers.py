@@ -30,10 +30,7 @@ LAYERS = (
     "target.recurrent",
     "target",
     "target.encoder_decoder",
-    "target.block",
-    "target.eagle",
     "target.load",
-    "target.mtp",
     "cache.store",
     "cache.snapshot",
     "cache.search",
@@ -64,7 +61,16 @@ PUBLIC = {
     ),
     "precedent.cache.backend": ("Selection", "VerifyReport"),
     "precedent_server.client": ("ChatPrecedentServer",),
-    "precedent.drafters": ("Candidates", "DraftSession", "Drafter", "DrafterParts", "Request", "load_drafters"),
+    "precedent.drafters": (
+        "Candidates",
+        "DraftKind",
+        "Drafter",
+        "DrafterParts",
+        "DraftSession",
+        "Request",
+        "load_draft",
+        "load_drafters",
+    ),
     "precedent.grammar": ("Grammar", "JsonSchema"),
     "precedent_engines": ("DRAFTERS", "DraftingService", "DraftingSession", "ServiceMetrics"),
     "precedent.langchain": (
@@ -170,9 +176,9 @@ def test_the_layering_check_sees_an_import_that_points_the_other_way(source: str
 
 
 def test_only_the_outermost_layers_import_the_package_itself() -> None:
-    """And `target`, which compares versions and says which package brings an option."""
+    """And `target`, which compares versions and says which package brings an option, and the registry of drafters."""
     importers = {room_of(module_of(file)) for file in FILES if "precedent" in imports_in(parsed(file))}
-    assert importers <= {"langchain", "cli", "testing", "target"}
+    assert importers <= {"drafters", "langchain", "cli", "testing", "target"}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))

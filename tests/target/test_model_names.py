@@ -18,12 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precedent.cache.search.embedder import SentenceTransformerEmbedder
+from precedent.drafters import load_draft
 from precedent.errors import CacheError, ModelLoadError
-from precedent.target.eagle.head import EagleHead
-from precedent.target.load.loading import load_config, load_draft, load_target, load_tokenizer
+from precedent.target.load.loading import load_config, load_target, load_tokenizer
 from precedent.target.load.names import check_name
 from precedent.target.load.packaged import DEMO_TARGET
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_drafts.eagle import EagleHead
 
 HTTP: Any = importlib.import_module(type(huggingface_hub.get_session()).__module__.split(".")[0])
 """The HTTP library that the hub's library uses, whichever it is."""

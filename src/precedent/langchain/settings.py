@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from precedent.config import SpeculationConfig
+from precedent.drafters.registry import kind_named
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.langchain.arguments import (
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 _RENAMED = {"cache": "speculation_cache"}  # LangChain's own `cache` is one of whole answers
 _NO_FIELDS = ("speculation", "limits")  # the former is applied to each call, the latter wants an engine of your own
-MTP = "mtp"  # a drafter that an engine must know from the start: its target keeps hidden states
 _FIELD_OF = {
     option.name: _RENAMED.get(option.name, option.name)
     for option in dataclasses.fields(EngineOptions)
@@ -67,7 +67,8 @@ def engine_options(model: EngineFields) -> EngineOptions:
 def _asked(model: EngineFields) -> SpeculationConfig | None:
     """The model's drafters where one of them has to be known when the engine is built; otherwise calls choose alone."""
     chosen = speculation_config(model, {}, SpeculationConfig())
-    return SpeculationConfig(drafters=chosen.drafters) if chosen is not None and MTP in chosen.drafters else None
+    known = chosen is not None and any(kind_named(name) is not None for name in chosen.drafters)
+    return SpeculationConfig(drafters=chosen.drafters) if chosen is not None and known else None
 
 
 def fields_of(given: Mapping[str, Any], known: Sequence[str], where: str) -> dict[str, Any]:

@@ -12,14 +12,13 @@ from precedent.cache import NewCompletion, SpeculationCache
 from precedent.cache.search.embedder import resolve
 from precedent.cache.store.fingerprint import prompt_fingerprint, tokenizer_fingerprint
 from precedent.config import SpeculationConfig
+from precedent.drafters.kinds import kind_of, load_draft
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
-from precedent.target.block.draft import BlockDraft
-from precedent.target.eagle.head import EagleHead
-from precedent.target.load.loading import load_draft, load_target
+from precedent.target.load.loading import load_target
 from precedent.testing.drafters import NullDrafter
 from precedent_replay.bench_modes import (
     PROMPT_LOOKUP,
@@ -118,7 +117,7 @@ class Lineup:
         untouched, _ = load_target(self._target, device=where["device"], dtype=where["dtype"])
         settings: dict[str, dict[str, Any]] = {"generate": {}, "prompt-lookup": PROMPT_LOOKUP}
         if self._draft_name and "assisted" in wanted:
-            if isinstance(self._draft, BlockDraft | EagleHead):
+            if kind_of(self._draft) is not None:
                 raise ConfigError(
                     f"mode 'assisted' is transformers', which cannot use {self._draft_name}: name the other modes with "
                     "--modes"

@@ -17,7 +17,6 @@ from precedent.target.load.gguf import gguf_folder, is_gguf
 from precedent.target.load.names import check_name
 from precedent.target.load.packaged import DEMO_TARGET, demo_folder
 from precedent.target.load.quiet import quiet
-from precedent.target.load.trained_draft import holds_draft, read_settings
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = ("adapter_*", "*token*", "*.jinja", "vocab*", "merges.txt")
@@ -41,11 +40,6 @@ def find_source(name_or_path: str | Path, settings: Mapping[str, Any] | None = N
     path = Path(name_or_path).expanduser()
     if not str(name_or_path) or not path.is_dir():
         return _of_the_hub(name_or_path, settings or {})
-    if holds_draft(path):
-        raise ModelLoadError(
-            f"{path} holds a draft model without embeddings, trained for {read_settings(path).target}; "
-            "give it as the draft model beside that target"
-        )
     inside = sorted(path.glob("*.gguf"))
     if inside and not (path / "config.json").exists():
         raise ModelLoadError(f"{path} holds GGUF files and no config.json; give the file itself, {str(inside[0])!r}")
