@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,18 +14,6 @@ from pytest_socket import disable_socket
 
 from precedent.runtime.inline_executor import AtOnce
 from precedent.testing.pytest_plugin import assert_lossless, precedent_engine
-
-KERNELS = re.compile(rb"import .*\bcompiled\b|^(from|import) (numba|llvmlite)", re.MULTILINE)
-"""An import that only files with compiled functions have."""
-
-
-def _kernels() -> str:
-    """Hash the files that hold compiled functions: numba looks only at a function's own file, not at those it calls."""
-    root = Path(__file__).parent
-    files = [*(root / "src").rglob("*.py"), *(root / "plugins").glob("*/src/**/*.py")]
-    texts = [text for file in sorted(files) if KERNELS.search(text := file.read_bytes())]
-    return hashlib.blake2b(b"".join(texts), digest_size=6).hexdigest()
-
 
 __all__ = ["assert_lossless", "precedent_engine"]  # fixtures, whether or not the installed package announces them
 
@@ -42,7 +28,7 @@ os.environ.setdefault(
 )  # tiny models are slower on several threads, most of all on a busy machine
 
 os.environ.setdefault("NUMBA_BOUNDSCHECK", "1")  # compiled loops check their indices here, at some cost
-os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / f"numba-{_kernels()}"))
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "numba"))
 
 pytest.register_assert_rewrite("helpers")  # what fails there says as much as in a test
 

@@ -30,13 +30,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from measuring import Measurement, options, seconds
 from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
+from precedent.drafters import load_draft
 from precedent.engine.engine import Engine
 from precedent.engine.warm_up import compile_inner_loops
 from precedent.langchain import ChatPrecedent
 from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import Slot, TargetModel
-from precedent.target.load.loading import load_draft, load_target
+from precedent.target.load.loading import load_target
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.traces import read_trajectories
@@ -44,8 +45,7 @@ from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import Verdict, verify
 from precedent.verify.ahead import Ahead, Scored, computed_alike, read_together
 from precedent_cuda import StaticSettings
-from precedent_cuda.ordered_attention import ORDERED
-from precedent_cuda.split_attention import VARIANTS, StaticRows
+from precedent_cuda.attention import ORDERED, VARIANTS, StaticRows
 from precedent_demo.demo_runs import MEMORY, TENANT, Run, Turn
 from precedent_replay.baselines import PromptLookup
 from precedent_replay.lineup import lineup

@@ -21,11 +21,12 @@ from measuring import options, run
 from precedent.cache import SpeculationCache
 from precedent.config import SpeculationConfig, has_judge
 from precedent.decoding.verifiers import verifier_of
+from precedent.drafters import load_draft
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.langchain import ChatPrecedent
 from precedent.planning.costs import CostCurve
-from precedent.target.load.loading import load_draft, load_target
+from precedent.target.load.loading import load_target
 from precedent.tree import ROOT, Sampled
 from precedent.verify.lossy import RULES, judge_of
 from precedent.verify.lossy.pareto import Point, least_rejections, point_of, point_of_judge

@@ -205,9 +205,9 @@ class SpeculationConfig(_FromDict):
     """What may be proposed and how it is verified.
 
     - `enabled`: False is plain decoding, through the same loop.
-    - `drafters`: which drafters propose, in order of credit; `()` is none. `block-draft` proposes where the draft model
-      is one, `eagle` where it is an EAGLE head, and `draft-model` where it is neither. `mtp`, the checkpoint's own MTP
-      head, takes part where the engine's settings name it.
+    - `drafters`: which drafters propose, in order of credit; `()` is none. `draft-model` is the draft that the engine
+      was given, of any kind. Drafters that read what the target computes take part where the engine's settings name
+      them.
     - `max_nodes`: the most nodes of a step's candidate tree.
     - `max_draws`: the most tokens that a draft model samples for it.
     - `mode`: one of `MODES` or `LOSSY_MODES`. `auto` is greedy at temperature 0, otherwise coupled with a seed and
@@ -222,9 +222,7 @@ class SpeculationConfig(_FromDict):
     """
 
     enabled: bool = True
-    drafters: tuple[str, ...] = (
-        "recall", "prompt", "prediction", "template", "grammar", "draft-model", "block-draft", "eagle",
-    )  # fmt: skip
+    drafters: tuple[str, ...] = ("recall", "prompt", "prediction", "template", "grammar", "draft-model")
     max_nodes: int = 32
     max_draws: int = 6
     mode: str = "auto"

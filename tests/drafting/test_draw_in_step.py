@@ -21,7 +21,7 @@ from precedent.drafters.model import in_step
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.model.in_step import Drawing
 from precedent.drafters.request import Request
-from precedent.planning.draw_gate import DrawGate
+from precedent.planning.gate import Gate
 from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import CounterRng, Rng
 from precedent.target import Slot, TargetModel
@@ -130,7 +130,7 @@ def test_a_forward_that_is_waited_for_later_is_shared_by_all_of_its_rows(monkeyp
 
 
 def test_what_drawing_costs_is_kept_apart_by_how_many_draw_together() -> None:
-    gate = DrawGate()
+    gate = Gate()
     for together, milliseconds in ((1, 4.0), (4, 1.0), (4, 1.2)):
         gate.observe(1, 0, milliseconds, together)
     costs = []

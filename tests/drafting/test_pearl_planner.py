@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from precedent.planning.costs import CostCurve
-from precedent.planning.draw_gate import PROBE_STEPS
+from precedent.planning.gate import PROBE_STEPS
 from precedent.planning.pearl import PearlPlanner
 from precedent.planning.plan import DrawSource, Limits
 

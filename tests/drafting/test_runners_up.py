@@ -178,7 +178,7 @@ def planner_of(first: float, second: float, dear_from: int) -> Planner:
     """One that has seen what is accepted of the first and the second choice; rows above a width cost a lot."""
     planner = Planner(CostCurve.through({1: 30.0, dear_from: 30.0, dear_from + 1: 60.0, 257: 4000.0}))
     planner.observe_draws("draft", 1, 0, 1.0)
-    gate = planner._gates["draft"]
+    gate = planner.gates["draft"]
     gate.probe_steps_left = 0
     for depth in range(1, DEEPEST_DRAW + 1):
         for number in range(400):

@@ -11,7 +11,7 @@ from precedent.decoding.aids import Aids
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.base import Asked, Candidates, DraftSession, DrawSession, ForwardSession
 from precedent.drafters.together import checked, match_budget
-from precedent.planning.forward_gate import Without
+from precedent.planning.gate import Without
 from precedent.planning.plan import Limits
 
 

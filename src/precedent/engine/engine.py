@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precedent.cache.store.fingerprint import model_fingerprint, tokenizer_fingerprint
+from precedent.cache import model_fingerprint, tokenizer_fingerprint
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.decoding.microscope import Microscope
 from precedent.drafters import Drafter, DrafterParts, Request, load_drafters
@@ -20,6 +20,7 @@ from precedent.drafters.together import begin_early
 from precedent.engine.admission import Admission
 from precedent.engine.checks import (
     MOST_QUERY_CHARACTERS,
+    check_answer_length,
     check_arguments,
     check_keys,
     check_token_ids,
@@ -124,8 +125,8 @@ class Engine(OfOneProcess):
         self._codec, pearl = TokenizerCodec(tokenizer), self._models.pearl
         self._parts = DrafterParts(
             self.tokenizer_fingerprint, self._executor, self.cache, self._models.draft, self._codec,
-            self._models.early_exit, draws_ahead=pearl is not None, device=self.target.device, head=self._models.head,
-            block=self._models.block, eagle=self._models.eagle, fences=self._fences,
+            self._models.early_exit, draws_ahead=pearl is not None, device=self.target.device,
+            heads=self._models.heads, fences=self._fences,
         )  # fmt: skip
         self.kept_prefixes = kept_prefixes(options, self._parts, self.target, tokenizer, self.model_fingerprint)
         self._drafters: dict[str, Drafter] = {}
@@ -242,6 +243,7 @@ class Engine(OfOneProcess):
             tenant=tenant, query=query, workflow_step=workflow_step, tools=tools,
         )  # fmt: skip
         prompt = checked_prompt(prompt_ids, self.target)
+        check_answer_length(sampling.max_tokens, self.target)
         check_keys(workflow_step=workflow_step, tools=tools)
         check_prefix(prefix_tokens, prompt, self.kept_prefixes)
         check_token_ids(sampling, min(len(self.tokenizer), self.target.vocab_size))
@@ -327,12 +329,15 @@ class Engine(OfOneProcess):
         tree = speculation.max_nodes + speculation.max_draws + 1 if drafters else 1
         answer = min(max_tokens, self.target.most_answer_tokens(prompt_tokens))
         num_bytes = self.target.request_bytes(prompt_tokens, answer, tree, tree)
-        num_bytes += self._models.kv_bytes(drafters, prompt_tokens, answer, speculation)
+        for drafter in drafters.values():
+            own = getattr(drafter, "request_bytes", None)
+            num_bytes += 0 if own is None else own(prompt_tokens, answer, speculation)
         self.admission.check(num_bytes, prompt_tokens, max_tokens)
         return num_bytes
 
     def _drafters_named(self, names: Sequence[str]) -> dict[str, Drafter]:
         """The drafters of these names, built on first use, without those whose parts the engine lacks."""
+        names = self._models.named(names)
         with self._loading:
             for name in names:
                 if name not in self._drafters:

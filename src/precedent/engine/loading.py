@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from precedent.drafters.kinds import load_draft
 from precedent.engine.options import OF_LOADING, EngineOptions
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import Target
-from precedent.target.load.loading import load_draft, load_target, load_tokenizer
+from precedent.target.load.loading import load_target, load_tokenizer
 from precedent.target.load.source import gguf_file
 from precedent.target.support import ModelSource, TargetOptions, support_for
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from precedent.planning.draw_gate import FAR_BEHIND, DrawGate
+from precedent.planning.gate import FAR_BEHIND, Gate
 from precedent.planning.plan import DrawSource, Limits
 from precedent.planning.planner import MARGIN, Planner, Step
 
@@ -17,7 +17,7 @@ class PearlPlanner(Planner):
         """
         if source.at_hand is None:
             return super()._num_draws(name, source, step, requests)
-        gate = self._gates.setdefault(name, DrawGate())
+        gate = self.gates.setdefault(name, Gate())
         if source.at_hand:
             return min(source.at_hand, self._best_number(name, step, lambda number: 0.0))
         if source.behind > FAR_BEHIND or not gate.measured:
@@ -48,7 +48,7 @@ class PearlPlanner(Planner):
         """
         if not limits.max_draws:
             return 0
-        gate = self._gates.setdefault(_waiting_for(name), DrawGate())
+        gate = self.gates.setdefault(_waiting_for(name), Gate())
         gate.behind, most = behind, limits.max_draws + 1
         reaches = self._reaches(name, limits.max_draws)
         alone, waited = self.checked.milliseconds(limits.rows_beside + 1), self._time_of_draws(gate)(1)
@@ -57,7 +57,7 @@ class PearlPlanner(Planner):
 
     def observe_wait(self, name: str, behind: int, milliseconds: float) -> None:
         """Learn how long a step waited for a source that drew during its forward, `behind` by so many tokens."""
-        self._gates.setdefault(_waiting_for(name), DrawGate()).observe(1, behind, milliseconds / self.checked.load)
+        self.gates.setdefault(_waiting_for(name), Gate()).observe(1, behind, milliseconds / self.checked.load)
 
 
 def _waiting_for(name: str) -> str:

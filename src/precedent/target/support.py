@@ -20,7 +20,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from precedent import OPTIONS, __version__
 from precedent.errors import ConfigError, UnsupportedError
-from precedent.target.kv.layer_kinds import COMPRESSED, OF_A_PACKAGE, REWINDABLE, is_stateful, layers_of
+from precedent.target.kv.layer_kinds import COMPRESSED, OF_A_PACKAGE, REWINDABLE, check_type, is_stateful, layers_of
 from precedent.target.kv.shape import ObserverLayer, StateShape
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from precedent.cli.options import (
     write_json,
 )
 from precedent.cli.progress import Progress
+from precedent.drafters.kinds import DRAFT_MODEL, kind_of
 from precedent.errors import ConfigError
 from precedent_replay.bench_report import machine, summary, tables
 
@@ -138,9 +139,9 @@ def _chosen_modes(modes: str, draft_model: str | None, *, only_named: bool = Fal
 
 
 def _reads_its_target(draft_model: str) -> bool:
-    from precedent.target.load.published_source import reads_its_target  # here: it needs torch
-
-    return reads_its_target(draft_model)
+    """Whether a name is the folder of a draft of another kind than a model."""
+    kind = kind_of(Path(draft_model).expanduser())
+    return kind is not None and kind.name != DRAFT_MODEL
 
 
 def _prompts(

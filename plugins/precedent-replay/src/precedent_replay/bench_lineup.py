@@ -8,18 +8,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from precedent.cache import NewCompletion, SpeculationCache
-from precedent.cache.search.embedder import resolve
-from precedent.cache.store.fingerprint import prompt_fingerprint, tokenizer_fingerprint
+from precedent.cache import Completion, SpeculationCache, prompt_fingerprint, tokenizer_fingerprint
+from precedent.cache.embedder import resolve
 from precedent.config import SpeculationConfig
+from precedent.drafters.kinds import kind_of, load_draft
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
-from precedent.target.block.draft import BlockDraft
-from precedent.target.eagle.head import EagleHead
-from precedent.target.load.loading import load_draft, load_target
+from precedent.target.load.loading import load_target
 from precedent.testing.drafters import NullDrafter
 from precedent_replay.bench_modes import (
     PROMPT_LOOKUP,
@@ -118,7 +116,7 @@ class Lineup:
         untouched, _ = load_target(self._target, device=where["device"], dtype=where["dtype"])
         settings: dict[str, dict[str, Any]] = {"generate": {}, "prompt-lookup": PROMPT_LOOKUP}
         if self._draft_name and "assisted" in wanted:
-            if isinstance(self._draft, BlockDraft | EagleHead):
+            if kind_of(self._draft) is not None:
                 raise ConfigError(
                     f"mode 'assisted' is transformers', which cannot use {self._draft_name}: name the other modes with "
                     "--modes"
@@ -149,10 +147,10 @@ class Lineup:
                     token if place % 2 == shift % 2 else choose.randrange(len(self.tokenizer))
                     for place, token in enumerate(answer)
                 ]
-                cache.insert(NewCompletion(tuple(wrong), tokenizer, "", query=query, prompt_fingerprint=fingerprint))
+                cache.insert(Completion(tuple(wrong), tokenizer, "", query=query, prompt_fingerprint=fingerprint))
         for number in range(RANDOM_COMPLETIONS):
             tokens = tuple(choose.randrange(len(self.tokenizer)) for _ in range(self._max_tokens))
-            cache.insert(NewCompletion(tokens, tokenizer, "", query=f"another topic, number {number}"))
+            cache.insert(Completion(tokens, tokenizer, "", query=f"another topic, number {number}"))
         return cache
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from precedent.config import has_judge
+from precedent.config import SpeculationConfig, has_judge
 from precedent.drafters.base import Draw
 from precedent.drafters.model.distribution import sample_beside
 from precedent.drafters.model.in_step import Drawing, Extending, RunningDrawing, draw_in_step
@@ -61,28 +61,35 @@ class DraftModelDrafter:
         hand_to: torch.device | None = None,
         own_stream: bool = False,
     ) -> None:
-        self._model, self._early_exit, self._hand_to = model, early_exit, hand_to
+        self._model, self._early_exit, self._hand_to, self._draws_ahead = model, early_exit, hand_to, own_stream
         self._stream = _stream_on(model.device) if own_stream else None
-        self._pool = PrefixPool(model, MAX_IDLE_BYTES)
+        self.pool = PrefixPool(model, MAX_IDLE_BYTES)
 
     def begin(self, request: Request) -> DrawsAhead:
         """Start drafting, with the longest cached prefix of the prompt; computes nothing until the first draw."""
         context = list(request.prompt_ids)
         with self.at_work():
-            place = self._place_of(request, context)
+            place = self.place_of(request, context)
         return _DraftModelSession(self, self._model, request, context, place)
 
-    def _place_of(self, request: Request, context: list[int]) -> Place:
+    def place_of(self, request: Request, context: list[int]) -> Place:
         """Where a request's keys and values go; `context` grows with the committed text."""
         if self._early_exit and request.target_slot is not None:
             return TargetsPlace(self._model, request.target_slot)
         if self._model.encodes_prompt:
             return DecoderPlace(self._model, context)
-        return OwnPlace(self._model, self._pool, request.tenant, context)
+        return OwnPlace(self._model, self.pool, request.tenant, context)
+
+    def request_bytes(self, prompt_tokens: int, answer_tokens: int, speculation: SpeculationConfig) -> int:
+        """The most bytes that a request takes in the draft model's KV cache, beyond those in an arena."""
+        if self._early_exit or self._model.arena is not None:
+            return 0
+        tree, ahead = speculation.max_nodes + speculation.max_draws + 1, speculation.max_draws + 1
+        return self._model.request_bytes(prompt_tokens, answer_tokens, tree + ahead * self._draws_ahead, 1)
 
     def close(self) -> None:
         """Release the KV caches of finished requests."""
-        self._pool.shrink(0)
+        self.pool.shrink(0)
 
     def at_work(self) -> AbstractContextManager[object]:
         """A context for all work on the model's tensors, which keeps it in order across threads."""
