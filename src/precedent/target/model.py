@@ -38,6 +38,8 @@ class TargetModel(Target):
     package that computes them is not installed.
     """
 
+    model: PreTrainedModel
+
     def __init__(self, model: PreTrainedModel, *, bitwise: bool = False, cuda_graphs: object = False) -> None:
         layer_state = layer_state_of(model.config)
         check_one_process(model)
@@ -322,7 +324,7 @@ class TargetModel(Target):
 
         With recurrent layers these may be fewer than `length`: a state can only go back to its snapshots.
         """
-        nearest = slot.kv.nearest(length)
+        nearest = self.nearest(slot, length)
         slot.kv.rewind(nearest)
         del slot.token_ids[nearest:]
         return nearest

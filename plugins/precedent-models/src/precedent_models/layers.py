@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -82,10 +82,8 @@ class _NoState(LinearAttentionCacheLayerMixin):
     is_croppable = True
     record_past = False
 
-    @property
-    def has_previous_state(self) -> dict[int, bool]:
-        """None before this forward."""
-        return defaultdict(bool, {0: False})
+    has_previous_state: ClassVar[dict[int, bool]] = defaultdict(bool, {0: False})
+    """No state has been stored, whichever one is asked for."""
 
     def update_conv_state(self, conv_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The new inputs alone; the window before them is added where they are convolved."""
@@ -96,7 +94,7 @@ class _NoState(LinearAttentionCacheLayerMixin):
         return recurrent_states
 
 
-class _CacheLayer(KVLayer, _NoState):
+class _CacheLayer(KVLayer, _NoState):  # type: ignore[misc]  # `lazy_initialization` does nothing in either
     """A layer of a `KVCache`; `extra` holds the keys of its indexer, as keys of one head with no values."""
 
     def update_indexer(self, indexer_key_states: Tensor) -> IndexKeys:
@@ -122,7 +120,7 @@ class _CacheLayer(KVLayer, _NoState):
         """Ignored: the positions of committed rows are known, and the others may be discarded."""
 
 
-class _ObserverLayer(ObserverLayer, _NoState):
+class _ObserverLayer(ObserverLayer, _NoState):  # type: ignore[misc]
     """Records what a layer and its indexer store."""
 
     indexer_position_ids: Tensor | None = None

@@ -61,14 +61,14 @@ class EncoderDecoderTarget(TargetModel):
                 f"the prompt has {len(prompt_ids)} tokens, the encoder reads {self.context_length}: shorten it"
             )
         self.rewind(slot, 0)
-        slot.kv.cross, slot.pending = (), NOTHING_PENDING  # type: ignore[attr-defined]  # `_empty_cache` made it
+        slot.kv.cross, slot.pending = (), NOTHING_PENDING
         return 0
 
     @torch.inference_mode()
     def continue_prefill(self, slot: Slot, prompt_ids: Sequence[int], max_tokens: int) -> bool:
         """Run the encoder over the whole prompt, whatever `max_tokens`: each of its tokens sees all others."""
         *begun, pending = self.answer_start
-        slot.kv.cross = self.runner.encode(prompt_ids)  # type: ignore[attr-defined]
+        slot.kv.cross = self.runner.encode(prompt_ids)
         if begun:
             self._prefill_chunk(slot, begun)
         slot.pending = pending

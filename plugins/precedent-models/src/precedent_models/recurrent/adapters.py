@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from precedent.runtime.patched_modules import is_swapped, rebound, swapped_class
 from precedent_models.recurrent.functions import FUNCTIONS, OWN_FORWARDS
-from precedent_models.recurrent.states import Path, State
+from precedent_models.recurrent.states import Path, State, states_of
 from precedent_models.recurrent.step import running_step, the_step
 
 TAKES_WINDOW, TAKES_STATE = "update_conv_state", "update_recurrent_state"
@@ -105,8 +105,9 @@ def run_chain(module: Any, *args: Any, **kwargs: Any) -> Any:
     step = the_step()
     rows, key = step.alone(module), step.next_key()
     run = _Run(module, args, kwargs, rows.kv, len(rows))
-    output, state = run.over(rows.kv.state.of(key), len(rows))
-    rows.kv.state.put(key, _Replay(run, state))
+    states = states_of(rows.kv)
+    output, state = run.over(states.of(key), len(rows))
+    states.put(key, _Replay(run, state))
     return output
 
 

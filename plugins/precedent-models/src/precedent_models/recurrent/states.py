@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from precedent.runtime.placing import placed
-from precedent.target.kv.cache import KVLayer
+from precedent.target.kv.cache import KVCache, KVLayer
 from precedent.target.kv.shape import SequenceState, StateShape
 
 Key = tuple[int, int, int]
@@ -218,6 +218,12 @@ class RecurrentStates(SequenceState):
             rows = last.rows[: length - last.length]
             return _after(last.states, last.steps, rows) if rows else last.states
         return self._snapshots[length] if length and self._states else {}
+
+
+def states_of(kv: KVCache) -> RecurrentStates:
+    """The recurrent states of a sequence."""
+    assert isinstance(kv.state, RecurrentStates), "the KV cache is that of a model with recurrent layers"
+    return kv.state
 
 
 def _after(states: States, steps: dict[Key, LayerStep], rows: Sequence[int]) -> States:

@@ -16,7 +16,7 @@ from precedent.errors import UnsupportedError
 from precedent.runtime.placing import placed
 from precedent.target.kv.rows import Forward, Rows
 from precedent_models.recurrent.branches import Branches, WindowStep, over_line, over_windows, window_of
-from precedent_models.recurrent.states import Key, LayerStep, RecurrentStates, State
+from precedent_models.recurrent.states import Key, LayerStep, RecurrentStates, State, states_of
 
 Inputs = TypeVar("Inputs")
 
@@ -87,7 +87,7 @@ class RecurrentStep:
 
     def _parts(self, device: torch.device) -> list[Part]:
         return [
-            Part(rows.kv.state, *span, Branches.of(rows.ancestors, len(rows), device))
+            Part(states_of(rows.kv), *span, Branches.of(rows.ancestors, len(rows), device))
             for rows, span in zip(self.forward.sequences, self.forward.spans, strict=True)
         ]
 

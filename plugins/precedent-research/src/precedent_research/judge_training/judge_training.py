@@ -208,7 +208,9 @@ class _Labeller:
         self._reruns, self._agent, self._seed = RerunEngine(self._engine), agent, recipe.seed
         self._chat_model = agent.chat_model_of(self._reruns)
         num_tokens = min(len(tokenizer), reading.vocab_size)
-        self._finder = MismatchFinder(reading, target_of(draft), num_tokens, recipe.features)
+        drafting = target_of(draft)
+        assert isinstance(drafting, TargetModel), "draft models are loaded by transformers"
+        self._finder = MismatchFinder(reading, drafting, num_tokens, recipe.features)
 
     def piece(self, run: Trajectory, number: int, most: int) -> Piece:
         """Serve a run, and label at most so many of its mismatches, chosen by the seed."""
