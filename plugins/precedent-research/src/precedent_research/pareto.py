@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from precedent.verify.lossy.relaxed import Offer, Rule
+from precedent_research.lossy import Offer, Rule
 
 
 class Point(NamedTuple):

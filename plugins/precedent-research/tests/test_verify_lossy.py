@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -16,17 +18,18 @@ from helpers.random_trees import (
     sibling_samples,
     toy_model,
 )
+from helpers.small_engines import PROMPT, make_engine
 from scipy.optimize import minimize
 
-from precedent.config import SamplingParams
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.errors import ConfigError
 from precedent.sampling.rng import CounterRng, Rng
 from precedent.sampling.target_rows import TargetRows
 from precedent.testing.replay_rng import enumerate_outcomes
+from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder, chain
-from precedent.verify import LOSSLESS, verify
-from precedent.verify.lossy import lossy_verifier
-from precedent.verify.lossy.relaxed import Offer
-from precedent.verify.lossy.rules import Mentored, TopBeta, Typical
+from precedent.verify import LOSSLESS, verifier_of, verify
+from precedent_research.lossy import Mentored, Offer, TopBeta, Typical
 
 TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
 DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
@@ -118,7 +121,7 @@ def distribution_at_root(draft: Callable[[Rng], CandidateTree], mode: str) -> tu
     """The exact distribution of the first committed token for the V4 target, and the mean of what was spent."""
     distribution, spent = torch.zeros(4, dtype=torch.float64), 0.0
     for chance, tree in enumerate_outcomes(draft):
-        for probability, verdict in enumerate_outcomes(lossy_verifier(mode)(tree, toy_rows(always(TARGET_V4), tree))):
+        for probability, verdict in enumerate_outcomes(verifier_of(mode)(tree, toy_rows(always(TARGET_V4), tree))):
             first = tree.token_ids[verdict.path[0]] if verdict.path else verdict.next_token
             distribution[first] += chance * probability
             spent += chance * probability * verdict.spent_tv
@@ -159,7 +162,7 @@ def test_on_random_trees_the_spent_variation_bounds_the_true_one(mode: str) -> N
     largest = 0.0
     for seed in range(1000, 1016):
         problem = random_problem(seed, max_trees=16)
-        spent = mean_spent(problem.target, problem.draft, lossy_verifier(mode))
+        spent = mean_spent(problem.target, problem.draft, verifier_of(mode))
         distance = exact_step(problem.target, problem.draft, mode).total_variation(problem.target)
         assert distance <= spent + 1e-10, problem
         largest = max(largest, distance)
@@ -192,7 +195,7 @@ def test_a_relaxed_mode_accepts_more_than_the_lossless_one(mode: str) -> None:
 def test_typical_accepts_a_cached_token_above_its_threshold_for_certain() -> None:
     """Probability 0.10 against min(0.09, 0.3 exp(-H)): written with certainty, total variation 0.90."""
     tree = chain([0])
-    verdict = lossy_verifier("lossy_typical")(tree, toy_rows(always(TARGET_V4), tree))(CounterRng(0, 0))
+    verdict = verifier_of("lossy_typical")(tree, toy_rows(always(TARGET_V4), tree))(CounterRng(0, 0))
     assert verdict.path == (0,)
     assert verdict.spent_tv == pytest.approx(0.90)
 
@@ -212,7 +215,7 @@ def test_at_temperature_zero_these_equal_greedy(mode: str) -> None:
         for _, tree in enumerate_outcomes(problem.draft):
             rows = greedy_rows(tree, lambda path, model=model: model(path).log())
             expected = verify(tree, rows, "greedy", CounterRng(0, 0))
-            assert [v for _, v in enumerate_outcomes(lossy_verifier(mode)(tree, rows))] == [expected]
+            assert [v for _, v in enumerate_outcomes(verifier_of(mode)(tree, rows))] == [expected]
             assert expected.spent_tv == 0.0
 
 
@@ -226,7 +229,7 @@ def test_top_beta_at_temperature_zero_accepts_the_second_likeliest_within_its_ga
         ("lossy_top_beta:beta=2,tau=9", 3, 0),
     ):
         tree = chain([token])
-        verdict = lossy_verifier(mode)(tree, greedy_rows(tree, lambda path: logits))(CounterRng(0, 0))
+        verdict = verifier_of(mode)(tree, greedy_rows(tree, lambda path: logits))(CounterRng(0, 0))
         assert verdict.num_accepted == accepted, mode
         assert verdict.spent_tv == pytest.approx(float(accepted)), mode
 
@@ -268,3 +271,43 @@ def test_a_duplicate_of_a_cached_token_does_not_move_the_distribution() -> None:
 
     distribution, _ = distribution_at_root(draft, "lossy_mentored:kl=0.2")
     assert torch.allclose(distribution, Mentored(0.2)(offer(TARGET_V4, DRAFT_V4)), rtol=0, atol=EXACT)
+
+
+def test_a_lossless_request_never_imports_a_lossy_mode() -> None:
+    """Nothing that could change an answer is even loaded, all the way from an engine's door to its last token."""
+    script = """
+import sys
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.engine import Engine
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+engine = Engine(tiny_causal_lm(), byte_tokenizer(), name="tiny", draft_model=tiny_causal_lm(num_hidden_layers=1))
+greedy, sampled = SamplingParams(max_tokens=4), SamplingParams(temperature=1.0, max_tokens=4)
+asked = [(greedy, "auto"), (sampled, "traversal"), (sampled, "topdown")]
+asked.append((SamplingParams(temperature=1.0, seed=1, max_tokens=4), "coupled"))
+for sampling, mode in asked:
+    result = engine.submit([5, 6, 7, 5, 6], sampling, speculation=SpeculationConfig(mode=mode)).result()
+    assert len(result.token_ids) > 0
+lossless = [name for name in sys.modules if name.startswith("precedent_research")]
+engine.submit([5, 6, 7, 5, 6], sampled, speculation=SpeculationConfig(mode="lossy_typical")).result()
+print(lossless, "precedent_research.lossy" in sys.modules)
+engine.close()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] True"
+
+
+def test_a_lossy_mode_says_so_and_how_much_it_spent() -> None:
+    """Opt-in by name; the statistics carry the total variation, and every other mode spends nothing."""
+    engine = make_engine(draft_model=tiny_causal_lm("llama", seed=22, num_hidden_layers=1))
+    sampling = SamplingParams(temperature=1.0, max_tokens=30)
+    lossy = SpeculationConfig(drafters=("draft-model",), mode="lossy_mentored:kl=0.5")
+    spent = engine.submit(PROMPT, sampling, speculation=lossy).result().stats
+    exact = engine.submit(PROMPT, sampling, query="order").result().stats
+    assert spent.as_dict()["lossless"] is False
+    assert float(spent.as_dict()["spent_total_variation"]) == pytest.approx(spent.spent_tv, abs=1e-6)
+    assert exact.as_dict()["lossless"] is True
+    assert exact.spent_tv == 0.0
+    with pytest.raises(ConfigError, match="no parameter 'kk'"):
+        engine.submit(PROMPT, sampling, speculation=SpeculationConfig(mode="lossy_mentored:kk=1"))
+    engine.close()

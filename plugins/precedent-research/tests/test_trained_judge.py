@@ -5,25 +5,33 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from helpers.enumeration import exact_step, mean_spent, toy_rows
+from helpers.judges import install_judges
 from helpers.random_trees import always, random_distribution
 
 from precedent.config import SamplingParams
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.sampling.rng import CounterRng, Rng
 from precedent.sampling.target_rows import TargetRows
+from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder, chain
-from precedent.verify.lossy import judge_of, lossy_verifier, overruled_by
-from precedent.verify.lossy.features import FEATURES, OF_ROWS, Rejected, features_of
-from precedent.verify.lossy.trained import JUDGE_FILE, TrainedJudge, draft_logits_of
+from precedent.verify import verifier_of
+from precedent_research.judge import (
+    FEATURES,
+    JUDGE_FILE,
+    OF_ROWS,
+    Rejected,
+    TrainedJudge,
+    draft_logits_of,
+    features_of,
+    overruled_by,
+)
 
 TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
 DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
@@ -133,7 +141,7 @@ def hidden_judge() -> TrainedJudge:
 
 
 def test_a_judge_may_read_hidden_states() -> None:
-    """Of the rejected token itself; without any the target says so, and a token without a row stays rejected."""
+    """Of the rejected token itself; without any the target says so."""
     judge, tree = hidden_judge(), sampled(DRAFT_V4)(CounterRng(0, 0))
     assert judge.reads_hidden_states
     assert not judge_with(0.5, margin=1.0).reads_hidden_states
@@ -144,34 +152,22 @@ def test_a_judge_may_read_hidden_states() -> None:
         assert judge(tree, rows, 0) == expected
     with pytest.raises(UnsupportedError, match="keeps no hidden states"):
         judge(tree, toy_rows(always(TARGET_V4), tree), 0)
-    unscored = replace(tree, num_unscored=1)
-    assert judge(unscored, TargetRows(row[:1], unscored, SamplingParams(temperature=1.0)), 0) == 0.0
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two installed judges: one that was trained, one that was written."""
-    makers = {"trained": lambda: judge_with(0.25, margin=0.0), "written": lambda: lambda *_: 1.0}
-    found = [SimpleNamespace(name=name, load=lambda make=make: make) for name, make in makers.items()]
-    monkeypatch.setattr(
-        "precedent.verify.lossy.judge.entry_points",
-        lambda group, name=None: [each for each in found if name in (None, each.name)],
-    )
-    lossy_verifier.cache_clear()
-    judge_of.cache_clear()
-    yield
-    lossy_verifier.cache_clear()
-    judge_of.cache_clear()
+    install_judges(monkeypatch, trained=judge_with(0.25, margin=0.0), written=lambda *_: 1.0)
 
 
 @pytest.mark.usefixtures("installed")
 def test_a_mode_may_give_a_trained_judge_another_threshold() -> None:
     """Its probability is 0.5 here; a judge that was not trained has no threshold."""
-    tree = sampled(DRAFT_V4)(CounterRng(0, 0))
-    rows = toy_rows(always(TARGET_V4), tree)
-    assert judge_of("lossy_judge:name=trained")(tree, rows, 0) == 0.0
-    assert judge_of("lossy_judge:name=trained,threshold=0.75")(tree, rows, 0) == 1.0
-    assert judge_of("lossy_judge:name=trained") is judge_of("lossy_judge:name=trained")  # read once
+    trees = [sampled(DRAFT_V4)(CounterRng(seed, 0)) for seed in range(16)]
+    for mode, spent in (("lossy_judge:name=trained", 0.0), ("lossy_judge:name=trained,threshold=0.75", 1.0)):
+        decisions = [verifier_of(mode)(tree, toy_rows(always(TARGET_V4), tree)) for tree in trees]
+        assert max(verdict.spent_tv for each in decisions for _, verdict in enumerate_outcomes(each)) == spent
+        assert verifier_of(mode) is verifier_of(mode)  # read once
     for mode, message in (
         ("lossy_judge:name=trained,threshold=2", "threshold=2.0 must lie between 0"),
         ("lossy_judge:name=trained,threshold=low", "threshold=low is not a number"),
@@ -179,7 +175,7 @@ def test_a_mode_may_give_a_trained_judge_another_threshold() -> None:
         ("lossy_judge:name=written,threshold=0.5", "only a judge of `precedent train-judge` has a threshold"),
     ):
         with pytest.raises(ConfigError, match=message):
-            lossy_verifier(mode)
+            verifier_of(mode)
 
 
 def test_a_judge_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import closing
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from helpers.judges import install_judges
 from helpers.tiny_draft import tiny_target
 
 from precedent.config import SamplingParams, SpeculationConfig
@@ -20,8 +20,7 @@ from precedent.sampling.target_rows import TargetRows
 from precedent.target.fingerprints import name_of
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import CandidateTree
-from precedent.verify.lossy import judge_of, lossy_verifier
-from precedent.verify.lossy.trained import TrainedJudge, draft_logits_of
+from precedent_research.judge import TrainedJudge, draft_logits_of
 
 TOKENIZER, PROMPT = byte_tokenizer(), tuple(range(40, 60))
 MODE = "lossy_judge:name=watching"
@@ -46,19 +45,14 @@ class Watching:
 
 
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
     """Install a judge under the name `watching`."""
 
     def installed(judge: Any) -> Any:
-        point = SimpleNamespace(name="watching", load=lambda: lambda: judge)
-        monkeypatch.setattr("precedent.verify.lossy.judge.entry_points", lambda group, name=None: [point])
+        install_judges(monkeypatch, watching=judge)
         return judge
 
-    for cached in (lossy_verifier, judge_of):
-        cached.cache_clear()
-    yield installed
-    for cached in (lossy_verifier, judge_of):
-        cached.cache_clear()
+    return installed
 
 
 def engine_of(mode: str, **settings: Any) -> Engine:
@@ -101,7 +95,6 @@ def test_hidden_states_are_kept_for_those_who_read_them_alone(install: Any) -> N
         with closing(engine_of(mode)) as engine:
             assert engine.target.runner.hidden is None
     install(Watching(reads_hidden_states=True))
-    judge_of.cache_clear()
     with closing(engine_of("auto")) as engine:
         asked = SpeculationConfig(mode=MODE)
         with pytest.raises(ConfigError, match="hidden states, which are kept from the engine's start"):
@@ -112,7 +105,6 @@ def test_a_judge_of_another_model_is_refused_or_said(install: Any, caplog: pytes
     """By the size of the hidden states, at the engine's start and by request; another name is a warning."""
     install(Watching(reads_hidden_states=True))
     with closing(engine_of(MODE)) as engine:
-        judge_of.cache_clear()
         install(TrainedJudge(("margin", "hidden"), (0.0,) * 6, 0.0, 0.5))
         with pytest.raises(
             ConfigError, match="trained on hidden states of 5 numbers, and this target's have 32: train"
@@ -121,11 +113,10 @@ def test_a_judge_of_another_model_is_refused_or_said(install: Any, caplog: pytes
     with pytest.raises(ConfigError, match="hidden states of 5 numbers"):
         engine_of(MODE)
     for name, warned in (("another", True), (name_of(tiny_target()), False), ("", False)):
-        judge_of.cache_clear()
         install(TrainedJudge(("margin",), (0.0,), 0.0, 0.5, target=name))
         caplog.clear()
         engine_of(MODE).close()
-        assert ("was trained for another" in caplog.text) == warned
+        assert ("of this mode was trained for another" in caplog.text) == warned
 
 
 def test_drafters_keep_their_logits_for_a_judge_alone(install: Any) -> None:

@@ -11,19 +11,18 @@ from helpers.prefilled import as_on_a_gpu
 from torch import Tensor
 
 from precedent.config import SamplingParams
-from precedent.decoding.loop import step
-from precedent.decoding.pearl import Pearl
 from precedent.decoding.sequence import DecodingSequence
-from precedent.drafters.model.drafter import DraftModelDrafter
-from precedent.drafters.model.lookahead import DraftedToken, DrawsAhead, Lookahead
+from precedent.drafters.model.distribution import DraftedToken
 from precedent.drafters.request import Request
 from precedent.errors import GenerationError
 from precedent.runtime.fence import Fences
+from precedent.runtime.inline_executor import AtOnce
 from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
 from precedent.testing.drafters import OracleDrafter, RandomDrafter
 from precedent.testing.tiny_models import tiny_causal_lm
-from precedent.tree import CandidateTree, Fixed, TreeBuilder
+from precedent.tree import Fixed, TreeBuilder
+from precedent_research.pearl import DrawsAhead, PearlDrafter, PearlLoop
 
 
 @pytest.fixture(scope="module")
@@ -33,21 +32,21 @@ def target() -> TargetModel:
 
 
 @pytest.fixture(params=["in place", "on a thread"])
-def pearl(request: pytest.FixtureRequest):
+def pearl(request: pytest.FixtureRequest, target: TargetModel):
     """Both ways to draw ahead."""
-    pearl = in_place() if request.param == "in place" else Pearl()
+    pearl = in_place(target) if request.param == "in place" else PearlLoop(target, PlannerOfAllCandidates())
     yield pearl
     pearl.close()
 
 
-def good_draft() -> DraftModelDrafter:
+def good_draft() -> PearlDrafter:
     """A draft model that is the target over again."""
-    return DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=5)))
+    return PearlDrafter(TargetModel(tiny_causal_lm("llama", seed=5)))
 
 
-def bad_draft() -> DraftModelDrafter:
+def bad_draft() -> PearlDrafter:
     """A draft model that knows nothing."""
-    return DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=6, num_hidden_layers=1)))
+    return PearlDrafter(TargetModel(tiny_causal_lm("llama", seed=6, num_hidden_layers=1)))
 
 
 # Texts that are functions of the target alone
@@ -56,7 +55,7 @@ def bad_draft() -> DraftModelDrafter:
 @pytest.mark.parametrize("read_at_once", [False, True], ids=["", "read at once"])
 @pytest.mark.parametrize("sampling", CHOSEN_TEXTS.values(), ids=CHOSEN_TEXTS)
 def test_chosen_texts_are_those_of_plain_decoding(
-    target: TargetModel, pearl: Pearl, sampling: SamplingParams, read_at_once: bool, monkeypatch: pytest.MonkeyPatch
+    target: TargetModel, pearl: PearlLoop, sampling: SamplingParams, read_at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy, and with a seed: a helpful draft model, a useless one, memory and nonsense beside them change nothing."""
     plain = run(target, start(target, [], sampling))
@@ -73,12 +72,12 @@ def test_a_draft_model_that_agrees_is_never_waited_for_and_always_used(target: T
     sampling = SamplingParams(max_tokens=25)
     plain = run(target, start(target, [], sampling))
     sequence = start(target, [good_draft()], sampling)
-    assert run(target, sequence, in_place(), PlannerOfAllCandidates(most_ahead=4)) == plain
+    assert run(target, sequence, in_place(target, PlannerOfAllCandidates(most_ahead=4))) == plain
     stats = sequence.stats
     assert stats.num_steps == 7  # 1 token, then 4 each: three at hand, and the next one verified at once
     assert stats.accepted_by_source == {"draft-model": 25}
-    assert stats.num_lookaheads == 7
-    assert stats.num_lookaheads_used == 6  # after the last step the answer is over
+    assert stats.extra["num_lookaheads"] == 7
+    assert stats.extra["num_lookaheads_used"] == 6  # after the last step the answer is over
     assert stats.as_dict()["num_lookaheads_used"] == 6
 
 
@@ -87,19 +86,19 @@ def test_a_draft_model_that_errs_is_forgotten_after_each_error(target: TargetMod
     sampling = SamplingParams(max_tokens=20)
     plain = run(target, start(target, [], sampling))
     sequence = start(target, [AlwaysWrong(plain)], sampling)
-    assert run(target, sequence, in_place()) == plain
-    assert sequence.stats.num_steps == sequence.stats.num_lookaheads == 20
-    assert sequence.stats.num_lookaheads_used == sequence.stats.num_accepted_tokens == 0
+    assert run(target, sequence, in_place(target)) == plain
+    assert sequence.stats.num_steps == sequence.stats.extra["num_lookaheads"] == 20
+    assert sequence.stats.extra["num_lookaheads_used"] == sequence.stats.num_accepted_tokens == 0
     assert sequence.stats.num_draft_tokens == 20  # the one that is verified at once
 
 
 def test_a_lossy_mode_shows_samples_at_hand_and_verifies_none_without_a_row(target: TargetModel) -> None:
     """Its rule sees what is proposed below a node before the target's row is used: nothing may be added later."""
     sequence = start(target, [good_draft()], SamplingParams(temperature=1.0, max_tokens=20), mode="lossy_typical")
-    run(target, sequence, in_place())
+    run(target, sequence, in_place(target))
     stats = sequence.stats
-    assert stats.num_lookaheads >= stats.num_lookaheads_used > 0
-    assert stats.num_lookaheads == stats.num_steps
+    assert stats.extra["num_lookaheads"] >= stats.extra["num_lookaheads_used"] > 0
+    assert stats.extra["num_lookaheads"] == stats.num_steps
     assert stats.num_draft_tokens <= 3 * stats.num_steps, "three at hand, and no leaf more"
 
 
@@ -119,30 +118,21 @@ class AlwaysWrong:
 
 
 class WrongSession(DrawsAhead):
+    name, behind = "wrong", 0
+
     def __init__(self, answer: Sequence[int]) -> None:
-        self._answer, self._done, self._ahead = answer, 0, Lookahead()
-
-    @property
-    def at_hand(self) -> int:
-        return self._ahead.unseen
-
-    @property
-    def behind(self) -> int:
-        return 0
+        self._answer, self._done, self.chain, self.num_shown = answer, 0, [], 0
 
     def draw(self, builder: TreeBuilder, number: int, rng: Rng) -> None:
         assert number == 0
 
     def draw_ahead(self, rng: Rng) -> bool:
-        self._ahead.chain.append(DraftedToken((self._answer[self._done] + 1) % 250 + 1, Fixed()))
+        self.chain.append(DraftedToken((self._answer[self._done] + 1) % 250 + 1, Fixed()))
         return True
-
-    def extended(self, tree: CandidateTree) -> CandidateTree:
-        return self._ahead.extended(tree, "wrong", lambda drafted: drafted)
 
     def committed(self, token_ids: Sequence[int]) -> None:
         self._done = min(self._done + len(token_ids), len(self._answer) - 1)
-        self._ahead.settle(token_ids)
+        self.chain, self.num_shown = self.unseen_after(token_ids), 0
 
     def end(self) -> None:
         """Nothing is held."""
@@ -186,8 +176,8 @@ def test_drawing_ends_with_the_forward(target: TargetModel, monkeypatch: pytest.
         return rows
 
     monkeypatch.setattr(target, "score", score)
-    pearl = Pearl()
-    step([sequence], target, PlannerOfAllCandidates(most_ahead=300), pearl)
+    pearl = PearlLoop(target, PlannerOfAllCandidates(most_ahead=300))
+    pearl.step([sequence])
     pearl.close()
     assert 2 <= session.made <= 4
     assert not session.at_it
@@ -206,8 +196,8 @@ def test_a_forward_that_fails_leaves_no_draft_model_at_work(
         raise RuntimeError("the target is ill")
 
     monkeypatch.setattr(target, "score", score)
-    pearl = Pearl()
-    step([sequence], target, PlannerOfAllCandidates(most_ahead=300), pearl)
+    pearl = PearlLoop(target, PlannerOfAllCandidates(most_ahead=300))
+    pearl.step([sequence])
     pearl.close()
     assert isinstance(sequence.error, GenerationError)
     assert "the target is ill" in str(sequence.error)
@@ -215,7 +205,8 @@ def test_a_forward_that_fails_leaves_no_draft_model_at_work(
     assert not session.at_it
 
 
-def test_a_draft_model_that_fails_ahead_fails_nobody(target: TargetModel, pearl: Pearl) -> None:
+@pytest.mark.parametrize("executor", [AtOnce(), None], ids=["in place", "on a thread"])
+def test_a_draft_model_that_fails_ahead_fails_nobody(target: TargetModel, executor: AtOnce | None) -> None:
     """Its request goes on without it; both answers are the plain ones."""
     sampling = SamplingParams(max_tokens=12)
     plain = run(target, start(target, [], sampling))
@@ -225,9 +216,10 @@ def test_a_draft_model_that_fails_ahead_fails_nobody(target: TargetModel, pearl:
 
     failing, healthy = start(target, [AlwaysWrong([1] * 400)], sampling), start(target, [good_draft()], sampling)
     failing.sessions["wrong"] = Watched([1] * 400, ill)
-    planner, fences = PlannerOfAllCandidates(), Fences()
+    pearl = PearlLoop(target, PlannerOfAllCandidates(), fences := Fences(), executor)
     while running := [sequence for sequence in (failing, healthy) if not sequence.finished]:
-        step(running, target, planner, pearl, fences)
+        pearl.step(running)
+    pearl.close()
     assert tuple(failing.output_ids) == tuple(healthy.output_ids) == plain
     assert "wrong" not in failing.sessions
     assert fences.faults() == {"wrong": 1}
@@ -239,9 +231,9 @@ def test_a_draft_model_that_does_not_come_back_is_given_up(target: TargetModel) 
     plain = run(target, start(target, [], sampling))
     sequence = start(target, [AlwaysWrong([1] * 400)], sampling)
     sequence.sessions["wrong"] = Watched([1] * 400, lambda: go_on.wait(60.0))
-    planner, pearl, fences = PlannerOfAllCandidates(), Pearl(), Fences(deadline=0.05)
+    pearl = PearlLoop(target, PlannerOfAllCandidates(), fences := Fences(deadline=0.05))
     while not sequence.finished:
-        step([sequence], target, planner, pearl, fences)
+        pearl.step([sequence])
     assert tuple(sequence.output_ids) == plain
     assert fences.faults() == {"wrong": 1}
     assert fences.degraded() == ("wrong",)

@@ -11,7 +11,7 @@ from helpers.command_line import precedent
 from helpers.tiny_judge import RUNS, tiny_draft
 
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
-from precedent.verify.lossy.trained import TrainedJudge
+from precedent_research.judge import TrainedJudge
 
 
 @pytest.fixture(scope="module")

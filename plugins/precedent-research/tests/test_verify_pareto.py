@@ -12,10 +12,10 @@ from helpers.random_trees import always, random_distribution, sibling_samples
 from scipy.optimize import linprog
 
 from precedent.tree import Sampled
-from precedent.verify.lossy import lossy_verifier, overruled_by
-from precedent.verify.lossy.pareto import least_rejections, point_of, point_of_judge
-from precedent.verify.lossy.relaxed import Offer
-from precedent.verify.lossy.rules import Mentored, TopBeta, Typical
+from precedent.verify import verifier_of
+from precedent_research.judge import overruled_by
+from precedent_research.lossy import Mentored, Offer, TopBeta, Typical
+from precedent_research.pareto import least_rejections, point_of, point_of_judge
 
 TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
 DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
@@ -78,7 +78,7 @@ def test_the_front_is_what_linear_programs_find(seed: int) -> None:
 def test_a_rules_point_is_what_its_mode_does(mode: str, rule: object, fixed: tuple[int, ...]) -> None:
     """Enumerated: how often nothing is accepted, and the distance of what is written; never below the front."""
     draft = sibling_samples([DRAFT_V4], fixed=fixed, replacement=True, exclude_fixed=True)
-    done = exact_step(always(TARGET_V4), draft, lossy_verifier(mode))
+    done = exact_step(always(TARGET_V4), draft, verifier_of(mode))
     offered = offer(TARGET_V4, Sampled(DRAFT_V4, fixed).probs(), fixed)
     point = point_of(rule, offered)  # type: ignore[arg-type]
     assert point.rejections == pytest.approx(1.0 - done.expected_accepted, abs=EXACT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -13,17 +14,18 @@ from helpers.enumeration import RngOfAStep
 from helpers.pearl import PlannerOfAllCandidates, in_place, run, start
 from helpers.random_trees import toy_model
 from helpers.tabled_model import TabledModel
+from torch import Tensor
 
 from precedent.config import SamplingParams
 from precedent.decoding import verification
-from precedent.drafters.base import Drafter
-from precedent.drafters.model import drafter as draft_model
-from precedent.drafters.model.drafter import DraftModelDrafter
-from precedent.drafters.model.lookahead import Lookahead
-from precedent.planning.plan import DrawSource, Limits, Plan
+from precedent.drafters.base import Drafter, DrawSource
+from precedent.drafters.model.distribution import DraftedToken
+from precedent.planning.plan import Limits, Plan
 from precedent.sampling.rng import Rng
+from precedent.sampling.row_shaper import RowShaper
 from precedent.testing.drafters import OracleDrafter
 from precedent.testing.replay_rng import enumerate_outcomes
+from precedent_research.pearl import PearlDrafter, PearlSession
 
 EXACT = 1e-12
 
@@ -35,7 +37,7 @@ def toy(name: str) -> TabledModel:
 
 
 def toy_draft(name: str = "draft") -> Drafter:
-    return DraftModelDrafter(toy(name))  # type: ignore[arg-type]  # shaped like a TargetModel
+    return PearlDrafter(toy(name))  # type: ignore[arg-type]  # shaped like a TargetModel
 
 
 def answer_distribution(
@@ -47,6 +49,7 @@ def answer_distribution(
     target_name: str = "target",
     ends: frozenset[int] = frozenset(),
     planner: type[PlannerOfAllCandidates] = PlannerOfAllCandidates,
+    shape: RowShaper | None = None,
 ) -> dict[tuple[int, ...], float]:
     """The exact distribution of whole answers through the real loop: every branch of drafting and verifying."""
     target, found = toy(target_name), defaultdict(float)
@@ -54,9 +57,9 @@ def answer_distribution(
     def answer(rng: Rng) -> tuple[int, ...]:
         sequence = start(
             target, drafters(), SamplingParams(temperature=1.0, max_tokens=length), prompt=(0,), mode=mode,
-            rng_of=lambda number: RngOfAStep(rng, number), ends=ends,
+            rng_of=lambda number: RngOfAStep(rng, number), ends=ends, shape=shape,
         )  # fmt: skip
-        return run(target, sequence, in_place(), planner(most_ahead))
+        return run(target, sequence, in_place(target, planner(most_ahead)))
 
     with torch.inference_mode():
         for probability, output in enumerate_outcomes(answer):
@@ -129,27 +132,54 @@ def test_answers_that_end_have_the_distribution_if_nobody_peeks(
     assert (found < EXACT) if exact else (found > 1e-2)
 
 
-class KeepsOnlyTheLikely(Lookahead):
+class EndsAfterThree:
+    """A grammar that allows any three tokens, and must not be asked what follows them."""
+
+    def __init__(self, together: bool) -> None:
+        if together:
+            self.shape_all = lambda paths, rows, until: torch.stack(
+                [self(path, row) for path, row in zip(paths, rows, strict=True)]
+            )
+
+    def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
+        assert len(output_ids) < 3, "the grammar has ended"
+        return row
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["row by row", "all rows at once"])
+@pytest.mark.parametrize("mode", ["traversal", "topdown"])
+def test_a_grammar_may_end_at_the_leaf(mode: str, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The made-up row after the leaf is exempt from constraints, and its token is dropped."""
+    if together:
+        monkeypatch.setattr(verification, "verifier_of", lambda mode: known_weights.verifier_of(mode, "ahead"))
+    distribution = answer_distribution(
+        lambda: [toy_draft()], mode, length=3, most_ahead=2, shape=EndsAfterThree(together)
+    )
+    assert distance(distribution, target_distribution(3)) < EXACT
+
+
+class KeepsOnlyTheLikely(PearlSession):
     """The tempting mistake: an unseen sample is forgotten for what it is, and another one is taken in its place."""
 
-    __slots__ = ()
-
-    def settle(self, token_ids: Sequence[int]) -> None:
-        super().settle(token_ids)
-        chances = [float(drafted.distribution.probs()[drafted.token_id]) for drafted in self.chain]
-        self.chain = list(itertools.takewhile(lambda _: chances.pop(0) > 0.5, self.chain))
+    def unseen_after(self, token_ids: Sequence[int]) -> list[DraftedToken]:
+        chain = super().unseen_after(token_ids)
+        return list(itertools.takewhile(lambda each: float(each.distribution.probs()[each.token_id]) > 0.5, chain))
 
 
-def test_a_lookahead_that_is_dropped_for_what_it_holds_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+class BiasedDrafter(PearlDrafter):
+    def session(self, *parts: Any) -> PearlSession:
+        return KeepsOnlyTheLikely(self, *parts)
+
+
+def test_a_lookahead_that_is_dropped_for_what_it_holds_is_seen() -> None:
     """The same enumeration finds the bias of showing likely samples only."""
-    monkeypatch.setattr(draft_model, "Lookahead", KeepsOnlyTheLikely)
-    distribution = answer_distribution(lambda: [toy_draft()], "traversal", length=3, most_ahead=2)
+    distribution = answer_distribution(lambda: [BiasedDrafter(toy("draft"))], "traversal", length=3, most_ahead=2)
     assert distance(distribution, target_distribution(3)) > 1e-3
 
 
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
-def test_weights_computed_ahead_verify_unscored_leaves_alike(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All weights before the walk, fewer rows than nodes: the same distribution."""
+def test_weights_computed_ahead_verify_late_leaves_alike(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All weights before the walk, the made-up row among them: the same distribution."""
     monkeypatch.setattr(verification, "verifier_of", lambda mode: known_weights.verifier_of(mode, "ahead"))
 
     def drafters() -> list[Drafter]:

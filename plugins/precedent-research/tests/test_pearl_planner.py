@@ -9,15 +9,15 @@ import torch
 
 from precedent.planning.costs import CostCurve
 from precedent.planning.gate import PROBE_STEPS
-from precedent.planning.pearl import PearlPlanner
-from precedent.planning.plan import DrawSource, Limits
+from precedent.planning.plan import Limits
+from precedent_research.pearl import PearlPlanner, PearlSource
 
 LIMITS = Limits(0, 6, 40, frozenset())
 
 
 def num_draws(planner: PearlPlanner, behind: int, at_hand: int) -> int:
     """How many samples the draft model shows in the next tree."""
-    return planner.plan([], {"draft-model": DrawSource(behind, at_hand=at_hand)}, LIMITS).draws["draft-model"]
+    return planner.plan([], {"draft-model": PearlSource(behind, at_hand=at_hand)}, LIMITS).draws["draft-model"]
 
 
 @pytest.mark.parametrize(("acceptance", "milliseconds"), [(0.9, 0.0), (0.5, 0.2), (0.7, 4.0)])

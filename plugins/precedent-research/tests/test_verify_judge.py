@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from helpers.enumeration import exact_step, mean_spent, toy_rows
+from helpers.judges import install_judges
 from helpers.random_trees import always, random_problem, sibling_samples
 
-from precedent.config import LOSSY_MODES, MODES, SamplingParams, SpeculationConfig
+from precedent.config import MODE_GROUP, MODES, SamplingParams, SpeculationConfig
 from precedent.engine.checks import mode_of
 from precedent.errors import ConfigError
+from precedent.runtime.plugins import installed
 from precedent.sampling.rng import CounterRng
 from precedent.tree import CandidateTree, chain
-from precedent.verify import Verdict
-from precedent.verify.lossy import lossy_verifier, overruled_by
+from precedent.verify import Verdict, verifier_of
+from precedent_research.judge import overruled_by
+from precedent_research.lossy import RULES
 
 TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
 DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
@@ -63,15 +64,12 @@ def test_verification_goes_on_below_a_token_that_a_judge_accepted() -> None:
 
 def test_an_installed_judge_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Entry-point group `precedent.judges`."""
-    point = SimpleNamespace(name="mine", load=lambda: lambda: lambda *_: 1.0)
-    monkeypatch.setattr(
-        "precedent.verify.lossy.judge.entry_points", lambda group, name="mine": [point] if name == "mine" else []
-    )
+    install_judges(monkeypatch, mine=lambda *_: 1.0)
     tree = chain([0])
     rows = toy_rows(always(torch.tensor([0.0, 1.0])), tree)
-    assert lossy_verifier("lossy_judge:name=mine")(tree, rows)(CounterRng(0, 0)).path == (0,)
+    assert verifier_of("lossy_judge:name=mine")(tree, rows)(CounterRng(0, 0)).path == (0,)
     with pytest.raises(ConfigError, match=r"no judge is called 'yours' \(installed: mine\)"):
-        lossy_verifier("lossy_judge:name=yours")
+        verifier_of("lossy_judge:name=yours")
 
 
 @pytest.mark.parametrize(
@@ -99,12 +97,8 @@ def test_a_mode_that_says_nonsense_is_refused_in_one_line(mode: str, message: st
     assert "\n" not in str(caught.value)
 
 
-def test_a_lossless_mode_is_no_lossy_one() -> None:
-    with pytest.raises(ConfigError, match=r"mode='traversal' is not a lossy mode; use one of lossy_mentored.*judge"):
-        lossy_verifier("traversal")
-
-
 def test_lossy_modes_are_named_so() -> None:
     """Opting in takes the word."""
-    assert all(name.startswith("lossy_") for name in LOSSY_MODES)
+    assert all(name.startswith("lossy_") for name in installed(MODE_GROUP))
+    assert all(verifier_of(name).lossy for name in RULES)
     assert not any(name.startswith("lossy_") for name in MODES)
