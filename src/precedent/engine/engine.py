@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import weakref
@@ -22,6 +23,7 @@ from precedent.drafters.together import begin_early
 from precedent.engine.admission import Admission
 from precedent.engine.checks import (
     MOST_QUERY_CHARACTERS,
+    check_answer_length,
     check_arguments,
     check_keys,
     check_token_ids,
@@ -61,6 +63,8 @@ from precedent.text.templates import Template, Templates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Emission", "Engine", "Generation", "GenerationResult", "ResultObserver"]
 
@@ -242,6 +246,7 @@ class Engine(OfOneProcess):
             tenant=tenant, query=query, workflow_step=workflow_step, tools=tools,
         )  # fmt: skip
         prompt = checked_prompt(prompt_ids, self.target)
+        check_answer_length(sampling.max_tokens, self.target)
         check_keys(workflow_step=workflow_step, tools=tools)
         check_prefix(prefix_tokens, prompt, self.kept_prefixes)
         check_token_ids(sampling, min(len(self.tokenizer), self.target.vocab_size))
@@ -267,9 +272,14 @@ class Engine(OfOneProcess):
         )
         store = None if self.cache is None or not speculation.write_back else write_back or self.cache.insert
         bitwise = self.target.bitwise and mode in ("greedy", "coupled")
+        wanted, room = sampling.max_tokens, self.target.most_answer_tokens(len(prompt))
+        if room < wanted:
+            log.info(
+                "max_tokens=%d: behind a prompt of %d tokens the context has room for %d", wanted, len(prompt), room
+            )
         sequence = QueuedSequence(
             request=request,
-            max_tokens=min(sampling.max_tokens, self.target.most_answer_tokens(len(prompt))),
+            max_tokens=min(wanted, room),
             rng_of=entropy_rng(secrets.randbits(128)),
             speculation=speculation,
             bitwise=bitwise,
