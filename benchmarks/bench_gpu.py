@@ -45,8 +45,7 @@ from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import Verdict, verify
 from precedent.verify.ahead import Ahead, Scored, computed_alike, read_together
 from precedent_cuda import StaticSettings
-from precedent_cuda.ordered_attention import ORDERED
-from precedent_cuda.split_attention import VARIANTS, StaticRows
+from precedent_cuda.attention import ORDERED, VARIANTS, StaticRows
 from precedent_demo.demo_runs import MEMORY, TENANT, Run, Turn
 from precedent_replay.baselines import PromptLookup
 from precedent_replay.lineup import lineup

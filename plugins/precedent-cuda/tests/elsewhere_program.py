@@ -50,7 +50,8 @@ from precedent.target.kv.shape import KVShape
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify.ahead import Ahead, Scored, computed_alike
-from precedent_cuda.static_runner import StaticRunner, StaticSettings
+from precedent_cuda import StaticSettings
+from precedent_cuda.static_runner import StaticRunner
 
 NAME = "elsewhere"
 VOCABULARY = 259
