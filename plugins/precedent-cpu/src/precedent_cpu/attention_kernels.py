@@ -98,6 +98,28 @@ def softmax(typing: Any, scores: Any, count: Any, total: Any) -> Any:
     return types.void(types.intp, types.intp, types.intp), generate
 
 
+@kernel
+def cap(typing: Any, scores: Any, count: Any, limit: Any) -> Any:
+    """Replace `count` float32 scores (a multiple of `LANES`) by limit * tanh(score / limit), as Gemma 2 does."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        scores, count, limit = arguments
+        code, one = Code(builder), same(FLOATS, 1.0)
+        limits = code.spread(builder.fptrunc(limit, FLOAT))
+        twice = builder.fdiv(same(FLOATS, 2.0), limits)
+        with code.steps(count, ()) as (k, _, _):
+            score = code.load(scores, k, wide=True)
+            negative = builder.fcmp_ordered("<", score, same(FLOATS, 0.0))
+            lowered = builder.select(negative, score, builder.fneg(score))
+            power = exponential(code, builder, builder.fmul(lowered, twice))
+            size = builder.fdiv(builder.fsub(one, power), builder.fadd(one, power))
+            capped = builder.fmul(limits, builder.select(negative, builder.fneg(size), size))
+            code.store_lanes(capped, scores, k, wide=True)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.float64), generate
+
+
 def blend_kernel(queries: int, vectors: int) -> Callable[..., None]:
     """A kernel that adds weighted values to `queries` rows of `vectors * LANES` float32 numbers.
 

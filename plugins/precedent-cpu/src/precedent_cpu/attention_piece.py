@@ -25,7 +25,7 @@ class Piece(NamedTuple):
     `scores` `[num_queries, width]`, `sums` `[num_queries, dim]` and `totals` `[num_queries]` are float32 and belong to
     this thread, as does `block`, room for twice `LANES` widened rows. Query i belongs to row `first + i // groups`.
     `starts`, `columns` and `hidden` are the arrays of the rows' `Sight`; `keys`, `values` and `prefix` begin after the
-    keys that it skips.
+    keys that it skips. `softcap` limits the scores (0: it does not).
     """
 
     queries: int
@@ -47,6 +47,7 @@ class Piece(NamedTuple):
     starts: int
     columns: int
     hidden: int
+    softcap: float
 
 
 @compiled

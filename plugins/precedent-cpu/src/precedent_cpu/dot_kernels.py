@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from precedent_cpu.kernel_code import LANES, LONG, Ahead, Code, kernel
+from precedent_cpu.kernel_code import FLOAT, LANES, LONG, Ahead, Code, kernel
 
 Places = tuple[int, int, int, int, int, int, int, int]
 """Addresses and strides in bytes: weights, stride of their rows; inputs, stride of their rows; numbers per row (a
@@ -58,26 +58,30 @@ def dot_block(outs: int, rows: int, *, wide: bool) -> Callable[[Places, Fetched]
 
 
 def norm_kernel(*, wide: bool, wide_outputs: bool | None = None) -> Callable[..., None]:
-    """A kernel for one row of a root-mean-square norm, `(inputs, weights, length, epsilon, outputs)`.
+    """A kernel for one row of a root-mean-square norm, `(inputs, weights, length, epsilon, offset, outputs)`.
 
-    It computes in float32 as transformers' models do; bfloat16 is rounded before and after the multiplication by the
-    weight. With `wide_outputs`, the rounded result is still written as float32.
+    It computes in float32 as transformers' models do. With an `offset` of 0 (Llama), bfloat16 is rounded before and
+    after the multiplication by the weight. Any other (1 for Gemma) is added to the weight, and bfloat16 is rounded
+    once, at the end. With `wide_outputs`, the rounded result is still written as float32.
     """
 
     @intrinsic
-    def norm(typing: Any, inputs: Any, weights: Any, length: Any, epsilon: Any, outputs: Any) -> Any:
+    def norm(typing: Any, inputs: Any, weights: Any, length: Any, epsilon: Any, offset: Any, outputs: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            inputs, weights, length, epsilon, outputs = arguments
+            inputs, weights, length, epsilon, offset, outputs = arguments
             code = Code(builder)
             scale = code.spread(code.inverse_root(code.squares(inputs, length, wide), length, epsilon))
+            added = code.spread(builder.fptrunc(offset, FLOAT))
+            rounded_twice = builder.fcmp_ordered("==", offset, ir.Constant(offset.type, 0.0))
             with code.steps(length, ()) as (k, _, _):
                 scaled = builder.fmul(code.load(inputs, k, wide=wide), scale)
-                weight = code.load(weights, k, wide=wide)
-                normed = code.rounded(builder.fmul(code.rounded(scaled, wide), weight), wide)
+                scaled = builder.select(rounded_twice, code.rounded(scaled, wide), scaled)
+                weight = builder.fadd(code.load(weights, k, wide=wide), added)
+                normed = code.rounded(builder.fmul(scaled, weight), wide)
                 code.store_lanes(normed, outputs, k, wide if wide_outputs is None else wide_outputs)
             return context.get_dummy_value()
 
-        return types.void(types.intp, types.intp, types.intp, types.float64, types.intp), generate
+        return types.void(types.intp, types.intp, types.intp, types.float64, types.float64, types.intp), generate
 
     return cast(Callable[..., None], norm)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-PARTS = 8
+PARTS = 9
 """Parts of a layer, with a barrier between each two."""
 
 WEIGHTS = ("query", "key", "value", "output", "gate", "up", "down")
-NORMS = ("first_norm", "second_norm", "query_norm", "key_norm")
+NORMS = ("attention_norm", "attended_norm", "gate_norm", "gated_norm", "query_norm", "key_norm")
+CONSTANTS = ("scale", "softcap", "norm_offset", "gate_slope", "gate_cubic")
 OF_THE_CALL = (
     "base", "hidden_rows", "sequences", "cosines", "sines", "rows", "num_sequences", "width", "together",
     "normed", "queried", "keyed", "valued", "queries", "attended", "summand", "middle", "gates", "ups", "gated",
@@ -21,7 +22,7 @@ OF_THE_LAYER = (
 
 JOB = np.dtype(
     [("taken", "i8", (PARTS + 1,)), *((name, "i8") for name in (*OF_THE_CALL, *OF_THE_LAYER))]
-    + [(name, "f8") for name in ("scale", *(f"{name}_epsilon" for name in NORMS))]
+    + [(name, "f8") for name in (*CONSTANTS, *(f"{name}_epsilon" for name in NORMS))]
 )
 """Counters of the pieces taken, then counts and addresses (0: none).
 

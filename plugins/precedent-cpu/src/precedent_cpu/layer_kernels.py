@@ -15,6 +15,9 @@ from numba.core import types
 from precedent_cpu.attention_kernels import exponential
 from precedent_cpu.kernel_code import FLOAT, FLOATS, LONG, Code, kernel, same
 
+MOST_SQUARE = 2.0**60
+"""Squares of gates are at most this, far beyond where the sigmoid is 0 or 1."""
+
 
 def turned_head_kernel(*, wide: bool, as_query: bool) -> Callable[..., None]:
     """A kernel that applies rotary embeddings to one head (Su et al. 2104.09864, halves as in GPT-NeoX).
@@ -46,20 +49,25 @@ def turned_head_kernel(*, wide: bool, as_query: bool) -> Callable[..., None]:
 
 
 def gated_kernel(*, wide: bool) -> Callable[..., None]:
-    """A kernel `(gates, others, count, outputs)`: silu(gate) times the other, as float32 (Shazeer 2002.05202)."""
+    """A kernel for a gated linear unit (Shazeer 2002.05202), `(gates, others, count, slope, cubic, outputs)`.
+
+    Writes x * sigmoid(slope * x + cubic * x^3) times the other as float32, x being the gate. A slope of 1 is SiLU.
+    """
 
     @kernel
-    def gated(typing: Any, gates: Any, others: Any, count: Any, outputs: Any) -> Any:
+    def gated(typing: Any, gates: Any, others: Any, count: Any, slope: Any, cubic: Any, outputs: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            gates, others, count, outputs = arguments
+            gates, others, count, slope, cubic, outputs = arguments
             code = Code(builder)
+            slopes, cubics = (code.spread(builder.fptrunc(number, FLOAT)) for number in (slope, cubic))
             with code.steps(count, ()) as (k, _, _):
-                opened = code.rounded(_silu(code, builder, code.load(gates, k, wide=wide)), wide)
+                opened = _opened(code, builder, code.load(gates, k, wide=wide), slopes, cubics)
+                opened = code.rounded(opened, wide)
                 passed = builder.fmul(opened, code.load(others, k, wide=wide))
                 code.store_lanes(code.rounded(passed, wide), outputs, k, wide=True)
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 4), generate
+        return types.void(*[types.intp] * 3, *[types.float64] * 2, types.intp), generate
 
     return gated
 
@@ -94,10 +102,13 @@ def wait_for_team(typing: Any, barrier: Any) -> Any:
     return types.void(types.intp), generate
 
 
-def _silu(code: Code, builder: ir.IRBuilder, x: Any) -> Any:
-    """The sigmoid linear unit x / (1 + exp(-x)), written so that exp sees only numbers up to 0."""
-    zero, one = same(FLOATS, 0.0), same(FLOATS, 1.0)
+def _opened(code: Code, builder: ir.IRBuilder, x: Any, slopes: Any, cubics: Any) -> Any:
+    """Compute x / (1 + exp(-z)), z = slope * x + cubic * x^3; exp sees only numbers up to 0."""
+    zero, one, most = same(FLOATS, 0.0), same(FLOATS, 1.0), same(FLOATS, MOST_SQUARE)
+    square = builder.fmul(x, x)
+    square = builder.select(builder.fcmp_ordered("<", square, most), square, most)  # 0 times infinity is not a number
+    z = builder.fmul(x, code.fused(cubics, square, slopes))
     negative = builder.fcmp_ordered("<", x, zero)
-    power = exponential(code, builder, builder.select(negative, x, builder.fneg(x)))
+    power = exponential(code, builder, builder.select(negative, z, builder.fneg(z)))
     above = builder.select(negative, builder.fmul(x, power), x)
     return builder.fdiv(above, builder.fadd(one, power))

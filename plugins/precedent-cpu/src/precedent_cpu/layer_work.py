@@ -26,7 +26,7 @@ _STARTS, _COLUMNS, _SKIPPED, _HIDDEN = range(9, SEQUENCE)
 """Indices of a sequence's numbers (`SEQUENCE`)."""
 
 _norm_narrow, _norm_wide = (norm_kernel(wide=wide, wide_outputs=True) for wide in (False, True))
-_head_norm_narrow, _head_norm_wide = (norm_kernel(wide=wide) for wide in (False, True))
+_same_norm_narrow, _same_norm_wide = (norm_kernel(wide=wide) for wide in (False, True))
 _query_narrow, _query_wide = (turned_head_kernel(wide=wide, as_query=True) for wide in (False, True))
 _key_narrow, _key_wide = (turned_head_kernel(wide=wide, as_query=False) for wide in (False, True))
 _finish_narrow, _finish_wide = (finish_kernel(wide=wide, wide_outputs=True) for wide in (False, True))
@@ -51,7 +51,7 @@ def layers_work(jobs):  # type: ignore[no-untyped-def]  # numba takes its types 
 def _layer(job: Any) -> None:
     """One layer."""
     scratch = job.scratch + take_ticket(job.base) * job.scratch_bytes
-    _norm(job, 1, job.hidden_rows, job.first_norm, job.first_norm_epsilon)
+    _norm(job, 1, job.hidden_rows, job.attention_norm, job.attention_norm_epsilon)
     wait_for_team(job.barrier)
     _project(job, 2, scratch)
     wait_for_team(job.barrier)
@@ -59,14 +59,24 @@ def _layer(job: Any) -> None:
     wait_for_team(job.barrier)
     _attention(job, 4, scratch)
     wait_for_team(job.barrier)
-    width = job.heads * job.dim
-    _add_product(job, 5, job.attended, width, job.output, job.output_bias, job.hidden_rows, job.middle, scratch)
-    wait_for_team(job.barrier)
-    _norm(job, 6, job.middle, job.second_norm, job.second_norm_epsilon)
+    width, before, after = job.heads * job.dim, job.hidden_rows, job.middle
+    if job.attended_norm:
+        _multiply(job, 5, job.attended, width, job.output, job.output_bias, scratch)
+        wait_for_team(job.barrier)
+        _norm_and_add(job, 6, before, job.attended_norm, job.attended_norm_epsilon, after, job.gate_norm)
+    else:
+        _add_product(job, 5, job.attended, width, job.output, job.output_bias, before, after, scratch)
+        wait_for_team(job.barrier)
+        _norm(job, 6, after, job.gate_norm, job.gate_norm_epsilon)
     wait_for_team(job.barrier)
     _gate(job, 7, scratch)
     wait_for_team(job.barrier)
-    _add_product(job, 8, job.gated, job.inner, job.down, job.down_bias, job.middle, job.hidden_rows, scratch)
+    if job.gated_norm:
+        _multiply(job, 8, job.gated, job.inner, job.down, job.down_bias, scratch)
+        wait_for_team(job.barrier)
+        _norm_and_add(job, 9, after, job.gated_norm, job.gated_norm_epsilon, before, 0)
+    else:
+        _add_product(job, 8, job.gated, job.inner, job.down, job.down_bias, after, before, scratch)
 
 
 @compiled
@@ -89,11 +99,38 @@ def _norm(job: Any, part: int, inputs: int, weight: int, epsilon: float) -> None
         row = _next(job, part)
         if row >= job.rows:
             return
-        source, target = inputs + row * job.hidden * _size(job), job.normed + 4 * row * job.hidden
-        if job.wide:
-            _norm_wide(source, weight, job.hidden, epsilon, target)
-        else:
-            _norm_narrow(source, weight, job.hidden, epsilon, target)
+        _norm_row(job, row, inputs, weight, epsilon)
+
+
+@compiled
+def _norm_row(job: Any, row: int, inputs: int, weight: int, epsilon: float) -> None:
+    source, target = inputs + row * job.hidden * _size(job), job.normed + 4 * row * job.hidden
+    if job.wide:
+        _norm_wide(source, weight, job.hidden, epsilon, job.norm_offset, target)
+    else:
+        _norm_narrow(source, weight, job.hidden, epsilon, job.norm_offset, target)
+
+
+@compiled
+def _norm_and_add(job: Any, part: int, before: int, weight: int, epsilon: float, after: int, following: int) -> None:
+    """Norm every row of a product and add it to `before`, the residual; then write the norm before the gate, if any."""
+    while True:
+        row = _next(job, part)
+        if row >= job.rows:
+            return
+        at = row * job.hidden * _size(job)
+        _norm_in_place(job, job.summand + at, job.hidden, weight, epsilon)
+        _add(job, before + at, job.summand + at, job.hidden, after + at)
+        if following:
+            _norm_row(job, row, after, following, job.gate_norm_epsilon)
+
+
+@compiled
+def _add(job: Any, left: int, right: int, count: int, outputs: int) -> None:
+    if job.wide:
+        _sum_wide(left, right, count, outputs)
+    else:
+        _sum_narrow(left, right, count, outputs)
 
 
 @compiled
@@ -164,7 +201,8 @@ def _place_query(job: Any, row: int, head: int, sequence: int) -> None:
     """Write a query to its row of `queries`: ordered by sequence, key/value head, row, head within the group."""
     size, groups = _size(job) * job.dim, job.heads // job.kv_heads
     source = job.queried + (row * job.heads + head) * size
-    _norm_head(job, source, job.query_norm, job.query_norm_epsilon)
+    if job.query_norm:
+        _norm_in_place(job, source, job.dim, job.query_norm, job.query_norm_epsilon)
     first, rows = read_long(sequence + 8 * _FIRST), read_long(sequence + 8 * _ROWS)
     place = first * job.heads + (head // groups * rows + row - first) * groups + head % groups
     cosines, sines, target = job.cosines + row * size, job.sines + row * size, job.queries + 4 * place * job.dim
@@ -179,7 +217,8 @@ def _place_key(job: Any, row: int, head: int, sequence: int) -> None:
     """Write a key and its value into their sequence's KV."""
     size = _size(job) * job.dim
     source = job.keyed + (row * job.kv_heads + head) * size
-    _norm_head(job, source, job.key_norm, job.key_norm_epsilon)
+    if job.key_norm:
+        _norm_in_place(job, source, job.dim, job.key_norm, job.key_norm_epsilon)
     at = read_long(sequence + 8 * _PREFIX) + row - read_long(sequence + 8 * _FIRST)
     target = _spot(sequence, _KEYS, head, at)
     cosines, sines = job.cosines + row * size, job.sines + row * size
@@ -201,13 +240,12 @@ def _spot(sequence: int, kind: int, head: int, at: int) -> int:
 
 
 @compiled
-def _norm_head(job: Any, head: int, weight: int, epsilon: float) -> None:
-    """Norm one head in place, for models that do so (Qwen 3)."""
-    if weight:
-        if job.wide:
-            _head_norm_wide(head, weight, job.dim, epsilon, head)
-        else:
-            _head_norm_narrow(head, weight, job.dim, epsilon, head)
+def _norm_in_place(job: Any, numbers: int, length: int, weight: int, epsilon: float) -> None:
+    """Norm a head or a row, in the model's dtype."""
+    if job.wide:
+        _same_norm_wide(numbers, weight, length, epsilon, job.norm_offset, numbers)
+    else:
+        _same_norm_narrow(numbers, weight, length, epsilon, job.norm_offset, numbers)
 
 
 @compiled
@@ -241,7 +279,7 @@ def _attend(job: Any, sequence: int, head: int, first: int, count: int, scratch:
         _spot(sequence, _VALUES, head, skipped), read_long(sequence + 8 * _VALUE_ROW),
         read_long(sequence + 8 * _PREFIX) - skipped, job.wide != 0, job.width,
         scratch, sums, totals, block, read_long(sequence + 8 * _STARTS), read_long(sequence + 8 * _COLUMNS),
-        read_long(sequence + 8 * _HIDDEN),
+        read_long(sequence + 8 * _HIDDEN), job.softcap,
     )  # fmt: skip
     attend(piece)
     for query in range(count * groups):
@@ -268,10 +306,18 @@ def _add_product(
         count = min(PIECE, job.hidden - piece * PIECE)
         for row in range(job.rows):
             at = (row * job.hidden + piece * PIECE) * size
-            if job.wide:
-                _sum_wide(before + at, job.summand + at, count, outputs + at)
-            else:
-                _sum_narrow(before + at, job.summand + at, count, outputs + at)
+            _add(job, before + at, job.summand + at, count, outputs + at)
+
+
+@compiled
+def _multiply(job: Any, part: int, inputs: int, length: int, weight: int, bias: int, scratch: int) -> None:
+    """Compute a product of every row, to be normed."""
+    _pack(job, inputs, length, scratch)
+    while True:
+        piece = _next(job, part)
+        if piece >= _pieces(job.hidden):
+            return
+        _product(job, piece, inputs, length, weight, bias, job.summand, job.hidden, scratch)
 
 
 @compiled
@@ -288,7 +334,8 @@ def _gate(job: Any, part: int, scratch: int) -> None:
         count = min(PIECE, job.inner - piece * PIECE)
         for row in range(job.rows):
             at = row * job.inner + piece * PIECE
+            gates, ups, target = job.gates + size * at, job.ups + size * at, job.gated + 4 * at
             if job.wide:
-                _gated_wide(job.gates + size * at, job.ups + size * at, count, job.gated + 4 * at)
+                _gated_wide(gates, ups, count, job.gate_slope, job.gate_cubic, target)
             else:
-                _gated_narrow(job.gates + size * at, job.ups + size * at, count, job.gated + 4 * at)
+                _gated_narrow(gates, ups, count, job.gate_slope, job.gate_cubic, target)

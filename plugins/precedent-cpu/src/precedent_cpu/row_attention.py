@@ -18,6 +18,7 @@ from torch import Tensor
 from precedent.runtime.compiled import Int64s, compiled
 from precedent_cpu.attention_kernels import (
     blend_kernel,
+    cap,
     finish_kernel,
     read_long,
     score_kernel,
@@ -161,6 +162,8 @@ def _score_own(piece: Piece, query: int) -> None:
     count = (seen + LANES - 1) // LANES * LANES
     for each in range(query, query + piece.groups):
         scores = piece.scores + 4 * each * piece.width
+        if piece.softcap:
+            cap(scores, count, piece.softcap)
         for key in range(hidden):
             write_float(scores + 4 * key, -np.inf)
         for key in range(seen, count):
@@ -211,7 +214,7 @@ def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from th
         piece = Piece(
             job[10] + (head * rows + first) * groups * dim * 4, first, min(together, rows - first) * groups, groups,
             dim, job[11] + head * job[12], job[13], job[14] + head * job[15], job[16], job[6], job[7] != 0, width,
-            scores, sums, totals, block, job[19], job[20], job[22],
+            scores, sums, totals, block, job[19], job[20], job[22], 0.0,
         )  # fmt: skip
         attend(piece)
         for query in range(piece.num_queries):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from precedent.runtime.compiled import Int64s
 from precedent_cpu.kernel_code import CACHE_LINE, LANES
-from precedent_cpu.layer_job import JOB, NORMS, OF_THE_LAYER, SEQUENCE, WEIGHTS
+from precedent_cpu.layer_job import CONSTANTS, JOB, NORMS, OF_THE_LAYER, SEQUENCE, WEIGHTS
 from precedent_cpu.layer_work import layers_work
 from precedent_cpu.row_attention import QUERIES, Sight
 from precedent_cpu.row_products import barrier, by_tiles, run_on_team, thread_memory
@@ -51,15 +51,30 @@ class LayerShape(NamedTuple):
     dim: int
 
 
+class LayerConstants(NamedTuple):
+    """The numbers by which the layers of one family differ from those of another.
+
+    `scale` multiplies queries; `softcap` limits the scores (0: it does not); `norm_offset` is added to the weights of
+    norms; `gate_slope` and `gate_cubic` are those of the activation (`layer_kernels.gated_kernel`).
+    """
+
+    scale: float
+    softcap: float
+    norm_offset: float
+    gate_slope: float
+    gate_cubic: float
+
+
 class LayerWeights(NamedTuple):
     """The weights of a decoder layer, all of one dtype (bfloat16 or float32), contiguous and on a CPU.
 
     `products` are query, key, value, output, gate, up and down, `[out, in]` each; `biases` are theirs, float32 or None;
-    `norms` are those before attention and before the gate, then those of query and key heads, or None.
+    `norms` are those before and after attention, before and after the gated linear unit, then those of query and key
+    heads; all may be None except those before.
     """
 
     shape: LayerShape
-    scale: float
+    constants: LayerConstants
     products: Sequence[Tensor]
     biases: Sequence[Tensor | None]
     norms: Sequence[Tensor | None]
@@ -77,10 +92,12 @@ class Part(NamedTuple):
 def job_of(weights: LayerWeights) -> Int64s:
     """The constant fields of a layer's job, as integers. The weights must live as long as the job."""
     job = np.zeros(1, JOB)
-    job["wide"], job["barrier"], job["scale"] = weights.products[0].dtype == torch.float32, barrier(), weights.scale
+    job["wide"], job["barrier"] = weights.products[0].dtype == torch.float32, barrier()
     job["tiles"] = by_tiles(weights.products[0].dtype, DEPTH)
     for name, size in weights.shape._asdict().items():
         job[name] = size
+    for name, constant in zip(CONSTANTS, weights.constants, strict=True):
+        job[name] = constant
     for name, weight, bias in zip(WEIGHTS, weights.products, weights.biases, strict=True):
         job[name], job[f"{name}_bias"] = weight.data_ptr(), 0 if bias is None else bias.data_ptr()
     for name, norm, epsilon in zip(NORMS, weights.norms, weights.epsilons, strict=True):

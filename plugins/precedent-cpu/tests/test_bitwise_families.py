@@ -1,7 +1,8 @@
-"""`bitwise=True` with sliding windows, on a CPU: a row's sums depend on the positions that its window holds alone."""
+"""`bitwise=True` on a CPU, with sliding windows and Gemma's layers: the same bits beside any number of rows."""
 
 from __future__ import annotations
 
+import random
 from contextlib import closing
 from functools import lru_cache
 from typing import Any
@@ -22,20 +23,25 @@ from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
 pytestmark = by_rows
 
 EVERY_OTHER = {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4}
-WINDOWS = {
+SHORT = {"sliding_window": 21}
+MODELS = {
     "narrow": ("mistral", {"sliding_window": 5}),
     "odd": ("mistral", {"sliding_window": 37}),
     "wider than a forward": ("mistral", {"sliding_window": 70}),
     "one token": ("mistral", {"sliding_window": 1}),
     "every other layer": ("qwen2", {"use_sliding_window": True, "sliding_window": 21, **EVERY_OTHER}),
     "norms of heads": ("qwen3", {"use_sliding_window": True, "sliding_window": 40, **EVERY_OTHER}),
+    "gemma": ("gemma", {}),
+    "gemma 2": ("gemma2", {"query_pre_attn_scalar": 100, "attn_logit_softcapping": 3.0, **EVERY_OTHER, **SHORT}),
+    "gemma 3": ("gemma3_text", {"query_pre_attn_scalar": 100, **EVERY_OTHER, **SHORT}),
+    "vaultgemma": ("vaultgemma", {"attn_logit_softcapping": 3.0, **EVERY_OTHER, **SHORT}),
 }
 GREEDY, SEEDED = SamplingParams(max_tokens=40), SamplingParams(max_tokens=40, temperature=0.8, seed=5)
 
 
 @lru_cache
 def target_of(name: str, dtype: torch.dtype) -> TargetModel:
-    family, settings = WINDOWS[name]
+    family, settings = MODELS[name]
     return TargetModel(model(dtype, family, **settings), bitwise=True)
 
 
@@ -44,7 +50,7 @@ def dtype(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-@pytest.fixture(params=WINDOWS)
+@pytest.fixture(params=MODELS)
 def target(request: pytest.FixtureRequest, dtype: torch.dtype) -> TargetModel:
     return target_of(request.param, dtype)
 
@@ -102,10 +108,30 @@ def test_a_tree_is_scored_to_the_bit_as_plain_steps(target: TargetModel, length:
     assert all(torch.equal(*pair) for pair in zip(rows, decode(target, slot, path), strict=True))
 
 
-@pytest.mark.parametrize("name", WINDOWS)
+def test_trees_of_any_size_give_the_bits_of_one_row_at_a_time(target: TargetModel) -> None:
+    """A point of the tree after another, each alone behind its own ancestors."""
+    prompt, choice = tokens(40, seed=3), random.Random(1)
+    slot, alone = target.new_slot(), target.new_slot()
+    target.prefill(slot, prompt)
+    for size in range(1, 17):
+        builder, paths = TreeBuilder(), {ROOT: ()}
+        for _ in range(size - 1):
+            parent, token = choice.choice(list(paths)), choice.randrange(250)
+            node = builder.add_fixed(parent, token, "test")
+            paths[node] = (*paths[parent], token)
+        rows = target.score([(slot, builder.build())])[0].clone()
+        target.discard(slot)
+        assert len(rows) == len(paths)
+        for node, path in paths.items():
+            target.prefill(alone, prompt + list(path))
+            assert torch.equal(target.plain_step(alone)[0], rows[node + 1]), (size, path)
+            target.discard(alone)
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_the_model_itself(name: str) -> None:
     """Up to rounding: transformers' own attention on the whole text."""
-    text, (family, settings), target = tokens(90, seed=9), WINDOWS[name], target_of(name, torch.float32)
+    text, (family, settings), target = tokens(90, seed=9), MODELS[name], target_of(name, torch.float32)
     slot = target.new_slot()
     target.prefill(slot, text)
     expected = model(torch.float32, family, **settings)(torch.tensor([text])).logits[0, -1]
