@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -57,6 +57,13 @@ ChatTemplateOption = Annotated[
     typer.Option(
         "--chat-template",
         help="Chat template in place of the model's own: a file, or chatml, llama-3, gemma, mistral or phi-3.",
+    ),
+]
+SamplingOption = Annotated[
+    Literal["model", "precedent"],
+    typer.Option(
+        "--sampling",
+        help="Settings that are not given. model: those that the checkpoint recommends; precedent: the usual ones.",
     ),
 ]
 JsonOption = Annotated[

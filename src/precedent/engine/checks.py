@@ -68,6 +68,19 @@ def checked_prompt(prompt_ids: Sequence[int], target: TargetModel) -> tuple[int,
     return prompt
 
 
+def check_answer_length(max_tokens: int, target: TargetModel) -> None:
+    """Raise ConfigError for an answer that is longer than any that the model's context holds.
+
+    Whoever leaves the default asks for nothing, and a prompt that leaves less room shortens the answer.
+    """
+    longest = target.most_answer_tokens(0)
+    if max_tokens > longest and max_tokens != SamplingParams().max_tokens:
+        raise ConfigError(
+            f"max_tokens={shown(max_tokens)} is more than the model's context can hold: give at most {longest}; an "
+            "answer that reaches the context's end stops there, with the finish reason 'length'"
+        )
+
+
 def check_arguments(
     sampling: object, speculation: object, grammar: object, write_back: object, shown_tokens: object, **texts: object
 ) -> None:

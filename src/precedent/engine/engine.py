@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precedent.cache.store.fingerprint import model_fingerprint, tokenizer_fingerprint
+from precedent.cache import model_fingerprint, tokenizer_fingerprint
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.decoding.microscope import Microscope
 from precedent.drafters import Drafter, DrafterParts, Request, load_drafters
@@ -20,6 +20,7 @@ from precedent.drafters.together import begin_early
 from precedent.engine.admission import Admission
 from precedent.engine.checks import (
     MOST_QUERY_CHARACTERS,
+    check_answer_length,
     check_arguments,
     check_keys,
     check_token_ids,
@@ -242,6 +243,7 @@ class Engine(OfOneProcess):
             tenant=tenant, query=query, workflow_step=workflow_step, tools=tools,
         )  # fmt: skip
         prompt = checked_prompt(prompt_ids, self.target)
+        check_answer_length(sampling.max_tokens, self.target)
         check_keys(workflow_step=workflow_step, tools=tools)
         check_prefix(prefix_tokens, prompt, self.kept_prefixes)
         check_token_ids(sampling, min(len(self.tokenizer), self.target.vocab_size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,8 @@ from precedent.sampling.logprobs import TokenLogprob
 from precedent.sampling.rng import entropy_rng
 from precedent.target import Slot, TargetModel
 from precedent.text.assembly import TextAssembler
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -72,11 +75,15 @@ def begin(request: InFlight, target: TargetModel, fences: Fences) -> None:
 
     A drafter that fails, or is switched off, is left out.
     """
+    num_prompt, wanted = len(request.prompt_ids), request.asked.sampling.max_tokens
+    room = target.most_answer_tokens(num_prompt)
+    if room < wanted:
+        log.info("max_tokens=%d: behind a prompt of %d tokens the context has room for %d", wanted, num_prompt, room)
     request.stats.bitwise = target.bitwise and request.asked.mode in ("greedy", "coupled")
     request.sequence = sequence = DecodingSequence(
         request=replace(request.asked, target_slot=partial(_slot_of, request)),
         slot=target.new_slot(),
-        max_tokens=min(request.asked.sampling.max_tokens, target.most_answer_tokens(len(request.prompt_ids))),
+        max_tokens=min(wanted, room),
         rng_of=entropy_rng(secrets.randbits(128)),
         speculation=request.speculation,
         bitwise=request.stats.bitwise,

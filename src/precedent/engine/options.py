@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from precedent.cache import SpeculationCache
-from precedent.cache.store.store_url import Place, place_of
+from precedent.cache.store_url import Place, place_of
 from precedent.config import EngineLimits, SpeculationConfig
 from precedent.engine.sharing import key_of
 from precedent.errors import ConfigError
@@ -16,7 +16,7 @@ from precedent.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from precedent.cache.search.embedder import Embedder
+    from precedent.cache import Embedder
 
 OF_LOADING = ("device", "dtype", "model_kwargs", "chat_template")
 """Options that say how a target is loaded by name; a model object is loaded already and takes none of them."""

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from precedent.cache import NewCompletion
-from precedent.cache.store.fingerprint import prompt_fingerprint
+from precedent.cache import Completion, prompt_fingerprint
 from precedent.drafters import Request
 from precedent.engine.generation import GenerationResult
 
@@ -17,7 +16,7 @@ WRITE_BACK, OBSERVER = "write-back", "the observer of results"
 ResultObserver = Callable[[tuple[int, ...], GenerationResult], None]
 """Called with a finished request's prompt ids and its result, on one of the engine's threads."""
 
-CompletionKeeper = Callable[[NewCompletion], object]
+CompletionKeeper = Callable[[Completion], object]
 """Takes a finished completion, on one of the engine's threads: `SpeculationCache.insert`, or a buffer for it."""
 
 
@@ -29,7 +28,7 @@ def at_normal_end(
     if on_result is not None:
         actions[OBSERVER] = partial(on_result, asked.prompt_ids)
     if store is not None:
-        record = NewCompletion(
+        record = Completion(
             (), tokenizer, model, asked.tenant, asked.query,
             prompt_fingerprint(asked.prompt_ids), asked.tools, asked.workflow_step,
         )  # fmt: skip
@@ -37,5 +36,5 @@ def at_normal_end(
     return actions
 
 
-def _write_back(store: CompletionKeeper, record: NewCompletion, result: GenerationResult) -> None:
+def _write_back(store: CompletionKeeper, record: Completion, result: GenerationResult) -> None:
     store(replace(record, token_ids=result.token_ids, text=result.text))

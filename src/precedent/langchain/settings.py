@@ -34,8 +34,7 @@ from precedent.langchain.synonyms import (
 )
 from precedent.langchain.tenants import check_tenants
 from precedent.runtime.plain_values import shown
-from precedent.text.templates import Template, Templates
-from precedent.text.tool_skeletons import tool_templates
+from precedent.text.templates import Template, Templates, tool_templates
 
 if TYPE_CHECKING:
     from precedent.langchain.fields import EngineFields
@@ -55,7 +54,7 @@ _WITH_TOOLS = Elsewhere(("tools", "tool_choice", "strict", "parallel_tool_calls"
 _IN_A_CALL = Elsewhere(OF_THE_CALL, IN_A_CALL)
 _IN_CHAT = Elsewhere(FOR_CHAT, IN_CHAT)
 _NOWHERE = Elsewhere(IDLE, LEFT_OUT)
-_IN_THE_CONSTRUCTOR = Elsewhere((*OF_THE_ENGINE, *OF_LOADING, "streaming", "media"), IN_THE_CONSTRUCTOR)
+_IN_THE_CONSTRUCTOR = Elsewhere((*OF_THE_ENGINE, *OF_LOADING, "streaming"), IN_THE_CONSTRUCTOR)
 
 
 def engine_options(model: EngineFields) -> EngineOptions:

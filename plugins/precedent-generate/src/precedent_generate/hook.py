@@ -15,8 +15,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from precedent.cache import NewCompletion
-from precedent.cache.store.fingerprint import prompt_fingerprint
+from precedent.cache import Completion, prompt_fingerprint
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.decoding.loop import step
 from precedent.decoding.sequence import DecodingSequence
@@ -261,7 +260,7 @@ def _store(rows: Sequence[_Row], prepared: Prepared, speculation: _Speculation) 
         return
     for row in rows:
         output = row.sequence.output_ids
-        completion = NewCompletion(
+        completion = Completion(
             token_ids=tuple(output),
             tokenizer=fingerprint_of(speculation.tokenizer),
             model=prepared.fingerprint,

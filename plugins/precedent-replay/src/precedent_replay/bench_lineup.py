@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from precedent.cache import NewCompletion, SpeculationCache
-from precedent.cache.search.embedder import resolve
-from precedent.cache.store.fingerprint import prompt_fingerprint, tokenizer_fingerprint
+from precedent.cache import Completion, SpeculationCache, prompt_fingerprint, tokenizer_fingerprint
+from precedent.cache.embedder import resolve
 from precedent.config import SpeculationConfig
 from precedent.drafters.kinds import kind_of, load_draft
 from precedent.engine.engine import Engine
@@ -148,10 +147,10 @@ class Lineup:
                     token if place % 2 == shift % 2 else choose.randrange(len(self.tokenizer))
                     for place, token in enumerate(answer)
                 ]
-                cache.insert(NewCompletion(tuple(wrong), tokenizer, "", query=query, prompt_fingerprint=fingerprint))
+                cache.insert(Completion(tuple(wrong), tokenizer, "", query=query, prompt_fingerprint=fingerprint))
         for number in range(RANDOM_COMPLETIONS):
             tokens = tuple(choose.randrange(len(self.tokenizer)) for _ in range(self._max_tokens))
-            cache.insert(NewCompletion(tokens, tokenizer, "", query=f"another topic, number {number}"))
+            cache.insert(Completion(tokens, tokenizer, "", query=f"another topic, number {number}"))
         return cache
 
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from precedent.cache.snapshot.partition import Partition
-from precedent.cache.store.bounds import DEFAULT_MAX_INDEX_BYTES
-from precedent.cache.store.fingerprint import prompt_fingerprint
-from precedent.cache.store.records import Hit
+from precedent.cache import Hit, prompt_fingerprint
+from precedent.cache.records import DEFAULT_MAX_INDEX_BYTES
+from precedent.cache.segments import Partition
 from precedent.drafters.base import Candidates
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.context_order import MAX_MATCH, START

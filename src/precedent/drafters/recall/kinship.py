@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from precedent.cache.store.records import StoredCompletion
+from precedent.cache import Completion
 from precedent.drafters.request import Request
 
 SAME_STEP = 0.5
@@ -27,19 +27,19 @@ YOUTH = 0.2
 """Difference in log weight between the newest and the oldest of the nearest completions."""
 
 
-def kinship(near: Sequence[StoredCompletion], request: Request) -> dict[int, float]:
+def kinship(near: Sequence[Completion], request: Request) -> dict[int, float]:
     """The log weight that each completion gains or loses, by id."""
     by_age = sorted(completion.id for completion in near)
     rank = {completion_id: place / len(near) for place, completion_id in enumerate(by_age, start=1)}
     return {one.id: _kin(one, request) + _record(one) + YOUTH * rank[one.id] for one in near}
 
 
-def _kin(completion: StoredCompletion, request: Request) -> float:
+def _kin(completion: Completion, request: Request) -> float:
     same_step = bool(request.workflow_step) and completion.workflow_step == request.workflow_step
     same_tools = bool(request.tools) and completion.tools == request.tools
     return SAME_STEP * same_step + SAME_TOOLS * same_tools
 
 
-def _record(completion: StoredCompletion) -> float:
+def _record(completion: Completion) -> float:
     odds = (completion.accepted + FIRST_TOKENS) / (completion.rejected + FIRST_TOKENS)
     return max(-RECORD, min(RECORD, RECORD * math.log(odds)))

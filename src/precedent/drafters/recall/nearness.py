@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from precedent.cache.store.records import Hit
+from precedent.cache import Hit
 from precedent.drafters.matching.occurrences import HIT, Weights
 from precedent.drafters.recall.tenant_memory import TenantMemory
 

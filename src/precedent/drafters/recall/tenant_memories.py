@@ -8,7 +8,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 
-from precedent.cache.snapshot.partition import Partition
+from precedent.cache.segments import Partition
 from precedent.drafters.recall.tenant_memory import CompletionSource, TenantMemory
 from precedent.errors import CacheError
 

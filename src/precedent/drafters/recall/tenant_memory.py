@@ -1,6 +1,6 @@
 """What recall keeps in memory of one tenant's completions.
 
-The rows of the cache are authoritative. For a cache on disk, sealed segments (`cache.snapshot`) save reading and
+The rows of the cache are authoritative. For a cache on disk, sealed segments (`cache.segments`) save reading and
 sorting the rows at start; newer rows, and those without a usable segment, are read one by one.
 """
 
@@ -13,12 +13,10 @@ from typing import Protocol
 
 import numpy as np
 
-from precedent.cache.snapshot.partition import Partition
-from precedent.cache.snapshot.segment import Segment, kept
-from precedent.cache.store.arrays import Ids
-from precedent.cache.store.bounds import DEFAULT_MAX_INDEX_BYTES
-from precedent.cache.store.directory import Directory
-from precedent.cache.store.records import Hit, StoredCompletion
+from precedent.cache import Completion, Hit
+from precedent.cache.records import DEFAULT_MAX_INDEX_BYTES, Ids
+from precedent.cache.rows import Directory
+from precedent.cache.segments import Partition, Segment
 from precedent.drafters.matching.token_index import TokenIndex, sorted_segment
 from precedent.runtime.compiled import Floats
 
@@ -42,10 +40,10 @@ class CompletionSource(Protocol):
     def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
         """The `k` completions with the requests nearest to `query`."""
 
-    def among(self, ids: Iterable[int], *, tenant: str) -> list[StoredCompletion]:
+    def among(self, ids: Iterable[int], *, tenant: str) -> list[Completion]:
         """The tenant's completions with these ids, as far as they still exist."""
 
-    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
+    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[Completion]:
         """The tenant's completions with a greater id."""
 
     def epoch(self) -> int:
@@ -174,7 +172,7 @@ class TenantMemory:
         wanted = np.setdiff1d(self._fitting(partition, rows), self._loaded(), assume_unique=True)
         for sealed in partition.segments(rows):
             stays = np.isin(sealed.ids, wanted, assume_unique=True)
-            segment = sealed if stays.all() else kept(sealed, stays)
+            segment = sealed if stays.all() else sealed.kept(stays)
             places = np.searchsorted(rows.ids, segment.ids)
             prompts = [rows.prompts[place] for place in places.tolist()]
             self._load(segment, np.log(np.maximum(1, rows.counts[places])), prompts)
@@ -207,7 +205,7 @@ class TenantMemory:
             there = {completion.id for completion in cache.since(tenant, tokenizer)}
         return [completion_id for completion_id in self.index.lengths() if completion_id not in there]
 
-    def _add(self, completions: Sequence[StoredCompletion]) -> None:
+    def _add(self, completions: Sequence[Completion]) -> None:
         num_tokens = sum(len(completion.token_ids) for completion in completions)
         self._unsealed += num_tokens
         if num_tokens > SORTED_APART:
@@ -250,7 +248,7 @@ def _newest(lengths: Ids, max_bytes: int) -> int:
     return int(lengths.size - np.searchsorted(costs, KEPT_SHARE * max_bytes, side="right"))
 
 
-def _marks(completions: Sequence[StoredCompletion]) -> tuple[Floats, list[bytes]]:
+def _marks(completions: Sequence[Completion]) -> tuple[Floats, list[bytes]]:
     """The log of how often each completion was written back, and its prompt's fingerprint."""
     counts = [math.log(max(1, completion.count)) for completion in completions]
     return np.array(counts), [completion.prompt_fingerprint.encode() for completion in completions]

@@ -59,7 +59,7 @@ _IN_PYTHON = {
 _WITH_TOOLS = Elsewhere(("tools", "tool_choice", "strict", "parallel_tool_calls"), WITH_TOOLS)
 _IN_A_CALL = Elsewhere(OF_THE_REQUEST, IN_A_CALL)
 _IN_THE_CONSTRUCTOR = Elsewhere(
-    (*OF_THE_CONNECTION, "streaming", "media"),
+    (*OF_THE_CONNECTION, "streaming"),
     "it belongs in the constructor: write ChatPrecedentServer(model=…, {name}=…)",
 )
 _BY_THE_KEY = Elsewhere(
