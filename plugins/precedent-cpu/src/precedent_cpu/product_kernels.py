@@ -1,14 +1,64 @@
-"""Products of some rows with a weight in place: the kernels of `dot_kernels`, blocked for registers and caches.
+"""Products of some rows with a weight in place: machine code, blocked for registers and caches.
 
 Rows are multiplied with a chunk of weights in groups, as many rows as the registers have room for. Meanwhile the
-weights that follow are prefetched. Neither groups nor chunks change the order of a sum.
+weights that follow are prefetched. The order of every sum is fixed (`kernel_code`) and neither groups nor chunks change
+it, so a row is bit-identical however many rows are computed with it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, cast
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
 from precedent.runtime.compiled import compiled
-from precedent_cpu.dot_kernels import Fetched, Places, dot_block
-from precedent_cpu.kernel_code import LANES
+from precedent_cpu.kernel_code import LANES, Ahead, Code
+
+Places = tuple[int, int, int, int, int, int, int, int]
+"""Addresses and strides in bytes: weights, stride of their rows; inputs, stride of their rows; numbers per row (a
+multiple of `LANES`); float32 biases (0: none); outputs, stride of their rows."""
+
+Fetched = tuple[int, int, int, int]
+"""What a kernel prefetches into the L1 cache, then what into the L2 cache: an address, and the bytes by which it moves
+on with every `LANES` numbers."""
+
+
+def dot_block(outs: int, rows: int, *, wide: bool) -> Callable[[Places, Fetched], None]:
+    """A kernel for `outs` rows of weights and `rows` rows of inputs, called from compiled code.
+
+    Weights and outputs are float32 if `wide`, else bfloat16; inputs are float32. Bias and rounding are applied once, at
+    the end.
+    """
+
+    @intrinsic
+    def block(typing: Any, places: Any, ahead: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            code = Code(builder)
+            weights, w_bytes, inputs, x_bytes, length, biases, outputs, y_bytes = cgutils.unpack_tuple(
+                builder, arguments[0]
+            )
+            near, near_step, far, far_step = cgutils.unpack_tuple(builder, arguments[1])
+            fetched = (Ahead(near, near_step, nearest=True), Ahead(far, far_step, nearest=False))
+            w_rows = [code.offset(weights, w_bytes, out) for out in range(outs)]
+            x_rows = [code.offset(inputs, x_bytes, row) for row in range(rows)]
+            sums = code.dots(w_rows, x_rows, length, wide, fetched)
+            together = max(1, LANES // outs)  # rows whose sums fill a register
+            for first in range(0, rows, together):
+                count = min(together, rows - first)
+                totals = code.totals(sums[first * outs : (first + count) * outs])
+                stored = code.with_biases(totals, biases, outs)
+                stored = stored if wide else code.halves(stored)
+                for row in range(count):
+                    code.store_some(stored, row * outs, outs, code.offset(outputs, y_bytes, first + row))
+            return context.get_dummy_value()
+
+        return types.void(types.UniTuple(types.intp, 8), types.UniTuple(types.intp, 4)), generate
+
+    return cast(Callable[[Places, Fetched], None], block)
+
 
 PIECE = 64 if LANES == 16 else 48
 """Outputs that a thread takes at a time."""
