@@ -19,7 +19,7 @@ from precedent.target.load.packaged import DEMO_TARGET, demo_folder
 from precedent.target.load.quiet import quiet
 
 ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_FILES = ("adapter_*", "*token*", "*.jinja", "vocab*", "merges.txt")
+ADAPTER_FILES = ["adapter_*", "*token*", "*.jinja", "vocab*", "merges.txt"]
 """What the repository of an adapter has to do with loading it."""
 
 FETCH = "fetch it where there is a network with `hf download {0}` and give that folder"
