@@ -96,6 +96,9 @@ COMMANDS = {
 }
 """Commands of other packages, each with the extra that installs it."""
 
+DRAFTERS = {"block-draft": "drafts", "eagle": "drafts", "mtp": "drafts"}
+"""Drafters of other packages, each with the extra that installs it."""
+
 
 def __getattr__(name: str) -> object:
     """Import a public name from the module that defines it."""

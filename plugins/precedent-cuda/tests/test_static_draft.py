@@ -12,10 +12,10 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
-from precedent.target.borrowed import HEAD_TOKENS
 from precedent.target.load.first_layers import first_layers
-from precedent.target.load.trained_draft import draft_beside, initial_weights
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_drafts.borrowed import HEAD_TOKENS
+from precedent_drafts.trained import draft_beside, initial_weights
 
 
 def drafted(target: TargetModel, draft: Any, sampling: SamplingParams) -> tuple[Engine, tuple[int, ...], int]:

@@ -18,7 +18,7 @@ from precedent.errors import ConfigError, ContextOverflowError, PromptError, Uns
 from precedent.target import bitwise as same_bits
 from precedent.target import support
 from precedent.target.examine import examine
-from precedent.target.kept_states import KeepsStates
+from precedent.target.hidden_states import HiddenStates, final_states_of, layer_outputs_of
 from precedent.target.kv.arena import KVArena, Moves
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import check_supported, context_length
@@ -32,7 +32,7 @@ PREFILL_CHUNK = 512
 """Tokens per prefill forward: bounds the memory of activations at no measurable cost."""
 
 
-class TargetModel(KeepsStates):
+class TargetModel:
     """Wraps an `AutoModelForCausalLM`. Raises UnsupportedError for layers that cannot be rewound.
 
     `runner` calls the model; `kv_shape` is what its layers store per token. With `bitwise`, a token's logits and stored
@@ -87,6 +87,37 @@ class TargetModel(KeepsStates):
         if bitwise and not model.bitwise:
             raise ConfigError("this TargetModel was made without bitwise=True: make it with that, or pass its model")
         return model
+
+    def keep_hidden_states(self, *, after_norm: bool = True) -> HiddenStates:
+        """Keep the last layer's output of every token from now on, for drafters and judges that read it.
+
+        Call it before the first slot exists. Raises UnsupportedError, naming why, where they cannot be kept.
+        """
+        self._check_keeps()
+        if self.runner.hidden is None:
+            self.runner.hidden = final_states_of(self, after_norm=after_norm)
+        return self.runner.hidden
+
+    def keep_layer_outputs(self, numbers: Sequence[int]) -> HiddenStates:
+        """Keep the outputs of these layers, counted from 1, of every token from now on.
+
+        Call it before the first slot exists. Raises UnsupportedError, naming why, where they cannot be kept, and
+        ConfigError for layers that the model lacks, or where others are kept already.
+        """
+        self._check_keeps()
+        if self.runner.outputs is None:
+            self.runner.outputs = layer_outputs_of(self, numbers)
+        if self.runner.outputs.numbers != tuple(numbers):
+            raise ConfigError(f"this target keeps the layers {self.runner.outputs.numbers}, not {tuple(numbers)}")
+        return self.runner.outputs
+
+    def _check_keeps(self) -> None:
+        """Raise UnsupportedError, naming why, where no hidden states can be kept."""
+        if self.arena is not None:
+            raise UnsupportedError(
+                "forwards of fixed size (cuda_graphs=True, or bitwise=True on a GPU) keep no hidden states, which some "
+                "drafters and judges read: leave that option or the reader out"
+            )
 
     @property
     def arena(self) -> KVArena | None:

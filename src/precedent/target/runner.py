@@ -29,7 +29,6 @@ from precedent.target.kv.layer_kinds import (
 )
 from precedent.target.kv.rows import Forward, Rows
 from precedent.target.kv.visibility import Rule, additive, visible_keys
-from precedent.target.layer_outputs import LayerOutputs
 from precedent.target.recurrent.step import RecurrentStep
 from precedent.target.support import Backend
 
@@ -74,7 +73,7 @@ class Runner:
         self.most_rows: int | None = None
         self.backends: list[Backend] = []
         self.hidden: HiddenStates | None = None
-        self.outputs: LayerOutputs | None = None
+        self.outputs: HiddenStates | None = None
         self.settled = True
         """Whether the time of the last `logits` says what such a step will cost: not where graphs were captured, nor
         where rows found no room among the fixed sizes."""

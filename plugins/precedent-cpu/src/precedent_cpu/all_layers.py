@@ -20,11 +20,11 @@ from transformers import PreTrainedModel
 
 from precedent.runtime.compiled import Int64s
 from precedent.runtime.patched_modules import is_swapped
+from precedent.target.hidden_states import watching
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import FULL_ATTENTION, MISFITS, attention_kinds
 from precedent.target.kv.rows import Forward, Rows, chain_rows, tree_rows
 from precedent.target.kv.shape import KVShape
-from precedent.target.layer_outputs import watching
 from precedent.target.runner import Runner
 from precedent.target.support import Backend
 from precedent.tree import ROOT, TreeBuilder

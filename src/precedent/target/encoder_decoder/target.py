@@ -39,7 +39,7 @@ class EncoderDecoderTarget(TargetModel):
         """Raise UnsupportedError: no drafter reads those of an encoder-decoder model."""
         raise UnsupportedError(
             f"{self.model.config.model_type} is an encoder-decoder model, which keeps no hidden states for drafters: "
-            "draft without mtp, eagle and block-draft"
+            "leave out those that read them"
         )
 
     def most_answer_tokens(self, prompt_tokens: int) -> int:
