@@ -28,7 +28,6 @@ LAYERS = (
     "tree",
     "sampling",
     "verify",
-    "verify.lossy",
     "target.kv",
     "target",
     "target.load",
@@ -163,7 +162,7 @@ def test_imports_point_one_way(file: Path) -> None:
     [
         "from precedent.engine.engine import Engine",
         "def f():\n    import precedent.cli.app",
-        "if TYPE_CHECKING:\n    from precedent.verify import lossy",
+        "if TYPE_CHECKING:\n    from precedent.decoding import loop",
         "from . import tree",
     ],
 )

@@ -14,7 +14,7 @@ from precedent.tree import ROOT, CandidateTree, TreeBuilder
 from precedent_cpu.kernel_code import LANES
 from precedent_cpu.linear import PackedLinear
 from precedent_cpu.row_attention import VECTORS
-from precedent_cpu.tile_kernels import DEPTH
+from precedent_cpu.tile_products import DEPTH
 
 DIM = VECTORS * LANES
 """Numbers of a head that fill whole registers."""

@@ -28,7 +28,7 @@ from precedent.tree import EMPTY_TREE
 from precedent_cpu.fused_layer import fuse_layers
 from precedent_cpu.kernel_code import LANES
 from precedent_cpu.row_attention import fits
-from precedent_cpu.tile_kernels import DEPTH
+from precedent_cpu.tile_products import DEPTH
 
 DTYPES = [torch.bfloat16, torch.float32]
 

@@ -28,9 +28,8 @@ from precedent_cpu.kernel_code import LANES
 from precedent_cpu.linear import PackedLinear
 from precedent_cpu.norm import epsilon_of, offset_of
 from precedent_cpu.row_attention import VECTORS, Sight
-from precedent_cpu.row_layer import LayerConstants, LayerShape, LayerWeights, Part, RowLayers, job_of
+from precedent_cpu.row_layer import LayerConstants, LayerShape, LayerWeights, Part, RowLayers, job_of, row_layers_of
 from precedent_cpu.row_products import barrier, fits
-from precedent_cpu.sights import row_layers_of
 
 CHECKED_ROWS = 3
 """Rows of random numbers on which a layer must agree with `row_layer`."""
@@ -53,7 +52,7 @@ GATES: dict[tuple[float, float], Callable[[Tensor], Tensor]] = {
     (1.0, 0.0): silu,
     (_SLOPE, 0.044715 * _SLOPE): partial(gelu, approximate="tanh"),
 }
-"""Activations of the gated linear unit, by the slope and the cubic term of `layer_kernels.gated_kernel`."""
+"""Activations of the gated linear unit, by the slope and the cubic term of `layer_work.gated_kernel`."""
 
 _ATTENTION, _HEAD_NORMS = ("q_proj", "k_proj", "v_proj", "o_proj"), ("q_norm", "k_norm")
 _GATED = ("gate_proj", "up_proj", "down_proj")

@@ -1,25 +1,158 @@
 """The compiled code that each thread of a team runs for decoder layers: part by part, taking pieces in turn.
 
-`row_layer` prepares the jobs and starts the team; `layer_job` defines a job's fields.
+`JOB` defines the fields that the threads read; `row_layer` prepares the jobs and starts the team. Every number is
+rounded where transformers' own modules round it, so a fused layer gives the same result as its modules do one by one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from llvmlite import ir
+from numba.core import types
 from numba.np.numpy_support import carray
 
 from precedent.runtime.compiled import compiled
-from precedent_cpu.attention_kernels import finish_kernel, read_long, write_long
-from precedent_cpu.attention_piece import Piece
-from precedent_cpu.dot_kernels import norm_kernel, take_ticket
-from precedent_cpu.kernel_code import LANES
-from precedent_cpu.layer_job import SEQUENCE
-from precedent_cpu.layer_kernels import gated_kernel, sum_kernel, turned_head_kernel, wait_for_team
-from precedent_cpu.product_pieces import PIECE, product_piece
-from precedent_cpu.row_attention import attend
-from precedent_cpu.tile_kernels import DEPTH, close_tiles, open_tiles
-from precedent_cpu.tile_products import pack_inputs, piece_by_tiles
+from precedent_cpu.kernel_code import FLOAT, FLOATS, LANES, LONG, Code, kernel, read_long, same, take_ticket, write_long
+from precedent_cpu.norm import norm_kernel
+from precedent_cpu.product_kernels import PIECE, product_piece
+from precedent_cpu.row_attention import Piece, attend, exponential, finish_kernel
+from precedent_cpu.tile_products import DEPTH, close_tiles, open_tiles, pack_inputs, piece_by_tiles
+
+PARTS = 9
+"""Parts of a layer, with a barrier between each two."""
+
+WEIGHTS = ("query", "key", "value", "output", "gate", "up", "down")
+NORMS = ("attention_norm", "attended_norm", "gate_norm", "gated_norm", "query_norm", "key_norm")
+CONSTANTS = ("scale", "softcap", "norm_offset", "gate_slope", "gate_cubic")
+OF_THE_CALL = (
+    "base", "hidden_rows", "sequences", "cosines", "sines", "rows", "num_sequences", "width", "together",
+    "normed", "queried", "keyed", "valued", "queries", "attended", "summand", "middle", "gates", "ups", "gated",
+    "scratch", "scratch_bytes", "layers",
+)  # fmt: skip
+OF_THE_LAYER = (
+    *WEIGHTS, *(f"{name}_bias" for name in WEIGHTS), *NORMS,
+    "barrier", "wide", "tiles", "hidden", "inner", "heads", "kv_heads", "dim",
+)  # fmt: skip
+
+JOB = np.dtype(
+    [("taken", "i8", (PARTS + 1,)), *((name, "i8") for name in (*OF_THE_CALL, *OF_THE_LAYER))]
+    + [(name, "f8") for name in (*CONSTANTS, *(f"{name}_epsilon" for name in NORMS))]
+)
+"""Counters of the pieces taken, then counts and addresses (0: none).
+
+`layers` is the number of consecutive jobs, one per layer, that start here; `hidden_rows` is a layer's input and output.
+float32: `normed` `[rows, hidden]`, `queries` and `attended` `[rows, heads, dim]`, `gated` `[rows, inner]`, the biases
+and each thread's scratch. In the model's dtype: the weights, `hidden_rows`, `summand` and `middle` `[rows, hidden]`,
+`queried`, `keyed` and `valued` `[rows, heads, dim]`, `gates` and `ups` `[rows, inner]`.
+"""
+
+SEQUENCE = 13
+"""int64 numbers per sequence in the table `sequences`: its first row, number of rows and prefix length; the address of
+its keys and the strides in bytes of their heads and rows; the same for its values; of its `Sight`, the
+arrays `starts` and `columns`, `skipped`, and the array `hidden`."""
+
+
+MOST_SQUARE = 2.0**60
+"""Squares of gates are at most this, far beyond where the sigmoid is 0 or 1."""
+
+
+def turned_head_kernel(*, wide: bool, as_query: bool) -> Callable[..., None]:
+    """A kernel that applies rotary embeddings to one head (Su et al. 2104.09864, halves as in GPT-NeoX).
+
+    Called as `(numbers, cosines, sines, dim, scale, target)`. A query is multiplied by `scale` and written as float32;
+    a key is written in the model's dtype.
+    """
+
+    @kernel
+    def turned(typing: Any, numbers: Any, cosines: Any, sines: Any, dim: Any, scale: Any, target: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            numbers, cosines, sines, dim, scale, target = arguments
+            code = Code(builder)
+            half, spread = builder.lshr(dim, ir.Constant(LONG, 1)), code.spread(builder.fptrunc(scale, FLOAT))
+            with code.steps(half, ()) as (k, _, _):
+                places = (k, builder.add(k, half))
+                left, right = (code.load(numbers, place, wide=wide) for place in places)
+                for place, straight, across in ((places[0], left, builder.fneg(right)), (places[1], right, left)):
+                    kept = builder.fmul(straight, code.load(cosines, place, wide=wide))
+                    turned = builder.fmul(across, code.load(sines, place, wide=wide))
+                    total = code.rounded(builder.fadd(code.rounded(kept, wide), code.rounded(turned, wide)), wide)
+                    number = builder.fmul(total, spread) if as_query else total
+                    code.store_lanes(number, target, place, wide or as_query)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 4, types.float64, types.intp), generate
+
+    return turned
+
+
+def gated_kernel(*, wide: bool) -> Callable[..., None]:
+    """A kernel for a gated linear unit (Shazeer 2002.05202), `(gates, others, count, slope, cubic, outputs)`.
+
+    Writes x * sigmoid(slope * x + cubic * x^3) times the other as float32, x being the gate. A slope of 1 is SiLU.
+    """
+
+    @kernel
+    def gated(typing: Any, gates: Any, others: Any, count: Any, slope: Any, cubic: Any, outputs: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            gates, others, count, slope, cubic, outputs = arguments
+            code = Code(builder)
+            slopes, cubics = (code.spread(builder.fptrunc(number, FLOAT)) for number in (slope, cubic))
+            with code.steps(count, ()) as (k, _, _):
+                opened = _opened(code, builder, code.load(gates, k, wide=wide), slopes, cubics)
+                opened = code.rounded(opened, wide)
+                passed = builder.fmul(opened, code.load(others, k, wide=wide))
+                code.store_lanes(code.rounded(passed, wide), outputs, k, wide=True)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 3, *[types.float64] * 2, types.intp), generate
+
+    return gated
+
+
+def sum_kernel(*, wide: bool) -> Callable[..., None]:
+    """A kernel `(left, right, count, outputs)`: their sum, all in the model's dtype."""
+
+    @kernel
+    def summed(typing: Any, left: Any, right: Any, count: Any, outputs: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            left, right, count, outputs = arguments
+            code = Code(builder)
+            with code.steps(count, ()) as (k, _, _):
+                total = builder.fadd(code.load(left, k, wide=wide), code.load(right, k, wide=wide))
+                code.store_lanes(total, outputs, k, wide)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 4), generate
+
+    return summed
+
+
+@kernel
+def wait_for_team(typing: Any, barrier: Any) -> Any:
+    """Wait until every thread of the team gets here; `barrier` is the address of OpenMP's own function."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        function = ir.FunctionType(ir.VoidType(), [])
+        builder.call(builder.inttoptr(arguments[0], function.as_pointer()), ())
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
+
+
+def _opened(code: Code, builder: ir.IRBuilder, x: Any, slopes: Any, cubics: Any) -> Any:
+    """Compute x / (1 + exp(-z)), z = slope * x + cubic * x^3; exp sees only numbers up to 0."""
+    zero, one, most = same(FLOATS, 0.0), same(FLOATS, 1.0), same(FLOATS, MOST_SQUARE)
+    square = builder.fmul(x, x)
+    square = builder.select(builder.fcmp_ordered("<", square, most), square, most)  # 0 times infinity is not a number
+    z = builder.fmul(x, code.fused(cubics, square, slopes))
+    negative = builder.fcmp_ordered("<", x, zero)
+    power = exponential(code, builder, builder.select(negative, z, builder.fneg(z)))
+    above = builder.select(negative, builder.fmul(x, power), x)
+    return builder.fdiv(above, builder.fadd(one, power))
+
 
 _FIRST, _ROWS, _PREFIX, _KEYS, _KEY_HEAD, _KEY_ROW, _VALUES, _VALUE_HEAD, _VALUE_ROW = range(9)
 _STARTS, _COLUMNS, _SKIPPED, _HIDDEN = range(9, SEQUENCE)

@@ -6,17 +6,49 @@ depend on the rows beside it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
+from llvmlite import ir
 from numba import types
+from numba.extending import intrinsic
 from torch import Tensor, nn
 
 from precedent.runtime.compiled import compiled_callback
 from precedent.runtime.patched_modules import is_swapped, swapped_class
-from precedent_cpu.dot_kernels import norm_kernel
-from precedent_cpu.kernel_code import FUSED, LANES
+from precedent_cpu.kernel_code import FLOAT, FUSED, LANES, Code
+
+
+def norm_kernel(*, wide: bool, wide_outputs: bool | None = None) -> Callable[..., None]:
+    """A kernel for one row of a root-mean-square norm, `(inputs, weights, length, epsilon, offset, outputs)`.
+
+    It computes in float32 as transformers' models do. With an `offset` of 0 (Llama), bfloat16 is rounded before and
+    after the multiplication by the weight. Any other (1 for Gemma) is added to the weight, and bfloat16 is rounded
+    once, at the end. With `wide_outputs`, the rounded result is still written as float32.
+    """
+
+    @intrinsic
+    def norm(typing: Any, inputs: Any, weights: Any, length: Any, epsilon: Any, offset: Any, outputs: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            inputs, weights, length, epsilon, offset, outputs = arguments
+            code = Code(builder)
+            scale = code.spread(code.inverse_root(code.squares(inputs, length, wide), length, epsilon))
+            added = code.spread(builder.fptrunc(offset, FLOAT))
+            rounded_twice = builder.fcmp_ordered("==", offset, ir.Constant(offset.type, 0.0))
+            with code.steps(length, ()) as (k, _, _):
+                scaled = builder.fmul(code.load(inputs, k, wide=wide), scale)
+                scaled = builder.select(rounded_twice, code.rounded(scaled, wide), scaled)
+                weight = builder.fadd(code.load(weights, k, wide=wide), added)
+                normed = code.rounded(builder.fmul(scaled, weight), wide)
+                code.store_lanes(normed, outputs, k, wide if wide_outputs is None else wide_outputs)
+            return context.get_dummy_value()
+
+        return types.void(types.intp, types.intp, types.intp, types.float64, types.float64, types.intp), generate
+
+    return cast(Callable[..., None], norm)
+
 
 FEW_ROWS = 64
 """Above this, torch's operators are as fast, because they use all threads."""
@@ -28,7 +60,7 @@ TOLERANCE = {torch.bfloat16: 2**-6, torch.float32: 1e-5}
 """Largest relative difference that rounding may cause: two steps of bfloat16, or the order of a float32 sum."""
 
 OFFSETS = (0.0, 1.0)
-"""What norms add to their weights: Llama's and most others nothing, Gemma's one (`dot_kernels.norm_kernel`)."""
+"""What norms add to their weights: Llama's and most others nothing, Gemma's one (`norm_kernel`)."""
 
 _narrow, _wide = (norm_kernel(wide=wide) for wide in (False, True))
 _SIGNATURE = types.void(*[types.intp] * 5, *[types.float64] * 2, types.intp)
