@@ -26,7 +26,7 @@ from precedent.errors import ConfigError, ModelLoadError
 from precedent.runtime.plugins import installed, load_plugin
 from precedent.sampling.rng import Rng
 from precedent.sampling.target_rows import TargetRows
-from precedent.target import TargetModel
+from precedent.target import Target
 from precedent.target.fingerprints import name_of
 from precedent.tree import NULL, ROOT, CandidateTree, Sampled
 from precedent.verify import Decide, RowWeights, Verdict, Verifier, walk
@@ -104,18 +104,18 @@ def judge_mode(parameters: Mapping[str, str]) -> Verifier:
     return overruled_by(judge)
 
 
-_WARNED: WeakSet[TargetModel] = WeakSet()
+_WARNED: WeakSet[Target] = WeakSet()
 
 
-def _check_target(judge: Judge, target: TargetModel) -> None:
+def _check_target(judge: Judge, target: Target) -> None:
     """Warn once if the judge was trained for another target. Raises ConfigError for another hidden size."""
     wanted = getattr(judge, "hidden_size", None)
-    if wanted is not None and wanted != (found := target.model.config.get_text_config().hidden_size):
+    if wanted is not None and wanted != (found := target.config.get_text_config().hidden_size):
         raise ConfigError(
             f"this judge was trained on hidden states of {wanted} numbers, and this target's have {found}: train one "
             "for it (precedent train-judge)"
         )
-    trained_for, name = getattr(judge, "target", ""), name_of(target.model)
+    trained_for, name = getattr(judge, "target", ""), name_of(target.model or target)
     if trained_for and trained_for != name and target not in _WARNED:
         _WARNED.add(target)
         log.warning("the judge of this mode was trained for %s, and this target is %s", trained_for, name)
