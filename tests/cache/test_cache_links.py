@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.prefix_folders import written
 
-from precedent.cache import Completion, Selection, SpeculationCache, SQLiteStore
+from precedent.cache import Completion, Selection, SpeculationCache, SQLiteStore, verify_cache
 from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError
 from precedent.testing.embedders import HashEmbedder
@@ -110,6 +110,9 @@ def test_a_linked_folder_is_refused_by_name_and_nothing_in_it_changes(
     with pytest.raises(CacheError, match=rf"{folder.name} is a link"):  # noqa: SIM117
         with SpeculationCache.open(file, embedder=HashEmbedder()) as cache:
             cache.forget(tenant="default")
+    if folder in file.parent.iterdir():
+        with pytest.raises(CacheError, match=rf"{folder.name} is a link"):
+            verify_cache(file)
     used(file)
     assert contents(outside) == before
 

@@ -26,8 +26,8 @@ from helpers.segments import (
 
 from precedent.cache import Completion, SQLiteStore
 from precedent.cache.segments import MANIFEST, MAX_SEGMENTS
-from precedent.drafters.recall.nearness import Nearness
 from precedent.drafters.recall.tenant_memory import TenantMemory
+from precedent.drafters.recall.weights import Nearness
 
 
 def test_a_restart_reads_segments_and_only_the_rows_that_are_in_none(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from precedent.cache import Completion, SpeculationCache
 from precedent.config import SamplingParams
 from precedent.drafters.base import Candidates
 from precedent.drafters.recall.drafter import RecallDrafter
-from precedent.drafters.recall.kinship import RECORD, SAME_STEP, SAME_TOOLS, YOUTH, kinship
+from precedent.drafters.recall.weights import RECORD, SAME_STEP, SAME_TOOLS, YOUTH, kinship
 from precedent.drafters.request import Request
 from precedent.runtime.inline_executor import AtOnce
 from precedent.testing.embedders import HashEmbedder

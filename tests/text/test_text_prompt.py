@@ -219,7 +219,19 @@ def test_a_base_model_is_called_one_once(caplog: pytest.LogCaptureFixture) -> No
     chat.chat_template, chat.name_or_path = PLAIN_CHATML, "somebody/chat"
     with caplog.at_level(logging.WARNING):
         for tokenizer in (chat, base, base):
-            render_prompt(tokenizer, ORDER)
-        render_prompt(chat, ORDER, TOOLS)  # its own template knows no tools, which is another matter
+            render_prompt(tokenizer, user("hi"))
     (said,) = caplog.messages
     assert said.startswith("somebody/base has no chat template: it is a base model")
+
+
+def test_a_template_without_tools_is_mentioned_once_when_tools_are_used(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = chatml_tokenizer()
+    tokenizer.chat_template, tokenizer.name_or_path = PLAIN_CHATML, "somebody/without-tools"
+    with caplog.at_level(logging.WARNING):
+        render_prompt(tokenizer, user("hi"))
+        assert not caplog.messages
+        for _ in range(3):
+            render_prompt(tokenizer, user("hi"), TOOLS)
+    (said,) = caplog.messages
+    assert "the chat template of somebody/without-tools takes no tools" in said
+    assert "give chat_template=" in said

@@ -103,6 +103,12 @@ def is_own_folder(path: Path) -> bool:
     return stat.S_ISDIR(mode)
 
 
+def check_folders(path: Path) -> None:
+    """Raise CacheError if one of the folders beside a cache's file is a link."""
+    for ending in ("-index", "-prefixes"):
+        is_own_folder(path.with_name(path.name + ending))
+
+
 def open_own(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     """Open a regular file that Precedent made. Raises OSError for a link, a pipe, a device or a folder."""
     handle = os.open(path, flags | NO_LINK | getattr(os, "O_BINARY", 0), mode)

@@ -38,6 +38,7 @@ from precedent.cache.files import (
     FILE_NAME,
     HAS_LOCKS,
     bytes_in,
+    check_folders,
     check_links,
     database_path,
     journal_of,
@@ -254,11 +255,13 @@ def verify_cache(path: str | Path) -> VerifyReport:
     """Check a cache's pages, schema, records and vectors; changes nothing.
 
     A damaged record or vector is never used; forget it by its id. A file with a damaged structure is set aside when it
-    is opened next. Raises CacheError if there is no cache at `path`, or if it cannot be read now.
+    is opened next. Raises CacheError if there is no cache at `path`, if it cannot be read now, or if a link stands in
+    place of a folder beside it.
     """
     file = database_path(path)
     if not file.exists():
         raise CacheError(f"there is no cache at {file}")
+    check_folders(file)
     try:
         with inspecting(file, whole=True) as connection:
             findings = tuple(_damage(connection))

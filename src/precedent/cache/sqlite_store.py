@@ -17,7 +17,7 @@ from precedent.cache import rows
 from precedent.cache.database import Database, create_file
 from precedent.cache.embedder import Embedder, identity_of, maker_of, require_same
 from precedent.cache.eviction import evict, expire, prune
-from precedent.cache.files import alone_in, database_path, is_own_folder, sweep
+from precedent.cache.files import alone_in, check_folders, database_path, sweep
 from precedent.cache.inspection import UnreadableError, inspecting, set_aside, verify_cache
 from precedent.cache.prefixes import PrefixFiles
 from precedent.cache.records import (
@@ -97,8 +97,7 @@ class SQLiteStore:
                 create_file(file)
             if not file.exists():
                 raise CacheError(f"there is no cache at {file}")
-            for beside in ("-index", "-prefixes"):
-                is_own_folder(file.with_name(file.name + beside))
+            check_folders(file)
             fixed = read_only or not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
             try:
                 _check_file(file, embedder)

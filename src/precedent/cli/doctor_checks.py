@@ -26,6 +26,7 @@ from precedent.target.kv.layer_kinds import (
     is_recurrent,
     why_only_chains,
 )
+from precedent.target.load import chat_template as templates
 from precedent.target.load.adapters import with_base
 from precedent.target.load.draft_folders import check_readable
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
@@ -213,9 +214,12 @@ def _template(tokenizer: PreTrainedTokenizerBase, *, given: bool) -> Finding:
     try:
         render_prompt(tokenizer, [USER])
     except PrecedentError as error:
-        return Finding("chat template", "no", str(error), needed=True)
+        if tokenizer.chat_template:
+            return Finding("chat template", "no", str(error), needed=True)
+        supply = f"give chat_template=, one of {', '.join(templates.FAMILIES)} or your own, or use PrecedentLLM"
+        return Finding("chat template", "no", f"none: a base model, which refuses conversations; {supply}")
     if not tokenizer.chat_template:
-        return Finding("chat template", "note", "none: a base model, not trained to chat; ChatML is used", needed=True)
+        return Finding("chat template", "note", "none: a base model, not trained to chat; ChatML is used")
     return Finding("chat template", "yes", "the given one" if given else "the model's own", needed=True)
 
 

@@ -54,7 +54,7 @@ _WITH_TOOLS = Elsewhere(("tools", "tool_choice", "strict", "parallel_tool_calls"
 _IN_A_CALL = Elsewhere(OF_THE_CALL, IN_A_CALL)
 _IN_CHAT = Elsewhere(FOR_CHAT, IN_CHAT)
 _NOWHERE = Elsewhere(IDLE, LEFT_OUT)
-_IN_THE_CONSTRUCTOR = Elsewhere((*OF_THE_ENGINE, *OF_LOADING, "streaming", "media"), IN_THE_CONSTRUCTOR)
+_IN_THE_CONSTRUCTOR = Elsewhere((*OF_THE_ENGINE, *OF_LOADING, "streaming"), IN_THE_CONSTRUCTOR)
 
 
 def engine_options(model: EngineFields) -> EngineOptions:

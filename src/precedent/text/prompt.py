@@ -43,6 +43,9 @@ _SHORT_ANSWER = {"role": "assistant", "content": "."}
 
 ROLES = ("system", "user", "assistant", "tool")
 
+CHATML = "<|im_end|>"
+"""The token that tells a tokenizer which knows ChatML."""
+
 
 def render_prompt(
     tokenizer: PreTrainedTokenizerBase,
@@ -150,7 +153,7 @@ def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
                 "another model, give chat_template= a template in one of them, or register a ToolFormat"
             )
         return own
-    if tokenizer.convert_tokens_to_ids("<|im_end|>") in (None, tokenizer.unk_token_id):
+    if not knows_chatml(tokenizer):
         lack = "takes no tools" if own else "is missing"
         raise UnsupportedError(
             f"the model's chat template {lack}, and the shipped Hermes template needs a tokenizer with <|im_start|> "
@@ -158,7 +161,14 @@ def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
         )
     if own is None:
         _warn_of_base_model(str(tokenizer.name_or_path))
+    else:
+        _warn_of_tools(str(tokenizer.name_or_path))
     return hermes_template()
+
+
+def knows_chatml(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer has the tokens of ChatML, in which the shipped template is written."""
+    return tokenizer.convert_tokens_to_ids(CHATML) not in (None, tokenizer.unk_token_id)
 
 
 @cache
@@ -167,6 +177,15 @@ def _warn_of_base_model(name: str) -> None:
     log.warning(
         "%s has no chat template: it is a base model, asked in ChatML that it was not trained on; "
         "take its instruct version, or give chat_template=", name or "the model",
+    )  # fmt: skip
+
+
+@cache
+def _warn_of_tools(name: str) -> None:
+    """Warn once per model, when it is first asked with tools."""
+    log.warning(
+        "the chat template of %s takes no tools: conversations with tools are written in ChatML, with calls in the "
+        "Hermes format; if the model was not trained on it, give chat_template=", name or "the model",
     )  # fmt: skip
 
 

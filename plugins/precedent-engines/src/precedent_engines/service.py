@@ -240,6 +240,7 @@ class DraftingService(OfOneProcess):
                 num_accepted_tokens=sum(accepted.values()),
                 accepted_by_source=accepted,
                 failures_by_drafter=batch.fences.faults(),
+                degraded=batch.fences.degraded(),
                 store_failures=self.health.failures,
                 store_away=self.health.away,
             )

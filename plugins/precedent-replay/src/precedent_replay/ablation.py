@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 from precedent.cache import Completion, Hit
 from precedent.drafters import Candidates, Drafter, DrafterParts, DraftSession, DrawSession, Request, load_drafters
+from precedent.drafters.base import DrawSource
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.recall.drafter import RecallDrafter, RecallSession
 from precedent.errors import ConfigError
 from precedent.planning.choose import Choice
-from precedent.planning.plan import DrawSource, Limits, Plan
+from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import Planner
 from precedent.planning.trust import Trust
 from precedent.runtime.compiled import Floats, Int32s

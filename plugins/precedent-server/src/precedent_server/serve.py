@@ -17,6 +17,7 @@ from precedent.cli.options import (
     DraftDeviceOption,
     DraftModelOption,
     DtypeOption,
+    SamplingOption,
 )
 from precedent.cli.progress import Progress
 from precedent.errors import ConfigError
@@ -70,6 +71,7 @@ def serve(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     chat_template: ChatTemplateOption = None,
+    sampling: SamplingOption = "precedent",
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Exactly the tokens of plain decoding.")] = False,
     cuda_graphs: CudaGraphsOption = False,
     cache: Annotated[
@@ -156,7 +158,7 @@ def serve(
 
     with hangups_ignored(), opened(
         models, options, limits, cache=cache, bounds=bounds, keys=keys, access=access, kept_steps=kept_steps,
-        loading=say,
+        sampling=sampling, loading=say,
     ) as serving:  # fmt: skip
         progress.rest()
         serve_until_told(

@@ -25,10 +25,8 @@ from precedent.drafters.matching.search import Found, Search, SearchSession
 from precedent.drafters.matching.token_index import reversed_context
 from precedent.drafters.matching.vote_tree import SIMILARITY_BINS, VotePrior
 from precedent.drafters.outcomes import outcomes_of_votes
-from precedent.drafters.recall.kinship import kinship
-from precedent.drafters.recall.nearness import Nearness
-from precedent.drafters.recall.tenant_memories import TenantMemories
-from precedent.drafters.recall.tenant_memory import CompletionSource, TenantMemory
+from precedent.drafters.recall.tenant_memory import CompletionSource, TenantMemories, TenantMemory
+from precedent.drafters.recall.weights import Nearness, kinship
 from precedent.drafters.request import Request
 from precedent.errors import CacheError
 from precedent.runtime.background import Background

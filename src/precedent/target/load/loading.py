@@ -24,15 +24,11 @@ from precedent.errors import ConfigError, ModelLoadError
 from precedent.runtime.plain_values import in_one_line
 from precedent.target.encoder_decoder.opening import check_loadable, is_encoder_decoder
 from precedent.target.load.adapters import merged, tokenizer_source, with_base
-from precedent.target.load.chat_template import (
-    read_chat_template,
-    say_what_lacks,
-    stored_in_gguf,
-    with_chat_template,
-)
+from precedent.target.load.chat_template import CHATML, read_chat_template, say_what_lacks, with_chat_template
 from precedent.target.load.draft_folders import check_readable, check_whole
 from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer_count
 from precedent.target.load.gguf import check_reader, read_config, read_sampling, read_tokenizer
+from precedent.target.load.gguf_header import read_header
 from precedent.target.load.multimodal import auto_class, language_model_of
 from precedent.target.load.packaged import DEMO_TARGET
 from precedent.target.load.quantised import quant_method, say_if_dense
@@ -84,14 +80,18 @@ def load_target(
     file = gguf_file(name_or_path)
     if file is not None and template is None:
         check_reader(file.name)
-        say_what_lacks(name_or_path, stored_in_gguf(file))  # before the conversion, which takes minutes
+        header = read_header(file)  # before the conversion, which takes minutes
+        has_chatml = CHATML in header.get("tokenizer.ggml.tokens", ())
+        say_what_lacks(name_or_path, header.get("tokenizer.chat_template"), has_chatml=has_chatml)
     source, adapter = with_base(find_source(name_or_path, settings))
+    if adapter is not None:  # these chose its files, and its base model has others
+        settings = {name: value for name, value in settings.items() if name not in ("revision", "subfolder")}
     where = {name: settings[name] for name in WHERE_FROM if name in settings}
     config = _checked_config(source, settings)
     tokenizer = with_chat_template(_load_tokenizer(tokenizer_source(source, adapter), where), template)
     packaged = str(name_or_path) == DEMO_TARGET
     if file is None and template is None and not packaged and not is_encoder_decoder(config):
-        say_what_lacks(name_or_path, tokenizer.chat_template)
+        say_what_lacks(name_or_path, tokenizer.chat_template, has_chatml=CHATML in tokenizer.get_vocab())
     model = _load_model(source, place, precision, settings)
     return (model if adapter is None else merged(model, adapter)), tokenizer
 
