@@ -101,7 +101,7 @@ reference: $(VENV)/dev.stamp  ## write the tables of figures on pages from the f
 figures: $(VENV)/dev.stamp  ## measure the documentation's figures, hours in all (FIGURES_ARGS="rows service --traces FOLDER")
 	@$(BIN)/python .ci/measure.py $(FIGURES_ARGS)
 
-dist: $(VENV)/dev.stamp  ## a wheel and an sdist in dist/, each installed into an empty environment and tried (some minutes)
+dist: $(VENV)/dev.stamp  ## the sdist and a wheel of every package in dist/, installed into empty environments and tried (some minutes)
 	@$(BIN)/python .ci/dist.py dist
 
 check: $(VENV)/dev.stamp  ## lint, format, types, the site and the fast tests

@@ -69,7 +69,7 @@ def searches_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def each_unit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of bfloat16 on the processor's matrix unit, where it has one, and as other processors make them."""
     from precedent_cpu import row_products
-    from precedent_cpu.tile_kernels import tiles_at_hand
+    from precedent_cpu.tile_products import tiles_at_hand
 
     if request.param == "vector unit":
         monkeypatch.setattr(row_products, "tiles_at_hand", lambda: False)

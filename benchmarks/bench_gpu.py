@@ -45,8 +45,7 @@ from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import Verdict, verify
 from precedent.verify.ahead import Ahead, Scored, computed_alike, read_together
 from precedent_cuda import StaticSettings
-from precedent_cuda.ordered_attention import ORDERED
-from precedent_cuda.split_attention import VARIANTS, StaticRows
+from precedent_cuda.attention import ORDERED, VARIANTS, StaticRows
 from precedent_demo.demo_runs import MEMORY, TENANT, Run, Turn
 from precedent_replay.baselines import PromptLookup
 from precedent_replay.lineup import lineup
@@ -553,14 +552,14 @@ def one_step(target: TargetModel, running: Sequence[tuple[Played, Slot, int]]) -
 
 
 DRAFT = ("draft-model",)
-WAYS: dict[str, tuple[tuple[str, ...], bool]] = {
-    "plain": ((), False),
-    "draft-only": (DRAFT, False),
-    "draft-only, pearl": (DRAFT, True),
-    "cache-only": (MEMORY, False),
-    "both": ((*MEMORY, *DRAFT), False),
+WAYS: dict[str, tuple[tuple[str, ...], str | None]] = {
+    "plain": ((), None),
+    "draft-only": (DRAFT, None),
+    "draft-only, pearl": (DRAFT, "pearl"),
+    "cache-only": (MEMORY, None),
+    "both": ((*MEMORY, *DRAFT), None),
 }
-"""Drafters, and whether the draft model draws while the target scores."""
+"""Drafters, and the decode loop."""
 
 
 def demo_pair(setting: Setting) -> Iterator[Row]:
@@ -572,9 +571,9 @@ def demo_pair(setting: Setting) -> Iterator[Row]:
         return
     pair, requests, runs = Pair(setting), make_requests("B")[: 1 if setting.small else 6], dict[str, Run]()
     pair.serve("warming", MEMORY, make_requests("A")[: 1 if setting.small else 12], write_back=True)
-    for name, (drafters, pearl) in WAYS.items():
+    for name, (drafters, loop) in WAYS.items():
         try:
-            runs[name] = pair.serve(name, drafters, requests, pearl=pearl)
+            runs[name] = pair.serve(name, drafters, requests, loop=loop)
             yield pair_row(runs[name], runs.get("plain"))
         except TimeIsUp:
             raise
@@ -613,7 +612,7 @@ class Pair:
         self.cache.warm_up()
 
     def serve(
-        self, name: str, drafters: tuple[str, ...], requests: Sequence[Any], *, pearl: bool = False,
+        self, name: str, drafters: tuple[str, ...], requests: Sequence[Any], *, loop: str | None = None,
         write_back: bool = False,
     ) -> Run:  # fmt: skip
         """Serve requests; unless answers are stored, the first one also beforehand, so that graphs are captured."""
@@ -628,7 +627,7 @@ class Pair:
             cache=self.cache if "recall" in drafters else None,
             speculation=SpeculationConfig(enabled=bool(drafters), drafters=drafters, write_back=write_back),
             on_result=lambda prompt_ids, result: turns.append(Turn(prompt_ids, result)),
-            pearl=pearl,
+            loop=loop,
         )
         chat_model = ChatPrecedent.from_engine(engine, max_tokens=self.max_tokens, tenant=TENANT)
         with closing(engine):  # its arena is freed before the next one's is made

@@ -10,8 +10,8 @@ import pytest
 
 MODULES = (
     "precedent.cache.speculation_cache",
-    "precedent.cache.store.redaction",
-    "precedent.cache.store.store_url",
+    "precedent.cache.redaction",
+    "precedent.cache.store_url",
     "precedent.config",
     "precedent_generate.hook",
     "precedent.engine.engine",

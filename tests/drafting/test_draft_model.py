@@ -10,9 +10,8 @@ import torch
 
 from precedent.config import SamplingParams
 from precedent.drafters.base import Drafter
-from precedent.drafters.model.distribution import sample_beside, sample_with_one_read
+from precedent.drafters.model.distribution import DraftedToken, sample_beside, sample_with_one_read
 from precedent.drafters.model.drafter import DraftModelDrafter
-from precedent.drafters.model.lookahead import DraftedToken
 from precedent.drafters.model.place import CATCH_UP_LIMIT
 from precedent.drafters.request import Request
 from precedent.errors import GenerationError

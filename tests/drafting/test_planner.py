@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from precedent.drafters.base import Candidates
+from precedent.drafters.base import Candidates, DrawSource
 from precedent.planning.calibration import Calibration
 from precedent.planning.costs import CostCurve
 from precedent.planning.gate import PROBE_DRAWS, PROBE_STEPS, Gate
-from precedent.planning.plan import DrawSource, Limits
+from precedent.planning.plan import Limits
 from precedent.planning.planner import Planner
 from precedent.planning.trust import Trust
 from precedent.tree import ROOT, CandidateTree, Sampled

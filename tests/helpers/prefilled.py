@@ -10,7 +10,7 @@ import torch
 from helpers.packages import graph_settings
 from precedent.config import SamplingParams
 from precedent.decoding import verification
-from precedent.decoding.aids import Aids
+from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.proposal import Proposal
 from precedent.decoding.sequence import DecodingSequence
 from precedent.decoding.verification import Forward, Verified
@@ -81,7 +81,7 @@ def static_target(device: str = "cpu") -> TargetModel:
 def verified(proposals: Sequence[Proposal], logits: Sequence[torch.Tensor]) -> list[Verified]:
     """The verdicts on proposals whose rows are given."""
     forward = Forward(list(zip(proposals, logits, strict=True)), 0.0, num_tries=1)
-    return verification.verify(forward, Aids(Planner(CostCurve())))
+    return DecodeLoop(static_target(), Planner(CostCurve())).verify(forward)
 
 
 def fixed_tree(seed: int) -> CandidateTree:

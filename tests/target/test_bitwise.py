@@ -17,7 +17,7 @@ from helpers.bitwise_models import PLAIN, by_rows, go_without_kernels, model, on
 from helpers.packages import graph_settings
 from helpers.small_engines import load_by
 
-from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
@@ -151,7 +151,7 @@ def test_texts_are_the_same_off_cold_warm_adversarial_continued_and_together(
     with closing(engine_on(cache, in_bfloat16, limits=EngineLimits(prefill_tokens_per_round=37))) as engine:
         for ids in expected:  # answers that begin like the right one and go wrong
             wrong = tuple(token if place % 7 else 3 for place, token in enumerate(ids))
-            cache.insert(NewCompletion(wrong, engine.tokenizer_fingerprint, "another", query="order"))
+            cache.insert(Completion(wrong, engine.tokenizer_fingerprint, "another", query="order"))
         for _ in range(2):
             cold = [engine.submit(prompt, sampling, query="order").result() for prompt in prompts]
             assert [one.token_ids for one in cold] == expected

@@ -17,7 +17,7 @@ from helpers.published_heads import SPECFORGE, random_weights, small_target, wri
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precedent.cache.search.embedder import SentenceTransformerEmbedder
+from precedent.cache import SentenceTransformerEmbedder
 from precedent.drafters import load_draft
 from precedent.errors import CacheError, ModelLoadError
 from precedent.target.load.loading import load_config, load_target, load_tokenizer

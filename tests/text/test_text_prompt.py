@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from precedent.errors import PromptError, UnsupportedError
 from precedent.testing.scripted_engine import chatml_tokenizer
 from precedent.text.prompt import hermes_template, render_prompt, template_for
-from precedent.text.tool_formats import ParsedCall, Text, whole_parts
-from precedent.text.tool_formats.builtin import HERMES
+from precedent.text.tool_formats import ParsedCall, TextPiece, whole_parts
+from precedent.text.tool_formats.formats import HERMES
 from precedent.text.tool_formats.parser import TaggedParser
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -92,7 +92,7 @@ def test_a_parsed_answer_is_rendered_back_as_it_was_generated(tokenizer: PreTrai
         for event in events
         if isinstance(event, ParsedCall)
     ]
-    text = "".join(event.text for event in events if isinstance(event, Text))
+    text = "".join(event.text for event in events if isinstance(event, TextPiece))
     before = render_prompt(tokenizer, user("hi"), TOOLS)
     turn = {"role": "assistant", "content": text, "tool_calls": calls}
     after = render_prompt(tokenizer, [*user("hi"), turn, {"role": "tool", "content": "ok"}], TOOLS)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precedent.text.tool_formats import InvalidCall, ParsedCall, Part, Text, whole_parts
-from precedent.text.tool_formats.builtin import HERMES
+from precedent.text.tool_formats import InvalidCall, ParsedCall, Part, TextPiece, whole_parts
+from precedent.text.tool_formats.formats import HERMES
 from precedent.text.tool_formats.parser import TaggedParser
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -30,15 +30,15 @@ def parsed(parts: list[str]) -> list[Part]:
     ("answer", "events"),
     [
         ("", []),
-        ("no call at all\n", [Text("no call at all\n")]),
+        ("no call at all\n", [TextPiece("no call at all\n")]),
         (LOOK_UP, [CALL]),
         (f"{LOOK_UP}\n{LOOK_UP}\n", [CALL, CALL]),
-        (f"I look.\n{LOOK_UP}", [Text("I look."), CALL]),
-        (f"I look.\n\n{LOOK_UP}", [Text("I look.\n"), CALL]),
-        (f"{LOOK_UP}\n\nDone.", [CALL, Text("Done.")]),
-        (f"A{LOOK_UP}\nB\n{LOOK_UP}", [Text("A"), CALL, Text("\nB"), CALL]),
+        (f"I look.\n{LOOK_UP}", [TextPiece("I look."), CALL]),
+        (f"I look.\n\n{LOOK_UP}", [TextPiece("I look.\n"), CALL]),
+        (f"{LOOK_UP}\n\nDone.", [CALL, TextPiece("Done.")]),
+        (f"A{LOOK_UP}\nB\n{LOOK_UP}", [TextPiece("A"), CALL, TextPiece("\nB"), CALL]),
         (f"\n \n{LOOK_UP}", [CALL]),
-        ("a < b and <tool_", [Text("a < b and <tool_")]),
+        ("a < b and <tool_", [TextPiece("a < b and <tool_")]),
         (LOOK_UP.removesuffix(f"\n{CLOSE}"), [CALL]),
         (f"{LOOK_UP.removesuffix(CLOSE)}{LOOK_UP}", [CALL, CALL]),
         ('<tool_call>{"name": "f"}</tool_call>', [ParsedCall("f", {})]),
@@ -54,7 +54,7 @@ def test_an_answer_and_its_events(answer: str, events: list[Part]) -> None:
 def test_tags_inside_a_json_string_do_not_end_the_call() -> None:
     arguments = {"note": f'say "{CLOSE}" or {OPEN} \\'}
     answer = f"{OPEN}{json.dumps({'name': 'f', 'arguments': arguments})}{CLOSE}after"
-    assert parsed(list(answer)) == [ParsedCall("f", arguments), Text("after")]
+    assert parsed(list(answer)) == [ParsedCall("f", arguments), TextPiece("after")]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_call_with_an_open_string_does_not_swallow_the_next_one() -> None:
     first, second, third = parsed(list(f"{broken}\n{LOOK_UP}\nend"))
     assert isinstance(first, InvalidCall)
     assert first.raw == broken
-    assert (second, third) == (CALL, Text("end"))
+    assert (second, third) == (CALL, TextPiece("end"))
 
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -115,4 +115,4 @@ def test_streamed_equals_whole_under_every_split(answer: str, cuts: list[int]) -
 
 @given(st.text(max_size=60))
 def test_text_without_a_tag_stays_as_it_is(text: str) -> None:
-    assert "".join(event.text for event in parsed(list(text)) if isinstance(event, Text)) == text
+    assert "".join(event.text for event in parsed(list(text)) if isinstance(event, TextPiece)) == text

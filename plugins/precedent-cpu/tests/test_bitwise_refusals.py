@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.bitwise_models import by_rows, model
+from helpers.tiny_architectures import settings_of
 
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, UnsupportedError
@@ -28,7 +29,11 @@ def with_eager_attention(chosen: Any) -> Any:
         (lambda: model(torch.float16), "have no row-wise kernels on cpu in float16"),
         (lambda: model(num_key_value_heads=2, head_dim=24), "have no row-wise kernels"),
         (lambda: model(family="gpt2"), "have no row-wise kernels"),
-        (lambda: model(family="gemma3_text", sliding_window=8), "have no row-wise kernels"),
+        (
+            lambda: model(family="gemma4_text", **settings_of("gemma4_text")),
+            "3 of its 3 layers have no row-wise kernels",
+        ),
+        (lambda: model(family="gemma2", hidden_activation="gelu"), "3 of its 3 layers have no row-wise kernels"),
         (lambda: with_eager_attention(model()), r"it does not use our attention \(eager\)"),
     ],
 )

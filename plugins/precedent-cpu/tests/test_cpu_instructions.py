@@ -17,7 +17,7 @@ WIDEST = {"avx2": "ymm", "avx512": "zmm"}
 
 SHOW_CODE = """
 from numba import njit, types
-from precedent_cpu.dot_kernels import dot_block
+from precedent_cpu.product_kernels import dot_block
 from precedent_cpu.kernel_code import LANES
 
 block = dot_block(2, 4, wide=False)

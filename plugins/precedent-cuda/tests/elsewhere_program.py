@@ -32,7 +32,7 @@ from torch.utils import backend_registration
 
 from precedent.config import SamplingParams
 from precedent.decoding import verification
-from precedent.decoding.loop import step
+from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.model.distribution import sample_beside
 from precedent.drafters.prompt import PromptDrafter
@@ -50,7 +50,8 @@ from precedent.target.kv.shape import KVShape
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify.ahead import Ahead, Scored, computed_alike
-from precedent_cuda.static_runner import StaticRunner, StaticSettings
+from precedent_cuda import StaticSettings
+from precedent_cuda.static_runner import StaticRunner
 
 NAME = "elsewhere"
 VOCABULARY = 259
@@ -105,7 +106,7 @@ def without_numbers() -> Iterator[None]:
                 patches.enter_context(patch.object(module, "placed", without_them))
         patches.enter_context(patch.object(verification, "read_together", read_nothing))
         patches.enter_context(patch.object(verification, "on_accelerator", lambda logits: True))
-        patches.enter_context(patch.object(verification, "BESIDE_A_FORWARD", math.inf))
+        patches.enter_context(patch.object(verification, "DURING_A_FORWARD", math.inf))
         yield
 
 
@@ -154,7 +155,7 @@ def steps(
     model, planner = target(attention, every_rows, model_type), Planner(CostCurve())
     sequences = [running(model, mode, shape) for _ in range(2)]
     for _ in range(3):
-        step(sequences, model, planner)
+        DecodeLoop(model, planner).step(sequences)
         for sequence in sequences:
             if sequence.error is not None:
                 raise sequence.error
@@ -162,23 +163,22 @@ def steps(
     assert sum(sequence.stats.num_draft_tokens for sequence in sequences) > 0
 
 
-def tree(num_samples: int, num_unscored: int = 0) -> CandidateTree:
+def tree(num_samples: int) -> CandidateTree:
     """Fixed candidates, samples beside and below them, excluded siblings."""
     builder, node = TreeBuilder(), ROOT
     fixed = builder.add_fixed(ROOT, 1, "cache")
     builder.add_sampled(fixed, 2, Sampled(elsewhere(VOCABULARY)), "draft")
     for token in range(3, 3 + num_samples):
         node = builder.add_sampled(node, token, Sampled(elsewhere(VOCABULARY), builder.children(node)), "draft")
-    return builder.build(num_unscored)
+    return builder.build()
 
 
 def samples(mode: str) -> None:
-    """Trees with samples of a draft model, and leaves that were not scored."""
-    scored, extended = tree(2), tree(3, num_unscored=1)
+    """Trees with samples of a draft model."""
     rng, found = CounterRng(1, 1), []
     for _ in range(2):
-        logits = elsewhere(len(scored) + 1, VOCABULARY, dtype=torch.bfloat16)
-        for each in (scored, extended):
+        for each in (tree(2), tree(3)):
+            logits = elsewhere(len(each) + 1, VOCABULARY, dtype=torch.bfloat16)
             rows = TargetRows(logits, each, MODES[mode], (5,), constraints()).constrained()
             assert rows is not None
             found.append(Scored(each, rows, rng, mode))

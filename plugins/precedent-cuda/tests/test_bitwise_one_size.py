@@ -14,13 +14,13 @@ from precedent.errors import ConfigError, UnsupportedError
 from precedent.runtime.failures import OutOfMemory
 from precedent.target import TargetModel
 from precedent.testing.tiny_models import byte_tokenizer
-from precedent_cuda import StaticSettings, split_attention, static_runner
+from precedent_cuda import StaticSettings, attention, static_runner
 
 
 def test_what_forwards_of_one_size_would_round_otherwise_is_found_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """A negative control of the proof: attention that sums a tree apart from its prefix."""
     go_without_kernels(monkeypatch)
-    monkeypatch.setattr(static_runner, "ordered_named", lambda *arguments: split_attention.split)
+    monkeypatch.setattr(static_runner, "variant_named", lambda *arguments: attention.split)
     with pytest.raises(UnsupportedError, match="round differently on this machine"):
         TargetModel(model(), bitwise=True, cuda_graphs=one_size())
 

@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).with_name("elsewhere_program.py")
     reason="this torch knows no device without numbers",
 )
 def test_steps_read_once_and_meet_no_other_device() -> None:
-    """Every mode of one read, under constraints, with samples and unscored leaves; the program finds errors."""
+    """Every mode of one read, under constraints, with samples; the program finds errors."""
     ran = run([PROGRAM], timeout=300)
     scenes = ran.stdout.splitlines()
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -10,8 +10,17 @@ import torch
 from helpers.ragged_attention import EVERY, ON_ANY_DEVICE, PREFIXES, TREES, distance, layout, moved, plainly, tensors
 
 from precedent.errors import ConfigError
-from precedent_cuda.ordered_attention import ordered, ordered_by_triton, ordered_named
-from precedent_cuda.split_attention import Partial, attend, merge, split, variant_named
+from precedent_cuda.attention import (
+    ORDERED,
+    VARIANTS,
+    Partial,
+    attend,
+    merge,
+    ordered,
+    ordered_by_triton,
+    split,
+    variant_named,
+)
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (8, 1)], ids=str)
@@ -62,12 +71,12 @@ def test_shares_are_those_of_the_weights_and_a_wrong_length_is_noticed() -> None
 
 def test_a_variant_is_chosen_by_device_and_refused_by_name() -> None:
     cpu = torch.device("cpu")
-    assert variant_named("auto", cpu, torch.bfloat16) is split
-    assert variant_named("auto", torch.device("cuda"), torch.float64) is split
-    assert ordered_named("auto", cpu, torch.bfloat16) is ordered
-    assert ordered_named("ordered-triton", cpu, torch.float32) is ordered_by_triton
+    assert variant_named("auto", VARIANTS, cpu, torch.bfloat16) is split
+    assert variant_named("auto", VARIANTS, torch.device("cuda"), torch.float64) is split
+    assert variant_named("auto", ORDERED, cpu, torch.bfloat16) is ordered
+    assert variant_named("ordered-triton", ORDERED, cpu, torch.float32) is ordered_by_triton
     with pytest.raises(ConfigError, match=r"flashy.*choose auto, split, triton"):
-        variant_named("flashy", cpu, torch.float32)
+        variant_named("flashy", VARIANTS, cpu, torch.float32)
 
 
 @pytest.mark.gpu

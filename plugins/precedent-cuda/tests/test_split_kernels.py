@@ -25,7 +25,7 @@ from helpers.ragged_attention import (
 from torch import Tensor
 
 from precedent.errors import UnsupportedError
-from precedent_cuda.split_attention import StaticRows
+from precedent_cuda.attention import StaticRows
 
 
 @NEEDS_TRITON
@@ -103,7 +103,7 @@ def test_in_the_order_of_positions_a_row_is_the_same_bits_in_a_tree_and_alone(na
 
 @NEEDS_TRITON
 def test_work_is_cut_so_that_every_multiprocessor_has_some() -> None:
-    from precedent_cuda.triton_attention import LEAST_KEYS, tiling
+    from precedent_cuda.triton_kernels import LEAST_KEYS, tiling
 
     def cut(width: int, longest: int) -> tuple[int, int, int]:
         one = torch.zeros(1, dtype=torch.long)
@@ -141,7 +141,7 @@ def compiled(program: str) -> list[str]:
 COMPILED = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from precedent_cuda.triton_attention import attend_part
+from precedent_cuda.triton_kernels import attend_part
 
 sizes = dict.fromkeys(("DIM", "VALUE_DIM", "DIM_BLOCK", "VALUE_BLOCK"), 128)
 sizes |= dict(KV_HEADS=8, GROUP=4, WIDTH=16, TILE=64, KEYS=64)
@@ -160,7 +160,7 @@ COMPILED_IN_ORDER = """
 import re
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from precedent_cuda.triton_ordered import attend_piece
+from precedent_cuda.triton_kernels import attend_piece
 
 for shared in (True, False):
     sizes = dict.fromkeys(("DIM", "VALUE_DIM", "DIM_BLOCK", "VALUE_BLOCK"), 128)

@@ -24,8 +24,7 @@ from precedent.testing.host_waits import HostWaits
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import EMPTY_TREE
 from precedent_cuda import StaticSettings
-from precedent_cuda.static_forward import StaticForward
-from precedent_cuda.static_shape import LEAST_KEYS, MOST_WIDTH, StaticShape, shape_for
+from precedent_cuda.static_forward import LEAST_KEYS, MOST_WIDTH, StaticForward, StaticShape, shape_for
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "olmo2", "phi3"])
@@ -155,7 +154,7 @@ def test_capped_scores_and_sinks_are_refused_in_forwards_of_fixed_size() -> None
 def test_graphs_are_refused_where_there_is_no_cuda() -> None:
     with pytest.raises(UnsupportedError, match="CUDA graphs need CUDA devices, and it is on cpu"):
         TargetModel(tiny_causal_lm(), cuda_graphs=StaticSettings(arena_tokens=2048))
-    with pytest.raises(ConfigError, match="made without static"):
+    with pytest.raises(ConfigError, match="made without cuda_graphs"):
         TargetModel.of(plain_target(), bitwise=False, cuda_graphs=True)
 
 

@@ -16,7 +16,7 @@ from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE
 from precedent_cuda import StaticSettings
 from precedent_cuda.graphs import GraphStore, Replay, Run
-from precedent_cuda.static_shape import LEAST_KEYS, StaticShape
+from precedent_cuda.static_forward import LEAST_KEYS, StaticShape
 
 
 class Pretended:

@@ -34,7 +34,6 @@ def engine_on(model: PreTrainedModel, draft: Any, **settings: Any) -> Engine:
     engine = Engine(model, byte_tokenizer(), name="tiny", cost=CostCurve(), draft_model=draft, **settings)
     planner: Any = engine.planner
     planner.gates["block-draft"] = AlwaysOpen()
-    planner.gates["block-draft"] = AlwaysOpen()
     return engine
 
 

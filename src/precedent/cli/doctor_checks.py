@@ -40,7 +40,7 @@ from precedent.target.load.weight_files import faults_of
 from precedent.text.answers import answer_syntax
 from precedent.text.end_tokens import configured_ends, end_tokens
 from precedent.text.prompt import render_prompt
-from precedent.text.tool_formats.reasoning import reasoning_tags
+from precedent.text.tool_formats.formats import reasoning_tags
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

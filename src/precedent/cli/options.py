@@ -37,12 +37,8 @@ DeviceOption = Annotated[
 DraftDeviceOption = Annotated[
     str | None, typer.Option("--draft-device", help="Device of the draft model. Default: the target's.")
 ]
-PearlOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--pearl/--no-pearl",
-        help="Let the draft model draw while the target scores. Default: on if it has a device of its own.",
-    ),
+LoopOption = Annotated[
+    str | None, typer.Option("--loop", help="Decode loop of an installed package. Default: the built-in one.")
 ]
 CudaGraphsOption = Annotated[
     bool,

@@ -23,7 +23,7 @@ from precedent.cli.options import (
     DraftModelOption,
     DtypeOption,
     JsonOption,
-    PearlOption,
+    LoopOption,
     SamplingOption,
     TargetOption,
     write_json,
@@ -46,7 +46,7 @@ def run(
     target: TargetOption = DEFAULT_TARGET,
     draft_model: DraftModelOption = None,
     draft_device: DraftDeviceOption = None,
-    pearl: PearlOption = None,
+    loop: LoopOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     chat_template: ChatTemplateOption = None,
@@ -96,7 +96,7 @@ def run(
             chat_template=chat_template,
             bitwise=bitwise,
             cuda_graphs=cuda_graphs,
-            pearl=pearl,
+            loop=loop,
         )
         progress.show(f"loading {target}")
         engine = stack.enter_context(closing(_load(target, options)))
@@ -165,7 +165,7 @@ def _stream_with_sources(emissions: Iterable[Emission], tokenizer: PreTrainedTok
 
 def _pieces(emissions: Iterable[Emission], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, str, int]]:
     """The answer as (source, text, number of tokens); consecutive tokens of one step and source form one piece."""
-    from precedent.text.detokenizer import IncrementalDetokenizer
+    from precedent.text.assembly import IncrementalDetokenizer
 
     detokenizer, source = IncrementalDetokenizer(tokenizer), "target"
     for emission in emissions:

@@ -143,6 +143,19 @@ class Draw:
     error: Exception | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DrawSource:
+    """What the planner knows of a session that can sample in this step.
+
+    It has `behind` tokens to catch up on first. With `runners_up` it can name a second token beside each sample. With
+    `at_once` any number of samples costs one forward.
+    """
+
+    behind: int = 0
+    runners_up: bool = False
+    at_once: bool = False
+
+
 class DrawSession(ModelSession):
     """A session that samples from its model; each draw costs sequential forwards.
 
@@ -152,6 +165,10 @@ class DrawSession(ModelSession):
 
     names_runners_up: bool = False
     at_once: bool = False
+
+    def source(self) -> DrawSource:
+        """Return what the planner needs to know before this step's draws."""
+        return DrawSource(self.behind, self.names_runners_up, self.at_once)
 
     def match(self, budget: int) -> Candidates:
         """Return no fixed candidates: a model proposes only after the shape of the tree is decided."""

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 class DrafterParts:
     """What an engine offers to a drafter's factory; `codec` is its tokenizer.
 
-    `early_exit` says that the draft model is the target's own first layers and reads the target's keys and values;
-    `draws_ahead` that it draws while the target scores. `device` is where the target verifies. `report` is called with
-    every finished call to the cache. `fences` are the engine's. `heads` are what kinds of drafts prepared beside the
-    target (`DraftKind.beside`), by the names of their drafters.
+    `early_exit` says that the draft model is the target's own first layers and reads the target's keys and values.
+    `device` is where the target verifies. `report` is called with every finished call to the cache. `fences` are the
+    engine's. `heads` are what kinds of drafts prepared beside the target (`DraftKind.beside`), by the names of their
+    drafters.
     """
 
     tokenizer_fingerprint: str
@@ -45,7 +45,6 @@ class DrafterParts:
     draft_model: TargetModel | None = None
     codec: TextCodec | None = None
     early_exit: bool = False
-    draws_ahead: bool = False
     device: torch.device | None = None
     report: Report | None = None
     heads: Mapping[str, Any] = field(default_factory=dict)
@@ -79,9 +78,7 @@ def _draft_model(parts: DrafterParts) -> Drafter | None:
         return None
     from precedent.drafters.model.drafter import DraftModelDrafter  # here: it needs torch
 
-    return DraftModelDrafter(
-        parts.draft_model, early_exit=parts.early_exit, hand_to=parts.device, own_stream=parts.draws_ahead
-    )
+    return DraftModelDrafter(parts.draft_model, early_exit=parts.early_exit, hand_to=parts.device)
 
 
 BUILT_IN: Mapping[str, Factory] = {

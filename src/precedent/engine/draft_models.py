@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from precedent.decoding.pearl import Pearl, pearl_for
 from precedent.drafters.kinds import DRAFT_MODEL, DraftKind, kind_of
 from precedent.drafters.registry import kind_named
-from precedent.errors import ConfigError
 from precedent.target import TargetModel
 from precedent.target.load.draft_for import draft_for
 
@@ -19,49 +17,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DraftModels:
-    """The draft model, whether it is the target's first layers, and whether it draws ahead.
+    """The draft model, and whether it is the target's first layers.
 
     A draft of another `kind` is none of these: it is among `heads`, by the name of its drafter.
     """
 
     draft: TargetModel | None = None
     early_exit: bool = False
-    pearl: Pearl | None = None
     kind: DraftKind | None = None
     heads: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def beside(
-        cls, target: TargetModel, draft_model: PreTrainedModel | None, pearl: bool | None, drafters: Iterable[str]
-    ) -> Self:
-        """Prepare the models of these drafters. Raises what `draft_for`, `pearl_for` and `DraftKind.beside` raise."""
+    def beside(cls, target: TargetModel, draft_model: PreTrainedModel | None, drafters: Iterable[str]) -> Self:
+        """Prepare the models of these drafters. Raises what `draft_for` and `DraftKind.beside` raise."""
         kind = None if draft_model is None else kind_of(draft_model)
-        if kind is None:
-            draft, early_exit = draft_for(target, draft_model)
-            ahead = pearl_for(draft, target, pearl, early_exit=early_exit)
-            models = cls(draft, early_exit, ahead)
-        else:
-            _check_pearl(kind, pearl)
-            models = cls(kind=kind)
+        models = cls(*draft_for(target, draft_model)) if kind is None else cls(kind=kind)
         heads: dict[str, Any] = {}
         for name in models.named(drafters):
             found = kind if kind is not None and kind.name == name else kind_named(name)
             if found is not None:
-                _check_pearl(found, models.pearl is not None)
                 heads[name] = found.beside(target, draft_model if found is kind else None)
         heads = {name: head for name, head in heads.items() if head is not None}
-        return cls(models.draft, models.early_exit, models.pearl, kind, heads)
+        return cls(models.draft, models.early_exit, kind, heads)
 
     def named(self, drafters: Iterable[str]) -> list[str]:
         """The names of drafters, with that of the draft model's own kind in place of `draft-model`."""
         own = DRAFT_MODEL if self.kind is None else self.kind.name
         return list(dict.fromkeys(own if name == DRAFT_MODEL else name for name in drafters))
-
-
-def _check_pearl(kind: DraftKind, pearl: bool | None) -> None:
-    """Raise ConfigError for a draft that cannot draw ahead, beside pearl."""
-    if pearl:
-        raise ConfigError(
-            f"pearl draws while the target scores, and {kind.name} reads what the target computed between two steps: "
-            f"set pearl=False, or leave {kind.name} out"
-        )

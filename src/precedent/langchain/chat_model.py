@@ -14,6 +14,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 
+from precedent.cache import tools_fingerprint
 from precedent.langchain.call import Begun, Call
 from precedent.langchain.chunks import AnswerChunks
 from precedent.langchain.described import Described
@@ -31,7 +32,6 @@ from precedent.langchain.warming import Conversation, warm
 from precedent.text.answers import AnswerSyntax, answer_syntax
 from precedent.text.prompt import render_prompt
 from precedent.text.query import recall_query
-from precedent.text.tool_schema import tools_fingerprint
 
 if TYPE_CHECKING:
     from precedent.engine.engine import Engine, GenerationResult

@@ -65,7 +65,7 @@ class EngineFields(BaseModel):
     chat_template: str | Path | None = None
     bitwise: StrictBool | None = None
     cuda_graphs: StrictBool | None = None
-    pearl: StrictBool | None = None
+    loop: str | None = None
     keep_prefixes: StrictBool | None = None
     sampling: Literal["model"] | None = None
     temperature: float = 0.0

@@ -19,7 +19,7 @@ from precedent.errors import ConfigError, ModelLoadError
 from precedent.grammar import is_installed
 from precedent.text.prompt import CHATML, hermes_template, knows_chatml
 from precedent.text.tool_formats import format_of_template
-from precedent.text.tool_formats.reasoning import REASONING
+from precedent.text.tool_formats.formats import REASONING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

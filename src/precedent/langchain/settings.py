@@ -34,8 +34,7 @@ from precedent.langchain.synonyms import (
 )
 from precedent.langchain.tenants import check_tenants
 from precedent.runtime.plain_values import shown
-from precedent.text.templates import Template, Templates
-from precedent.text.tool_skeletons import tool_templates
+from precedent.text.templates import Template, Templates, tool_templates
 
 if TYPE_CHECKING:
     from precedent.langchain.fields import EngineFields

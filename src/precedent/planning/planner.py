@@ -8,19 +8,18 @@ plan: plain decoding. A draft model costs sequential steps, so its draws compete
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
 import numpy as np
 
-from precedent.drafters.base import NODE, Candidates, Nodes
+from precedent.drafters.base import NODE, Candidates, DrawSource, Nodes
 from precedent.planning.calibration import Calibration, learn_from_verdict
 from precedent.planning.choose import BEST, BEST_BITS, Choice, choose_nodes, choose_path
 from precedent.planning.costs import CheckedCosts, CostCurve, is_time
 from precedent.planning.gate import Gate, Without
-from precedent.planning.plan import DrawSource, Limits, Plan
+from precedent.planning.plan import Limits, Plan
 from precedent.planning.probing import Probes
 from precedent.runtime.compiled import Floats, Int32s
 from precedent.runtime.fence import Fault
@@ -96,8 +95,7 @@ class Planner:
             return self._with_draws(plan, draw_sources, 1.0 + limits.tokens_beside, 0.0, limits)
         plan.builder.add_fixed_tree(choice.token_ids.tolist(), choice.parents.tolist(), self.sources_of(plan))
         if limits.one_path and len(plan.builder):  # samples would branch off beside the path
-            draw_sources = {name: source for name, source in draw_sources.items() if source.at_hand is not None}
-            limits = replace(limits, max_draws=0)
+            return plan
         return self._with_draws(plan, draw_sources, choice.expected, choice.at_root, limits)
 
     def plan_fixed(self, candidates: Sequence[Candidates], limits: Limits) -> Plan:
@@ -186,7 +184,7 @@ class Planner:
         step = Step(width, expected, open_mass, most, limits.prefix)
         for name, source in draw_sources.items():
             number = self._num_draws(name, source, step, limits.requests)
-            if number or source.at_hand is not None:
+            if number:
                 plan.draws[name] = number
             if number and source.runners_up and not limits.one_path:
                 plan.runners_up[name] = self._runners_up(name, number, step, limits)

@@ -47,12 +47,18 @@ class Terms(NamedTuple):
         return self.softcap is None and self.sinks is None
 
 
+class TermsObserver:
+    """Passed as a layer's mask, notes the terms with which the layer calls attention. Each row sees those before it."""
+
+    terms: Terms | None = None
+
+
 def attention(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: RowMasks | Running | Tensor | None,
+    attention_mask: RowMasks | Running | TermsObserver | Tensor | None,
     scaling: float | None = None,
     is_causal: bool | None = None,
     softcap: float | None = None,
@@ -69,6 +75,8 @@ def attention(
         return attention_mask.attend(query, key, scaling if terms.plain else _unplain(module)), None
     if isinstance(attention_mask, RowMasks):
         return _of_each_sequence(query, key, value, attention_mask, terms), None
+    if isinstance(attention_mask, TermsObserver):
+        attention_mask.terms, attention_mask = terms, None
     if terms.plain:
         return sdpa_attention_forward(module, query, key, value, attention_mask, 0.0, scaling, is_causal)
     causal = attention_mask is None and query.shape[2] > 1 and is_causal is not False

@@ -156,12 +156,12 @@ class StoreContract(KeepingContract):
     def test_records_are_read_in_pages_with_their_vectors(self, store: CompletionStore) -> None:
         ids = [self.add(store, completion(n, tenant="ab"[n % 2]), seed=n) for n in range(5)]
         first = store.records(Selection(), 0, 3)
-        assert [record.completion.id for record in first] == ids[:3]
+        assert [record.id for record in first] == ids[:3]
         rest = store.records(Selection(), ids[2], 3)
-        assert [record.completion.id for record in rest] == ids[3:]
+        assert [record.id for record in rest] == ids[3:]
         np.testing.assert_array_equal(first[1].vector, unit_vector(1))
         only = store.records(Selection(tenant="b", containing="TEXT (3"), 0, 9)
-        assert [record.completion.id for record in only] == [ids[3]]
+        assert [record.id for record in only] == [ids[3]]
 
     def test_a_closed_store_says_so(self, open_store: OpenStore) -> None:
         store = open_store()

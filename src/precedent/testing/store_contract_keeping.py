@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from precedent.cache import CompletionStore, EmbedderIdentity, Selection, StoredCompletion
-from precedent.cache.backend import Record
+from precedent.cache import Completion, CompletionStore, EmbedderIdentity, Selection
 from precedent.errors import CacheError, CacheMismatchError
 from precedent.testing.stores import DIMENSION, EMBEDDER, OpenStore, WithStore, completion, ids_of, unit_vector
 
@@ -78,11 +77,11 @@ class KeepingContract(WithStore):
         assert store.forgets() != after  # what is gone already may still be in someone's memory
 
     def test_a_restored_record_keeps_its_time_and_counters_and_counts_once(self, store: CompletionStore) -> None:
-        recorded = StoredCompletion((1, 2), "tok", "m", "a", "q", created=1e9, count=3, hits=2, accepted=9, rejected=4)
+        recorded = Completion((1, 2), "tok", "m", "a", "q", created=1e9, count=3, hits=2, accepted=9, rejected=4)
         fewer = replace(recorded, created=2e9, count=1, accepted=20)
         assert store.holds([recorded, completion(7)]) == [False, False]
-        (row_id,) = store.restore([Record(recorded, unit_vector(0))], EMBEDDER)
-        assert store.restore([Record(recorded, None), Record(fewer, None)], None) == [row_id, row_id]
+        (row_id,) = store.restore([replace(recorded, vector=unit_vector(0))], EMBEDDER)
+        assert store.restore([recorded, fewer], None) == [row_id, row_id]
         assert store.holds([recorded, completion(7)]) == [True, False]
         assert store.list(Selection(), None) == [replace(recorded, id=row_id, accepted=20)]
         assert store.insert(recorded, None, None) == row_id
@@ -90,12 +89,12 @@ class KeepingContract(WithStore):
 
     def test_restoring_is_all_or_nothing(self, store: CompletionStore) -> None:
         self.add(store, completion(9))
-        good = StoredCompletion((1,), "tok", "model", created=1e9)
+        good = Completion((1,), "tok", "model", created=1e9)
         with pytest.raises(CacheError):
-            store.restore([Record(good), Record(replace(good, token_ids=(2,), hits=-1))], None)
+            store.restore([good, replace(good, token_ids=(2,), hits=-1)], None)
         other = EmbedderIdentity("other", "else", DIMENSION)
         with pytest.raises(CacheMismatchError):
-            store.restore([Record(good), Record(replace(good, token_ids=(2,)), unit_vector(0))], other)
+            store.restore([good, replace(good, token_ids=(2,), vector=unit_vector(0))], other)
         assert store.stats().records == 1
 
     def test_half_a_surrogate_is_replaced_in_every_text_and_every_question(self, store: CompletionStore) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
-from precedent.cache import CompletionStore, EmbedderIdentity, NewCompletion, StoredCompletion
+from precedent.cache import Completion, CompletionStore, EmbedderIdentity
 
 DIMENSION = 4
 EMBEDDER = EmbedderIdentity("test", "fingerprint-of-test", DIMENSION)
@@ -15,10 +16,15 @@ EMBEDDER = EmbedderIdentity("test", "fingerprint-of-test", DIMENSION)
 OpenStore = Callable[[], CompletionStore]
 
 
-def completion(*token_ids: int, **fields: str) -> NewCompletion:
+def completion(*token_ids: int, **fields: Any) -> Completion:
     """A completion of tokenizer "tok" and model "model" with a distinct query."""
-    defaults = {"tokenizer": "tok", "model": "model", "query": f"query {token_ids}", "text": f"text {token_ids}"}
-    return NewCompletion(token_ids, **{**defaults, **fields})
+    defaults: dict[str, Any] = {
+        "tokenizer": "tok",
+        "model": "model",
+        "query": f"query {token_ids}",
+        "text": f"text {token_ids}",
+    }
+    return Completion(token_ids, **{**defaults, **fields})
 
 
 def unit_vector(seed: int) -> np.typing.NDArray[np.float32]:
@@ -27,7 +33,7 @@ def unit_vector(seed: int) -> np.typing.NDArray[np.float32]:
     return np.asarray(vector / np.linalg.norm(vector), dtype=np.float32)
 
 
-def ids_of(found: list[StoredCompletion]) -> list[int]:
+def ids_of(found: list[Completion]) -> list[int]:
     """The ids of completions, in order."""
     return [one.id for one in found]
 
@@ -49,6 +55,6 @@ class WithStore:
         yield store
         store.close()
 
-    def add(self, store: CompletionStore, new: NewCompletion, seed: int = 0) -> int:
+    def add(self, store: CompletionStore, new: Completion, seed: int = 0) -> int:
         """Insert a completion with a random vector."""
         return store.insert(new, unit_vector(seed), EMBEDDER)

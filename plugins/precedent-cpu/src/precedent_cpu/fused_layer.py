@@ -1,32 +1,36 @@
 """Finds the decoder layers of a model that `row_layer` can compute, and swaps their classes for fused ones.
 
-A layer qualifies if it has Llama's parts (norm, attention with rotary embeddings, norm, gated linear unit) and agrees
-with `row_layer` on random inputs, whatever its class is called: Llama, Mistral, Qwen 2 and 3 and similar models.
-Modules, parameters and names stay the same. Anything unusual (many rows, a hook, replaced modules, training)
-goes through the model's own code.
+A layer qualifies if it has Llama's or Gemma's parts (norms, attention with rotary embeddings, a gated linear unit) and
+agrees with `row_layer` on random inputs, whatever its class is called: Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3 and
+similar models. What they differ in is told by small tables here (`NORMS`, `GATES`), by trying their norms, and by the
+terms with which they call attention. Modules, parameters and names stay the same. Anything unusual (many rows, a hook,
+replaced modules, training) goes through the model's own code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import gelu, silu
 
 from precedent.errors import UnsupportedError
 from precedent.runtime.compiled import Int64s
 from precedent.runtime.patched_modules import is_swapped, swapped_class
+from precedent.target.attention import NAME, Terms, TermsObserver
 from precedent.target.kv.rows import running_forward
 from precedent.target.kv.visibility import RowMasks
 from precedent_cpu.kernel_code import LANES
 from precedent_cpu.linear import PackedLinear
-from precedent_cpu.norm import epsilon_of
+from precedent_cpu.norm import epsilon_of, offset_of
 from precedent_cpu.row_attention import VECTORS, Sight
-from precedent_cpu.row_layer import LayerShape, LayerWeights, Part, RowLayers, job_of
+from precedent_cpu.row_layer import LayerConstants, LayerShape, LayerWeights, Part, RowLayers, job_of, row_layers_of
 from precedent_cpu.row_products import barrier, fits
-from precedent_cpu.sights import row_layers_of
 
 CHECKED_ROWS = 3
 """Rows of random numbers on which a layer must agree with `row_layer`."""
@@ -34,7 +38,23 @@ CHECKED_ROWS = 3
 TOLERANCE = {torch.bfloat16: 0.03, torch.float32: 1e-4}
 """Largest difference that rounding may cause, relative to what the layer adds to its input."""
 
-_CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+NORMS = (
+    ("input_layernorm", None, "post_attention_layernorm", None),
+    ("input_layernorm", None, "pre_feedforward_layernorm", None),
+    ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+)
+"""Names of a layer's norms: before and after attention, before and after the gated linear unit.
+
+Llama and Gemma, VaultGemma, Gemma 2 and 3.
+"""
+
+_SLOPE = 2 * math.sqrt(2 / math.pi)
+GATES: dict[tuple[float, float], Callable[[Tensor], Tensor]] = {
+    (1.0, 0.0): silu,
+    (_SLOPE, 0.044715 * _SLOPE): partial(gelu, approximate="tanh"),
+}
+"""Activations of the gated linear unit, by the slope and the cubic term of `layer_work.gated_kernel`."""
+
 _ATTENTION, _HEAD_NORMS = ("q_proj", "k_proj", "v_proj", "o_proj"), ("q_norm", "k_norm")
 _GATED = ("gate_proj", "up_proj", "down_proj")
 
@@ -100,8 +120,8 @@ def fuse_layers(model: nn.Module) -> int:
 
 
 def _looks_right(module: nn.Module) -> bool:
-    """Whether a module has the parts of a Llama layer, and no others with parameters."""
-    if {name for name, _ in module.named_children()} != _CHILDREN:
+    """Whether a module has the parts of such a layer, and no others with parameters."""
+    if _norm_names(module) is None:
         return False
     attention, gated = module.get_submodule("self_attn"), module.get_submodule("mlp")
     within = {name for name, child in attention.named_children() if any(True for _ in child.parameters())}
@@ -114,27 +134,42 @@ def _looks_right(module: nn.Module) -> bool:
     )
 
 
+def _norm_names(layer: nn.Module) -> tuple[str | None, ...] | None:
+    """The names of a layer's norms, those of its heads last; None if it has other parts."""
+    children = {name for name, _ in layer.named_children()}
+    found = next((names for names in NORMS if children == {"self_attn", "mlp", *filter(None, names)}), None)
+    if found is None:
+        return None
+    attention = layer.get_submodule("self_attn")
+    return *found, *(f"self_attn.{name}" if hasattr(attention, name) else None for name in _HEAD_NORMS)
+
+
 @torch.inference_mode()
 def _fused(layer: nn.Module) -> FusedLayer | None:
-    """What `row_layer` needs of a layer; None if the layer computes something else."""
+    """What `row_layer` needs of a layer; None if the layer computes something else on some random rows."""
     try:
-        weights = _weights_of(layer)
-        fused = None if weights is None else _kept(layer, weights)
-        return fused if fused is not None and _agrees(layer, fused) else None
+        shape = _shape_of(layer)
+        if shape is None:
+            return None
+        inputs = _random_rows(layer, shape)
+        expected, terms = _output_and_terms(layer, *inputs)
+        constants = _constants_of(layer, terms)
+        if constants is None:
+            return None
+        fused = _kept(layer, _weights_of(layer, shape, constants))
+        return fused if _agrees(fused, *inputs, expected) else None
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return None  # an unusual layer: it stays as it is
 
 
-def _weights_of(layer: nn.Module) -> LayerWeights | None:
-    """The layer's weights; None if `row_layer` does not support them."""
-    attention: Any = layer.get_submodule("self_attn")
-    linears = _linears(layer)
-    norms: list[Any] = [layer.get_submodule("input_layernorm"), layer.get_submodule("post_attention_layernorm")]
-    norms += [getattr(attention, name, None) for name in _HEAD_NORMS]
+def _shape_of(layer: nn.Module) -> LayerShape | None:
+    """The sizes of a layer; None if `row_layer` does not support them, or the weights."""
+    linears, norms = _linears(layer), [norm.weight for norm in _norms(layer) if norm is not None]
     query, key, gate = linears[0].weight, linears[1].weight, linears[4].weight
+    attention: Any = layer.get_submodule("self_attn")
     dim = int(attention.head_dim)
     shape = LayerShape(query.shape[1], gate.shape[0], query.shape[0] // dim, key.shape[0] // dim, dim)
-    tensors = [linear.weight for linear in linears] + [norm.weight for norm in norms if norm is not None]
+    tensors = [linear.weight for linear in linears] + norms
     right = (
         barrier()
         and query.dtype in TOLERANCE
@@ -143,14 +178,43 @@ def _weights_of(layer: nn.Module) -> LayerWeights | None:
         and dim % (VECTORS * LANES) == 0
         and shape.hidden % LANES == shape.inner % LANES == 0
     )
-    if not right:
+    return shape if right else None
+
+
+def _constants_of(layer: nn.Module, terms: Terms | None) -> LayerConstants | None:
+    """The numbers of a layer's family; None if its activation, a norm or its attention is of another kind."""
+    if terms is None or terms.scaling is None or terms.sinks is not None:
         return None
+    offsets = {offset_of(norm) for norm in _norms(layer) if norm is not None}
+    gate = _gate_of(layer.get_submodule("mlp"))
+    if len(offsets) != 1 or gate is None:
+        return None
+    offset = offsets.pop()
+    return None if offset is None else LayerConstants(terms.scaling, terms.softcap or 0.0, offset, *gate)
+
+
+def _gate_of(gated: Any) -> tuple[float, float] | None:
+    """Which of `GATES` a gated linear unit has; None for another."""
+    numbers = torch.linspace(-8.0, 8.0, 129)
+    found = gated.act_fn(numbers)
+    return next((gate for gate, known in GATES.items() if torch.allclose(found, known(numbers), atol=1e-6)), None)
+
+
+def _weights_of(layer: nn.Module, shape: LayerShape, constants: LayerConstants) -> LayerWeights:
+    linears, norms = _linears(layer), _norms(layer)
     biases = [None if linear.bias is None else linear.bias.detach().float() for linear in linears]
     return LayerWeights(
-        shape, float(attention.scaling), [linear.weight.detach() for linear in linears], biases,
+        shape, constants, [linear.weight.detach() for linear in linears], biases,
         [None if norm is None else norm.weight.detach() for norm in norms],
         [0.0 if norm is None else epsilon_of(norm) for norm in norms],
     )  # fmt: skip
+
+
+def _norms(layer: nn.Module) -> list[Any]:
+    """The norms of a layer that has `_norm_names`, None where it has none."""
+    names = _norm_names(layer)
+    assert names is not None
+    return [None if name is None else layer.get_submodule(name) for name in names]
 
 
 def _linears(layer: nn.Module) -> list[PackedLinear]:
@@ -225,15 +289,30 @@ def _run(
     return row_layers.layer(fused.job, hidden, position_embeddings, room)
 
 
-def _agrees(layer: nn.Module, fused: FusedLayer) -> bool:
-    """Whether the layer and `row_layer` add the same to some random rows, up to rounding."""
-    shape, dtype = fused.weights.shape, fused.weights.products[0].dtype
-    generator = torch.Generator().manual_seed(0)
+def _random_rows(layer: nn.Module, shape: LayerShape) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Inputs `[1, rows, hidden]` and rotary cosines and sines `[1, rows, dim]`, in the layer's dtype."""
+    dtype, generator = _linears(layer)[0].weight.dtype, torch.Generator().manual_seed(0)
     hidden = (torch.randn(1, CHECKED_ROWS, shape.hidden, generator=generator) / 64).to(dtype)  # the sum dominates
     angles = 6.0 * torch.rand(1, CHECKED_ROWS, shape.dim // 2, generator=generator).repeat(1, 1, 2)
-    turns = angles.cos().to(dtype), angles.sin().to(dtype)
-    positions = torch.arange(CHECKED_ROWS)[None]
-    expected = layer(hidden, attention_mask=None, position_ids=positions, position_embeddings=turns)
+    return hidden, (angles.cos().to(dtype), angles.sin().to(dtype))
+
+
+def _output_and_terms(layer: nn.Module, hidden: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Terms | None]:
+    """The layer's own output, and the terms with which it calls attention; None if it does not call ours."""
+    attention: Any = layer.get_submodule("self_attn")
+    chosen, observer = attention.config._attn_implementation, TermsObserver()
+    attention.config._attn_implementation = NAME
+    try:
+        positions = torch.arange(CHECKED_ROWS)[None]
+        output = layer(hidden, attention_mask=observer, position_ids=positions, position_embeddings=turns)
+    finally:
+        attention.config._attn_implementation = chosen
+    return output, observer.terms
+
+
+def _agrees(fused: FusedLayer, hidden: Tensor, turns: tuple[Tensor, Tensor], expected: Tensor) -> bool:
+    """Whether `row_layer` adds to these rows what the layer does, up to rounding."""
+    shape, dtype = fused.weights.shape, hidden.dtype
     kv = torch.empty(2, 1, shape.kv_heads, CHECKED_ROWS, shape.dim, dtype=dtype)
     sight = Sight(np.tri(CHECKED_ROWS, dtype=np.bool_), CHECKED_ROWS)
     found = RowLayers(shape, dtype, [Part(CHECKED_ROWS, 0, sight)]).layer(fused.job, hidden, turns, [(kv[0], kv[1])])

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 from llvmlite import binding, ir
-from numba.core import cgutils
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from precedent.runtime.instructions import FEATURES, limit_compiler
@@ -255,3 +255,130 @@ class Code:
 def same(kind: Any, value: float) -> Any:
     """A constant: in every lane if `kind` is a vector, else a scalar."""
     return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
+
+
+def turn_kernel(*, whole: bool, wide: bool) -> Callable[..., None]:
+    """A kernel that transposes `LANES` by `LANES` numbers: rows of float32 (`wide`) or bfloat16 into float32 columns.
+
+    Called as `(rows, row_stride, count, columns, column_stride)`; unless `whole`, rows from `count` on become zeros.
+    """
+
+    @kernel
+    def turn(typing: Any, places: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            rows, r_stride, count, columns, c_stride = cgutils.unpack_tuple(builder, arguments[0])
+            code = Code(builder)
+            zero, lanes = ir.Constant(LONG, 0), []
+            for number in range(LANES):
+                base = code.offset(rows, r_stride, number)
+                lanes.append(
+                    code.load(base, zero, wide=wide) if whole else _if_there(code, builder, base, number, count, wide)
+                )
+            for number, column in enumerate(turned_lanes(builder, lanes)):
+                builder.store(column, code.vector(code.offset(columns, c_stride, number), zero, 4, FLOATS), align=4)
+            return context.get_dummy_value()
+
+        return types.void(types.UniTuple(types.intp, 5)), generate
+
+    return turn
+
+
+@kernel
+def read_long(typing: Any, place: Any) -> Any:
+    """The 64-bit integer at an address."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], LONG.as_pointer()), align=2)
+
+    return types.intp(types.intp), generate
+
+
+@kernel
+def write_long(typing: Any, place: Any, number: Any) -> Any:
+    """Write a 64-bit integer to an address."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], builder.inttoptr(arguments[0], LONG.as_pointer()), align=2)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
+
+
+@kernel
+def write_float(typing: Any, place: Any, number: Any) -> Any:
+    """Write a float32 to an address."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], builder.inttoptr(arguments[0], FLOAT.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.float32), generate
+
+
+def _if_there(code: Code, builder: ir.IRBuilder, base: Any, number: int, count: Any, wide: bool) -> Any:
+    """The numbers at `base`, or zeros if row `number` does not exist."""
+    before = builder.block
+    there, end = builder.append_basic_block("there"), builder.append_basic_block("end")
+    builder.cbranch(builder.icmp_signed("<", ir.Constant(LONG, number), count), there, end)
+    builder.position_at_end(there)
+    found = code.load(base, ir.Constant(LONG, 0), wide=wide)
+    builder.branch(end)
+    builder.position_at_end(end)
+    row = builder.phi(FLOATS)
+    row.add_incoming(same(FLOATS, 0.0), before)
+    row.add_incoming(found, there)
+    return row
+
+
+def turned_lanes(builder: ir.IRBuilder, lanes: list[Any]) -> list[Any]:
+    """A transposed square of lanes: swaps off-diagonal blocks of halving size (Eklundh 1972)."""
+    half = LANES // 2
+    while half:
+        for number in range(LANES):
+            if not number & half:
+                lanes[number], lanes[number + half] = _swapped(builder, lanes[number], lanes[number + half], half)
+        half //= 2
+    return lanes
+
+
+def _swapped(builder: ir.IRBuilder, upper: Any, lower: Any, half: int) -> tuple[Any, Any]:
+    """Two rows, with their off-diagonal blocks of `half` lanes swapped."""
+    kind = ir.VectorType(ir.IntType(32), LANES)
+    above = [lane if not lane & half else LANES + lane - half for lane in range(LANES)]
+    below = [lane + half if not lane & half else LANES + lane for lane in range(LANES)]
+    return (
+        builder.shuffle_vector(upper, lower, ir.Constant(kind, above)),
+        builder.shuffle_vector(upper, lower, ir.Constant(kind, below)),
+    )
+
+
+def _copy_kernel(*, wide: bool) -> Callable[..., None]:
+    """A kernel `(source, count, target)`: writes `count` numbers (a multiple of `LANES`) as float32."""
+
+    @kernel
+    def copy(typing: Any, source: Any, count: Any, target: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            source, count, target = arguments
+            code = Code(builder)
+            with code.steps(count, ()) as (k, _, _):
+                code.store_lanes(code.load(source, k, wide=wide), target, k, wide=True)
+            return context.get_dummy_value()
+
+        return types.void(types.intp, types.intp, types.intp), generate
+
+    return copy
+
+
+@kernel
+def take_ticket(typing: Any, counter: Any) -> Any:
+    """Add one atomically to the 64-bit integer at `counter`; returns its previous value."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], LONG.as_pointer())
+        return builder.atomic_rmw("add", place, ir.Constant(LONG, 1), "monotonic")
+
+    return types.intp(types.intp), generate
+
+
+widen, copy_floats = (_copy_kernel(wide=wide) for wide in (False, True))
+"""Write bfloat16 (`widen`) or float32 (`copy_floats`) numbers as float32."""

@@ -1,32 +1,165 @@
 """The compiled code that each thread of a team runs for decoder layers: part by part, taking pieces in turn.
 
-`row_layer` prepares the jobs and starts the team; `layer_job` defines a job's fields.
+`JOB` defines the fields that the threads read; `row_layer` prepares the jobs and starts the team. Every number is
+rounded where transformers' own modules round it, so a fused layer gives the same result as its modules do one by one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from llvmlite import ir
+from numba.core import types
 from numba.np.numpy_support import carray
 
 from precedent.runtime.compiled import compiled
-from precedent_cpu.attention_kernels import finish_kernel, read_long, write_long
-from precedent_cpu.attention_piece import Piece
-from precedent_cpu.dot_kernels import norm_kernel, take_ticket
-from precedent_cpu.kernel_code import LANES
-from precedent_cpu.layer_job import SEQUENCE
-from precedent_cpu.layer_kernels import gated_kernel, sum_kernel, turned_head_kernel, wait_for_team
-from precedent_cpu.product_pieces import PIECE, product_piece
-from precedent_cpu.row_attention import attend
-from precedent_cpu.tile_kernels import DEPTH, close_tiles, open_tiles
-from precedent_cpu.tile_products import pack_inputs, piece_by_tiles
+from precedent_cpu.kernel_code import FLOAT, FLOATS, LANES, LONG, Code, kernel, read_long, same, take_ticket, write_long
+from precedent_cpu.norm import norm_kernel
+from precedent_cpu.product_kernels import PIECE, product_piece
+from precedent_cpu.row_attention import Piece, attend, exponential, finish_kernel
+from precedent_cpu.tile_products import DEPTH, close_tiles, open_tiles, pack_inputs, piece_by_tiles
+
+PARTS = 9
+"""Parts of a layer, with a barrier between each two."""
+
+WEIGHTS = ("query", "key", "value", "output", "gate", "up", "down")
+NORMS = ("attention_norm", "attended_norm", "gate_norm", "gated_norm", "query_norm", "key_norm")
+CONSTANTS = ("scale", "softcap", "norm_offset", "gate_slope", "gate_cubic")
+OF_THE_CALL = (
+    "base", "hidden_rows", "sequences", "cosines", "sines", "rows", "num_sequences", "width", "together",
+    "normed", "queried", "keyed", "valued", "queries", "attended", "summand", "middle", "gates", "ups", "gated",
+    "scratch", "scratch_bytes", "layers",
+)  # fmt: skip
+OF_THE_LAYER = (
+    *WEIGHTS, *(f"{name}_bias" for name in WEIGHTS), *NORMS,
+    "barrier", "wide", "tiles", "hidden", "inner", "heads", "kv_heads", "dim",
+)  # fmt: skip
+
+JOB = np.dtype(
+    [("taken", "i8", (PARTS + 1,)), *((name, "i8") for name in (*OF_THE_CALL, *OF_THE_LAYER))]
+    + [(name, "f8") for name in (*CONSTANTS, *(f"{name}_epsilon" for name in NORMS))]
+)
+"""Counters of the pieces taken, then counts and addresses (0: none).
+
+`layers` is the number of consecutive jobs, one per layer, that start here; `hidden_rows` is a layer's input and output.
+float32: `normed` `[rows, hidden]`, `queries` and `attended` `[rows, heads, dim]`, `gated` `[rows, inner]`, the biases
+and each thread's scratch. In the model's dtype: the weights, `hidden_rows`, `summand` and `middle` `[rows, hidden]`,
+`queried`, `keyed` and `valued` `[rows, heads, dim]`, `gates` and `ups` `[rows, inner]`.
+"""
+
+SEQUENCE = 13
+"""int64 numbers per sequence in the table `sequences`: its first row, number of rows and prefix length; the address of
+its keys and the strides in bytes of their heads and rows; the same for its values; of its `Sight`, the
+arrays `starts` and `columns`, `skipped`, and the array `hidden`."""
+
+
+MOST_SQUARE = 2.0**60
+"""Squares of gates are at most this, far beyond where the sigmoid is 0 or 1."""
+
+
+def turned_head_kernel(*, wide: bool, as_query: bool) -> Callable[..., None]:
+    """A kernel that applies rotary embeddings to one head (Su et al. 2104.09864, halves as in GPT-NeoX).
+
+    Called as `(numbers, cosines, sines, dim, scale, target)`. A query is multiplied by `scale` and written as float32;
+    a key is written in the model's dtype.
+    """
+
+    @kernel
+    def turned(typing: Any, numbers: Any, cosines: Any, sines: Any, dim: Any, scale: Any, target: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            numbers, cosines, sines, dim, scale, target = arguments
+            code = Code(builder)
+            half, spread = builder.lshr(dim, ir.Constant(LONG, 1)), code.spread(builder.fptrunc(scale, FLOAT))
+            with code.steps(half, ()) as (k, _, _):
+                places = (k, builder.add(k, half))
+                left, right = (code.load(numbers, place, wide=wide) for place in places)
+                for place, straight, across in ((places[0], left, builder.fneg(right)), (places[1], right, left)):
+                    kept = builder.fmul(straight, code.load(cosines, place, wide=wide))
+                    turned = builder.fmul(across, code.load(sines, place, wide=wide))
+                    total = code.rounded(builder.fadd(code.rounded(kept, wide), code.rounded(turned, wide)), wide)
+                    number = builder.fmul(total, spread) if as_query else total
+                    code.store_lanes(number, target, place, wide or as_query)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 4, types.float64, types.intp), generate
+
+    return turned
+
+
+def gated_kernel(*, wide: bool) -> Callable[..., None]:
+    """A kernel for a gated linear unit (Shazeer 2002.05202), `(gates, others, count, slope, cubic, outputs)`.
+
+    Writes x * sigmoid(slope * x + cubic * x^3) times the other as float32, x being the gate. A slope of 1 is SiLU.
+    """
+
+    @kernel
+    def gated(typing: Any, gates: Any, others: Any, count: Any, slope: Any, cubic: Any, outputs: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            gates, others, count, slope, cubic, outputs = arguments
+            code = Code(builder)
+            slopes, cubics = (code.spread(builder.fptrunc(number, FLOAT)) for number in (slope, cubic))
+            with code.steps(count, ()) as (k, _, _):
+                opened = _opened(code, builder, code.load(gates, k, wide=wide), slopes, cubics)
+                opened = code.rounded(opened, wide)
+                passed = builder.fmul(opened, code.load(others, k, wide=wide))
+                code.store_lanes(code.rounded(passed, wide), outputs, k, wide=True)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 3, *[types.float64] * 2, types.intp), generate
+
+    return gated
+
+
+def sum_kernel(*, wide: bool) -> Callable[..., None]:
+    """A kernel `(left, right, count, outputs)`: their sum, all in the model's dtype."""
+
+    @kernel
+    def summed(typing: Any, left: Any, right: Any, count: Any, outputs: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            left, right, count, outputs = arguments
+            code = Code(builder)
+            with code.steps(count, ()) as (k, _, _):
+                total = builder.fadd(code.load(left, k, wide=wide), code.load(right, k, wide=wide))
+                code.store_lanes(total, outputs, k, wide)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 4), generate
+
+    return summed
+
+
+@kernel
+def wait_for_team(typing: Any, barrier: Any) -> Any:
+    """Wait until every thread of the team gets here; `barrier` is the address of OpenMP's own function."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        function = ir.FunctionType(ir.VoidType(), [])
+        builder.call(builder.inttoptr(arguments[0], function.as_pointer()), ())
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
+
+
+def _opened(code: Code, builder: ir.IRBuilder, x: Any, slopes: Any, cubics: Any) -> Any:
+    """Compute x / (1 + exp(-z)), z = slope * x + cubic * x^3; exp sees only numbers up to 0."""
+    zero, one, most = same(FLOATS, 0.0), same(FLOATS, 1.0), same(FLOATS, MOST_SQUARE)
+    square = builder.fmul(x, x)
+    square = builder.select(builder.fcmp_ordered("<", square, most), square, most)  # 0 times infinity is not a number
+    z = builder.fmul(x, code.fused(cubics, square, slopes))
+    negative = builder.fcmp_ordered("<", x, zero)
+    power = exponential(code, builder, builder.select(negative, z, builder.fneg(z)))
+    above = builder.select(negative, builder.fmul(x, power), x)
+    return builder.fdiv(above, builder.fadd(one, power))
+
 
 _FIRST, _ROWS, _PREFIX, _KEYS, _KEY_HEAD, _KEY_ROW, _VALUES, _VALUE_HEAD, _VALUE_ROW = range(9)
 _STARTS, _COLUMNS, _SKIPPED, _HIDDEN = range(9, SEQUENCE)
 """Indices of a sequence's numbers (`SEQUENCE`)."""
 
 _norm_narrow, _norm_wide = (norm_kernel(wide=wide, wide_outputs=True) for wide in (False, True))
-_head_norm_narrow, _head_norm_wide = (norm_kernel(wide=wide) for wide in (False, True))
+_same_norm_narrow, _same_norm_wide = (norm_kernel(wide=wide) for wide in (False, True))
 _query_narrow, _query_wide = (turned_head_kernel(wide=wide, as_query=True) for wide in (False, True))
 _key_narrow, _key_wide = (turned_head_kernel(wide=wide, as_query=False) for wide in (False, True))
 _finish_narrow, _finish_wide = (finish_kernel(wide=wide, wide_outputs=True) for wide in (False, True))
@@ -51,7 +184,7 @@ def layers_work(jobs):  # type: ignore[no-untyped-def]  # numba takes its types 
 def _layer(job: Any) -> None:
     """One layer."""
     scratch = job.scratch + take_ticket(job.base) * job.scratch_bytes
-    _norm(job, 1, job.hidden_rows, job.first_norm, job.first_norm_epsilon)
+    _norm(job, 1, job.hidden_rows, job.attention_norm, job.attention_norm_epsilon)
     wait_for_team(job.barrier)
     _project(job, 2, scratch)
     wait_for_team(job.barrier)
@@ -59,14 +192,24 @@ def _layer(job: Any) -> None:
     wait_for_team(job.barrier)
     _attention(job, 4, scratch)
     wait_for_team(job.barrier)
-    width = job.heads * job.dim
-    _add_product(job, 5, job.attended, width, job.output, job.output_bias, job.hidden_rows, job.middle, scratch)
-    wait_for_team(job.barrier)
-    _norm(job, 6, job.middle, job.second_norm, job.second_norm_epsilon)
+    width, before, after = job.heads * job.dim, job.hidden_rows, job.middle
+    if job.attended_norm:
+        _multiply(job, 5, job.attended, width, job.output, job.output_bias, scratch)
+        wait_for_team(job.barrier)
+        _norm_and_add(job, 6, before, job.attended_norm, job.attended_norm_epsilon, after, job.gate_norm)
+    else:
+        _add_product(job, 5, job.attended, width, job.output, job.output_bias, before, after, scratch)
+        wait_for_team(job.barrier)
+        _norm(job, 6, after, job.gate_norm, job.gate_norm_epsilon)
     wait_for_team(job.barrier)
     _gate(job, 7, scratch)
     wait_for_team(job.barrier)
-    _add_product(job, 8, job.gated, job.inner, job.down, job.down_bias, job.middle, job.hidden_rows, scratch)
+    if job.gated_norm:
+        _multiply(job, 8, job.gated, job.inner, job.down, job.down_bias, scratch)
+        wait_for_team(job.barrier)
+        _norm_and_add(job, 9, after, job.gated_norm, job.gated_norm_epsilon, before, 0)
+    else:
+        _add_product(job, 8, job.gated, job.inner, job.down, job.down_bias, after, before, scratch)
 
 
 @compiled
@@ -89,11 +232,38 @@ def _norm(job: Any, part: int, inputs: int, weight: int, epsilon: float) -> None
         row = _next(job, part)
         if row >= job.rows:
             return
-        source, target = inputs + row * job.hidden * _size(job), job.normed + 4 * row * job.hidden
-        if job.wide:
-            _norm_wide(source, weight, job.hidden, epsilon, target)
-        else:
-            _norm_narrow(source, weight, job.hidden, epsilon, target)
+        _norm_row(job, row, inputs, weight, epsilon)
+
+
+@compiled
+def _norm_row(job: Any, row: int, inputs: int, weight: int, epsilon: float) -> None:
+    source, target = inputs + row * job.hidden * _size(job), job.normed + 4 * row * job.hidden
+    if job.wide:
+        _norm_wide(source, weight, job.hidden, epsilon, job.norm_offset, target)
+    else:
+        _norm_narrow(source, weight, job.hidden, epsilon, job.norm_offset, target)
+
+
+@compiled
+def _norm_and_add(job: Any, part: int, before: int, weight: int, epsilon: float, after: int, following: int) -> None:
+    """Norm every row of a product and add it to `before`, the residual; then write the norm before the gate, if any."""
+    while True:
+        row = _next(job, part)
+        if row >= job.rows:
+            return
+        at = row * job.hidden * _size(job)
+        _norm_in_place(job, job.summand + at, job.hidden, weight, epsilon)
+        _add(job, before + at, job.summand + at, job.hidden, after + at)
+        if following:
+            _norm_row(job, row, after, following, job.gate_norm_epsilon)
+
+
+@compiled
+def _add(job: Any, left: int, right: int, count: int, outputs: int) -> None:
+    if job.wide:
+        _sum_wide(left, right, count, outputs)
+    else:
+        _sum_narrow(left, right, count, outputs)
 
 
 @compiled
@@ -164,7 +334,8 @@ def _place_query(job: Any, row: int, head: int, sequence: int) -> None:
     """Write a query to its row of `queries`: ordered by sequence, key/value head, row, head within the group."""
     size, groups = _size(job) * job.dim, job.heads // job.kv_heads
     source = job.queried + (row * job.heads + head) * size
-    _norm_head(job, source, job.query_norm, job.query_norm_epsilon)
+    if job.query_norm:
+        _norm_in_place(job, source, job.dim, job.query_norm, job.query_norm_epsilon)
     first, rows = read_long(sequence + 8 * _FIRST), read_long(sequence + 8 * _ROWS)
     place = first * job.heads + (head // groups * rows + row - first) * groups + head % groups
     cosines, sines, target = job.cosines + row * size, job.sines + row * size, job.queries + 4 * place * job.dim
@@ -179,7 +350,8 @@ def _place_key(job: Any, row: int, head: int, sequence: int) -> None:
     """Write a key and its value into their sequence's KV."""
     size = _size(job) * job.dim
     source = job.keyed + (row * job.kv_heads + head) * size
-    _norm_head(job, source, job.key_norm, job.key_norm_epsilon)
+    if job.key_norm:
+        _norm_in_place(job, source, job.dim, job.key_norm, job.key_norm_epsilon)
     at = read_long(sequence + 8 * _PREFIX) + row - read_long(sequence + 8 * _FIRST)
     target = _spot(sequence, _KEYS, head, at)
     cosines, sines = job.cosines + row * size, job.sines + row * size
@@ -201,13 +373,12 @@ def _spot(sequence: int, kind: int, head: int, at: int) -> int:
 
 
 @compiled
-def _norm_head(job: Any, head: int, weight: int, epsilon: float) -> None:
-    """Norm one head in place, for models that do so (Qwen 3)."""
-    if weight:
-        if job.wide:
-            _head_norm_wide(head, weight, job.dim, epsilon, head)
-        else:
-            _head_norm_narrow(head, weight, job.dim, epsilon, head)
+def _norm_in_place(job: Any, numbers: int, length: int, weight: int, epsilon: float) -> None:
+    """Norm a head or a row, in the model's dtype."""
+    if job.wide:
+        _same_norm_wide(numbers, weight, length, epsilon, job.norm_offset, numbers)
+    else:
+        _same_norm_narrow(numbers, weight, length, epsilon, job.norm_offset, numbers)
 
 
 @compiled
@@ -241,7 +412,7 @@ def _attend(job: Any, sequence: int, head: int, first: int, count: int, scratch:
         _spot(sequence, _VALUES, head, skipped), read_long(sequence + 8 * _VALUE_ROW),
         read_long(sequence + 8 * _PREFIX) - skipped, job.wide != 0, job.width,
         scratch, sums, totals, block, read_long(sequence + 8 * _STARTS), read_long(sequence + 8 * _COLUMNS),
-        read_long(sequence + 8 * _HIDDEN),
+        read_long(sequence + 8 * _HIDDEN), job.softcap,
     )  # fmt: skip
     attend(piece)
     for query in range(count * groups):
@@ -268,10 +439,18 @@ def _add_product(
         count = min(PIECE, job.hidden - piece * PIECE)
         for row in range(job.rows):
             at = (row * job.hidden + piece * PIECE) * size
-            if job.wide:
-                _sum_wide(before + at, job.summand + at, count, outputs + at)
-            else:
-                _sum_narrow(before + at, job.summand + at, count, outputs + at)
+            _add(job, before + at, job.summand + at, count, outputs + at)
+
+
+@compiled
+def _multiply(job: Any, part: int, inputs: int, length: int, weight: int, bias: int, scratch: int) -> None:
+    """Compute a product of every row, to be normed."""
+    _pack(job, inputs, length, scratch)
+    while True:
+        piece = _next(job, part)
+        if piece >= _pieces(job.hidden):
+            return
+        _product(job, piece, inputs, length, weight, bias, job.summand, job.hidden, scratch)
 
 
 @compiled
@@ -288,7 +467,8 @@ def _gate(job: Any, part: int, scratch: int) -> None:
         count = min(PIECE, job.inner - piece * PIECE)
         for row in range(job.rows):
             at = row * job.inner + piece * PIECE
+            gates, ups, target = job.gates + size * at, job.ups + size * at, job.gated + 4 * at
             if job.wide:
-                _gated_wide(job.gates + size * at, job.ups + size * at, count, job.gated + 4 * at)
+                _gated_wide(gates, ups, count, job.gate_slope, job.gate_cubic, target)
             else:
-                _gated_narrow(job.gates + size * at, job.ups + size * at, count, job.gated + 4 * at)
+                _gated_narrow(gates, ups, count, job.gate_slope, job.gate_cubic, target)

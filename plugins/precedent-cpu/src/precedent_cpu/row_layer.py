@@ -17,13 +17,12 @@ from numba import from_dtype
 from torch import Tensor
 
 from precedent.runtime.compiled import Int64s
+from precedent.target.kv.visibility import RowMasks, within
 from precedent_cpu.kernel_code import CACHE_LINE, LANES
-from precedent_cpu.layer_job import JOB, NORMS, OF_THE_LAYER, SEQUENCE, WEIGHTS
-from precedent_cpu.layer_work import layers_work
+from precedent_cpu.layer_work import CONSTANTS, JOB, NORMS, OF_THE_LAYER, SEQUENCE, WEIGHTS, layers_work
 from precedent_cpu.row_attention import QUERIES, Sight
 from precedent_cpu.row_products import barrier, by_tiles, run_on_team, thread_memory
-from precedent_cpu.tile_kernels import DEPTH
-from precedent_cpu.tile_products import tile_room
+from precedent_cpu.tile_products import DEPTH, tile_room
 
 _AT = {name: offset // 8 for name, (_, offset, *_) in (JOB.fields or {}).items()}
 """Index of a field in a job viewed as 64-bit integers, which is much faster than as a record."""
@@ -51,15 +50,30 @@ class LayerShape(NamedTuple):
     dim: int
 
 
+class LayerConstants(NamedTuple):
+    """The numbers by which the layers of one family differ from those of another.
+
+    `scale` multiplies queries; `softcap` limits the scores (0: it does not); `norm_offset` is added to the weights of
+    norms; `gate_slope` and `gate_cubic` are those of the activation (`layer_work.gated_kernel`).
+    """
+
+    scale: float
+    softcap: float
+    norm_offset: float
+    gate_slope: float
+    gate_cubic: float
+
+
 class LayerWeights(NamedTuple):
     """The weights of a decoder layer, all of one dtype (bfloat16 or float32), contiguous and on a CPU.
 
     `products` are query, key, value, output, gate, up and down, `[out, in]` each; `biases` are theirs, float32 or None;
-    `norms` are those before attention and before the gate, then those of query and key heads, or None.
+    `norms` are those before and after attention, before and after the gated linear unit, then those of query and key
+    heads; all may be None except those before.
     """
 
     shape: LayerShape
-    scale: float
+    constants: LayerConstants
     products: Sequence[Tensor]
     biases: Sequence[Tensor | None]
     norms: Sequence[Tensor | None]
@@ -77,10 +91,12 @@ class Part(NamedTuple):
 def job_of(weights: LayerWeights) -> Int64s:
     """The constant fields of a layer's job, as integers. The weights must live as long as the job."""
     job = np.zeros(1, JOB)
-    job["wide"], job["barrier"], job["scale"] = weights.products[0].dtype == torch.float32, barrier(), weights.scale
+    job["wide"], job["barrier"] = weights.products[0].dtype == torch.float32, barrier()
     job["tiles"] = by_tiles(weights.products[0].dtype, DEPTH)
     for name, size in weights.shape._asdict().items():
         job[name] = size
+    for name, constant in zip(CONSTANTS, weights.constants, strict=True):
+        job[name] = constant
     for name, weight, bias in zip(WEIGHTS, weights.products, weights.biases, strict=True):
         job[name], job[f"{name}_bias"] = weight.data_ptr(), 0 if bias is None else bias.data_ptr()
     for name, norm, epsilon in zip(NORMS, weights.norms, weights.epsilons, strict=True):
@@ -187,3 +203,43 @@ def _whole(number: int) -> int:
 @cache
 def _kind() -> Any:
     return from_dtype(JOB)
+
+
+def sight_of(masks: RowMasks, index: int) -> Sight | None:
+    """What sequence `index`'s rows see; None unless each sees its path from some key on, as within a window."""
+    return masks.once(("sight", index), lambda: _sight(masks, index))
+
+
+def _sight(masks: RowMasks, index: int) -> Sight | None:
+    (first, allowed, causal), rows = masks.visible(index), masks.forward.sequences[index]
+    count, length = len(rows), rows.kv.length
+    own = within(rows, masks.device).numpy()
+    if allowed is None:
+        return Sight(own, count) if causal or count == 1 else None
+    seen = allowed.numpy()
+    before = seen.shape[1] - count
+    if len(seen) != count:
+        return None
+    if length and first == before == 0:  # nothing is hidden in the prefix
+        return Sight(seen, count)
+    path = np.concatenate([np.ones((count, before), dtype=np.bool_), own], axis=1)
+    hidden = (path & ~np.logical_or.accumulate(seen, axis=1)).sum(axis=1)
+    if not np.array_equal(hidden + seen.sum(axis=1), path.sum(axis=1)):
+        return None
+    skipped = first // LANES * LANES
+    return Sight(own, count, skipped, (hidden + first - skipped).astype(np.int64))
+
+
+def row_layers_of(masks: RowMasks, shape: LayerShape, dtype: torch.dtype) -> RowLayers | None:
+    """The rows of all sequences, ready for layers of this shape; None unless every sequence has a sight."""
+    return masks.once((shape, dtype), lambda: _row_layers(masks, shape, dtype))
+
+
+def _row_layers(masks: RowMasks, shape: LayerShape, dtype: torch.dtype) -> RowLayers | None:
+    parts = []
+    for index, rows in enumerate(masks.forward.sequences):
+        sight = sight_of(masks, index)
+        if sight is None:
+            return None
+        parts.append(Part(len(rows), rows.kv.length, sight))
+    return RowLayers(shape, dtype, parts)

@@ -1,9 +1,9 @@
 """The product of few rows with a weight in place, without a packed copy.
 
 A decoding step multiplies one to some dozens of rows with every weight of the model; reading the weights sets the pace.
-The loops of `dot_kernels` run on torch's own threads (OpenMP's team of the calling thread), which take pieces of the
-output in turn. A row's result does not depend on the number of rows or threads, so plain decoding and the verification
-of a tree round alike.
+The loops of `product_kernels` and `tile_products` run on torch's own threads (OpenMP's team of the calling thread),
+which take pieces of the output in turn. A row's result does not depend on the number of rows or threads, so plain
+decoding and the verification of a tree round alike.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ from torch import Tensor
 
 from precedent.runtime.compiled import compiled_callback
 from precedent.runtime.openmp import openmp_function
-from precedent_cpu.dot_kernels import take_ticket
-from precedent_cpu.kernel_code import FUSED, LANES
-from precedent_cpu.product_pieces import PIECE, product_piece
-from precedent_cpu.tile_kernels import DEPTH, close_tiles, open_tiles, tiles_at_hand
-from precedent_cpu.tile_products import pack_inputs, piece_by_tiles, tile_room
+from precedent_cpu.kernel_code import FUSED, LANES, take_ticket
+from precedent_cpu.product_kernels import PIECE, product_piece
+from precedent_cpu.tile_products import (
+    DEPTH,
+    close_tiles,
+    open_tiles,
+    pack_inputs,
+    piece_by_tiles,
+    tile_room,
+    tiles_at_hand,
+)
 
 _memory = threading.local()
 

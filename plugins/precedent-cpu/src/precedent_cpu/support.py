@@ -26,7 +26,7 @@ from precedent_cpu.fused_layer import FusedLayer, fuse_layers
 from precedent_cpu.linear import PackedLinear, pack_linears
 from precedent_cpu.norm import fuse_norms
 from precedent_cpu.row_attention import fits, row_attention
-from precedent_cpu.sights import sight_of
+from precedent_cpu.row_layer import sight_of
 
 
 class CpuSupport(ModelSupport):

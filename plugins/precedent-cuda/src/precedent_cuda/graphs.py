@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from precedent.runtime.process import Lock
-from precedent_cuda.static_shape import StaticShape
+from precedent_cuda.static_forward import StaticShape
 
 log = logging.getLogger(__name__)
 

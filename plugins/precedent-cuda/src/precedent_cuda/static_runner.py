@@ -1,10 +1,10 @@
-"""Chooses a fixed size for the rows of each forward, fills its buffers and runs it, on CUDA as a graph."""
+"""Runs a model in forwards of fixed size, on CUDA as graphs; a test at load shows that the model can."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 from weakref import WeakMethod
@@ -13,19 +13,25 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from precedent.errors import UnsupportedError
 from precedent.runtime.device_memory import free_bytes
 from precedent.runtime.failures import OutOfMemory
 from precedent.runtime.placing import placed
+from precedent.target.examine import TEXT, observe, tolerance, tree_error
 from precedent.target.kv.arena import KVArena
-from precedent.target.kv.rows import Forward, Rows
+from precedent.target.kv.cache import KVCache
+from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds, has_indexers
+from precedent.target.kv.rows import Forward, Rows, chain_rows
 from precedent.target.kv.shape import KVShape
+from precedent.target.runner import Runner
 from precedent.target.support import Backend
+from precedent.testing.host_waits import HostWaits
+from precedent_cuda import StaticSettings
+from precedent_cuda.attention import ORDERED, VARIANTS, Variant, split, variant_named
 from precedent_cuda.graphs import CudaCapturer, GraphStore, Run
-from precedent_cuda.ordered_attention import ordered_named
-from precedent_cuda.split_attention import Variant, variant_named
-from precedent_cuda.static_forward import StaticForward
-from precedent_cuda.static_shape import (
+from precedent_cuda.static_forward import (
     MOST_MASKED,
+    StaticForward,
     StaticShape,
     most_integers,
     num_integers,
@@ -37,30 +43,11 @@ ARENA_SHARE = 0.5
 """Share of the free memory for keys and values that graphs can reach; activations and other KV use the rest."""
 
 
-@dataclass(frozen=True, slots=True)
-class StaticSettings:
-    """How forwards of fixed size are run.
-
-    `arena_tokens` is the room for tokens of all sequences together (None: half of the free memory). Sequences that do
-    not fit are computed outside the arena (with `bitwise` they are refused). `most_tokens` is an upper bound in either
-    case. `attention` is "auto" or a variant of `split_attention`, with `bitwise` of `ordered_attention`.
-    Without `capture` no graphs are made: so a CPU runs the same code. `max_graphs` and `max_graph_bytes` bound the
-    graphs.
-    """
-
-    arena_tokens: int | None = None
-    most_tokens: int | None = None
-    attention: str = "auto"
-    capture: bool = True
-    max_graphs: int = 128
-    max_graph_bytes: int = 2 * 2**30
-
-
 class StaticRunner(Backend):
-    """A model whose forwards have one of a few fixed sizes; `target.fixed_sizes` tests that the model supports them.
+    """A model whose forwards have one of a few fixed sizes; made by `fixed_sizes`.
 
     With `every_rows`, every forward has that many rows and a row's sums do not depend on its neighbours
-    (`ordered_attention`); sequences without room are refused, not computed in another way.
+    (`attention.ordered`); sequences without room are refused, not computed in another way.
     """
 
     def __init__(
@@ -77,8 +64,8 @@ class StaticRunner(Backend):
         self._model, self._device = model, device
         self.cuda_graphs_beside = replace(settings, arena_tokens=None, most_tokens=tokens, attention="auto")
         self._every_rows = every_rows
-        variants = variant_named if every_rows is None else ordered_named
-        self._variant = variants(settings.attention, device, model.dtype)
+        variants = VARIANTS if every_rows is None else ORDERED
+        self._variant = variant_named(settings.attention, variants, device, model.dtype)
         self._integers = torch.zeros(most_integers(len(self.arena.lent)), dtype=torch.long, device=device)
         self._ancestors = torch.zeros(MOST_MASKED, dtype=torch.bool, device=device)
         self.forwards = 0
@@ -160,3 +147,70 @@ def _weakly(method: WeakMethod[Any]) -> Run:
         return logits
 
     return run
+
+
+class Hindrance(Exception):
+    """Why a model cannot run in fixed sizes, in words that follow "it cannot: "."""
+
+
+def fixed_sizes(
+    runner: Runner, shape: KVShape, settings: StaticSettings, every_rows: int | None = None
+) -> StaticRunner:
+    """Return a static runner for the model of `runner`, once a test has passed.
+
+    Raises Hindrance for a model that cannot run in fixed sizes.
+    """
+    _check_settings(runner, settings)
+    static = StaticRunner(runner.model, shape, runner.device, settings, every_rows)
+    try:
+        with runner.using(static):
+            _prove(runner, static)
+    except Hindrance:
+        raise
+    except (UnsupportedError, OutOfMemory) as error:
+        raise Hindrance(str(error)) from error
+    except Exception as misfit:  # what models raise, and what compilers do
+        raise Hindrance(f"{type(misfit).__name__}: {misfit}".splitlines()[0]) from misfit
+    return static
+
+
+def _check_settings(runner: Runner, settings: StaticSettings) -> None:
+    """Raise Hindrance for what can be known without running the model."""
+    others = sorted(attention_kinds(runner.model.config.get_text_config()) - {FULL_ATTENTION})
+    devices = {parameter.device for parameter in runner.model.parameters()}
+    if settings.capture and runner.device.type != "cuda":
+        raise Hindrance(f"CUDA graphs need CUDA devices, and it is on {runner.device.type}")
+    if runner.recurrent:
+        raise Hindrance("the states of its recurrent layers follow the tree, whose shape differs from step to step")
+    if has_indexers(runner.model.config.get_text_config()):
+        raise Hindrance(f"the indexers of its {', '.join(others)} layers choose other keys at every step")
+    if not runner.packed:
+        raise Hindrance("its attention does not go through transformers' attention interface")
+    if others:
+        raise Hindrance(f"its {', '.join(others)} layers do not see the whole prefix")
+    if devices != {runner.device}:
+        raise Hindrance("its layers are spread over several devices, or offloaded")
+
+
+@torch.inference_mode()
+def _prove(runner: Runner, static: StaticRunner) -> None:
+    """Raise Hindrance if forwards of fixed size compute wrong results.
+
+    Each size is compared three times: it is captured at the second run and only replayed at the third.
+    """
+    kv = KVCache(static.arena.shape, static.arena)
+    kv.reserve(1)
+    alone = [chain_rows(kv, TEXT[:1])]
+    shape, _ = static.shape_for(alone), static.logits(Forward(alone))
+    assert shape is not None
+    with HostWaits() as waits:
+        static.run(shape, split)  # HostWaits cannot look into compiled attention; the model is what is tested here
+    if waits.names:  # checked before any capture: a forward that waits cannot be captured
+        raise Hindrance(f"its forward makes the host wait ({waits.reasons})")
+    _, expected = observe(runner)
+    for _ in range(3):
+        before, error = static.forwards, tree_error(runner, lambda: KVCache(static.arena.shape, static.arena), expected)
+        if static.forwards != before + 2:
+            raise Hindrance("arena_tokens leaves no room for two sequences")
+        if error > tolerance(runner.model):
+            raise Hindrance(f"a scored tree is {error:.2g} off")

@@ -1,18 +1,21 @@
-"""What Precedent's torch target asks for on a GPU: forwards of fixed size, for `cuda_graphs` and for `bitwise`."""
+"""What Precedent's torch target asks for on a GPU: forwards of fixed size, for `cuda_graphs` and for `bitwise`.
+
+The other modules are imported where they are needed: most processes have this package and no GPU.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from precedent.errors import UnsupportedError
 from precedent.target.bitwise import MOST_ROWS, refusal
-from precedent.target.kv.shape import KVShape
-from precedent.target.runner import Runner
 from precedent.target.support import Backend, ModelSupport, TargetOptions
-from precedent_cuda.fixed_sizes import Hindrance, fixed_sizes
-from precedent_cuda.ordered_attention import PIECE
-from precedent_cuda.static_runner import StaticSettings
-from precedent_cuda.static_shape import LEAST_KEYS
+from precedent_cuda import StaticSettings
+
+if TYPE_CHECKING:
+    from precedent.target.kv.shape import KVShape
+    from precedent.target.runner import Runner
 
 
 class CudaSupport(ModelSupport):
@@ -20,12 +23,19 @@ class CudaSupport(ModelSupport):
 
     def bitwise(self, runner: Runner, kv_shape: KVShape, options: TargetOptions) -> Collection[int] | None:
         """The lengths at which a piece of keys, and a bucket of keys, overflows; `backend` does the rest."""
-        return (PIECE + 1, LEAST_KEYS + 1) if _wanted(runner, options) else None
+        if not _wanted(runner, options):
+            return None
+        from precedent_cuda.attention import PIECE
+        from precedent_cuda.static_forward import LEAST_KEYS
+
+        return (PIECE + 1, LEAST_KEYS + 1)
 
     def backend(self, runner: Runner, kv_shape: KVShape, options: TargetOptions) -> Backend | None:
         """Forwards of a few sizes as CUDA graphs; with `bitwise`, all of them have `MOST_ROWS` rows."""
         if not _wanted(runner, options):
             return None
+        from precedent_cuda.static_runner import Hindrance, fixed_sizes
+
         settings = options.cuda_graphs if isinstance(options.cuda_graphs, StaticSettings) else StaticSettings()
         try:
             return fixed_sizes(runner, kv_shape, settings, MOST_ROWS if options.bitwise else None)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.cli.percentiles import percentiles
 from precedent.cli.speedup import Sample, Speedup, speedup
 from precedent.config import SpeculationConfig
@@ -225,7 +225,7 @@ class Bench:
         fingerprint = self.warm_engine.tokenizer_fingerprint
         for stored in self._caches["A"].since(TENANT, fingerprint):
             self._caches["B"].insert(
-                NewCompletion(
+                Completion(
                     token_ids=stored.token_ids,
                     tokenizer=fingerprint,
                     model=stored.model,

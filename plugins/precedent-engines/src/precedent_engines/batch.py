@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from threading import RLock
 from time import perf_counter
 
 from precedent.drafters import Drafter, DraftSession, DrawSession, Request
 from precedent.drafters.together import begin_all, end_all, match_together
 from precedent.errors import UnsupportedError
+from precedent.planning.costs import STEP_COSTS
 from precedent.planning.plan import Plan
-from precedent.planning.planner import Planner
+from precedent.planning.planner import PLANNER, Planner
 from precedent.runtime.background import Background
-from precedent.runtime.fence import Fences
+from precedent.runtime.fence import Fault, Fences, Result
 from precedent.tree import CandidateTree, TreeBuilder
 from precedent_engines.clock import Clock, StepClock
-from precedent_engines.session import Beside, DraftingSession
+from precedent_engines.session import DraftingSession, OtherRequests
 
 
 class Batch:
@@ -54,11 +56,27 @@ class Batch:
         """One session's tree of fixed candidates."""
         with self.lock:
             (plan,) = self._plans([session], max_nodes, one_path=False)
-            builder = TreeBuilder()
-            if plan.choice is not None:
-                parents = plan.choice.parents.tolist()
-                builder.add_fixed_tree(_tokens(plan), parents, self.planner.sources_of(plan))
-            return builder.build()
+            return self.planning(lambda: self._tree(plan), TreeBuilder()).build()
+
+    def planning(self, act: Callable[[], Result], otherwise: Result) -> Result:
+        """What the planner answers; after a fault, `otherwise`. What it learned is dropped once it is switched off."""
+        if not (self.fences.of(PLANNER).is_on and self.fences.of(STEP_COSTS).is_on):
+            return otherwise
+        try:
+            return act()
+        except Exception as error:
+            fence = self.fences.of(error.aid if isinstance(error, Fault) else PLANNER)
+            fence.fault(error)
+            if not fence.is_on:
+                with suppress(Exception):
+                    self.planner.forget()
+            return otherwise
+
+    def _tree(self, plan: Plan) -> TreeBuilder:
+        builder = TreeBuilder()
+        if plan.choice is not None:
+            builder.add_fixed_tree(_tokens(plan), plan.choice.parents.tolist(), self.planner.sources_of(plan))
+        return builder
 
     def close(self) -> None:
         """End the threads of searches."""
@@ -68,15 +86,15 @@ class Batch:
     def _plans(self, sessions: Sequence[DraftingSession], most: int, *, one_path: bool) -> list[Plan]:
         """Plan for each session, given the rows and expected tokens of the others planned so far."""
         stepped = [session.settle(self.planner, self.accepted_by_source) for session in sessions]
-        self.clock.called(any(stepped))
+        self.fences.of(STEP_COSTS).run(lambda: self.clock.called(any(stepped)), None)
         most = self.clock.most(most)
         running = sum(not session.over for session in sessions)
         matched = [session.matching(most) for session in sessions]
         match_together(matched, self._beside, self._threads)
         rows, tokens, plans = running, float(running), list[Plan]()
         for session, found in zip(sessions, matched, strict=True):
-            beside = Beside(running, max(0, rows - 1), max(0.0, tokens - 1.0))
-            plan = session.plan(self.planner, found, most, beside, one_path=one_path)
+            others = OtherRequests(running, max(0, rows - 1), max(0.0, tokens - 1.0))
+            plan = session.plan(self.planner, found, most, others, one_path=one_path)
             count = 0 if plan.choice is None else plan.choice.token_ids.size
             rows, tokens = rows + count, tokens + plan.expected_tokens - 1.0
             self.num_drafts, self.num_draft_tokens = self.num_drafts + bool(count), self.num_draft_tokens + count

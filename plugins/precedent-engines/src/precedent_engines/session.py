@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,8 +14,9 @@ from precedent.drafters.outcomes import outcomes
 from precedent.drafters.request import Request
 from precedent.drafters.together import Matching, end_all, match_budget
 from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import Planner
+from precedent.planning.planner import PLANNER, Planner
 from precedent.planning.trust import Trust
+from precedent.runtime.fence import Fault
 from precedent.runtime.process import OfOneProcess
 from precedent.tree import CandidateTree
 from precedent_engines.checks import token_ids_of, whole_number
@@ -26,7 +28,7 @@ ENDLESS = 2**31
 """Tokens that fit into a context whose length is not known."""
 
 
-class Beside(NamedTuple):
+class OtherRequests(NamedTuple):
     """How many requests a step has, and the rows and expected tokens of those planned so far, without this one's."""
 
     requests: int
@@ -107,7 +109,7 @@ class DraftingSession(OfOneProcess):
         committed, self._pending = self._pending, []
         plan, self._plan = self._plan, None
         if plan is not None and plan.choice is not None:
-            self._learn(plan, committed, planner, accepted_by_source)
+            self._batch.planning(lambda: self._learn(plan, committed, planner, accepted_by_source), None)
         failed: dict[str, Exception] = {}
         for name, session in self._drafting.items():
             try:
@@ -134,7 +136,7 @@ class DraftingSession(OfOneProcess):
         asked = self._drafting if most > 0 and self._room > 1 and not self.over else {}
         return Matching(asked, match_budget(most, self._last), self._request.num_tokens)
 
-    def plan(self, planner: Planner, matched: Matching, most: int, beside: Beside, *, one_path: bool) -> Plan:
+    def plan(self, planner: Planner, matched: Matching, most: int, others: OtherRequests, *, one_path: bool) -> Plan:
         """Plan the next step with what was matched; a drafter that failed is left out from then on."""
         self._leave_out(matched.failed)
         limits = Limits(
@@ -142,13 +144,13 @@ class DraftingSession(OfOneProcess):
             max_draws=0,
             max_depth=self._room - 1,
             end_token_ids=self._request.end_token_ids,
-            requests=beside.requests,
-            rows_beside=beside.rows,
-            tokens_beside=beside.tokens,
+            requests=others.requests,
+            rows_beside=others.rows,
+            tokens_beside=others.tokens,
             trust=self._trust,
             one_path=one_path,
         )
-        self._plan = plan = planner.plan_fixed(matched.candidates, limits)
+        self._plan = plan = self._batch.planning(lambda: _planned(planner, matched, limits), Plan())
         if matched.sessions:
             self._last = 0 if plan.choice is None else plan.choice.token_ids.size
         return plan
@@ -157,3 +159,13 @@ class DraftingSession(OfOneProcess):
         for name, error in failed.items():
             self._batch.fences.of(name).fault(error)
             end_all({name: self._drafting.pop(name)}, self._batch.fences)
+
+
+def _planned(planner: Planner, matched: Matching, limits: Limits) -> Plan:
+    """The planner's choice among candidates. Raises Fault for an answer that cannot be used."""
+    plan = planner.plan_fixed(matched.candidates, limits)
+    if not isinstance(plan, Plan) or not math.isfinite(plan.expected_tokens):
+        raise Fault(PLANNER, f"expected a plan with a finite number of tokens, got {type(plan).__name__}")
+    if plan.choice is not None and not plan.choice.token_ids.size <= limits.max_nodes:
+        raise Fault(PLANNER, f"planned {plan.choice.token_ids.size} nodes, of at most {limits.max_nodes}")
+    return plan

@@ -38,7 +38,7 @@ def lock_all(connection: Connection) -> None:
 def delete_selected(connection: Connection, selection: Selection) -> int:
     """Delete the selected completions, and count that something was forgotten; returns their number."""
     lock_all(connection)
-    ids = [row[ID] for row, _ in selected(connection, selection, "ASC")]
+    ids = [row[ID] for row in selected(connection, selection, "ASC")]
     delete(connection, ids)
     one_more = "ON CONFLICT (key) DO UPDATE SET value = (meta.value::bigint + 1)::text"
     connection.execute(f"INSERT INTO {SCHEMA}.meta VALUES ('forgets', '1') {one_more}")

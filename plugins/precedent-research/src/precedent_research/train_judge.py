@@ -108,7 +108,7 @@ def train_judge(
 
 
 def _features(text: str) -> tuple[str, ...]:
-    from precedent.verify.lossy.features import OF_ROWS
+    from precedent_research.judge import OF_ROWS
 
     names = [name.strip() for name in text.split(",")]
     return tuple(each for name in names for each in (OF_ROWS if name == "rows" else (name,)))

@@ -16,9 +16,9 @@ from precedent_run_ahead.actions.ledger import Ledger, Pending
 def handed_over(request: ToolCallRequest, found: Any) -> ToolMessage:
     """The result under the call's own id; what its tool streamed is streamed now."""
     message, written = found
+    adopted: ToolMessage = message.model_copy(update={"tool_call_id": request.tool_call["id"]})
     for piece in written:
         request.runtime.stream_writer(piece)
-    adopted: ToolMessage = message.model_copy(update={"tool_call_id": request.tool_call["id"]})
     return adopted
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from precedent.cache.store.records import NewCompletion
+from precedent.cache import Completion
 from precedent.langchain.recent import Recent
 from precedent.runtime.process import Lock
 from precedent_run_ahead.actions.calls import Call
@@ -75,7 +75,7 @@ class RunDecisions:
     answers: list[Answered] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def records(self, tenant: str) -> list[NewCompletion]:
+    def records(self, tenant: str) -> list[Completion]:
         """The run as records of the speculation cache."""
         return [
             stored(

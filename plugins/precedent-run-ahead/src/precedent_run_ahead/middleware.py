@@ -20,11 +20,12 @@ from langgraph.config import get_config
 from langgraph.runtime import Runtime
 
 from precedent.cache import SpeculationCache
-from precedent.errors import CacheError
 from precedent.langchain.middleware import Tenant, ended_well, tenant_of_run
 from precedent.langchain.tenants import DEFAULT_TENANT
+from precedent.runtime.fence import Fences
 from precedent_run_ahead.actions.ledger import Lane, Ledger, Pending
 from precedent_run_ahead.actions.price import Price, TrackRecord, Worth
+from precedent_run_ahead.aids import MEMORY, RUN_AHEAD, Aids
 from precedent_run_ahead.beside import (
     Agent,
     Harmless,
@@ -63,7 +64,8 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
     `predict(state)`. A call starts if its probability times the seconds that it saves exceeds its `price`. At most
     `at_once` run at a time, `most_per_run` in a run, and a result may be used for `time_to_live` seconds. `harmless`
     names other middleware that never blocks a call. `listen` makes a model stream, by default only ours. `redact` says
-    what callbacks and traces see of the arguments, by default nothing.
+    what callbacks and traces see of the arguments, by default nothing. A fault of all this fails and delays no run:
+    after three within a minute the part that failed is switched off for a while, and `degraded` names it.
 
     Raises UnsupportedError for a tool that cannot run ahead, ConfigError for another wrong setting.
     """
@@ -87,6 +89,7 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         listen: bool | None = None,
         redact: Redact | None = None,
         learn_from: Callable[[AgentState[Any]], bool] | None = ended_well,
+        fences: Fences | None = None,
     ) -> None:
         super().__init__()
         opened = SpeculationCache.open(cache) if isinstance(cache, str | Path) else cache
@@ -99,7 +102,19 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         self._struck: set[str] = set()
         self.ledger = Ledger(at_once=at_once, most_per_run=most_per_run, time_to_live=time_to_live)
         """The pending results; `ledger.counts` says what became of them, `ledger.void()` voids them all."""
-        self._runner = Runner(self.ledger, self, redact, self._worth.tools.observe, self._strike)
+        self._aids = Aids(fences)
+        fault = self._aids.fences.of(RUN_AHEAD).fault
+        self._runner = Runner(self.ledger, self, redact, self._worth.tools.observe, self._strike, fault)
+
+    @property
+    def degraded(self) -> tuple[str, ...]:
+        """What is switched off after faults: running ahead, the memory of earlier runs, or `predict=`."""
+        return self._aids.fences.degraded()
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """The number of faults of each, if there were any. Runs went on without it."""
+        return self._aids.fences.faults()
 
     @property
     def refused(self) -> dict[str, str]:
@@ -124,11 +139,13 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         if switched_off() or not _of_a_run(request):
             return handler(request)
         turn = self._turn(agent, request, self._runner.start)
+        if turn is None:
+            return handler(request)
         with self._discarding(turn.lane):
-            turn.consider(turn.predictions())
+            self._aids.run(lambda: turn.consider(turn.predictions()), None)
             with turn.listening():
                 response = handler(request)
-        self._answered(turn, response)
+        self._aids.run(lambda: self._answered(turn, response), None)
         return response
 
     @bound_to_its_agent
@@ -143,11 +160,14 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
             return await handler(request)
         start = functools.partial(self._runner.start_task, asyncio.get_running_loop())
         turn = self._turn(agent, request, start)
+        if turn is None:
+            return await handler(request)
         with self._discarding(turn.lane):
-            turn.consider(await asyncio.to_thread(turn.predictions))
+            predictions = await asyncio.to_thread(turn.predictions)
+            self._aids.run(lambda: turn.consider(predictions), None)
             with turn.listening():
                 response = await handler(request)
-        self._answered(turn, response)
+        self._aids.run(lambda: self._answered(turn, response), None)
         return response
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
@@ -159,8 +179,8 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         with self._discarding(self._lane(request)) as lane:
             pending, begun = self._taken(lane, tool, request), time.perf_counter()
             found = None if pending is None else self.ledger.wait(pending)
-            if pending is not None and found is not None:
-                message = handed_over(request, found)
+            message = None if found is None else self._aids.run(lambda: handed_over(request, found), None)
+            if pending is not None and message is not None:
                 show(request, tool, message)
                 return self._used(request, pending, message, time.perf_counter() - begun)
             self._lost(pending)
@@ -178,8 +198,8 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         with self._discarding(self._lane(request)) as lane:
             pending, begun = self._taken(lane, tool, request), time.perf_counter()
             found = None if pending is None else await awaited(self.ledger, pending)
-            if pending is not None and found is not None:
-                message = handed_over(request, found)
+            message = None if found is None else self._aids.run(lambda: handed_over(request, found), None)
+            if pending is not None and message is not None:
                 await ashow(request, tool, message)
                 return self._used(request, pending, message, time.perf_counter() - begun)
             self._lost(pending)
@@ -191,13 +211,15 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         run = str(state.get(RUN, ""))
         self.ledger.discard(self._lanes.of(runtime.stream_writer, run), "not asked for")
         decisions = self._runs.pop(run, None)
-        if decisions is None or self._learn_from is None or not self._learn_from(state) or switched_off():
-            return
-        try:
-            for record in decisions.records(self._tenant(runtime)):
-                self._settings.cache.insert(record)  # type: ignore[union-attr]  # decisions are kept for a cache alone
-        except CacheError as error:
-            log.warning("the actions of a run were not stored: %s", error)
+        if decisions is not None and not switched_off():
+            tenant = self._tenant(runtime)
+            self._aids.waited(MEMORY, lambda: self._store(decisions, state, tenant), None)
+
+    def _store(self, decisions: RunDecisions, state: RunAheadState, tenant: str) -> None:
+        cache, learn_from = self._settings.cache, self._learn_from
+        if cache is not None and learn_from is not None and learn_from(state):
+            for record in decisions.records(tenant):
+                cache.insert(record)
 
     async def aafter_agent(self, state: RunAheadState, runtime: Runtime[Any]) -> None:
         """Do the same outside the event loop, because storing embeds texts and waits for the disk."""
@@ -209,13 +231,18 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
     def _tenant(self, runtime: Runtime[Any]) -> str:
         return tenant_of_run(self._settings.tenant, runtime) or DEFAULT_TENANT
 
-    def _turn(self, agent: Agent, request: ModelRequest[Any], start: Start) -> Turn:
+    def _turn(self, agent: Agent, request: ModelRequest[Any], start: Start) -> Turn | None:
+        """A model call that something may run ahead of; None after a fault."""
         lane = self._lanes.of(request.runtime.stream_writer, str(request.state.get(RUN, "")))
         tenant, config = self._tenant(request.runtime), get_config()
-        return Turn(
-            self._settings, agent, request, config, lane, tenant, self._runner, start,
-            lambda tool: self._refusal(agent, config, tool), self._worth, self._record,
-        )  # fmt: skip
+
+        def made() -> Turn:
+            return Turn(
+                self._settings, agent, request, config, lane, tenant, self._runner, start,
+                lambda tool: self._refusal(agent, config, tool), self._worth, self._record, self._aids,
+            )  # fmt: skip
+
+        return self._aids.run(made, None)
 
     def _refusal(self, agent: Agent, config: RunnableConfig, tool: BaseTool) -> str | None:
         """Return why a tool may not run ahead in this run of the agent, and say so once if it was meant to."""
@@ -263,7 +290,9 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         return self._lanes.of(request.runtime.stream_writer, _run_of(request))
 
     def _taken(self, lane: Lane, tool: BaseTool, request: ToolCallRequest) -> Pending | None:
-        return None if switched_off() else self.ledger.take(lane, tool, key_of(tool, request.tool_call["args"]))
+        if switched_off():
+            return None
+        return self._aids.run(lambda: self.ledger.take(lane, tool, key_of(tool, request.tool_call["args"])), None)
 
     def _used(self, request: ToolCallRequest, pending: Pending, message: ToolMessage, waited: float) -> ToolMessage:
         self.ledger.used(pending, pending.seconds - waited)

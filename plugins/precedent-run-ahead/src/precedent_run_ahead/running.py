@@ -107,13 +107,17 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Starts calls ahead. `took` is told how long a tool took, `refuse` which tool must not run ahead again."""
+    """Starts calls ahead.
+
+    `took` is told how long a tool took, `refuse` which tool must not run ahead again, `fault` what failed around one.
+    """
 
     ledger: Ledger
     own: AgentMiddleware[Any, Any, Any]
     redact: Redact | None
     took: Callable[[str, float], None]
     refuse: Callable[[str, str], None]
+    fault: Callable[[Exception], None]
 
     def start(self, ahead: Ahead, chain: Chain) -> None:
         """Start a call on a thread of its own, which ends with the process."""
@@ -154,12 +158,18 @@ class Runner:
                 node = ToolNode([ahead.tool], wrap_tool_call=wrapper)
                 node.invoke(_input(ahead.tool_call, ahead.state), ahead.own_config())
             shown.on_tool_end(_outcome(ahead.pending))
+        except Exception as error:
+            self._failed_around(ahead, error)
         finally:
             self.ledger.ended(ahead.pending)
 
     async def _arun(self, ahead: Ahead, chain: Chain) -> None:
         manager, caught = AsyncCallbackManager.configure(**_flagged(ahead.config)), _Caught(ahead, self.ledger)
-        shown = await manager.on_tool_start({"name": ahead.call.name}, self._shown(ahead), inputs={})
+        try:
+            shown = await manager.on_tool_start({"name": ahead.call.name}, self._shown(ahead), inputs={})
+        except Exception as error:
+            self._failed_around(ahead, error)
+            return
         try:
             with self._settling(ahead, caught):
                 wrapper = composed(chain, self.own, caught.awrap, caught.acall, "awrap_tool_call")
@@ -183,8 +193,8 @@ class Runner:
             self._failed(ahead, error)
         else:
             ahead.pending.seconds = time.perf_counter() - begun
-            self.took(ahead.call.name, ahead.pending.seconds)
             ahead.pending.result.set_result((answer, ahead.written))
+            self.took(ahead.call.name, ahead.pending.seconds)
 
     def _failed(self, ahead: Ahead, error: Exception) -> None:
         """Keep the error in place of a result; a tool that reaches for the graph is refused from now on."""
@@ -195,6 +205,13 @@ class Runner:
             self.refuse(ahead.call.name, error.reason)
         ahead.pending.result.set_exception(error)
         self.ledger.drop(ahead.pending, "failed")
+
+    def _failed_around(self, ahead: Ahead, error: Exception) -> None:
+        """Take note of a fault outside of the tool, such as of `redact`: nobody waits for the result any longer."""
+        self.fault(error)
+        if not ahead.pending.result.done():
+            ahead.pending.result.set_exception(error)
+            self.ledger.drop(ahead.pending, "failed")
 
     def _shown(self, ahead: Ahead) -> str:
         """What callbacks and traces see of the arguments: nothing, unless `redact` says what may be seen."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from langchain.agents.middleware import ModelRequest
@@ -15,21 +16,25 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
 from langchain_core.tools import BaseTool
 
-from precedent.errors import CacheError
+from precedent.cache import SpeculationCache
 from precedent.langchain.chat_model import ChatPrecedent
 from precedent_run_ahead.actions.calls import Call, Prediction
 from precedent_run_ahead.actions.ledger import Lane
 from precedent_run_ahead.actions.live import Live
 from precedent_run_ahead.actions.memory import predict, recalled, seconds_by_tool
 from precedent_run_ahead.actions.price import TrackRecord, Worth
+from precedent_run_ahead.aids import MEMORY, PREDICT, Aids
 from precedent_run_ahead.beside import Agent, others_speak, over_limit
 from precedent_run_ahead.equality import key_of
 from precedent_run_ahead.hearing import STREAM, Hearing, Listening
 from precedent_run_ahead.recording import plain_messages
 from precedent_run_ahead.running import Ahead, Chain, Refusal, Runner
-from precedent_run_ahead.settings import Settings, log
+from precedent_run_ahead.settings import Predictor, Settings
 
 OWN = "own"
+MOST_PREDICTIONS = 1000
+"""Of a caller's own predictor, for one answer of the model."""
+
 OWN_ESTIMATE = 0.75
 """The probability of a caller's own prediction before the first has come true."""
 
@@ -51,6 +56,7 @@ class Turn:
     refusal: Refusal
     worth: Worth
     record: TrackRecord
+    aids: Aids
     live: Live = field(init=False)
     messages: tuple[Mapping[str, Any], ...] = field(init=False)
     _made: list[str] = field(default_factory=list)
@@ -64,31 +70,23 @@ class Turn:
 
     def predictions(self) -> list[Prediction]:
         """What memory and the caller's own predictor say, in this order."""
-        return [*self._remembered(), *self._own()]
+        settings, found = self.settings, list[Prediction]()
+        if (cache := settings.cache) is not None:
+            found += self.aids.waited(MEMORY, lambda: self._remembered(cache), [])
+        if (predictor := settings.predict) is not None:
+            found += self.aids.waited(PREDICT, lambda: self._own(predictor), [])
+        return found
 
-    def _remembered(self) -> list[Prediction]:
-        cache = self.settings.cache
-        if cache is None:
-            return []
-        try:
-            found = recalled(cache, self.messages, self.tenant)
-        except CacheError as error:
-            log.warning("no call is predicted from memory: %s", error)
-            return []
+    def _remembered(self, cache: SpeculationCache) -> list[Prediction]:
+        found = recalled(cache, self.messages, self.tenant)
         for name, seconds in seconds_by_tool(found).items():
             if self.worth.tools.of(name) is None:
                 self.worth.tools.observe(name, seconds)
         return predict(found, self.live)
 
-    def _own(self) -> list[Prediction]:
-        if self.settings.predict is None:
-            return []
-        try:
-            calls = [Call(call["name"], dict(call["args"])) for call in self.settings.predict(self.request.state)]
-        except Exception as error:  # a prediction that fails must not fail the run
-            log.warning("predict= failed: %s: %s", type(error).__name__, error)
-            return []
-        return [Prediction(call, OWN_ESTIMATE, OWN) for call in calls]
+    def _own(self, predictor: Predictor) -> list[Prediction]:
+        calls = list(islice(predictor(self.request.state), MOST_PREDICTIONS))
+        return [Prediction(Call(call["name"], dict(call["args"])), OWN_ESTIMATE, OWN) for call in calls]
 
     def consider(self, predictions: Sequence[Prediction]) -> None:
         """Start the predictions that may start and that pay."""
@@ -97,7 +95,7 @@ class Turn:
 
     def hear(self, call: Call) -> None:
         """The model has written a whole call, and goes on writing."""
-        self._consider(Prediction(call, 1.0, STREAM))
+        self.aids.run(lambda: self._consider(Prediction(call, 1.0, STREAM)), None)
         self._made.append(call.name)
 
     def _consider(self, prediction: Prediction) -> None:

@@ -21,7 +21,7 @@ from precedent.errors import PrecedentError
 from precedent.langchain.telemetry import Span, current_span, describe_request, describe_result
 from precedent.runtime.plain_values import check_plain
 from precedent.sampling.logprobs import TokenLogprob
-from precedent.text.length import check_length
+from precedent.text.codec import check_length
 from precedent.text.query import recall_query
 from precedent_server.bodies import Keys, biases, checked, parsed
 from precedent_server.errors import ApiError, api_error

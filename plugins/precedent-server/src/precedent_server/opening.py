@@ -8,15 +8,14 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
-from precedent.cache import SpeculationCache
-from precedent.cache.following import Following
-from precedent.cache.store.bounds import Bounds
-from precedent.cache.store.store_url import Place
+from precedent.cache import Bounds, SpeculationCache
+from precedent.cache.store_url import Place
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.target.load.loading import load_config, load_tokenizer
 from precedent_server.access import NO_RULES, AccessRules
+from precedent_server.following import Following
 from precedent_server.keys import KeyFile
 from precedent_server.serving import Served, Serving
 from precedent_server.settings import ServerLimits

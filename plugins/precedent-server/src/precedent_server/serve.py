@@ -23,7 +23,7 @@ from precedent.cli.progress import Progress
 from precedent.errors import ConfigError
 
 if TYPE_CHECKING:
-    from precedent.cache.store.bounds import Bounds
+    from precedent.cache import Bounds
 
 ENVIRONMENT = "PRECEDENT_SERVE"
 """How the names of options begin in the environment: `--max-queued` is PRECEDENT_SERVE_MAX_QUEUED."""
@@ -169,7 +169,7 @@ def serve(
 
 def _bounds(**given: float | None) -> Bounds | None:
     """The bounds of the cache that were given, None without any."""
-    from precedent.cache.store.bounds import Bounds
+    from precedent.cache import Bounds
 
     asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return Bounds(**asked) if asked else None

@@ -13,7 +13,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from precedent.cache.following import Following
 from precedent.decoding.microscope import Microscope
 from precedent.engine.engine import Engine
 from precedent.engine.prometheus import counter_text, prometheus_text
@@ -22,6 +21,7 @@ from precedent.runtime.background import Background
 from precedent.runtime.plain_values import shown
 from precedent_server.access import NO_RULES, AccessRules
 from precedent_server.errors import FAILED, ApiError
+from precedent_server.following import Following
 from precedent_server.keys import KeyFile
 from precedent_server.places import Places
 from precedent_server.settings import ServerLimits

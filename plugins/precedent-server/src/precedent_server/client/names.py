@@ -32,7 +32,7 @@ FIELDS = (
 OF_THE_ENGINE = (
     *("draft_model", "speculation_cache", "embedder", "device", "draft_device", "dtype", "model_kwargs"),
     "chat_template",
-    *("bitwise", "cuda_graphs", "pearl", "keep_prefixes"),
+    *("bitwise", "cuda_graphs", "loop", "keep_prefixes"),
 )
 """Fields of `ChatPrecedent` that say what is loaded."""
 

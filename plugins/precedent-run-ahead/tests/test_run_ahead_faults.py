@@ -1,0 +1,143 @@
+"""Faults of whatever makes calls run ahead: no run fails or waits for long, and `degraded` names it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from typing import Any
+
+import pytest
+from helpers.run_ahead_agents import READS, W7, Run, agent_of, in_turns, plain
+from helpers.scripted_agents import Desk, calls, script, transcript
+from langchain_core.messages import AIMessage
+
+from precedent.cache import SpeculationCache
+from precedent.testing.embedders import HashEmbedder
+from precedent_run_ahead import RunAheadMiddleware, aids
+
+ANSWER = script(calls(W7), AIMessage("open"))
+NAN = float("nan")
+
+
+def raises(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("injected")
+
+
+def answers(made: Any) -> Callable[..., Any]:
+    return lambda *_, **__: made
+
+
+class Unusable:
+    """Everything that is asked of it fails."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("injected")
+
+
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aids, "PATIENCE", 0.05)
+
+
+@pytest.fixture
+def cache() -> Iterator[SpeculationCache]:
+    with SpeculationCache.open(None, embedder=HashEmbedder()) as opened:
+        yield opened
+
+
+def check_runs(ahead: RunAheadMiddleware, run: Run, number: int = 3) -> None:
+    """Several runs answer as without the middleware."""
+    for _ in range(number):
+        assert transcript(run(agent_of(Desk(), ANSWER, ahead))) == plain(ANSWER)
+
+
+PREDICTORS: dict[str, Callable[..., Any]] = {
+    "raises": raises,
+    "nothing": answers(None),
+    "NaN": answers(NAN),
+    "a text": answers("look_up"),
+    "calls that are NaN": answers([NAN]),
+    "arguments that are NaN": answers([{"name": "look_up", "args": NAN}]),
+    "calls that fail": answers([Unusable()]),
+}
+
+
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_a_predictor_that_fails_fails_no_run(run: Run, name: str) -> None:
+    ahead = RunAheadMiddleware(READS, predict=PREDICTORS[name])
+    check_runs(ahead, run)
+    assert ahead.faults == {"predict=": 3}, "switched off, it is asked no more"
+    assert ahead.degraded == ("predict=",)
+
+
+@pytest.mark.parametrize(
+    "predicted",
+    [[], repeat(W7), [{"name": NAN, "args": {}}], [{"name": "look_up", "args": {"order": "x" * 10**6}}]],
+    ids=["empty", "without end", "a name that is NaN", "a huge argument"],
+)
+def test_a_predictor_that_is_wrong_changes_nothing(run: Run, predicted: Any) -> None:
+    ahead = RunAheadMiddleware(READS, predict=answers(predicted))
+    check_runs(ahead, run)
+    assert ahead.degraded == ()
+
+
+def test_a_predictor_that_hangs_delays_no_run_twice(run: Run) -> None:
+    go_on = threading.Event()
+    ahead = RunAheadMiddleware(READS, predict=lambda state: go_on.wait(60.0) and [])
+    check_runs(ahead, run)
+    assert ahead.faults == {"predict=": 1}, "it is not asked again while it hangs"
+    assert ahead.degraded == ("predict=",)
+    go_on.set()
+
+
+@pytest.mark.parametrize("call", ["recall", "insert"])
+def test_a_cache_that_fails_fails_no_run(run: Run, call: str, cache: SpeculationCache) -> None:
+    ahead = RunAheadMiddleware(READS, cache=cache, predict=in_turns([W7]))
+    setattr(cache, call, raises)
+    check_runs(ahead, run)
+    delattr(cache, call)
+    assert ahead.faults == {"the memory of earlier runs": 3}
+    assert ahead.degraded == ("the memory of earlier runs",)
+    assert ahead.ledger.counts.used == 3, "the caller's predictions go on"
+
+
+@pytest.mark.parametrize("made", [None, NAN, [None], "x" * 10**6], ids=["nothing", "NaN", "empty hits", "huge"])
+def test_a_cache_that_answers_nonsense_fails_no_run(run: Run, made: Any, cache: SpeculationCache) -> None:
+    ahead = RunAheadMiddleware(READS, cache=cache)
+    setattr(cache, "recall", answers(made))  # noqa: B010
+    check_runs(ahead, run)
+    delattr(cache, "recall")
+    assert ahead.degraded == ("the memory of earlier runs",)
+
+
+@pytest.mark.parametrize("call", ["recall", "insert"])
+def test_a_cache_that_hangs_delays_no_run_twice(run: Run, call: str, cache: SpeculationCache) -> None:
+    go_on = threading.Event()
+    ahead = RunAheadMiddleware(READS, cache=cache)
+    setattr(cache, call, lambda *_, **__: go_on.wait(60.0) and [])
+    check_runs(ahead, run)
+    assert ahead.faults == {"the memory of earlier runs": 1}
+    assert ahead.degraded == ("the memory of earlier runs",)
+    go_on.set()
+    delattr(cache, call)
+
+
+def test_a_judge_of_runs_that_fails_fails_no_run(run: Run, cache: SpeculationCache) -> None:
+    ahead = RunAheadMiddleware(READS, cache=cache, learn_from=raises)
+    check_runs(ahead, run)
+    assert ahead.degraded == ("the memory of earlier runs",)
+
+
+@pytest.mark.parametrize("redact", [raises, answers(None), answers(NAN)], ids=["raises", "nothing", "NaN"])
+def test_a_redaction_that_fails_fails_no_run_and_nobody_waits_for_its_call(run: Run, redact: Any) -> None:
+    ahead = RunAheadMiddleware(READS, predict=in_turns([W7]), redact=redact, time_to_live=3600.0)
+    check_runs(ahead, run)
+
+
+@pytest.mark.parametrize("call", ["begin", "take", "asked"])
+def test_a_ledger_that_fails_fails_no_run(run: Run, call: str) -> None:
+    ahead = RunAheadMiddleware(READS, predict=in_turns([W7]))
+    setattr(ahead.ledger, call, raises)
+    check_runs(ahead, run)
+    assert ahead.degraded == ("running ahead",)
