@@ -144,7 +144,9 @@ def installed() -> tuple[ModelSupport, ...]:
 
 def check_version(package: Distribution | None) -> None:
     """Raise ConfigError for a package that pins another version of precedent-llm than this one."""
-    for requirement in () if package is None else package.requires or ():
+    if package is None:
+        return
+    for requirement in package.requires or ():
         name, _, pinned = requirement.partition("==")
         if name.strip() == "precedent-llm" and pinned and pinned != __version__:
             own = f"precedent-llm=={__version__}"
