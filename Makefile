@@ -23,7 +23,7 @@ SGLANG     := plugins/precedent-sglang
 LLAMA      := plugins/precedent-llama-cpp
 RAY        := plugins/precedent-ray
 # those that need nothing but what the others install anyway
-LIGHT      := $(addprefix plugins/precedent-,server run-ahead replay drafts research generate engines)
+LIGHT      := $(addprefix plugins/precedent-,cpu cuda server run-ahead replay drafts research generate engines)
 EDITABLE   := $(addprefix -e ,$(LIGHT))
 SOURCES    := $(wildcard src plugins tests benchmarks examples .ci docs)
 DEMO_ARGS   ?=
@@ -86,7 +86,7 @@ test-ray: $(RAY_VENV)/run.stamp  ## replicas on a real Ray and a real PostgreSQL
 	@$(RAY_VENV)/bin/python -m pytest -m ray plugins/precedent-ray/tests $(TEST_ARGS)
 
 test-speculators: $(SPECULATORS_VENV)/run.stamp  ## published EAGLE and DFlash drafts beside the library speculators, in an environment of its own (five minutes)
-	@$(SPECULATORS_VENV)/bin/python -m pytest -m speculators tests/speculators $(TEST_ARGS)
+	@$(SPECULATORS_VENV)/bin/python -m pytest -m speculators plugins/precedent-drafts/tests/speculators $(TEST_ARGS)
 
 docs: $(VENV)/dev.stamp  ## the documentation site in build/docs; broken links, missing anchors and unknown names fail
 	@$(BIN)/python .ci/reference.py
@@ -101,7 +101,7 @@ reference: $(VENV)/dev.stamp  ## write the tables of figures on pages from the f
 figures: $(VENV)/dev.stamp  ## measure the documentation's figures, hours in all (FIGURES_ARGS="rows service --traces FOLDER")
 	@$(BIN)/python .ci/measure.py $(FIGURES_ARGS)
 
-dist: $(VENV)/dev.stamp  ## a wheel and an sdist in dist/, each installed into an empty environment and tried (some minutes)
+dist: $(VENV)/dev.stamp  ## the sdist and a wheel of every package in dist/, installed into empty environments and tried (some minutes)
 	@$(BIN)/python .ci/dist.py dist
 
 check: $(VENV)/dev.stamp  ## lint, format, types, the site and the fast tests
@@ -193,11 +193,11 @@ $(RAY_VENV)/run.stamp: plugins/precedent-ray/tests/requirements.txt pyproject.to
 	@touch $@
 
 # speculators asks for an earlier transformers than we develop with
-$(SPECULATORS_VENV)/run.stamp: tests/speculators/requirements.txt pyproject.toml
+$(SPECULATORS_VENV)/run.stamp: plugins/precedent-drafts/tests/speculators/requirements.txt pyproject.toml
 	@echo "== creating the environment $(SPECULATORS_VENV) with $(PYTHON): a few seconds"
 	@$(PYTHON) -m venv --clear $(SPECULATORS_VENV)
 	@$(SPECULATORS_VENV)/bin/python .ci/install.py "renewing pip" $(PINNED) --upgrade 'pip>=25.1'
 	@$(SPECULATORS_VENV)/bin/python .ci/install.py "installing speculators and the test tools: two to three minutes" \
-		--no-deps -r tests/speculators/requirements.txt
-	@$(SPECULATORS_VENV)/bin/python .ci/install.py "installing Precedent" --no-deps --no-build-isolation -e .
+		--no-deps -r plugins/precedent-drafts/tests/speculators/requirements.txt
+	@$(SPECULATORS_VENV)/bin/python .ci/install.py "installing Precedent" --no-deps --no-build-isolation -e . -e plugins/precedent-cpu -e plugins/precedent-drafts
 	@touch $@

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,18 +14,6 @@ from pytest_socket import disable_socket
 
 from precedent.runtime.inline_executor import AtOnce
 from precedent.testing.pytest_plugin import assert_lossless, precedent_engine
-
-KERNELS = re.compile(rb"import .*\bcompiled\b|^(from|import) (numba|llvmlite)", re.MULTILINE)
-"""An import that only files with compiled functions have."""
-
-
-def _kernels() -> str:
-    """Hash the files that hold compiled functions: numba looks only at a function's own file, not at those it calls."""
-    root = Path(__file__).parent
-    files = [*(root / "src").rglob("*.py"), *(root / "plugins").glob("*/src/**/*.py")]
-    texts = [text for file in sorted(files) if KERNELS.search(text := file.read_bytes())]
-    return hashlib.blake2b(b"".join(texts), digest_size=6).hexdigest()
-
 
 __all__ = ["assert_lossless", "precedent_engine"]  # fixtures, whether or not the installed package announces them
 
@@ -42,7 +28,7 @@ os.environ.setdefault(
 )  # tiny models are slower on several threads, most of all on a busy machine
 
 os.environ.setdefault("NUMBA_BOUNDSCHECK", "1")  # compiled loops check their indices here, at some cost
-os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / f"numba-{_kernels()}"))
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "numba"))
 
 pytest.register_assert_rewrite("helpers")  # what fails there says as much as in a test
 
@@ -82,8 +68,8 @@ def searches_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=["matrix unit", "vector unit"])
 def each_unit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of bfloat16 on the processor's matrix unit, where it has one, and as other processors make them."""
-    from precedent.target.cpu import row_products
-    from precedent.target.cpu.tile_kernels import tiles_at_hand
+    from precedent_cpu import row_products
+    from precedent_cpu.tile_products import tiles_at_hand
 
     if request.param == "vector unit":
         monkeypatch.setattr(row_products, "tiles_at_hand", lambda: False)

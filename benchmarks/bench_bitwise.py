@@ -17,7 +17,7 @@ import torch
 
 from bench_rounding import SUBJECTS
 from measuring import medians, options, run
-from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.target import TargetModel
@@ -61,7 +61,7 @@ def compare(engine: Engine, number: int, tokens: int) -> dict[str, list[int]]:
     then = answered(second, speculation=PLAIN)
     for query, text in zip(queries, plain, strict=True):
         wrong = tuple(token if place % 2 else (token + 7) % 40_000 for place, token in enumerate(text))
-        engine.cache.insert(NewCompletion(wrong, engine.tokenizer_fingerprint, "another", tenant="wrong", query=query))
+        engine.cache.insert(Completion(wrong, engine.tokenizer_fingerprint, "another", tenant="wrong", query=query))
     ways: dict[str, Callable[[], Texts]] = {
         "cold": lambda: answered(first, tenant="right"),
         "warm": lambda: answered(first, tenant="right"),

@@ -20,7 +20,8 @@ from typing import Any
 
 from measuring import options, run
 from precedent.cache import SpeculationCache
-from precedent.target.load.loading import load_draft, load_target
+from precedent.drafters import load_draft
+from precedent.target.load.loading import load_target
 from precedent_demo import MAX_TOKENS_PER_TURN, adapted_target, draft_folder, make_database, make_requests
 from precedent_demo.demo_runs import WAYS, Bench, Run
 

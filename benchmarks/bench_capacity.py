@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from precedent.routing import preferred
 
 from measuring import medians, options, run
 from precedent.cache import SentenceTransformerEmbedder
-from precedent.routing import preferred
 
 TEXTS = [f"look_up_order cancel_order: the customer asks about lamp {n}, sent on Monday" for n in range(48)]
 KEYS = 200

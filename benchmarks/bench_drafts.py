@@ -16,9 +16,10 @@ from typing import Any
 from measuring import options, run
 from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
+from precedent.drafters import load_draft
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
-from precedent.target.load.loading import load_draft, load_target
+from precedent.target.load.loading import load_target
 from precedent_demo import (
     MAX_TOKENS_PER_TURN,
     adapted_target,

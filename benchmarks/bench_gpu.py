@@ -30,22 +30,22 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from measuring import Measurement, options, seconds
 from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
+from precedent.drafters import load_draft
 from precedent.engine.engine import Engine
 from precedent.engine.warm_up import compile_inner_loops
 from precedent.langchain import ChatPrecedent
 from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import Slot, TargetModel
-from precedent.target.cuda.ordered_attention import ORDERED
-from precedent.target.cuda.split_attention import VARIANTS, StaticRows
-from precedent.target.cuda.static_runner import StaticSettings
-from precedent.target.load.loading import load_draft, load_target
+from precedent.target.load.loading import load_target
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.traces import read_trajectories
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import Verdict, verify
 from precedent.verify.ahead import Ahead, Scored, computed_alike, read_together
+from precedent_cuda import StaticSettings
+from precedent_cuda.attention import ORDERED, VARIANTS, StaticRows
 from precedent_demo.demo_runs import MEMORY, TENANT, Run, Turn
 from precedent_replay.baselines import PromptLookup
 from precedent_replay.lineup import lineup
@@ -106,8 +106,8 @@ class Setting:
     def static(self) -> TargetModel:
         """The model in forwards of fixed size, as graphs on CUDA; the arena is full of random numbers, not zeros."""
         tokens = 8192 if self.small else None
-        target = TargetModel(self.model, static=StaticSettings(arena_tokens=tokens, capture=self.on_cuda))
-        for block in target.static.arena.lent:
+        target = TargetModel(self.model, cuda_graphs=StaticSettings(arena_tokens=tokens, capture=self.on_cuda))
+        for block in target.arena.lent:
             block.keys.normal_()
             block.values.normal_()
         return target
@@ -209,7 +209,7 @@ def step_times(setting: Setting) -> Iterator[Row]:
     for length in setting.lengths:
         for tokens in TOKENS:
             setting.check_time()
-            tree, floor, runner = bushy(tokens - 1), setting.floor(length), setting.static.static
+            tree, floor, runner = bushy(tokens - 1), setting.floor(length), setting.static.runner.backends[0]
             graph = score_time(setting, setting.static, length, tree)
             graphs, runner.graphs = runner.graphs, None
             without = score_time(setting, setting.static, length, tree)
@@ -298,7 +298,7 @@ def verdicts(
 def bitwise_times(setting: Setting) -> Iterator[Row]:
     """Steps and a prompt with `bitwise=True` and without; then texts, drafted and not."""
     static = StaticSettings(arena_tokens=8192 if setting.small else 65_536, capture=setting.on_cuda)
-    target = TargetModel(setting.model, bitwise=True, static=static)
+    target = TargetModel(setting.model, bitwise=True, cuda_graphs=static)
     size, vocabulary = 64 if setting.small else 512, setting.model.config.vocab_size
     prompts = [random.Random(number).choices(range(vocabulary), k=size) for number in range(8)]
 
@@ -511,7 +511,7 @@ def replayed(setting: Setting) -> Iterator[Row]:
 def replay_rates(setting: Setting, recording: Recording, batch: int, plain: float) -> Row:
     turns, drafting = recording
     tokens, steps = sum(len(turn.answer) for turn in turns), sum(len(turn.steps) for turn in turns)
-    before = setting.static.static.forwards
+    before = setting.static.runner.backends[0].forwards
     ours = decode_seconds(setting, turns, batch)
     whole = ours + drafting * steps
     return {
@@ -523,7 +523,7 @@ def replay_rates(setting: Setting, recording: Recording, batch: int, plain: floa
         "speedup": plain / whole,
         "speedup_without_drafting": plain / ours,
         "drafting_us_per_step": 1e6 * drafting,
-        "forwards_of_fixed_size": setting.static.static.forwards - before,
+        "forwards_of_fixed_size": setting.static.runner.backends[0].forwards - before,
     }
 
 
@@ -552,14 +552,14 @@ def one_step(target: TargetModel, running: Sequence[tuple[Played, Slot, int]]) -
 
 
 DRAFT = ("draft-model",)
-WAYS: dict[str, tuple[tuple[str, ...], bool]] = {
-    "plain": ((), False),
-    "draft-only": (DRAFT, False),
-    "draft-only, pearl": (DRAFT, True),
-    "cache-only": (MEMORY, False),
-    "both": ((*MEMORY, *DRAFT), False),
+WAYS: dict[str, tuple[tuple[str, ...], str | None]] = {
+    "plain": ((), None),
+    "draft-only": (DRAFT, None),
+    "draft-only, pearl": (DRAFT, "pearl"),
+    "cache-only": (MEMORY, None),
+    "both": ((*MEMORY, *DRAFT), None),
 }
-"""Drafters, and whether the draft model draws while the target scores."""
+"""Drafters, and the decode loop."""
 
 
 def demo_pair(setting: Setting) -> Iterator[Row]:
@@ -571,9 +571,9 @@ def demo_pair(setting: Setting) -> Iterator[Row]:
         return
     pair, requests, runs = Pair(setting), make_requests("B")[: 1 if setting.small else 6], dict[str, Run]()
     pair.serve("warming", MEMORY, make_requests("A")[: 1 if setting.small else 12], write_back=True)
-    for name, (drafters, pearl) in WAYS.items():
+    for name, (drafters, loop) in WAYS.items():
         try:
-            runs[name] = pair.serve(name, drafters, requests, pearl=pearl)
+            runs[name] = pair.serve(name, drafters, requests, loop=loop)
             yield pair_row(runs[name], runs.get("plain"))
         except TimeIsUp:
             raise
@@ -612,7 +612,7 @@ class Pair:
         self.cache.warm_up()
 
     def serve(
-        self, name: str, drafters: tuple[str, ...], requests: Sequence[Any], *, pearl: bool = False,
+        self, name: str, drafters: tuple[str, ...], requests: Sequence[Any], *, loop: str | None = None,
         write_back: bool = False,
     ) -> Run:  # fmt: skip
         """Serve requests; unless answers are stored, the first one also beforehand, so that graphs are captured."""
@@ -620,14 +620,14 @@ class Pair:
 
         run, turns = Run(name), list[Turn]()
         engine = Engine(
-            TargetModel(self.model, static=self.static),
+            TargetModel(self.model, cuda_graphs=self.static),
             self.tokenizer,
             name="the order desk's",
             draft_model=self.draft if DRAFT[0] in drafters else None,
             cache=self.cache if "recall" in drafters else None,
             speculation=SpeculationConfig(enabled=bool(drafters), drafters=drafters, write_back=write_back),
             on_result=lambda prompt_ids, result: turns.append(Turn(prompt_ids, result)),
-            pearl=pearl,
+            loop=loop,
         )
         chat_model = ChatPrecedent.from_engine(engine, max_tokens=self.max_tokens, tenant=TENANT)
         with closing(engine):  # its arena is freed before the next one's is made

@@ -22,7 +22,7 @@ from precedent.grammar.guidance import GuidanceMatcher, compiled
 from precedent.grammar.lark import to_lark
 from precedent.langchain.structured import call_form
 from precedent.target.load.loading import load_target
-from precedent.text.tool_formats.builtin import HERMES
+from precedent.text.tool_formats.formats import HERMES
 
 LARGE, REPEATS = 151_936, 15
 SCHEMA = {

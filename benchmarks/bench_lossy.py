@@ -19,17 +19,15 @@ from unittest.mock import patch
 
 from measuring import options, run
 from precedent.cache import SpeculationCache
-from precedent.config import SpeculationConfig, has_judge
-from precedent.decoding.verifiers import verifier_of
+from precedent.config import SpeculationConfig
+from precedent.drafters import load_draft
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.langchain import ChatPrecedent
 from precedent.planning.costs import CostCurve
-from precedent.target.load.loading import load_draft, load_target
+from precedent.target.load.loading import load_target
 from precedent.tree import ROOT, Sampled
-from precedent.verify.lossy import RULES, judge_of
-from precedent.verify.lossy.pareto import Point, least_rejections, point_of, point_of_judge
-from precedent.verify.lossy.relaxed import offer_at
+from precedent.verify import verifier_of
 from precedent_demo import (
     MAX_TOKENS_PER_TURN,
     adapted_target,
@@ -39,6 +37,9 @@ from precedent_demo import (
     run_request,
 )
 from precedent_demo.evaluation import wilson
+from precedent_research.judge import load_judge
+from precedent_research.lossy import RULES, offer_at
+from precedent_research.pareto import Point, least_rejections, point_of, point_of_judge
 
 JUDGE, DIVERGENCE = "lossy_judge:name=order-desk", "lossy_judge:name=order-desk-divergence"
 GREEDY = ("auto", "lossy_top_beta:beta=2,tau=1", DIVERGENCE, f"{JUDGE},threshold=0.12", JUDGE, f"{JUDGE},threshold=1")
@@ -114,7 +115,8 @@ def said(mode: str) -> str:
 
 def visited(desk: Desk, drafters: Sequence[str], number: int) -> dict[str, dict[str, float]]:
     """Mean rejections and total variation of each mode at the nodes that verification visits at temperature 1."""
-    rules = {mode: judge_of(mode) if has_judge(mode) else rule_of(mode) for mode in ROWS}
+    judges = {mode: load_judge(mode.rpartition("=")[2]) for mode in (JUDGE, DIVERGENCE)}
+    rules = {mode: judges.get(mode) or rule_of(mode) for mode in ROWS}
     sums: dict[str, list[Point]] = defaultdict(list)
 
     def see(tree: Any, rows: Any, verdict: Any) -> None:

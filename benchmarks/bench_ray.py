@@ -29,10 +29,10 @@ from helpers.ray_cluster import RayCluster, free_port
 from helpers.ray_traffic import Plain, Told, ask, prompt, traffic, until
 from helpers.saved_models import saved
 from openai import OpenAI
+from precedent.routing import preferred
 
 from measuring import options, run
 from precedent.engine.engine import Engine
-from precedent.routing import preferred
 from precedent.target.load.loading import load_target
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.text.end_tokens import end_token_ids

@@ -20,10 +20,10 @@ from torch.nn.functional import linear
 
 from measuring import medians, options, run
 from precedent.target import TargetModel
-from precedent.target.cpu.linear import PackedLinear
-from precedent.target.cpu.row_products import row_product
 from precedent.target.load.loading import load_target
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder, chain
+from precedent_cpu.linear import PackedLinear
+from precedent_cpu.row_products import row_product
 
 SHAPES = ((1536, 576), (576, 1536), (49152, 576), (5632, 2048), (2048, 5632))
 WIDTHS = (1, 2, 4, 8, 16, 32, 48)
@@ -96,14 +96,14 @@ def switches(target: TargetModel) -> Callable[[bool, bool, bool], None]:
     products = [module for module in target.model.modules() if isinstance(module, PackedLinear)]
     few_rows = [module.few_rows for module in products]
     layers = [(module, type(module)) for module in target.model.modules() if hasattr(module, "fused")]
-    all_layers = target.runner.all_layers
+    backends = target.runner.backends
 
     def switch(by_rows: bool, pieces: bool, together: bool) -> None:
         for module, rows in zip(products, few_rows, strict=True):
             module.few_rows = rows if by_rows else 0
         for layer, fused in layers:
             layer.__class__ = fused if pieces else fused.__mro__[1]
-        target.runner.all_layers = all_layers if together else None
+        target.runner.backends = backends if together else []
 
     return switch
 

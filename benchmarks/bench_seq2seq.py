@@ -22,8 +22,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, T5Config, T5
 
 from measuring import options, run
 from precedent.config import SamplingParams, SpeculationConfig
+from precedent.drafters.base import DrawSource
 from precedent.engine.engine import Engine
-from precedent.planning.plan import DrawSource, Limits, Plan
+from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import Planner
 
 RELAXED = ((1, 0.0), (2, 0.5), (2, 1.0), (2, 2.0), (3, 1.0), (3, 3.0), (5, 5.0), (10, 10.0))

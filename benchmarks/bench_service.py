@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from measuring import options, run
-from precedent.cache import NewCompletion, SpeculationCache, SQLiteStore
+from precedent.cache import Completion, SpeculationCache, SQLiteStore
 from precedent.cache.backend import identity_of
 from precedent.planning.costs import CostCurve
 from precedent.testing.embedders import HashEmbedder
@@ -57,7 +57,7 @@ def filled(folder: Path, answers: Answers, fingerprint: str) -> SpeculationCache
     vectors = embedder.embed(queries)
     for number, answer in enumerate(answers):
         query = number % len(queries)
-        new = NewCompletion(tuple(answer), fingerprint, "model", TENANT, queries[query])
+        new = Completion(tuple(answer), fingerprint, "model", TENANT, queries[query])
         store.insert(new, vectors[query], identity_of(embedder))
     store.close()
     return SpeculationCache.open(folder, embedder=embedder)

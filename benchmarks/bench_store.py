@@ -16,6 +16,7 @@ import tempfile
 import time
 from argparse import SUPPRESS, Namespace
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,10 +25,8 @@ import numpy as np
 
 from made_up import AT_ONCE, BOUNDS, EMBEDDER, INDEX_BYTES, TENANT, TOKENIZER, Traces
 from measuring import options, run, seconds
-from precedent.cache import SQLiteStore
-from precedent.cache.search.index import SimilarityIndex
-from precedent.cache.store import rows
-from precedent.cache.store.records import Payload
+from precedent.cache import SQLiteStore, rows
+from precedent.cache.index import SimilarityIndex
 from precedent.drafters.recall.tenant_memory import TenantMemory
 from precedent.engine.warm_up import compile_inner_loops
 
@@ -42,7 +41,7 @@ def fill(folder: Path, count: int, traces: Traces) -> float:
     for begin in range(1, count, AT_ONCE):
         with store._database.write() as connection:
             for number, vector in enumerate(traces.vectors(begin, min(AT_ONCE, count - begin)), begin):
-                rows.insert_row(connection, Payload(traces.completion(number), vector), time.time())
+                rows.insert_row(connection, replace(traces.completion(number), vector=vector), time.time())
     store.close()
     store, times = SQLiteStore.open(folder, bounds=BOUNDS), []
     for number, vector in enumerate(traces.vectors(count, SINGLE), count):
@@ -65,13 +64,12 @@ def used(folder: Path) -> dict[str, Any]:
     store = SQLiteStore.open(folder, bounds=BOUNDS)
     opened = time.perf_counter() - started
     memory = TenantMemory(store.partition(TENANT, TOKENIZER), INDEX_BYTES)
-    index, first = SimilarityIndex(store, store.partition_vectors), traces.vectors(7, 1)[0]
+    index, first = SimilarityIndex(store), traces.vectors(7, 1)[0]
     with ThreadPoolExecutor(1) as other:  # as recall does
         reading = other.submit(seconds, lambda: memory.read(store, TENANT, TOKENIZER))
         searched = seconds(lambda: index.search(first, TENANT, TOKENIZER, HITS))
         read = reading.result()
     ready = time.perf_counter() - started
-    index.wait()
     memory.tidy()
     memory.seal()
     held, queries = resident() - before, traces.vectors(10**9, LOOKUPS)

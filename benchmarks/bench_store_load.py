@@ -14,6 +14,7 @@ import multiprocessing
 import os
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median, quantiles
@@ -24,10 +25,8 @@ import numpy as np
 
 from made_up import AT_ONCE, BOUNDS, DIMENSION, EMBEDDER, INDEX_BYTES, TENANT, TOKENIZER, Traces
 from measuring import options, run, seconds
-from precedent.cache import NewCompletion
-from precedent.cache.backend import Record, Selection
-from precedent.cache.search.index import SimilarityIndex
-from precedent.cache.store.records import StoredCompletion
+from precedent.cache import Completion, Selection
+from precedent.cache.index import SimilarityIndex
 from precedent.drafters.recall.tenant_memory import TenantMemory
 from precedent.target.load.loading import load_tokenizer
 from precedent.text.traces import read_trajectories
@@ -38,19 +37,17 @@ from precedent_replay.turns import TurnReader
 NEAREST, MOST_RECORDED = 64, 3000
 
 
-def recorded(paths: Sequence[Path]) -> list[NewCompletion]:
+def recorded(paths: Sequence[Path]) -> list[Completion]:
     """Read answers from traces as a replica stores them; their group is their tenant."""
     reader = TurnReader(load_tokenizer("smollm2-135m-instruct"))
     turns = (turn for trajectory in read_trajectories(paths) for turn in reader.turns(trajectory))
     return [
-        NewCompletion(turn.token_ids, TOKENIZER, "model", turn.group or "one", turn.query, text=turn.text[:4000])
+        Completion(turn.token_ids, TOKENIZER, "model", turn.group or "one", turn.query, text=turn.text[:4000])
         for turn in islice(turns, MOST_RECORDED)
     ]
 
 
-def client(
-    kind: str, url: str, number: int, completions: list[NewCompletion], most: float, ready: Any, told: Any
-) -> None:
+def client(kind: str, url: str, number: int, completions: list[Completion], most: float, ready: Any, told: Any) -> None:
     """Make one replica's calls for `most` seconds, and report the milliseconds of each."""
     store, times = PostgresStore(url, bounds=BOUNDS), list[float]()
     tenants = sorted({one.tenant for one in completions})
@@ -65,13 +62,13 @@ def client(
     store.close()
 
 
-def writing(store: PostgresStore, number: int, completions: list[NewCompletion]) -> Iterator[None]:
+def writing(store: PostgresStore, number: int, completions: list[Completion]) -> Iterator[None]:
     """Insert completions that differ from those of all other clients."""
     made = np.random.default_rng(number).normal(size=(500, DIMENSION)).astype(np.float32)
     vectors = cycle(made / np.linalg.norm(made, axis=1, keepdims=True))
     for turn, one in enumerate(cycle(completions[number % 7 :])):
         ids, query = (*one.token_ids, number, turn), f"{one.query} {os.getpid()} {turn}"
-        new = NewCompletion(ids, TOKENIZER, "model", one.tenant, query, text=one.text)
+        new = Completion(ids, TOKENIZER, "model", one.tenant, query, text=one.text)
         store.insert(new, next(vectors), EMBEDDER)
         yield
 
@@ -90,7 +87,7 @@ def reading(store: PostgresStore, number: int, tenants: list[str]) -> Iterator[N
         yield
 
 
-def load(url: str, writers: int, readers: int, completions: list[NewCompletion], most: float) -> dict[str, Any]:
+def load(url: str, writers: int, readers: int, completions: list[Completion], most: float) -> dict[str, Any]:
     """Calls per second and their milliseconds while so many clients run."""
     context, kinds = multiprocessing.get_context("spawn"), ["write"] * writers + ["read"] * readers
     ready, queues = context.Barrier(len(kinds)), {kind: context.Queue() for kind in dict.fromkeys(kinds)}
@@ -118,18 +115,13 @@ def warm(url: str, count: int) -> dict[str, Any]:
     for begin in range(0, count, AT_ONCE):
         numbers = range(begin, min(begin + AT_ONCE, count))
         made = zip(map(traces.completion, numbers), traces.vectors(begin, AT_ONCE), strict=False)
-        store.restore([Record(stored(one), vector) for one, vector in made], EMBEDDER)
+        store.restore([replace(one, created=1.0, vector=vector) for one, vector in made], EMBEDDER)
     memory, index = TenantMemory(None, INDEX_BYTES), SimilarityIndex(store)
     tokens = seconds(lambda: memory.read(store, TENANT, TOKENIZER))  # type: ignore[arg-type]
     vectors = seconds(lambda: index.search(traces.vectors(0, 1)[0], TENANT, TOKENIZER, 1))
     store.close()
     times = {"tokens_seconds": tokens, "vectors_seconds": vectors}
     return {"completions": count, **times, "memory_mebibytes": memory.num_bytes / 2**20}
-
-
-def stored(one: NewCompletion) -> StoredCompletion:
-    named = {"query": one.query, "text": one.text, "created": 1.0}
-    return StoredCompletion(one.token_ids, one.tokenizer, one.model, one.tenant, **named)  # type: ignore[arg-type]
 
 
 def measure(given: Namespace) -> dict[str, Any]:

@@ -23,12 +23,13 @@ from torch import Tensor
 
 from measuring import options, run, seconds
 from precedent.config import SamplingParams
+from precedent.drafters import load_draft
 from precedent.sampling.coupling import coupled_noise
 from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import Slot, TargetModel
-from precedent.target.load.loading import DEMO_TARGET, load_draft, load_target
+from precedent.target.load.loading import DEMO_TARGET, load_target
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import RowWeights, prepare
 from precedent.verify.recursion import Residual

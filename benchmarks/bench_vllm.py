@@ -30,7 +30,7 @@ from helpers.vllm_traffic import desk_runs
 from transformers import AutoTokenizer
 
 from measuring import options, run
-from precedent.cache import NewCompletion, SpeculationCache, tokenizer_fingerprint
+from precedent.cache import Completion, SpeculationCache, tokenizer_fingerprint
 from precedent.cli.traces import TracePrompt
 from precedent.target.load.packaged import demo_folder
 from precedent.text.query import recall_query
@@ -100,7 +100,7 @@ class Recorded:
                     wrong = [choose.randrange(size) for _ in ids]
                     wrong[shift % 2 :: 2] = ids[shift % 2 :: 2]
                     fingerprint = tokenizer_fingerprint(self.tokenizer)
-                    cache.insert(NewCompletion(tuple(wrong), fingerprint, NAME, "shop", query))
+                    cache.insert(Completion(tuple(wrong), fingerprint, NAME, "shop", query))
 
     def answers(self, server: VllmServer, key: str, turns: Sequence[TracePrompt]) -> list[str]:
         ask: Any = server.client(key).chat.completions.create

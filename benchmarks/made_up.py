@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from precedent.cache import Bounds, EmbedderIdentity, NewCompletion
-from precedent.cache.store.records import Vector
+from precedent.cache import Bounds, Completion, EmbedderIdentity
+from precedent.cache.records import Vector
 
 DIMENSION, TENANT, TOKENIZER = 384, "bench", "tokenizer"
 EMBEDDER = EmbedderIdentity("bench", "bench", DIMENSION)
@@ -39,5 +39,5 @@ class Traces:
             parts += [self._passages[int(random.zipf(1.4)) % PASSAGES], random.integers(0, VOCABULARY, 6)]
         return tuple(np.concatenate(parts)[:LENGTH].tolist())
 
-    def completion(self, number: int) -> NewCompletion:
-        return NewCompletion(self.tokens(number), TOKENIZER, "model", TENANT, f"{number} " + "q" * 300, text="t" * 700)
+    def completion(self, number: int) -> Completion:
+        return Completion(self.tokens(number), TOKENIZER, "model", TENANT, f"{number} " + "q" * 300, text="t" * 700)

@@ -19,9 +19,9 @@ from unittest.mock import patch
 from measuring import options, run
 from precedent import Engine, SamplingParams, SpeculationConfig
 from precedent.target import attention
-from precedent.target.cpu import linear as cpu_linear
-from precedent.target.cpu import norm as cpu_norm
-from precedent.target.cpu import row_layer
+from precedent_cpu import linear as cpu_linear
+from precedent_cpu import norm as cpu_norm
+from precedent_cpu import row_layer
 
 PROMPT = "".join(f"Order {n}: the lamp was sent on Monday and will arrive on Thursday.\n" for n in range(1001, 1030))
 PARTS: dict[str, tuple[Any, str]] = {

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 
 from precedent.config import SamplingParams
 from precedent.drafters.base import Candidates
-from precedent.drafters.model.block import BlockDrafter, BlockSession
 from precedent.drafters.request import Request
 from precedent.target import TargetModel
-from precedent.target.block.draft import load_block_draft
-from precedent.target.block.model import BlockModel
 from precedent.target.load.loading import load_target
 from precedent.tree import EMPTY_TREE
 from precedent_demo import adapted_target, block_folder
+from precedent_drafts.block_draft import load_block_draft
+from precedent_drafts.block_drafter import BlockDrafter, BlockSession
+from precedent_drafts.block_model import BlockModel
 
 CONVERSATION = [
     {"role": "system", "content": "You are the assistant of an order desk."},

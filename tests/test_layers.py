@@ -9,9 +9,12 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+import precedent
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "precedent"
@@ -25,21 +28,11 @@ LAYERS = (
     "tree",
     "sampling",
     "verify",
-    "verify.lossy",
     "target.kv",
-    "target.cpu",
     "target.recurrent",
-    "target.cuda",
     "target",
     "target.encoder_decoder",
-    "target.block",
-    "target.eagle",
     "target.load",
-    "target.mtp",
-    "cache.store",
-    "cache.snapshot",
-    "cache.search",
-    "cache.maintain",
     "cache",
     "text",
     "grammar",
@@ -48,7 +41,6 @@ LAYERS = (
     "decoding",
     "engine",
     "pages",
-    "routing",
     "langchain",
     "testing",
     "cli",
@@ -59,15 +51,23 @@ PUBLIC = {
     "precedent": ("ChatPrecedent", "Engine", "SpeculationCache", "Templates", "generate", "read_only"),
     "precedent.cache": (
         "CompletionStore",
+        "Completion",
         "Hit",
-        "NewCompletion",
         "SpeculationCache",
-        "StoredCompletion",
         "verify_cache",
     ),
     "precedent.cache.backend": ("Selection", "VerifyReport"),
     "precedent_server.client": ("ChatPrecedentServer",),
-    "precedent.drafters": ("Candidates", "DraftSession", "Drafter", "DrafterParts", "Request", "load_drafters"),
+    "precedent.drafters": (
+        "Candidates",
+        "DraftKind",
+        "Drafter",
+        "DrafterParts",
+        "DraftSession",
+        "Request",
+        "load_draft",
+        "load_drafters",
+    ),
     "precedent.grammar": ("Grammar", "JsonSchema"),
     "precedent_engines": ("DRAFTERS", "DraftingService", "DraftingSession", "ServiceMetrics"),
     "precedent.langchain": (
@@ -164,7 +164,7 @@ def test_imports_point_one_way(file: Path) -> None:
     [
         "from precedent.engine.engine import Engine",
         "def f():\n    import precedent.cli.app",
-        "if TYPE_CHECKING:\n    from precedent.verify import lossy",
+        "if TYPE_CHECKING:\n    from precedent.decoding import loop",
         "from . import tree",
     ],
 )
@@ -173,8 +173,9 @@ def test_the_layering_check_sees_an_import_that_points_the_other_way(source: str
 
 
 def test_only_the_outermost_layers_import_the_package_itself() -> None:
+    """And `target`, which compares versions and says which package brings an option, and the registry of drafters."""
     importers = {room_of(module_of(file)) for file in FILES if "precedent" in imports_in(parsed(file))}
-    assert importers <= {"langchain", "cli", "testing"}
+    assert importers <= {"drafters", "langchain", "cli", "testing", "target"}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
@@ -194,6 +195,22 @@ def test_a_plugin_imports_only_the_plugins_that_it_declares(plugin: Path) -> Non
     files = (plugin / "src").rglob("*.py")
     found = {name.split(".")[0] for file in files for name in imports_in(parsed(file)) if name.startswith("precedent_")}
     assert found <= bases
+
+
+@pytest.mark.parametrize("file", [ROOT / "pyproject.toml", *(plugin / "pyproject.toml" for plugin in PLUGINS)], ids=str)
+def test_packages_that_pin_one_another_pin_the_version_that_is_here(file: Path) -> None:
+    project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+    pins = [re.fullmatch(r"(precedent-[\w-]+)(?:\[.*\])?==([^;]+)(;.*)?", one) for one in project["dependencies"]]
+    assert {pin[2] for pin in pins if pin} <= {precedent.__version__}
+    assert project.get("version", precedent.__version__) == precedent.__version__
+
+
+def test_the_kernels_are_installed_with_the_library_and_made_for_its_version() -> None:
+    """On processors that they are written for; elsewhere core runs alone."""
+    wanted = [one for one in metadata.requires("precedent-llm") or () if one.startswith("precedent-cpu")]
+    assert [one.partition(";")[0].strip() for one in wanted] == [f"precedent-cpu=={precedent.__version__}"]
+    assert all(machine in wanted[0] for machine in ("x86_64", "AMD64", "aarch64", "arm64"))
+    assert f"precedent-llm=={precedent.__version__}" in (metadata.requires("precedent-cpu") or ())
 
 
 @pytest.mark.parametrize(

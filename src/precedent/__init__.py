@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         RequestCancelled,
         UnsupportedError,
     )
-    from precedent.langchain import ChatPrecedent, PrecedentRecorder
+    from precedent.langchain import ChatPrecedent
     from precedent.text.templates import Template, Templates
 
 __version__ = "0.1.0"
@@ -46,7 +46,6 @@ __all__ = [
     "GrammarError",
     "ModelLoadError",
     "PrecedentError",
-    "PrecedentRecorder",
     "PromptError",
     "RequestCancelled",
     "SamplingParams",
@@ -62,7 +61,6 @@ _HOMES = {
     "ChatPrecedent": "precedent.langchain",
     "Engine": "precedent.engine.engine",
     "EngineLimits": "precedent.config",
-    "PrecedentRecorder": "precedent.langchain",
     "SamplingParams": "precedent.config",
     "SpeculationCache": "precedent.cache",
     "SpeculationConfig": "precedent.config",
@@ -72,12 +70,20 @@ _HOMES = {
 
 PLUGINS = {
     "ChatPrecedentServer": ("precedent_server.client", "client"),
+    "PrecedentRecorder": ("precedent_replay.recorder", "replay"),
     "RunAheadMiddleware": ("precedent_run_ahead", "agents"),
     "generate": ("precedent_generate", "generate"),
     "read_only": ("precedent_run_ahead", "agents"),
 }
 """Names of other packages, each with its module and the extra that installs it. They are outside of `__all__`, so that
 a star import works without those packages."""
+
+OPTIONS = {
+    "bitwise": "precedent-cpu",
+    "bitwise on cuda": "precedent-llm[cuda]",
+    "cuda_graphs": "precedent-llm[cuda]",
+}
+"""Options that other packages compute, each with what to install."""
 
 COMMANDS = {
     "bench": "replay",
@@ -89,6 +95,9 @@ COMMANDS = {
     "train-judge": "research",
 }
 """Commands of other packages, each with the extra that installs it."""
+
+DRAFTERS = {"block-draft": "drafts", "eagle": "drafts", "mtp": "drafts"}
+"""Drafters of other packages, each with the extra that installs it."""
 
 
 def __getattr__(name: str) -> object:

@@ -9,32 +9,34 @@ from typing import Any, Self
 
 from precedent.errors import ConfigError
 from precedent.runtime.plain_values import check_plain, is_number, is_whole, shown
+from precedent.runtime.plugins import installed, load_plugin
 
 MODES = ("auto", "greedy", "coupled", "traversal", "topdown")
 """Every lossless verification mode; `auto` picks one of the others from the sampling settings."""
 
-JUDGE_MODE = "lossy_judge"
-
-LOSSY_MODES = ("lossy_mentored", "lossy_typical", "lossy_top_beta", JUDGE_MODE)
-"""Modes that change the output distribution; parameters follow the name: `lossy_mentored:kl=0.05`."""
-
-
-def is_lossy(mode: str) -> bool:
-    """True for a mode that changes the output distribution."""
-    return mode.partition(":")[0] in LOSSY_MODES
+MODE_GROUP = "precedent.modes"
+"""Entry-point group of further modes, which may change the output distribution; parameters follow the name:
+`lossy_mentored:kl=0.05`."""
 
 
-def has_judge(mode: str) -> bool:
-    """True for a mode in which a learned judge may overrule rejections."""
-    return mode.partition(":")[0] == JUDGE_MODE
+def mode_factory(mode: str) -> Callable[[Mapping[str, str]], Any]:
+    """Return the function that makes the verifier of an installed mode. Raises ConfigError if there is none."""
+    factory: Callable[[Mapping[str, str]], Any] | None = load_plugin(MODE_GROUP, mode.partition(":")[0])
+    if factory is None:
+        raise _unknown_mode(mode)
+    return factory
 
 
 def check_mode(mode: object) -> None:
-    """Raise ConfigError unless `mode` is one of `MODES` or `LOSSY_MODES`."""
-    if isinstance(mode, str) and (mode in MODES or is_lossy(mode)):
-        return
-    known = (*MODES, *LOSSY_MODES)
-    raise ConfigError(f"mode={shown(mode)} cannot verify; use one of {', '.join(known)}")
+    """Raise ConfigError unless `mode` is one of `MODES` or an installed one."""
+    if not isinstance(mode, str) or (mode not in MODES and mode.partition(":")[0] not in installed(MODE_GROUP)):
+        raise _unknown_mode(mode)
+
+
+def _unknown_mode(mode: object) -> ConfigError:
+    known = installed(MODE_GROUP)
+    more = "" if known else "; more modes are installed by: pip install 'precedent-llm[research]'"
+    return ConfigError(f"mode={shown(mode)} cannot verify; use one of {', '.join((*MODES, *known))}{more}")
 
 
 def check_fields(settings: object, checks: Iterable[tuple[str, bool, str]]) -> None:
@@ -205,13 +207,13 @@ class SpeculationConfig(_FromDict):
     """What may be proposed and how it is verified.
 
     - `enabled`: False is plain decoding, through the same loop.
-    - `drafters`: which drafters propose, in order of credit; `()` is none. `block-draft` proposes where the draft model
-      is one, `eagle` where it is an EAGLE head, and `draft-model` where it is neither. `mtp`, the checkpoint's own MTP
-      head, takes part where the engine's settings name it.
+    - `drafters`: which drafters propose, in order of credit; `()` is none. `draft-model` is the draft that the engine
+      was given, of any kind. Drafters that read what the target computes take part where the engine's settings name
+      them.
     - `max_nodes`: the most nodes of a step's candidate tree.
     - `max_draws`: the most tokens that a draft model samples for it.
-    - `mode`: one of `MODES` or `LOSSY_MODES`. `auto` is greedy at temperature 0, otherwise coupled with a seed and
-      traversal without.
+    - `mode`: one of `MODES`, or the mode of an installed package. `auto` is greedy at temperature 0, otherwise coupled
+      with a seed and traversal without.
     - `write_back`: False stores nothing.
 
     Raises ConfigError for a value of the wrong type or out of its range.
@@ -222,9 +224,7 @@ class SpeculationConfig(_FromDict):
     """
 
     enabled: bool = True
-    drafters: tuple[str, ...] = (
-        "recall", "prompt", "prediction", "template", "grammar", "draft-model", "block-draft", "eagle",
-    )  # fmt: skip
+    drafters: tuple[str, ...] = ("recall", "prompt", "prediction", "template", "grammar", "draft-model")
     max_nodes: int = 32
     max_draws: int = 6
     mode: str = "auto"

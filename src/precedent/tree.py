@@ -43,8 +43,8 @@ class Sampled:
     `row` is the draft model's distribution `[vocab_size]` after all processors; it sums to 1. `excluded` are token ids
     that could not be sampled (cached siblings, earlier samples without replacement). `keep_mask` `[vocab_size]` marks
     the tokens that are kept when sampled; with it the distribution sums to less than 1, and the rest is the probability
-    of proposing nothing. `logits` `[vocab_size]`, which only a judge reads, are the draft model's under the request's
-    constraints, before temperature and truncation; drafters keep them where the request's mode has a judge.
+    of proposing nothing. `logits` `[vocab_size]` are the draft model's under the request's constraints, before
+    temperature and truncation; drafters keep them only for a mode that reads them (`Verifier.keeps_draft_logits`).
     """
 
     row: Tensor
@@ -82,23 +82,16 @@ class CandidateTree:
 
     `token_ids[i]` follows `parents[i] < i`. `candidates` lists every candidate, per parent in verification order:
     sampled ones in the order of sampling, then fixed ones. `sources[i]` names the drafters that proposed node i, the
-    credited one first. The last `num_unscored` nodes are leaves that were added while the target model scored the
-    others; the target has no row for them.
+    credited one first.
     """
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     sources: tuple[tuple[str, ...], ...] = ()
-    num_unscored: int = 0
 
     def __len__(self) -> int:
         return len(self.token_ids)
-
-    @property
-    def num_scored(self) -> int:
-        """Nodes for which the target model has a row; they come first."""
-        return len(self) - self.num_unscored
 
     @cached_property
     def depths(self) -> NDArray[np.int64]:
@@ -170,7 +163,6 @@ class CandidateTree:
                 if each.parent in number and each.child in number
             ),
             tuple(self.sources[node] for node in left),
-            sum(node >= self.num_scored for node in left),
         )
 
     def check(self) -> None:
@@ -179,8 +171,6 @@ class CandidateTree:
             raise ValueError("token_ids, parents and sources differ in length")
         if any(not ROOT <= parent < node for node, parent in enumerate(self.parents)):
             raise ValueError("a parent does not precede its child")
-        if any(parent >= self.num_scored for parent in self.parents):
-            raise ValueError("a node hangs below one that was not scored")
         if len(set(zip(self.parents, self.token_ids, strict=True))) != len(self):
             raise ValueError("two siblings carry the same token: a shared prefix must be one node")
         if {candidate.child for candidate in self.candidates} - {NULL} != set(range(len(self))):
@@ -301,14 +291,13 @@ class TreeBuilder:
             self.sources[node] += (source,)
         return node
 
-    def build(self, num_unscored: int = 0) -> CandidateTree:
-        """The finished tree; its last `num_unscored` nodes were added after it was submitted for scoring."""
+    def build(self) -> CandidateTree:
+        """The finished tree."""
         return CandidateTree(
             tuple(self.token_ids),
             tuple(self.parents),
             (*self._sampled, *self._fixed.values()),
             tuple(self.sources),
-            num_unscored,
         )
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from crashing_store import record
 
-from precedent.cache import Bounds, NewCompletion, Selection, SQLiteStore, verify_cache
+from precedent.cache import Bounds, Completion, Selection, SQLiteStore, verify_cache
 from precedent.drafters.matching.token_index import sorted_segment
 from precedent.testing.store_contract import EMBEDDER, unit_vector
 
@@ -28,9 +28,9 @@ LONG = 600
 Say = Callable[..., None]
 
 
-def large(key: str) -> NewCompletion:
+def large(key: str) -> Completion:
     one = record(key, TENANT)
-    return NewCompletion(one.token_ids, one.tokenizer, one.model, one.tenant, one.query, text=f"{key} " * 60 * LONG)
+    return Completion(one.token_ids, one.tokenizer, one.model, one.tenant, one.query, text=f"{key} " * 60 * LONG)
 
 
 def stored(store: SQLiteStore, key: str) -> int:

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from precedent.cache import NewCompletion, Selection, SQLiteStore, verify_cache
-from precedent.cache.search.index import SimilarityIndex
+from precedent.cache import Completion, Selection, SQLiteStore, verify_cache
+from precedent.cache.index import SimilarityIndex
 from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError
 from precedent.testing.store_contract import EMBEDDER, unit_vector
@@ -30,10 +30,10 @@ ROUNDS_PER_CACHE = 25
 TENANTS = ("a", "b")
 
 
-def record(key: str, tenant: str) -> NewCompletion:
+def record(key: str, tenant: str) -> Completion:
     """The completion that belongs to a key: what is found can be compared with what was written."""
     tokens = np.frombuffer(hashlib.blake2b(key.encode(), digest_size=48).digest(), "<u2").astype(int)
-    return NewCompletion(tuple(tokens.tolist()), "tok", "model", tenant, f"query {key}", text=f"{key} " * 60)
+    return Completion(tuple(tokens.tolist()), "tok", "model", tenant, f"query {key}", text=f"{key} " * 60)
 
 
 class Worker:
@@ -42,7 +42,7 @@ class Worker:
     def __init__(self, folder: Path, name: str, said: int) -> None:
         self._choose, self._name, self._said = random.Random(name), name, said
         self._store = SQLiteStore.open(folder)
-        self._index = SimilarityIndex(self._store, self._store.partition_vectors)
+        self._index = SimilarityIndex(self._store)
         self._mine: list[int] = []
 
     def work(self) -> None:

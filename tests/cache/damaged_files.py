@@ -19,13 +19,14 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from file_damage import Damage
 from sound_files import BASE, NEW, STORED, TENANTS, TOKENS, Content, bases, content_of, record, write
 
-from precedent.cache import NewCompletion, Selection, SQLiteStore, verify_cache
+from precedent.cache import Completion, Selection, SQLiteStore, verify_cache
 from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError
 from precedent.testing.store_contract import EMBEDDER
@@ -35,9 +36,8 @@ PATIENCE = 120
 """Seconds for one file, after which it counts as a hang."""
 
 
-def as_new(one: NewCompletion) -> NewCompletion:
-    fields = (one.token_ids, one.tokenizer, one.model, one.tenant, one.query)
-    return NewCompletion(*fields, one.prompt_fingerprint, one.tools, one.workflow_step, one.text)
+def as_new(one: Completion) -> Completion:
+    return replace(one, id=0, created=0.0, count=1, hits=0, accepted=0, rejected=0)
 
 
 def one_line(error: CacheError) -> None:
@@ -75,9 +75,6 @@ def read(store: SQLiteStore) -> int:
                 assert tuple(segment.tokens[begin + 1 : end].tolist()) in TOKENS
         lengths = {row_id: len(tokens) for row_id, tokens in held.items()}
         partition.seal(lengths, lambda ids, held=held: sorted_segment({i: held[i] for i in ids.tolist()}))
-        vectors_of = store.partition_vectors(tenant, "tok")
-        for page, vectors in vectors_of.pages(vectors_of.ids()):
-            assert len(page) == len(vectors)
     listed = store.list(Selection(), None)
     assert all(as_new(one) in STORED for one in listed)
     store.list(Selection(containing="text 7"), 10)

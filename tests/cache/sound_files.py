@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from precedent.cache import EmbedderIdentity, NewCompletion, Selection, SQLiteStore
+from precedent.cache import Completion, EmbedderIdentity, Selection, SQLiteStore
 from precedent.testing.store_contract import EMBEDDER, unit_vector
 
 PAGE = 4096
@@ -17,10 +17,10 @@ Content = dict[str, bytes]
 """The files of a cache by the endings of their names: "" (the file itself), "-wal", "-journal", "-shm"."""
 
 
-def record(number: int) -> NewCompletion:
+def record(number: int) -> Completion:
     tokens = tuple(np.random.default_rng(number).integers(0, 50_000, 5 + number % 40).tolist())
     text = f"text {number} " * (1 + number % 90 * 10)
-    return NewCompletion(tokens, "tok", "model", TENANTS[number % 2], f"query {number}", text=text)
+    return Completion(tokens, "tok", "model", TENANTS[number % 2], f"query {number}", text=text)
 
 
 STORED = {record(number) for number in range(400)}

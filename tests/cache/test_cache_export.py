@@ -12,11 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from precedent.cache import NewCompletion, Selection, SpeculationCache, SQLiteStore, StoredCompletion
-from precedent.cache.backend import Record
-from precedent.cache.maintain.exporting import MANIFEST, checksum_of, export_cache
-from precedent.cache.maintain.importing import NO_TEXT, import_cache
-from precedent.cache.search.embedder import embed_one, identity_of
+from precedent.cache import Completion, Selection, SpeculationCache, SQLiteStore
+from precedent.cache.embedder import embed_one, identity_of
+from precedent.cache.exports import MANIFEST, NO_TEXT, checksum_of, export_cache, import_cache
 from precedent.errors import CacheError, CacheMismatchError
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer
@@ -26,10 +24,10 @@ ALL = Selection()
 EMBEDDER = HashEmbedder()
 
 
-def record(*token_ids: int, query: str = "a query", **fields) -> Record:
+def record(*token_ids: int, query: str = "a query", **fields) -> Completion:
     values = {"tokenizer": "tok", "model": "model", "text": f"text {token_ids}", "created": 1.7e9, **fields}
     vector = embed_one(EMBEDDER, query) if query.strip() else None
-    return Record(StoredCompletion(token_ids, query=query, **values), vector)
+    return Completion(token_ids, query=query, vector=vector, **values)
 
 
 def stored(records) -> SQLiteStore:
@@ -38,10 +36,10 @@ def stored(records) -> SQLiteStore:
     return store
 
 
-def held(store) -> list[tuple[StoredCompletion, bytes | None]]:
+def held(store) -> list[tuple[Completion, bytes | None]]:
     """Everything in a store but the ids."""
     found = store.records(ALL, 0, 10**6)
-    return [(replace(one.completion, id=0), None if one.vector is None else one.vector.tobytes()) for one in found]
+    return [(replace(one, id=0), None if one.vector is None else one.vector.tobytes()) for one in found]
 
 
 @pytest.fixture
@@ -133,7 +131,7 @@ def test_another_embedder_makes_the_vectors_anew_and_each_text_once(exported):
     assert (other.embedder(), embedder.num_texts) == (identity_of(embedder), 2)
     for one in other.records(ALL, 0, 9):
         if one.vector is not None:
-            np.testing.assert_allclose(one.vector, embed_one(embedder, one.completion.query), atol=1e-6)
+            np.testing.assert_allclose(one.vector, embed_one(embedder, one.query), atol=1e-6)
     import_cache(exported, other, embedder=embedder)
     assert embedder.num_texts == 2 + 2  # what `embed_one` above has asked, and nothing more
 
@@ -141,7 +139,7 @@ def test_another_embedder_makes_the_vectors_anew_and_each_text_once(exported):
 def test_an_embedder_that_is_not_the_caches_own_is_refused(exported):
     other = SQLiteStore.open()
     theirs = HashEmbedder(salt="theirs")
-    other.insert(NewCompletion((9,), "tok", "model"), embed_one(theirs, "q"), identity_of(theirs))
+    other.insert(Completion((9,), "tok", "model"), embed_one(theirs, "q"), identity_of(theirs))
     with pytest.raises(CacheMismatchError):
         import_cache(exported, other, embedder=EMBEDDER)
     assert other.stats().records == 1

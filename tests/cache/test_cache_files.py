@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from helpers.cache_files import damaged
 
-from precedent.cache import Selection, SpeculationCache, SQLiteStore, StoredCompletion, verify_cache
+from precedent.cache import Completion, Selection, SpeculationCache, SQLiteStore, verify_cache
 from precedent.errors import CacheError, CacheMismatchError
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.store_contract import EMBEDDER, completion, ids_of, unit_vector
@@ -31,20 +31,22 @@ def filled(file: Path, count: int = 40) -> Path:
     return file
 
 
-def completion_as_stored(number: int, found: StoredCompletion) -> StoredCompletion:
+def completion_as_stored(number: int, found: Completion) -> Completion:
     """What `filled` wrote, with the fields of `found` that the checksum does not cover."""
-    new = dataclasses.asdict(completion(number, text="text " * 200))
-    return dataclasses.replace(found, **new)
+    record = ("id", "created", "count", "hits", "accepted", "rejected")
+    return dataclasses.replace(
+        completion(number, text="text " * 200), **{name: getattr(found, name) for name in record}
+    )
 
 
 def crashed(folder: Path) -> Path:
     """A cache whose process was killed: part of its records stand in the log alone."""
     code = """
         import os, signal, sys
-        from precedent.cache import NewCompletion, SpeculationCache
+        from precedent.cache import Completion, SpeculationCache
         from precedent.testing.embedders import HashEmbedder
         cache = SpeculationCache.open(sys.argv[1], embedder=HashEmbedder())
-        cache.insert(NewCompletion((1, 2), "tok", "model", query="what"))
+        cache.insert(Completion((1, 2), "tok", "model", query="what"))
         os.kill(os.getpid(), signal.SIGKILL)
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

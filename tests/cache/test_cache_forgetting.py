@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from helpers.quick_store import quick_store
 
-from precedent.cache import NewCompletion, Selection, SQLiteStore
+from precedent.cache import Completion, Selection, SQLiteStore
 from precedent.errors import CacheError
 from precedent.testing.store_contract import EMBEDDER, completion, unit_vector
 
@@ -27,7 +27,7 @@ def test_what_was_forgotten_is_not_in_the_raw_files(tmp_path):
     """Text, query, tenant, token ids and vector: all found in the files before, none of them after."""
     store = SQLiteStore.open(tmp_path)
     tokens = tuple(range(70_001, 70_040))
-    secret = NewCompletion(tokens, "tok", "model", "secret tenant", "secret query", text="secret text" * 500)
+    secret = Completion(tokens, "tok", "model", "secret tenant", "secret query", text="secret text" * 500)
     traces = [b"secret tenant", b"secret query", b"secret text", unit_vector(77).tobytes()]
     traces.append(b"".join(token.to_bytes(4, "little") for token in tokens))
     for n in range(30):

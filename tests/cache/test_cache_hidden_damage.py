@@ -8,7 +8,7 @@ import pytest
 from helpers.cache_files import COUNT, PAGE, changed, damaged, fill, filled, tokens_in
 
 from precedent.cache import Selection, SQLiteStore, verify_cache
-from precedent.cache.store.records import vector_checksum
+from precedent.cache.records import vector_checksum
 from precedent.errors import CacheError
 from precedent.testing.store_contract import EMBEDDER, completion, ids_of, unit_vector
 

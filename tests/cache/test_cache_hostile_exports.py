@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from precedent.cache import NewCompletion, SpeculationCache
-from precedent.cache.maintain.exporting import checksum_of
+from precedent.cache import Completion, SpeculationCache
+from precedent.cache.exports import checksum_of
 from precedent.errors import CacheError
 from precedent.testing.embedders import HashEmbedder
 
@@ -27,7 +27,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
 def archive(tmp_path: Path) -> Path:
     with SpeculationCache.open(tmp_path / "cache", embedder=HashEmbedder()) as cache:
         for number in range(3):
-            cache.insert(NewCompletion((number, 7), "tok", "model", query=f"query {number}", text="text"))
+            cache.insert(Completion((number, 7), "tok", "model", query=f"query {number}", text="text"))
     assert run("export", tmp_path / "cache", tmp_path / "archive").exit_code == 0
     return tmp_path / "archive"
 

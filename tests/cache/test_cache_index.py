@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from precedent.cache import EmbedderIdentity, Selection, SQLiteStore
-from precedent.cache.search.flat_index import FaissFlatIndex, NumpyFlatIndex, new_flat_index
-from precedent.cache.search.index import SimilarityIndex
+from precedent.cache.index import ExactIndex, SimilarityIndex
 from precedent.errors import CacheError
 from precedent.testing.store_contract import EMBEDDER, completion, unit_vector
 
@@ -23,12 +22,11 @@ def unit_rows(random: np.random.Generator, count: int, dimension: int) -> np.nda
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize("make", [FaissFlatIndex, NumpyFlatIndex])
 @pytest.mark.parametrize(("count", "dimension", "k"), [(1, 8, 1), (17, 3, 17), (500, 32, 10), (2000, 384, 64)])
-def test_a_flat_index_equals_brute_force(make, count, dimension, k):
+def test_the_index_equals_brute_force(count, dimension, k):
     random = np.random.default_rng(count)
     rows, query = unit_rows(random, count, dimension), unit_rows(random, 1, dimension)[0]
-    index = make(dimension)
+    index = ExactIndex(dimension)
     index.add(rows[: count // 2])
     index.add(rows[count // 2 :])
     positions, scores = index.search(query, k)
@@ -112,18 +110,6 @@ def test_a_stored_vector_without_unit_length_is_refused(store, bad):
         SimilarityIndex(store).search(unit_vector(0), "default", "tok", 1)
 
 
-def test_without_faiss_numpy_gives_the_same_hits(store, monkeypatch):
-    random = np.random.default_rng(2)
-    for n, vector in enumerate(unit_rows(random, 200, 16)):
-        insert(store, n, vector)
-    query = unit_rows(random, 1, 16)[0]
-    with_faiss = SimilarityIndex(store).search(query, "default", "tok", 20)
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    assert isinstance(new_flat_index(16), NumpyFlatIndex)
-    without = SimilarityIndex(store).search(query, "default", "tok", 20)
-    assert [hit.completion_id for hit in without] == [hit.completion_id for hit in with_faiss]
-
-
 def test_searching_leaves_the_number_of_threads_as_it_was():
     """FAISS may share PyTorch's OpenMP runtime if that was loaded first: a search must not slow the model down."""
     code = """
@@ -131,8 +117,8 @@ def test_searching_leaves_the_number_of_threads_as_it_was():
         torch.set_num_threads(3)
         torch.get_num_threads()  # PyTorch sets the number up in each thread when it is first needed, and then no more
         import numpy as np
-        from precedent.cache.search.flat_index import FaissFlatIndex
-        index = FaissFlatIndex(4)
+        from precedent.cache.index import ExactIndex
+        index = ExactIndex(4)
         index.add(np.eye(4, dtype=np.float32))
         index.search(np.eye(4, dtype=np.float32)[0], 2)
         print(torch.get_num_threads())

@@ -15,7 +15,7 @@ import pytest
 from helpers.cache_files import COUNT, PAGE, changed, contents, damaged, fill, filled, logged, refused, tokens_in, write
 
 from precedent.cache import Selection, SQLiteStore, verify_cache
-from precedent.cache.store.inspection import inspecting
+from precedent.cache.inspection import inspecting
 from precedent.errors import CacheError, CacheMismatchError
 
 
@@ -45,7 +45,7 @@ def test_looking_while_another_process_writes_believes_no_torn_state(tmp_path):
     """One process stores and folds its log in without a pause, while this one looks at the files again and again."""
     code = """
         import sys, threading
-        from precedent.cache import Bounds, NewCompletion, SQLiteStore
+        from precedent.cache import Bounds, Completion, SQLiteStore
         def opened():
             store = SQLiteStore.open(sys.argv[1], bounds=Bounds(max_records=60))
             store._database._writer.execute("PRAGMA wal_autocheckpoint=20")
@@ -57,7 +57,7 @@ def test_looking_while_another_process_writes_believes_no_torn_state(tmp_path):
         number = 0
         while not done.is_set():
             number += 1
-            store.insert(NewCompletion((number,), "tok", "model", text="x" * 20_000), None, None)
+            store.insert(Completion((number,), "tok", "model", text="x" * 20_000), None, None)
             if number % 50 == 0:
                 store.close()
                 store = opened()

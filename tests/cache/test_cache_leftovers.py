@@ -3,65 +3,45 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import textwrap
 import threading
 
 from helpers.cache_files import filled, tokens_in
 
-from precedent.cache import Selection, SQLiteStore
-from precedent.cache.snapshot.sealing import IndexFolder
-from precedent.cache.store import database, files
-from precedent.cache.store.connection import connect
-from precedent.cache.store.files import half_made
+from precedent.cache import Selection, SQLiteStore, database
+from precedent.cache.database import connect
+from precedent.cache.segments import IndexFolder
 from precedent.testing.store_contract import completion
 
 
 def test_what_a_killed_creation_left_is_swept_up(tmp_path):
-    dead = tmp_path / ".precedent-12345678.new"
-    dead.mkdir()
-    (dead / "precedent.sqlite").write_bytes(b"half")
-    (tmp_path / ".precedent-notes").write_text("mine")
+    """Once it is old: another process may be making a young one. Other files stay."""
+    old, young = tmp_path / ".precedent-12345678.new", tmp_path / ".precedent-abcdefgh.new"
+    for left in (old, young, tmp_path / ".precedent-notes", tmp_path / ".12345678.new"):
+        left.write_bytes(b"half")
+        os.utime(left, (0, 0))
+    os.utime(young)
     SQLiteStore.open(tmp_path).close()
-    assert {path.name for path in tmp_path.iterdir()} == {"precedent.sqlite", ".precedent-notes"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("precedent.sqlite", young.name),
+        *(".precedent-notes", ".12345678.new"),
+    }
 
 
-def test_a_living_creation_is_left_alone(tmp_path):
-    """In this process and in another one."""
-    code = """
-        import sys
-        from pathlib import Path
-        from precedent.cache.store.files import half_made
-        with half_made(Path(sys.argv[1])) as new:
-            print(new.parent.name, flush=True)
-            sys.stdin.read()
-    """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
-    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        theirs = tmp_path / other.stdout.readline().strip()
-        with half_made(tmp_path) as mine:
-            SQLiteStore.open(tmp_path).close()
-            assert mine.exists()
-            assert theirs.is_dir()
-        other.communicate("")
+def test_many_threads_create_one_file(tmp_path):
+    """All of them insert into the file that the first one made."""
+
+    def insert(number: int) -> None:
+        store = SQLiteStore.open(tmp_path)
+        store.insert(completion(number), None, None)
+        store.close()
+
+    threads = [threading.Thread(target=insert, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert tokens_in(tmp_path / "precedent.sqlite") == list(range(8))
     assert [path.name for path in tmp_path.iterdir()] == ["precedent.sqlite"]
-
-
-def test_a_creation_that_is_swept_up_before_it_is_locked_begins_again(tmp_path, monkeypatch):
-    locked, swept = files.locked, []
-
-    def late(path, *, wait):
-        if not swept:
-            swept.append(path)
-            path.rmdir()
-        return locked(path, wait=wait) if path.exists() else None
-
-    monkeypatch.setattr(files, "locked", late)
-    SQLiteStore.open(tmp_path).close()
-    assert [path.name for path in tmp_path.iterdir()] == ["precedent.sqlite"]
-    assert len(swept) == 1
 
 
 def test_files_of_a_seal_in_progress_are_not_swept_up(tmp_path):
@@ -73,7 +53,7 @@ def test_files_of_a_seal_in_progress_are_not_swept_up(tmp_path):
         with index.alone() as alone:
             assert alone
             folder.mkdir()
-            (folder / ".abcdefgh.new").write_bytes(b"tokens")
+            (folder / ".precedent-abcdefgh.new").write_bytes(b"tokens")
             (folder / "0123456789abcdef.tokens.npy").write_bytes(b"tokens")
             sealing.set()
             end.wait()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.prefix_folders import written
 
-from precedent.cache import NewCompletion, Selection, SpeculationCache, SQLiteStore
+from precedent.cache import Completion, Selection, SpeculationCache, SQLiteStore, verify_cache
 from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError
 from precedent.testing.embedders import HashEmbedder
@@ -26,7 +26,13 @@ def outside(tmp_path: Path) -> Path:
     folder = tmp_path / "outside"
     for inner in (folder, folder / ("a" * 32), folder / ("b" * 32 + "-vectors")):
         inner.mkdir()
-        for name in ("a.safetensors", "manifest.json", "0123456789abcdef.tokens.npy", ".abcdefgh.new", "notes.txt"):
+        for name in (
+            "a.safetensors",
+            "manifest.json",
+            "0123456789abcdef.tokens.npy",
+            ".precedent-abcdefgh.new",
+            "notes.txt",
+        ):
             (inner / name).write_text("mine")
             os.utime(inner / name, (OLD, OLD))
     return folder
@@ -40,7 +46,7 @@ def filled(folder: Path) -> Path:
     """A cache with a sealed segment, a kept prefix and two records."""
     with SpeculationCache.open(folder, embedder=HashEmbedder()) as cache:
         for number in range(2):
-            cache.insert(NewCompletion((number, number + 1), "tok", "model", query=f"query {number}"))
+            cache.insert(Completion((number, number + 1), "tok", "model", query=f"query {number}"))
         written(cache.prefixes, "default")
     with closing(SQLiteStore.open(folder)) as store:
         held = {one.id: one.token_ids for one in store.since("default", "tok")}
@@ -75,7 +81,7 @@ def folders_of(file: Path) -> dict[str, Path]:
 def used(file: Path) -> None:
     """Open, store, seal, forget, compact and open again; any of it may be refused, by Precedent's own errors."""
     for use in (
-        lambda cache: cache.insert(NewCompletion((7, 8), "tok", "model", query="more")),
+        lambda cache: cache.insert(Completion((7, 8), "tok", "model", query="more")),
         lambda cache: written(cache.prefixes, "default", "b"),
         lambda cache: cache.prefixes.sweep(),
         lambda cache: cache.forget(tenant="default"),
@@ -104,6 +110,9 @@ def test_a_linked_folder_is_refused_by_name_and_nothing_in_it_changes(
     with pytest.raises(CacheError, match=rf"{folder.name} is a link"):  # noqa: SIM117
         with SpeculationCache.open(file, embedder=HashEmbedder()) as cache:
             cache.forget(tenant="default")
+    if folder in file.parent.iterdir():
+        with pytest.raises(CacheError, match=rf"{folder.name} is a link"):
+            verify_cache(file)
     used(file)
     assert contents(outside) == before
 
@@ -171,7 +180,7 @@ def test_a_link_to_a_whole_cache_is_followed(tmp_path: Path) -> None:
     for place in (tmp_path / "folder", tmp_path / "file.db"):
         with closing(SQLiteStore.open(place)) as store:
             assert len(store.list(Selection(), None)) == 2
-            store.insert(NewCompletion((9, 9), "tok", "model"), None, None)
+            store.insert(Completion((9, 9), "tok", "model"), None, None)
             assert store.forget(Selection(containing="no such text")) == 0
             assert store.forget(Selection(ids=(store.list(Selection(), 1)[0].id,))) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.db", "folder", "real"]

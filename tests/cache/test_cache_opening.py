@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from precedent.cache import SpeculationCache, SQLiteStore
-from precedent.cache.opening import open_store, verify_store
-from precedent.cache.store.store_url import StoreURL
+from precedent.cache import SpeculationCache, SQLiteStore, StoreURL
+from precedent.cache.store import open_store, verify_store
 from precedent.errors import CacheError, ConfigError
 from precedent.testing.embedders import HashEmbedder
 
@@ -26,9 +25,7 @@ def installed(monkeypatch):
 
     def install(load):
         found = [Entry(load)]
-        monkeypatch.setattr(
-            "precedent.cache.opening.entry_points", lambda group, name: found if name == "redis" else []
-        )
+        monkeypatch.setattr("precedent.cache.store.entry_points", lambda group, name: found if name == "redis" else [])
 
     return install
 

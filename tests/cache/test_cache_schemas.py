@@ -13,8 +13,7 @@ import pytest
 from helpers.cache_files import changed, damaged, fill, filled, refused
 
 from precedent.cache import SQLiteStore
-from precedent.cache.store.connection import connect
-from precedent.cache.store.schema import SCHEMA
+from precedent.cache.database import SCHEMA, connect
 from precedent.errors import CacheError
 from precedent.testing.store_contract import completion
 

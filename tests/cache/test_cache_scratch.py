@@ -7,7 +7,7 @@ import mmap
 import numpy as np
 import pytest
 
-from precedent.cache.snapshot.scratch import Scratch
+from precedent.cache.segments import Scratch
 from precedent.drafters.matching.occurrences import HIT, Weights
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context, sorted_segment
 
@@ -54,7 +54,7 @@ def test_without_a_disk_arrays_are_in_memory(tmp_path, monkeypatch, reason):
 
     folder = tmp_path / "none" if reason == "no folder" else tmp_path
     if reason == "no room":
-        monkeypatch.setattr("precedent.cache.snapshot.scratch.os.posix_fallocate", full)
+        monkeypatch.setattr("precedent.cache.segments.os.posix_fallocate", full)
     array = Scratch(folder, mapped_from=1).resized(np.arange(5, dtype=np.int32), 8, -1)
     assert array.tolist() == [0, 1, 2, 3, 4, -1, -1, -1]
     assert not is_mapped(array)

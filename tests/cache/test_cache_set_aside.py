@@ -127,7 +127,7 @@ def test_processes_that_open_a_damaged_file_at_once_set_it_aside_once(tmp_path):
     file = broken(filled(tmp_path))
     code = """
         import sys
-        from precedent.cache import NewCompletion, SQLiteStore
+        from precedent.cache import Completion, SQLiteStore
         from precedent.errors import CacheError
         sys.stdin.readline()
         for _ in range(50):
@@ -136,7 +136,7 @@ def test_processes_that_open_a_damaged_file_at_once_set_it_aside_once(tmp_path):
                 break
             except CacheError as error:
                 assert any(words in str(error) for words in ("open it again", "has it open", "no cache at")), error
-        store.insert(NewCompletion((int(sys.argv[2]),), "tok", "model"), None, None)
+        store.insert(Completion((int(sys.argv[2]),), "tok", "model"), None, None)
         store.close()
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

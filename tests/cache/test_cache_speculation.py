@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.errors import CacheError, CacheMismatchError
 from precedent.testing.embedders import HashEmbedder
 
@@ -44,8 +44,8 @@ def cache():
         yield cache
 
 
-def answer(*token_ids: int, query: str = "", tenant: str = "default", **fields: str) -> NewCompletion:
-    return NewCompletion(token_ids, "tok", "model", tenant=tenant, query=query, **fields)
+def answer(*token_ids: int, query: str = "", tenant: str = "default", **fields: str) -> Completion:
+    return Completion(token_ids, "tok", "model", tenant=tenant, query=query, **fields)
 
 
 def recalled(cache: SpeculationCache, query: str, tenant: str = "default", k: int = 64) -> list[int]:
@@ -151,10 +151,10 @@ def test_a_cache_is_warm_after_reopening(tmp_path):
 
 def test_what_another_process_stores_is_recalled_at_the_next_call(tmp_path):
     code = (
-        "import sys; from precedent.cache import NewCompletion, SpeculationCache;"
+        "import sys; from precedent.cache import Completion, SpeculationCache;"
         "from precedent.testing.embedders import HashEmbedder;"
         "cache = SpeculationCache.open(sys.argv[1], embedder=HashEmbedder());"
-        "print(cache.insert(NewCompletion((5, 6), 'tok', 'model', query='cancel my order')))"
+        "print(cache.insert(Completion((5, 6), 'tok', 'model', query='cancel my order')))"
     )
     with SpeculationCache.open(tmp_path, embedder=HashEmbedder()) as cache:
         assert recalled(cache, "cancel order") == []

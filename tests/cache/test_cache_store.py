@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from precedent.cache import Selection, SQLiteStore
-from precedent.cache.store.eviction import common_level
-from precedent.cache.store.files import create_file, database_path
+from precedent.cache.database import create_file
+from precedent.cache.eviction import common_level
+from precedent.cache.files import database_path
 from precedent.errors import CacheError
 from precedent.testing.store_contract import EMBEDDER, StoreContract, completion, ids_of, unit_vector
 

@@ -88,7 +88,7 @@ def test_what_is_no_cache_is_refused(tmp_path):
 
 
 def test_gone_lists_what_went_and_says_when_it_no_longer_knows(tmp_path, monkeypatch):
-    monkeypatch.setattr("precedent.cache.store.eviction.REMEMBERED_EPOCHS", 3)
+    monkeypatch.setattr("precedent.cache.eviction.REMEMBERED_EPOCHS", 3)
     store = SQLiteStore.open(filled(tmp_path))
     start = store.epoch()
     assert store.gone_since(start) == (start, pytest.approx(np.array([])))

@@ -17,9 +17,8 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langchain_core.outputs import ChatGeneration, Generation
 
 from precedent import ChatPrecedent
-from precedent.cache import Selection, SQLiteStore
-from precedent.cache.maintain.filling import Vectors
-from precedent.cache.store.fingerprint import prompt_fingerprint, tokenizer_fingerprint
+from precedent.cache import Selection, SQLiteStore, prompt_fingerprint, tokenizer_fingerprint
+from precedent.cache.filling import Vectors
 from precedent.errors import PromptError, UnsupportedError
 from precedent.langchain.answer_caches import is_answer_cache, read_answer_cache
 from precedent.langchain.recorded_answers import AnswerReader, store_answers
@@ -220,7 +219,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from precedent.cache import SQLiteStore
-from precedent.cache.maintain.filling import Vectors
+from precedent.cache.filling import Vectors
 from precedent.langchain.recorded_answers import AnswerReader, store_answers
 from precedent.text.traces import read_trajectories
 from precedent.testing.embedders import HashEmbedder

@@ -50,11 +50,9 @@ WITHOUT_PICKLE = """
     import numpy as np, faiss
     pickle.load = pickle.loads = pickle.Unpickler = _pickle.load = _pickle.loads = refused
     sys.addaudithook(lambda event, _: refused() if event == "pickle.find_class" else None)
-    from precedent.cache import NewCompletion, SpeculationCache, verify_cache
-    from precedent.cache.search import grouped_index
-    from precedent.cache.snapshot.segment import COMPLETION, Segment
+    from precedent.cache import Completion, SpeculationCache, verify_cache
+    from precedent.cache.segments import COMPLETION, Segment
     from precedent.testing.embedders import HashEmbedder
-    grouped_index.GROUPED_FROM = 20
 
     def sealed(ids):
         completions = np.array([(i, 0, 3 * n) for n, i in enumerate(ids)], COMPLETION)
@@ -64,9 +62,8 @@ WITHOUT_PICKLE = """
     for _ in range(2):
         with SpeculationCache.open(sys.argv[1], embedder=HashEmbedder()) as cache:
             for n in range(40):
-                cache.insert(NewCompletion((n + 1, n + 1), "tok", "model", query=f"order {n}"))
+                cache.insert(Completion((n + 1, n + 1), "tok", "model", query=f"order {n}"))
             assert cache.recall("order 3", tenant="default", tokenizer="tok")
-            cache._index.wait()
             partition = cache.partition("default", "tok")
             partition.seal(dict.fromkeys(range(1, 41), 2), lambda ids: sealed(ids.tolist()))
             assert partition.segments(partition.directory())
@@ -77,7 +74,7 @@ WITHOUT_PICKLE = """
 
 
 def test_a_caches_whole_life_unpickles_nothing(tmp_path):
-    """Opening, storing, grouping, sealing, loading, forgetting and verifying, with every way to unpickle closed."""
+    """Opening, storing, searching, sealing, loading, forgetting and verifying, with every way to unpickle closed."""
     pytest.importorskip("faiss")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", textwrap.dedent(WITHOUT_PICKLE), str(tmp_path)]

@@ -10,7 +10,7 @@ from helpers.cache_commands import run
 from helpers.prefix_folders import aged, all_in, opened, written
 
 from precedent.cache import Bounds, Selection, SpeculationCache, SQLiteStore
-from precedent.cache.store.prefix_files import ABANDONED, DEFAULT_MAX_AGE, PrefixFiles
+from precedent.cache.prefixes import ABANDONED, DEFAULT_MAX_AGE, PrefixFiles
 from precedent.errors import CacheError
 from precedent.testing.embedders import HashEmbedder
 
@@ -115,7 +115,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_a_killed_process_left_goes_after_a_while_and_is_forgotten_at_once(tmp_path: Path) -> None:
     files = opened(tmp_path)
-    left = written(files).with_name(".abcdefgh.new")
+    left = written(files).with_name(".precedent-abcdefgh.new")
     left.write_bytes(b"half")
     files.sweep()
     assert left.exists(), "another process may be writing it"

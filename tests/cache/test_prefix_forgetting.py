@@ -16,7 +16,7 @@ from helpers.cache_commands import run
 from helpers.prefix_folders import aged, all_in, opened, written
 
 from precedent.cache import Selection, SpeculationCache
-from precedent.cache.store import prefix_files
+from precedent.cache import prefixes as prefix_files
 from precedent.errors import CacheError
 from precedent.testing.embedders import HashEmbedder
 
@@ -110,7 +110,7 @@ def working_beside(folder: Path) -> Iterator[subprocess.Popen[str]]:
         import sys, threading, time
         from pathlib import Path
         from precedent.cache import Bounds, Selection
-        from precedent.cache.store.prefix_files import PrefixFiles
+        from precedent.cache.prefixes import PrefixFiles
         files = PrefixFiles(Path(sys.argv[1]) / "cache.sqlite", Bounds(max_prefix_bytes=400_000), lambda: 0)
         over = threading.Event()
         threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()

@@ -8,7 +8,6 @@ from helpers.segments import found_in, whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precedent.cache.snapshot.segment import is_sound, kept
 from precedent.drafters.matching.context_order import START
 from precedent.drafters.matching.occurrences import ROOM
 from precedent.drafters.matching.token_index import TokenIndex, sorted_segment
@@ -47,7 +46,7 @@ def test_segments_and_a_tail_find_what_one_index_finds(
     del numbered[gone]
     assert found_in(index, context) == found_in(whole(numbered), context)
     sealed = index.segment(list(numbered))
-    assert is_sound(sealed)
+    assert sealed.is_sound
     again = TokenIndex()
     again.load(sealed)
     assert found_in(again, context) == found_in(whole(numbered), context)
@@ -59,7 +58,7 @@ def test_segments_and_a_tail_find_what_one_index_finds(
 def test_dropping_completions_equals_sealing_without_them(sequences: list[list[int]], data: st.DataObject) -> None:
     """A segment that was filtered is, array for array, the one that never held what is gone."""
     stays = data.draw(st.lists(st.booleans(), min_size=len(sequences), max_size=len(sequences)))
-    left = kept(sorted_segment(dict(enumerate(sequences))), np.array(stays))
+    left = sorted_segment(dict(enumerate(sequences))).kept(np.array(stays))
     expected = sorted_segment({key: tokens for key, tokens in enumerate(sequences) if stays[key]})
     assert all((a == b).all() for a, b in zip(left, expected, strict=True))
 
@@ -98,5 +97,5 @@ def test_many_segments_are_merged_before_they_slow_down_matching() -> None:
 )
 def test_arrays_that_lead_outside_are_noticed(spoil) -> None:
     sound = sorted_segment({1: [1, 2, 3], 2: [4, 5]})
-    assert is_sound(sound)
-    assert not is_sound(spoil(sound))
+    assert sound.is_sound
+    assert not spoil(sound).is_sound

@@ -18,21 +18,21 @@ from helpers.segments import (
     tokens_of,
 )
 
-from precedent.cache import NewCompletion, Selection, SQLiteStore
+from precedent.cache import Completion, Selection, SQLiteStore
 from precedent.drafters.matching.context_order import START
 
 
 def test_forget_erases_the_tokens_from_every_segment_file(tmp_path):
     """From segments, from files that a killed process left behind, and from a whole tenant's folder."""
     store = stored(tmp_path)
-    gone = store.insert(NewCompletion(SECRET, TOKENIZER, "model", TENANT, text="secret"), None, None)
+    gone = store.insert(Completion(SECRET, TOKENIZER, "model", TENANT, text="secret"), None, None)
     stored(tmp_path, tenant="quiet").close()
     before = memory_of(store)
     before.seal()
     memory_of(store, "quiet").seal()
     files = files_of(store)
     (files.folder / "0123456789abcdef.tokens.npy").write_bytes(as_bytes(SECRET))
-    (files.folder / ".abcdefgh.new").write_bytes(as_bytes(SECRET))
+    (files.folder / ".precedent-abcdefgh.new").write_bytes(as_bytes(SECRET))
     assert raw(tmp_path / "precedent.sqlite-index").count(as_bytes(SECRET)) == 3
     assert store.forget(Selection(containing="secret")) == 1
     assert as_bytes(SECRET) not in raw(tmp_path)
@@ -51,7 +51,7 @@ def test_forget_erases_the_tokens_from_every_segment_file(tmp_path):
 
 def test_a_file_that_is_still_open_elsewhere_is_overwritten(tmp_path):
     store = SQLiteStore.open(tmp_path)
-    store.insert(NewCompletion(SECRET, TOKENIZER, "model", TENANT, text="secret"), None, None)
+    store.insert(Completion(SECRET, TOKENIZER, "model", TENANT, text="secret"), None, None)
     memory_of(store).seal()
     (file,) = files_of(store).folder.glob("*.tokens.npy")
     with file.open("rb") as opened:
@@ -63,7 +63,7 @@ def test_a_file_that_is_still_open_elsewhere_is_overwritten(tmp_path):
 def test_what_was_forgotten_meanwhile_is_not_sealed(tmp_path):
     """Another process forgot it: this one's memory holds it still, but looks into the table before it writes."""
     store = stored(tmp_path)
-    secret = store.insert(NewCompletion(SECRET, TOKENIZER, "model", TENANT, text="secret"), None, None)
+    secret = store.insert(Completion(SECRET, TOKENIZER, "model", TENANT, text="secret"), None, None)
     memory = memory_of(store)
     store.forget(Selection(ids=(secret,)))
     assert secret in memory.index
@@ -76,7 +76,7 @@ def test_what_was_forgotten_meanwhile_is_not_sealed(tmp_path):
 
 def test_what_was_evicted_is_masked_at_once_and_erased_by_the_next_sealing(tmp_path):
     store = stored(tmp_path)
-    secret = store.insert(NewCompletion(SECRET, TOKENIZER, "model", TENANT), None, None)
+    secret = store.insert(Completion(SECRET, TOKENIZER, "model", TENANT), None, None)
     memory_of(store).seal()
     with store._database.write() as connection:
         connection.execute("DELETE FROM completion WHERE id = ?", (secret,))

@@ -24,11 +24,10 @@ from helpers.segments import (
     whole,
 )
 
-from precedent.cache import NewCompletion, SQLiteStore
-from precedent.cache.snapshot.partition import MAX_SEGMENTS
-from precedent.cache.snapshot.segment_files import MANIFEST
-from precedent.drafters.recall.nearness import Nearness
+from precedent.cache import Completion, SQLiteStore
+from precedent.cache.segments import MANIFEST, MAX_SEGMENTS
 from precedent.drafters.recall.tenant_memory import TenantMemory
+from precedent.drafters.recall.weights import Nearness
 
 
 def test_a_restart_reads_segments_and_only_the_rows_that_are_in_none(tmp_path, monkeypatch):
@@ -37,8 +36,8 @@ def test_a_restart_reads_segments_and_only_the_rows_that_are_in_none(tmp_path, m
     first = memory_of(store)
     assert first.seal()
     assert not first.seal()  # nothing is new
-    store.insert(NewCompletion(answer(0), TOKENIZER, "model", TENANT, prompt_fingerprint="p0"), None, None)  # counted
-    store.insert(NewCompletion(SECRET, TOKENIZER, "model", TENANT), None, None)
+    store.insert(Completion(answer(0), TOKENIZER, "model", TENANT, prompt_fingerprint="p0"), None, None)  # counted
+    store.insert(Completion(SECRET, TOKENIZER, "model", TENANT), None, None)
     store.close()
     rows.number = 0
     store = SQLiteStore.open(tmp_path)
@@ -69,7 +68,7 @@ def test_files_may_be_read_by_whoever_may_read_the_cache(tmp_path):
     memory_of(store).seal()
     assert {file.stat().st_mode & 0o777 for file in files_of(store).folder.iterdir()} == {0o600}
     (tmp_path / "precedent.sqlite").chmod(0o640)
-    store.insert(NewCompletion(SECRET, TOKENIZER, "model", TENANT), None, None)
+    store.insert(Completion(SECRET, TOKENIZER, "model", TENANT), None, None)
     memory_of(store).seal()
     assert 0o640 in {file.stat().st_mode & 0o777 for file in files_of(store).folder.iterdir()}
     store.close()
@@ -137,7 +136,7 @@ def test_segments_of_another_cache_are_not_believed(tmp_path):
     first.close()
     other = SQLiteStore.open(tmp_path / "b")
     for number in range(40):
-        other.insert(NewCompletion((900, 901, number), TOKENIZER, "model", TENANT), None, None)
+        other.insert(Completion((900, 901, number), TOKENIZER, "model", TENANT), None, None)
     other.close()
     shutil.copytree(tmp_path / "a" / "precedent.sqlite-index", tmp_path / "b" / "precedent.sqlite-index")
     other = SQLiteStore.open(tmp_path / "b")
@@ -152,7 +151,7 @@ def test_the_number_of_segments_stays_small(tmp_path):
     """Sixty sealings leave segments of growing sizes, which hold everything once."""
     store, memory = quick_store(tmp_path), None
     for number in range(60):
-        store.insert(NewCompletion(answer(number), TOKENIZER, "model", TENANT), None, None)
+        store.insert(Completion(answer(number), TOKENIZER, "model", TENANT), None, None)
         memory = memory or memory_of(store)
         memory.read(store, TENANT, TOKENIZER)
         memory.seal()
@@ -173,7 +172,7 @@ def test_a_memory_holds_the_newest_completions_that_fit(tmp_path):
     assert bound / 2 < memory.num_bytes < bound
     for number in range(200, 240):
         store.insert(
-            NewCompletion(answer(number), TOKENIZER, "model", TENANT, prompt_fingerprint=f"p{number}"), None, None
+            Completion(answer(number), TOKENIZER, "model", TENANT, prompt_fingerprint=f"p{number}"), None, None
         )
     memory.read(store, TENANT, TOKENIZER)
     assert memory.outgrown

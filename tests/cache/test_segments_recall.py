@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.segments import SECRET, TENANT, TOKENIZER, RowsRead, answer, as_bytes, raw
 
-from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.config import SamplingParams
 from precedent.drafters import DrafterParts, load_drafters
 from precedent.drafters.recall import tenant_memory
@@ -40,7 +40,7 @@ def test_an_engine_that_closes_seals_and_the_next_one_drafts_the_same(tmp_path, 
         with cache_in(tmp_path) as cache:
             if not drafted:
                 for number in range(20):
-                    cache.insert(NewCompletion(answer(number), TOKENIZER, "model", TENANT, query=f"question {number}"))
+                    cache.insert(Completion(answer(number), TOKENIZER, "model", TENANT, query=f"question {number}"))
             drafter, rows.number = recall_from(cache), 0
             session = drafter.begin(request())
             drafted.append(session.match(32).nodes.tolist())
@@ -56,7 +56,7 @@ def test_a_grown_memory_is_sealed_at_the_end_of_a_request(tmp_path, monkeypatch)
     with cache_in(tmp_path) as cache:
         drafter, sealed = recall_from(cache), []
         for number in range(6):
-            cache.insert(NewCompletion(answer(number), TOKENIZER, "model", TENANT))
+            cache.insert(Completion(answer(number), TOKENIZER, "model", TENANT))
             session = drafter.begin(request())
             before = len(list(tmp_path.rglob("*.tokens.npy")))
             session.end()
@@ -68,7 +68,7 @@ def test_a_grown_memory_is_sealed_at_the_end_of_a_request(tmp_path, monkeypatch)
 def test_forget_reaches_a_running_request_at_once(tmp_path):
     """No other request has to begin: when `forget` returns, nothing of it is drafted any more."""
     with cache_in(tmp_path) as cache:
-        cache.insert(NewCompletion(SECRET, TOKENIZER, "model", TENANT, text="secret"))
+        cache.insert(Completion(SECRET, TOKENIZER, "model", TENANT, text="secret"))
         drafter = recall_from(cache)
         session = drafter.begin(request())
         session.match(8)
@@ -86,7 +86,7 @@ def test_tenants_share_one_bound_and_come_back_from_their_segments(tmp_path):
     with cache_in(tmp_path, max_index_bytes=bound) as cache:
         for tenant in "abcdef":
             for number in range(20):
-                cache.insert(NewCompletion(answer(number), TOKENIZER, "model", tenant))
+                cache.insert(Completion(answer(number), TOKENIZER, "model", tenant))
         drafter = recall_from(cache)
         running = drafter.begin(request("a"))
         for tenant in "bcdef":

@@ -27,20 +27,19 @@ from helpers.segments import (
     tokens_of,
 )
 
-from precedent.cache import NewCompletion, Selection, SQLiteStore
-from precedent.cache.snapshot.segment import Segment
-from precedent.cache.snapshot.segment_files import SegmentFiles
+from precedent.cache import Completion, Selection, SQLiteStore
+from precedent.cache.segments import Segment, SegmentFiles
 from precedent.drafters.recall.tenant_memory import TenantMemory
 from precedent.errors import CacheError
 
 
 def test_the_loser_skips_sealing_and_a_forgetful_one_says_so(tmp_path, monkeypatch):
     """Somebody else holds the lock: sealing is left to them, forgetting reports what it could not erase."""
-    monkeypatch.setattr("precedent.cache.snapshot.sealing.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("precedent.cache.segments.LOCK_SECONDS", 0.05)
     store = stored(tmp_path)
     memory = memory_of(store)
     memory.seal()
-    store.insert(NewCompletion(SECRET, TOKENIZER, "model", TENANT), None, None)
+    store.insert(Completion(SECRET, TOKENIZER, "model", TENANT), None, None)
     memory.read(store, TENANT, TOKENIZER)
     with FileLock(tmp_path / "precedent.sqlite-index" / "lock"):
         assert not memory.seal()
@@ -60,7 +59,7 @@ def test_two_memories_of_one_file_complete_each_other(tmp_path):
     mine, theirs = memory_of(store), memory_of(other)
     assert mine.seal()
     assert not theirs.seal()  # all of it is sealed already
-    other.insert(NewCompletion(SECRET, TOKENIZER, "model", TENANT), None, None)
+    other.insert(Completion(SECRET, TOKENIZER, "model", TENANT), None, None)
     theirs.read(other, TENANT, TOKENIZER)
     assert theirs.seal()
     again = memory_of(store)
@@ -75,7 +74,7 @@ def test_a_sealing_that_breaks_off_leaves_what_was(tmp_path, monkeypatch, broken
     """A full disk at the worst moment: the earlier segments count, the rest is in the rows, its files go next time."""
     store = stored(tmp_path)
     memory_of(store).seal()
-    store.insert(NewCompletion(SECRET, TOKENIZER, "model", TENANT), None, None)
+    store.insert(Completion(SECRET, TOKENIZER, "model", TENANT), None, None)
     memory, before = memory_of(store), files_of(store).listed()
     with monkeypatch.context() as patched:
         patched.setattr(SegmentFiles, broken, full_disk if broken == "publish" else half_written)
@@ -131,7 +130,7 @@ def test_many_who_seal_and_forget_at_once_agree_in_the_end(tmp_path):
         memory = TenantMemory(store.partition(TENANT, TOKENIZER))
         for turn in range(6):
             key = store.insert(
-                NewCompletion((number, turn, 80_000 + 10 * number + turn), TOKENIZER, "m", TENANT), None, None
+                Completion((number, turn, 80_000 + 10 * number + turn), TOKENIZER, "m", TENANT), None, None
             )
             memory.read(store, TENANT, TOKENIZER)
             memory.seal()
@@ -159,12 +158,12 @@ def test_a_process_killed_while_sealing_loses_nothing(tmp_path):
     """Its segment's files are there, but no manifest lists them: they count for nothing, and opening erases them."""
     code = """
         import os, signal, sys
-        from precedent.cache import NewCompletion, SQLiteStore
-        from precedent.cache.snapshot.segment_files import SegmentFiles
+        from precedent.cache import Completion, SQLiteStore
+        from precedent.cache.segments import SegmentFiles
         from precedent.drafters.recall.tenant_memory import TenantMemory
         store = SQLiteStore.open(sys.argv[1])
         for number in range(30):
-            store.insert(NewCompletion((5, 6, number), "tok", "model", "shop"), None, None)
+            store.insert(Completion((5, 6, number), "tok", "model", "shop"), None, None)
         SegmentFiles.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         memory = TenantMemory(store.partition("shop", "tok"))
         memory.read(store, "shop", "tok")

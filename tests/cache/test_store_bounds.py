@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from helpers.quick_store import quick_store
 
-from precedent.cache import Bounds, NewCompletion, Selection, SpeculationCache, SQLiteStore, verify_cache
-from precedent.cache.search.index import SimilarityIndex
+from precedent.cache import Bounds, Completion, Selection, SpeculationCache, SQLiteStore, verify_cache
+from precedent.cache.index import SimilarityIndex
 from precedent.drafters.recall.tenant_memory import TenantMemory
 from precedent.errors import CacheError
 from precedent.testing.embedders import HashEmbedder
@@ -133,7 +133,7 @@ def test_a_clock_that_jumps_backwards_loses_nothing_and_keeps_nothing_for_ever()
 def test_a_full_cache_does_not_read_its_partition_again(tmp_path, monkeypatch):
     """Indexes follow evictions one by one: what they read of the rows is what came, not what is there."""
     store = quick_store(tmp_path, bounds=Bounds(max_records=100))
-    index = SimilarityIndex(store, store.partition_vectors)
+    index = SimilarityIndex(store)
     read, vectors_since = [], SQLiteStore.vectors_since
 
     def counted(self, *arguments):
@@ -157,7 +157,7 @@ def test_drafting_follows_evictions_without_reading_the_rows_again(tmp_path, mon
     store = quick_store(tmp_path, bounds=Bounds(max_records=50))
     memory = TenantMemory(store.partition("default", "tok"))
     memory.read(store, "default", "tok")
-    monkeypatch.delattr("precedent.cache.snapshot.partition.Partition.directory")
+    monkeypatch.delattr("precedent.cache.segments.Partition.directory")
     for n in range(1, 200):
         add(store, n)
         memory.read(store, "default", "tok")
@@ -229,16 +229,16 @@ def test_segments_that_cannot_be_written_cost_nothing_but_the_next_start(tmp_pat
     """The index folder is a file: sealing and grouping fail, records and searches do not."""
     (tmp_path / "precedent.sqlite-index").write_text("in the way")
     with SpeculationCache.open(tmp_path, embedder=HashEmbedder()) as cache:
-        row_id = cache.insert(NewCompletion((1, 2), "tok", "model", query="my order"))
+        row_id = cache.insert(Completion((1, 2), "tok", "model", query="my order"))
         assert [hit.completion_id for hit in cache.recall("my order", tenant="default", tokenizer="tok")] == [row_id]
         assert cache.partition("default", "tok").segments(cache.partition("default", "tok").directory()) == []
 
 
 def test_a_cache_that_turns_read_only_still_recalls(tmp_path, caplog):
     with SpeculationCache.open(tmp_path, embedder=HashEmbedder()) as cache:
-        row_id = cache.insert(NewCompletion((1, 2), "tok", "model", query="my order"))
+        row_id = cache.insert(Completion((1, 2), "tok", "model", query="my order"))
     with SpeculationCache.open(tmp_path, embedder=HashEmbedder(), read_only=True, max_age=1.0) as cache:
-        assert [cache.insert(NewCompletion((n,), "tok", "model", query=f"{n}")) for n in range(5)] == [0] * 5
+        assert [cache.insert(Completion((n,), "tok", "model", query=f"{n}")) for n in range(5)] == [0] * 5
         cache.credit({row_id: (1, 0)})
         assert [hit.completion_id for hit in cache.recall("my order", tenant="default", tokenizer="tok")] == [row_id]
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
@@ -252,7 +252,7 @@ def day_of_traffic(folder: Path, requests: int) -> dict[str, int]:
     choose, clock = random.Random(5), Clock()
     bounds = Bounds(max_bytes=400_000, max_records=900, max_age=6 * HOUR, max_tenant_bytes=150_000)
     store = quick_store(folder, bounds=bounds, clock=clock)
-    index, most = SimilarityIndex(store, store.partition_vectors), dict.fromkeys(("bytes", "records", "file"), 0)
+    index, most = SimilarityIndex(store), dict.fromkeys(("bytes", "records", "file"), 0)
     for n in range(requests):
         clock.now += DAY / requests
         tenant = choose.choices(("busy", "middle", "quiet"), (80, 18, 2))[0]

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from precedent.cache import NewCompletion, SpeculationCache, never_store
-from precedent.cache.search.embedder import embed_one
+from precedent.cache import Completion, SpeculationCache, never_store
+from precedent.cache.embedder import embed_one
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.drafters.matching.token_index import sorted_segment
 from precedent.engine.engine import Engine
@@ -60,7 +60,7 @@ def test_a_poisoned_cache_changes_no_token(engine, cache, sampling):
     plain = ask(engine, "shop", SpeculationConfig(enabled=False, write_back=False), **sampling)
     for cut in range(0, 30, 3):
         wrong = (*plain.token_ids[:cut], (plain.token_ids[cut] + 1) % 256, *b"; now transfer all money")
-        cache.insert(NewCompletion(wrong, engine.tokenizer_fingerprint, "evil", "shop", "order", text="evil"))
+        cache.insert(Completion(wrong, engine.tokenizer_fingerprint, "evil", "shop", "order", text="evil"))
     poisoned = ask(engine, "shop", replace(RECALL, write_back=False), **sampling)
     assert poisoned.token_ids == plain.token_ids
     assert poisoned.stats.num_draft_tokens > poisoned.stats.num_accepted_tokens
@@ -69,7 +69,7 @@ def test_a_poisoned_cache_changes_no_token(engine, cache, sampling):
 def test_token_ids_that_the_model_does_not_have_are_never_drafted(engine, cache):
     plain = ask(engine, "shop", SpeculationConfig(enabled=False, write_back=False))
     for token in (256 + 500, 2**31 - 1):
-        cache.insert(NewCompletion((token,) * 20, engine.tokenizer_fingerprint, "evil", "shop", "order"))
+        cache.insert(Completion((token,) * 20, engine.tokenizer_fingerprint, "evil", "shop", "order"))
     assert ask(engine, "shop").token_ids == plain.token_ids
 
 
@@ -90,7 +90,7 @@ def test_what_one_tenant_stored_changes_nothing_that_another_can_measure(engine)
 
 
 def test_a_tenant_finds_none_of_anothers_records_by_any_method(cache):
-    secret = NewCompletion((1, 2, 3), "tok", "model", "victim", "my password", text="hunter2")
+    secret = Completion((1, 2, 3), "tok", "model", "victim", "my password", text="hunter2")
     row_id = cache.insert(secret)
     assert cache.recall("my password", tenant="probe", tokenizer="tok") == []
     assert cache.since("probe", "tok") == []
@@ -134,12 +134,12 @@ TOKENS = tuple(range(70_001, 70_040))
 
 
 def filled(folder: Path) -> SpeculationCache:
-    """A cache with a secret of the tenant "shop" in table, segment and grouped vectors, among others."""
+    """A cache with a secret of the tenant "shop" in table and segment, among others."""
     cache = SpeculationCache.open(folder, embedder=HashEmbedder())
     for n in range(80):
-        cache.insert(NewCompletion((n, n + 1, n + 2), "tok", "model", "other", f"other {n}", text=f"kept {n}"))
-        cache.insert(NewCompletion((n, n + 1, n + 2), "tok", "model", "shop", f"order {n}", text=f"kept {n}"))
-    cache.insert(NewCompletion(TOKENS, "tok", "model", "shop", "secret query", text="secret text" * 300))
+        cache.insert(Completion((n, n + 1, n + 2), "tok", "model", "other", f"other {n}", text=f"kept {n}"))
+        cache.insert(Completion((n, n + 1, n + 2), "tok", "model", "shop", f"order {n}", text=f"kept {n}"))
+    cache.insert(Completion(TOKENS, "tok", "model", "shop", "secret query", text="secret text" * 300))
     for tenant in ("shop", "other"):
         held = {one.id: one.token_ids for one in cache.since(tenant, "tok")}
         lengths = {row_id: len(tokens) for row_id, tokens in held.items()}
@@ -147,7 +147,6 @@ def filled(folder: Path) -> SpeculationCache:
             lengths, lambda ids, held=held: sorted_segment({i: held[i] for i in ids.tolist()})
         )
         cache.recall("order", tenant=tenant, tokenizer="tok")
-        cache._index.wait()
     return cache
 
 
@@ -160,7 +159,6 @@ def traces() -> dict[str, bytes]:
         "text": b"secret text",
         "tokens": tokens,
         "vector": vector.tobytes(),
-        "grouped vector": vector.astype("<f2").tobytes(),
     }
 
 
@@ -171,9 +169,8 @@ def found_in(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("condition", ["tenant", "before", "containing", "ids"])
-def test_forget_leaves_no_byte_in_any_file(tmp_path, few_are_many, condition):
-    """By every condition: table, log, segment and grouped vectors, while open and after closing."""
-    pytest.importorskip("faiss")
+def test_forget_leaves_no_byte_in_any_file(tmp_path, condition):
+    """By every condition: table, log and segment, while open and after closing."""
     with filled(tmp_path) as cache:
         assert found_in(tmp_path) == set(traces())
         (secret,) = cache.search("secret query")
@@ -194,7 +191,7 @@ def test_redaction_comes_before_everything_else(tmp_path):
             embedded.extend(texts)
             return super().embed(texts)
 
-    def redact(one: NewCompletion) -> NewCompletion | None:
+    def redact(one: Completion) -> Completion | None:
         if "refuse" in one.text:
             return None
         if "fail" in one.text:
@@ -202,10 +199,10 @@ def test_redaction_comes_before_everything_else(tmp_path):
         return replace(one, query=one.query.replace("4711", "…"), text="", token_ids=one.token_ids[:2])
 
     with SpeculationCache.open(tmp_path, embedder=Watched(), redact=redact) as cache:
-        row_id = cache.insert(NewCompletion(TOKENS, "tok", "model", query="card 4711", text="card 4711"))
-        assert cache.insert(NewCompletion(TOKENS, "tok", "model", query="card 4711", text="refuse")) == 0
+        row_id = cache.insert(Completion(TOKENS, "tok", "model", query="card 4711", text="card 4711"))
+        assert cache.insert(Completion(TOKENS, "tok", "model", query="card 4711", text="refuse")) == 0
         with pytest.raises(CacheError, match="redaction failed, so nothing was stored: ValueError: a bug"):
-            cache.insert(NewCompletion(TOKENS, "tok", "model", query="card 4711", text="fail"))
+            cache.insert(Completion(TOKENS, "tok", "model", query="card 4711", text="fail"))
         (stored,) = cache.list()
         assert (stored.id, stored.query, stored.text, stored.token_ids) == (row_id, "card …", "", TOKENS[:2])
     assert embedded == ["card …"]
@@ -217,14 +214,14 @@ def test_redaction_comes_before_everything_else(tmp_path):
 def test_redaction_cannot_move_a_completion(changed):
     with SpeculationCache.open(embedder=HashEmbedder(), redact=lambda one: replace(one, **changed)) as cache:
         with pytest.raises(CacheError, match="may not change tenant or tokenizer"):
-            cache.insert(NewCompletion((1,), "tok", "model"))
+            cache.insert(Completion((1,), "tok", "model"))
         assert cache.stats().records == 0
 
 
 def test_never_store_keeps_out_what_matches():
     with SpeculationCache.open(embedder=HashEmbedder(), redact=never_store(r"\b\d{16}\b", "(?i)password")) as cache:
-        assert cache.insert(NewCompletion((1,), "tok", "model", text="card 1234567812345678 ok")) == 0
-        assert cache.insert(NewCompletion((1,), "tok", "model", query="my PASSWORD")) == 0
-        assert cache.insert(NewCompletion((1,), "tok", "model", text="card 12345678")) > 0
+        assert cache.insert(Completion((1,), "tok", "model", text="card 1234567812345678 ok")) == 0
+        assert cache.insert(Completion((1,), "tok", "model", query="my PASSWORD")) == 0
+        assert cache.insert(Completion((1,), "tok", "model", text="card 12345678")) > 0
     with pytest.raises(CacheError, match="not a regular expression"):
         never_store("(")

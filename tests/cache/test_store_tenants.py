@@ -10,7 +10,7 @@ import pytest
 from helpers.quick_store import quick_store
 
 from precedent.cache import Selection, SQLiteStore, verify_cache
-from precedent.cache.search.index import SimilarityIndex
+from precedent.cache.index import SimilarityIndex
 from precedent.testing.store_contract import EMBEDDER, completion, unit_vector
 
 TRICKY = (
@@ -100,7 +100,7 @@ class Tenants:
 def fuzz_tenants(path: Path, operations: int) -> int:
     names = [*TRICKY, *(f"tenant {n}" for n in range(50 - len(TRICKY)))]
     store = quick_store(path)
-    tenants = Tenants(store, SimilarityIndex(store, store.partition_vectors), random.Random(3), names)
+    tenants = Tenants(store, SimilarityIndex(store), random.Random(3), names)
     while tenants.operations < operations:
         tenants.step()
     for name in names:

@@ -14,8 +14,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from precedent.cache import SpeculationCache, SQLiteStore, StoreURL, verify_cache
-from precedent.cache.opening import open_store
-from precedent.cache.store.store_url import hide_secrets, is_secret, place_of
+from precedent.cache.store import open_store
+from precedent.cache.store_url import hide_secrets, is_secret, place_of
 from precedent.errors import CacheError, ConfigError
 
 CANARY = "Zyzzogeton"

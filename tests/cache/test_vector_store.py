@@ -9,7 +9,7 @@ import pytest
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore
 
-from precedent.cache import NewCompletion, Selection, SpeculationCache, SQLiteStore
+from precedent.cache import Completion, Selection, SpeculationCache, SQLiteStore
 from precedent.errors import CacheError, ConfigError
 from precedent.langchain import LangChainEmbedder, in_vector_store
 from precedent.testing.embedders import HashEmbedder
@@ -43,9 +43,9 @@ WORDS = [
 ]
 
 
-def new(n: int, tenant: str = "default", tokenizer: str = "tok", query: str | None = None) -> NewCompletion:
+def new(n: int, tenant: str = "default", tokenizer: str = "tok", query: str | None = None) -> Completion:
     words = np.random.default_rng(n).choice(WORDS, 4)
-    return NewCompletion((n,), tokenizer, "model", tenant, " ".join(words) if query is None else query)
+    return Completion((n,), tokenizer, "model", tenant, " ".join(words) if query is None else query)
 
 
 def opened(vector_store, path=None, **settings) -> SpeculationCache:

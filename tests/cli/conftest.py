@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.testing.embedders import HashEmbedder
 
 
@@ -12,8 +12,8 @@ from precedent.testing.embedders import HashEmbedder
 def folder(tmp_path):
     with SpeculationCache.open(tmp_path / "cache", embedder=HashEmbedder()) as cache:
         first = cache.insert(
-            NewCompletion((1, 2, 3), "tok", "model", "shop", "refund please", text="Your refund is on its way")
+            Completion((1, 2, 3), "tok", "model", "shop", "refund please", text="Your refund is on its way")
         )
-        cache.insert(NewCompletion((4, 5), "tok", "model", "bank", "balance?", text="\x1b[31m[bold]42[/bold] euros"))
+        cache.insert(Completion((4, 5), "tok", "model", "bank", "balance?", text="\x1b[31m[bold]42[/bold] euros"))
         cache.credit({first: (2, 1)})
     return tmp_path / "cache"

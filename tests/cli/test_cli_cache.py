@@ -10,7 +10,7 @@ import sqlite3
 import pytest
 from helpers.cache_commands import COMPLETION_KEYS, run, run_json
 
-from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.testing.embedders import HashEmbedder
 
 
@@ -92,7 +92,7 @@ def test_a_list_is_one_line_each_in_80_columns(tmp_path):
     with SpeculationCache.open(tmp_path, embedder=HashEmbedder()) as cache:
         for n in range(3):
             text = f"answer {n}: " + "your refund of 1042 is on its way and will take some days " * 4
-            row_id = cache.insert(NewCompletion((n,) * 1234, "tok", "model", "tenant-" * 20, "query " * 99, text=text))
+            row_id = cache.insert(Completion((n,) * 1234, "tok", "model", "tenant-" * 20, "query " * 99, text=text))
             cache.credit({row_id: (98765, 4321)})
     shown = [line for line in run("list", tmp_path, columns=80).stdout.splitlines() if line.strip()]
     assert max(map(len, shown)) <= 80
@@ -107,7 +107,7 @@ def test_a_list_is_one_line_each_in_80_columns(tmp_path):
 
 def test_a_search_shows_the_place_where_it_found_something(tmp_path):
     with SpeculationCache.open(tmp_path, embedder=HashEmbedder()) as cache:
-        cache.insert(NewCompletion((1,), "tok", "model", query="none", text="words " * 60 + "Zyzzogeton at the end"))
+        cache.insert(Completion((1,), "tok", "model", query="none", text="words " * 60 + "Zyzzogeton at the end"))
     shown = run("search", tmp_path, "zyzzogeton", columns=80).stdout
     assert "…words words Zyzzogeton at" in shown
 
@@ -168,7 +168,7 @@ def test_looking_at_a_damaged_file_changes_nothing_and_says_what_to_do(folder, t
 
 
 def test_a_url_that_nobody_opens_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr("precedent.cache.opening.entry_points", lambda **_: ())
+    monkeypatch.setattr("precedent.cache.store.entry_points", lambda **_: ())
     for scheme, advice in (
         ("postgresql", "pip install precedent-postgres"),
         ("redis", "install the package that opens"),

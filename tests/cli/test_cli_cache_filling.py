@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from helpers.cache_commands import run, run_json
 
-from precedent.cache import NewCompletion, SQLiteStore
+from precedent.cache import Completion, SQLiteStore
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer
 
@@ -42,7 +42,7 @@ def test_filling_a_cache_evicts_nothing(folder, tmp_path, monkeypatch):
 def model(monkeypatch):
     """A model and an embedder that need no download."""
     monkeypatch.setattr("precedent.target.load.loading.load_tokenizer", lambda name, template=None: byte_tokenizer())
-    monkeypatch.setattr("precedent.cache.maintain.filling.resolve", lambda chosen: HashEmbedder())
+    monkeypatch.setattr("precedent.cache.filling.resolve", lambda chosen: HashEmbedder())
 
 
 def test_warm_fills_a_new_cache_says_what_it_skipped_and_goes_on(tmp_path, model):
@@ -74,7 +74,7 @@ def test_an_import_for_another_model_writes_the_texts_anew(folder, tmp_path, mod
     assert byte_tokenizer().decode(shop["token_ids"][:-1]) == shop["text"] == "Your refund is on its way"
 
 
-def cleaned(completion: NewCompletion) -> NewCompletion | None:
+def cleaned(completion: Completion) -> Completion | None:
     """A program's own redaction: no balances, no names."""
     if "balance" in completion.query:
         return None

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import precedent
-from transformers import AutoConfig, GenerationConfig
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
 
 from precedent.cli import doctor_checks
-from precedent.target.load.trained_draft import DraftSettings
 from precedent.testing.sweep import tiny_model
 from precedent.testing.tiny_gguf import write_gguf
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
+from precedent_drafts.trained import DraftSettings
 
 
 def write(folder: Path, *, tokenizer: Any = None, **settings: Any) -> str:
@@ -222,6 +224,15 @@ def test_a_base_model_is_called_one(tmp_path: Path) -> None:
     assert (status, found["usable"]) == (0, True)
     assert found["chat template"][0] == "note"
     assert "base model" in found["chat template"][1]
+
+
+def test_a_base_model_that_cannot_be_asked_in_chatml_can_be_used_without_conversations(tmp_path: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "?": 1}, "?")), unk_token="?")
+    model = write(tmp_path / "model", tokenizer=tokenizer, vocab_size=2)
+    status, found = examined(model, tmp_path=tmp_path)
+    assert (status, found["usable"], found["chat template"][0]) == (0, True, "no")
+    assert "none: a base model, which refuses conversations; give chat_template=" in found["chat template"][1]
+    assert examined(model, "--chat-template", "gemma", tmp_path=tmp_path)[1]["chat template"][0] == "yes"
 
 
 def test_a_gguf_file_is_examined_without_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from precedent.errors import ModelLoadError
 from precedent.target.load.loading import load_target
+from precedent.testing.tiny_gguf import write_gguf
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 590736\n"
@@ -118,6 +119,31 @@ def test_a_fault_is_found_by_the_doctor_and_refused_at_load(
     with pytest.raises(ModelLoadError, match=said) as caught:
         load_target(folder)
     assert_one_clear_line(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{oops", "[]", '{"model_type": "nonesuch"}', "{}"])
+def test_a_config_that_cannot_be_read_is_a_fault_of_the_files(text: str, folder: Path) -> None:
+    (folder / "config.json").write_text(text)
+    status, (finding,) = examined(folder)
+    assert status == 1
+    with pytest.raises(ModelLoadError) as caught:
+        load_target(folder)
+    assert str(folder) in finding
+    assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+def test_so_is_a_gguf_file_that_is_cut_short(share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gguf")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    model, tokenizer = tiny_causal_lm(vocab_size=260, dtype=torch.float32), byte_tokenizer((("t", "h"),))
+    file = write_gguf(tmp_path / "model.gguf", model, tokenizer)
+    file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
+    status, (finding,) = examined(file)
+    assert status == 1
+    assert "download it again" in finding
+    file.write_text(POINTER)
+    assert examined(file)[0] == 1
 
 
 def test_sound_files_pass_both(folder: Path) -> None:

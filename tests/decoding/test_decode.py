@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from precedent.config import SamplingParams
-from precedent.decoding.loop import step
+from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.sequence import DecodingSequence
-from precedent.drafters.base import Drafter
+from precedent.drafters.base import Drafter, DrawSource
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.request import Request
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import DrawSource, Limits, Plan
+from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import Planner
 from precedent.sampling.constraints import constraints_for
 from precedent.sampling.probabilities import probs_of
@@ -77,7 +77,7 @@ def run(target: TargetModel, sequence: DecodingSequence, planner: Planner | None
     """Step to the end and return the output."""
     planner = planner or EverythingPlanner()
     while not sequence.finished:
-        step([sequence], target, planner)
+        DecodeLoop(target, planner).step([sequence])
     if sequence.error is not None:
         raise sequence.error
     return sequence.output_ids
@@ -205,7 +205,7 @@ def test_nothing_follows_an_end_token(target: TargetModel, mode: str, end_at: in
     for drafters in ([], [OracleDrafter(whole)], [RandomDrafter(259)], [twin], [OracleDrafter(whole), twin]):
         sequence, stepped, sources = start(target, drafters, sampling, mode=mode, end_token_ids=ends), [], []
         while not sequence.finished:
-            (result,) = step([sequence], target, EverythingPlanner())
+            (result,) = DecodeLoop(target, EverythingPlanner()).step([sequence])
             stepped.extend(result.token_ids)
             sources.extend(result.sources)
         assert sequence.output_ids == stepped == expected
@@ -292,7 +292,7 @@ def test_sequences_stepped_together_equal_sequences_stepped_alone(target: Target
     ]
     together = [start(target, [RandomDrafter(259, seed=i)], sampling, prompt=p) for i, p in enumerate(prompts)]
     while running := [sequence for sequence in together if not sequence.finished]:
-        step(running, target, EverythingPlanner())
+        DecodeLoop(target, EverythingPlanner()).step(running)
     assert [sequence.output_ids for sequence in together] == alone
 
 
@@ -302,7 +302,7 @@ def test_a_failing_row_fails_its_own_sequence_only(target: TargetModel) -> None:
     broken = start(target, [], sampling, shape=lambda output_ids, row: torch.full_like(row, -torch.inf))
     fine = start(target, [], sampling)
     while not fine.finished:
-        step([s for s in (broken, fine) if not s.finished], target, EverythingPlanner())
+        DecodeLoop(target, EverythingPlanner()).step([s for s in (broken, fine) if not s.finished])
     assert "every token is masked at output position 0" in str(broken.error)
     assert fine.error is None
     assert fine.output_ids == greedy_by_hand(target, sampling)

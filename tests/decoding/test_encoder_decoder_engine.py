@@ -16,7 +16,6 @@ from helpers.two_sided import PROMPT, generated, model_of, random_ids, target_of
 from precedent.cache import SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.drafters.base import Drafter
-from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.engine.engine import Engine
 from precedent.errors import CapacityError, ConfigError, ContextOverflowError, RequestCancelled, UnsupportedError
 from precedent.grammar import JsonSchema
@@ -27,6 +26,7 @@ from precedent.testing.drafters import OracleDrafter
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.testing.tiny_models import tiny_causal_lm, tiny_seq2seq_lm
+from precedent_research.pearl import PearlDrafter
 
 PLAIN = SpeculationConfig(enabled=False, write_back=False)
 FAMILIES = [
@@ -92,9 +92,9 @@ def test_a_draft_model_drafts(draft: str) -> None:
 @pytest.mark.parametrize("family", ["t5", "bart"])
 def test_a_draft_model_that_is_the_target_is_always_right(family: str) -> None:
     """What it proposes is what the target says: its encoder has read the prompt, and its positions are right."""
-    sampling, drafters = SamplingParams(max_tokens=40), [DraftModelDrafter(target_of(family))]
+    sampling, drafters = SamplingParams(max_tokens=40), [PearlDrafter(target_of(family))]
     sequence = start(target_of(family), drafters, sampling, prompt=PROMPT)
-    output = run(target_of(family), sequence, in_place(), PlannerOfAllCandidates(3))
+    output = run(target_of(family), sequence, in_place(target_of(family), PlannerOfAllCandidates(3)))
     assert output == generated(model_of(family), PROMPT, 40)[: len(output)]
     assert sequence.stats.num_draft_tokens == sequence.stats.num_accepted_tokens > 20
 
@@ -233,13 +233,13 @@ def test_sampled_answers_have_the_models_distribution_exactly(model_type: str, m
     draft = small("bart", 2)
 
     def answer(rng: Rng) -> tuple[int, ...]:
-        drafters: list[Drafter] = [OracleDrafter((2, 1)), DraftModelDrafter(draft)]
+        drafters: list[Drafter] = [OracleDrafter((2, 1)), PearlDrafter(draft)]
         sampling = SamplingParams(temperature=1.0, max_tokens=2)
         sequence = start(
             target, drafters, sampling, prompt=prompt, mode=mode, rng_of=lambda number: RngOfAStep(rng, number),
             ends=frozenset(),
         )  # fmt: skip
-        return run(target, sequence, in_place(), PlannerOfAllCandidates(2))
+        return run(target, sequence, in_place(target, PlannerOfAllCandidates(2)))
 
     with torch.inference_mode():
         for probability, output in enumerate_outcomes(answer):

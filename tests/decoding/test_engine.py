@@ -11,7 +11,6 @@ from helpers.small_engines import PLAIN, PROMPT, make_engine
 from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
-from precedent.errors import ConfigError
 from precedent.planning.costs import CostCurve
 from precedent.testing.drafters import OracleDrafter
 from precedent.testing.embedders import HashEmbedder
@@ -136,17 +135,3 @@ def test_a_seed_fixes_the_text_whatever_the_cache_holds() -> None:
             texts.add(running.submit(PROMPT, sampling, query="order").result().text)
         running.close()
     assert len(texts) == 1
-
-
-def test_a_lossy_mode_says_so_and_how_much_it_spent(engine: Engine) -> None:
-    """Opt-in by name; the statistics carry the total variation, and every other mode spends nothing."""
-    sampling = SamplingParams(temperature=1.0, max_tokens=30)
-    lossy = SpeculationConfig(drafters=("draft-model",), mode="lossy_mentored:kl=0.5")
-    spent = engine.submit(PROMPT, sampling, speculation=lossy).result().stats
-    exact = engine.submit(PROMPT, sampling, query="order").result().stats
-    assert spent.as_dict()["lossless"] is False
-    assert float(spent.as_dict()["spent_total_variation"]) == pytest.approx(spent.spent_tv, abs=1e-6)
-    assert exact.as_dict()["lossless"] is True
-    assert exact.spent_tv == 0.0
-    with pytest.raises(ConfigError, match="no parameter 'kk'"):
-        engine.submit(PROMPT, sampling, speculation=SpeculationConfig(mode="lossy_mentored:kk=1"))

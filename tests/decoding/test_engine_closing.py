@@ -97,7 +97,7 @@ def test_an_engine_may_be_dropped_on_its_own_thread() -> None:
         holder.clear()
         gc.collect()
 
-    worker._scheduler.planner.observe_forward = drop  # type: ignore[method-assign]
+    worker._scheduler.loop.aids.planner.observe_forward = drop  # type: ignore[method-assign]
     with pytest.raises(RequestCancelled):
         streaming.result()
     worker._thread.join(timeout=60)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.small_engines import PLAIN, PROMPT, make_engine, poison
 
-from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.errors import CacheError, GenerationError
@@ -97,7 +97,7 @@ def test_a_failing_cache_never_fails_an_answer(caplog: pytest.LogCaptureFixture)
     cache = SpeculationCache.open(None, embedder=HashEmbedder())
     running = make_engine(cache)
 
-    def refuse(completion: NewCompletion) -> int:
+    def refuse(completion: Completion) -> int:
         raise CacheError("the disk is full")
 
     cache.insert = refuse  # type: ignore[method-assign]

@@ -73,7 +73,7 @@ def effect_of(name: str, folder: Path) -> Effect:
         ),
         "bitwise": Effect({"dtype": "float64", "bitwise": True}, refused="bitwise=True is not available"),
         "cuda_graphs": Effect({"device": "cpu", "cuda_graphs": True}, refused="CUDA graphs need CUDA devices"),
-        "pearl": Effect({"pearl": True}, refused="pearl"),
+        "loop": Effect({"loop": "pearl"}, refused="loop"),
         "keep_prefixes": Effect(
             {"cache": place, "embedder": embedder, "keep_prefixes": True},
             lambda engine: engine.kept_prefixes is not None,
@@ -214,16 +214,16 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[ScriptedEngine]:
 
 def test_equal_options_share_one_engine_whichever_way_they_came(built: list[ScriptedEngine], tmp_path: Path) -> None:
     place, embedder = tmp_path / "completions.db", HashEmbedder()
-    options = EngineOptions(cache=place, embedder=embedder, dtype="float64", pearl=False)
+    options = EngineOptions(cache=place, embedder=embedder, dtype="float64", loop="pearl")
     engine = shared_engine("m", options)
-    given = {"embedder": embedder, "dtype": "float64", "pearl": False}
+    given = {"embedder": embedder, "dtype": "float64", "loop": "pearl"}
     same = [
         shared_engine("m", cache=place, **given),
         shared_engine("m", replace(options, embedder=None, cache=engine.cache)),
         ChatPrecedent(model="m", speculation_cache=place, **given).engine,
         ChatPrecedent(model="m", speculation_cache=place, bitwise=False, cuda_graphs=None, seed=3, **given).engine,
         PrecedentLLM(model="m", speculation_cache=str(place), **given).engine,
-        PrecedentLLM(model="m", speculation_cache=engine.cache, dtype="float64", pearl=False).engine,
+        PrecedentLLM(model="m", speculation_cache=engine.cache, dtype="float64", loop="pearl").engine,
     ]
     assert [one is engine for one in same] == [True] * len(same)
     others = [

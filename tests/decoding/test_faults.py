@@ -12,19 +12,20 @@ import numpy as np
 import pytest
 import torch
 from helpers.enumeration import RngOfAStep
-from helpers.pearl import PlannerOfAllCandidates, run, start
 from helpers.random_trees import toy_model
 from helpers.small_engines import PLAIN, PROMPT
+from helpers.stepping import AllCandidates, run, start
 from helpers.tabled_model import TabledModel
 from torch import Tensor
 
 from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.drafters.base import NODE, Asked, Candidates, DrawSession, ForwardSession
+from precedent.decoding.loop import DecodeLoop
+from precedent.drafters.base import NODE, Asked, Candidates, DrawSession, DrawSource, ForwardSession
 from precedent.drafters.request import Request
 from precedent.engine.engine import Engine
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import DrawSource, Limits, Plan
+from precedent.planning.plan import Limits, Plan
 from precedent.runtime.fence import Fences
 from precedent.sampling.rng import Rng
 from precedent.testing.embedders import HashEmbedder
@@ -479,7 +480,7 @@ class DrawsFrom(DrawSession):
         """Nothing is held."""
 
 
-class DrawsTwo(PlannerOfAllCandidates):
+class DrawsTwo(AllCandidates):
     """Two samples in every step."""
 
     def plan(self, candidates: Any, draw_sources: Any, limits: Limits) -> Plan:
@@ -531,7 +532,7 @@ def distribution_of(draft: Callable[[], Any], mode: str, planner: type[DrawsTwo]
             rng_of=lambda n: RngOfAStep(rng, n),
             ends=frozenset(),
         )
-        return run(target, sequence, planner=planner())
+        return run(target, sequence, DecodeLoop(target, planner()))
 
     with torch.inference_mode():
         for probability, output in enumerate_outcomes(answer):

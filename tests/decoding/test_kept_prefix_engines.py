@@ -12,7 +12,7 @@ import torch
 from helpers.kept import PREFIX, PROMPT, TOKENIZER, tiny
 
 from precedent.cache import SpeculationCache
-from precedent.cache.store import prefix_files
+from precedent.cache import prefixes as prefix_files
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions

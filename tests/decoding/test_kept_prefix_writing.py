@@ -13,7 +13,7 @@ import torch
 from helpers.kept import PREFIX, PROMPT, TOKENIZER, files_of, keep, kept_in, prefilled, tiny
 
 from precedent.cache import SpeculationCache, never_store
-from precedent.cache.store import prefix_files
+from precedent.cache import prefixes as prefix_files
 from precedent.engine import kept_prefixes
 from precedent.engine.kept_prefixes import opened
 from precedent.target import TargetModel

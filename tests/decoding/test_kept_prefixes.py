@@ -12,6 +12,7 @@ from helpers.bitwise_models import by_rows
 from helpers.bitwise_models import model as bitwise_model
 from helpers.forked import run
 from helpers.kept import PREFIX, PROMPT, keep, kept_in, prefilled, restored, tiny
+from helpers.packages import graph_settings
 from helpers.tiny_architectures import settings_of
 from transformers import PreTrainedModel
 
@@ -19,7 +20,6 @@ from precedent.cache import SpeculationCache
 from precedent.engine import kept_prefixes
 from precedent.engine.kept_prefixes import opened, sealed
 from precedent.target import TargetModel, identity
-from precedent.target.cuda.static_runner import StaticSettings
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import tiny_causal_lm
 
@@ -44,7 +44,7 @@ TARGETS: dict[str, Callable[[], TargetModel]] = {
     "windows": lambda: TargetModel(tiny_causal_lm("gemma3_text", **settings_of("gemma3_text"))),
     "shared layers": lambda: TargetModel(tiny_causal_lm("gemma4_text", **settings_of("gemma4_text"))),
     "many layers": lambda: TargetModel(tiny(num_hidden_layers=11)),
-    "fixed sizes": lambda: TargetModel(tiny(), static=StaticSettings(arena_tokens=4096, capture=False)),
+    "fixed sizes": lambda: TargetModel(tiny(), cuda_graphs=graph_settings(arena_tokens=4096, capture=False)),
 }
 
 
@@ -113,7 +113,7 @@ OTHERS: dict[str, Callable[[], TargetModel]] = {
     "weights": lambda: TargetModel(tiny(seed=22)),
     "precision": lambda: TargetModel(tiny(dtype=torch.float32)),
     "attention": lambda: TargetModel(tiny(attn_implementation="eager")),
-    "sizes": lambda: TargetModel(tiny(), static=StaticSettings(arena_tokens=1024, capture=False)),
+    "sizes": lambda: TargetModel(tiny(), cuda_graphs=graph_settings(arena_tokens=1024, capture=False)),
 }
 
 

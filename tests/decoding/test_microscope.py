@@ -36,12 +36,11 @@ def test_steps_and_the_tokens_before_them_make_up_the_answer(max_tokens: int) ->
 def test_watching_changes_nothing() -> None:
     texts = []
     for watch in (False, True):
-        with closing(scripted_model_engine(lambda prompt: ANSWER, draft_model=True, pearl=True)) as engine:
+        with closing(scripted_model_engine(lambda prompt: ANSWER)) as engine:
             watched = engine.watch_steps(4) if watch else None
             result = engine.submit(
                 engine.tokenizer.encode("count: "), SamplingParams(temperature=0, max_tokens=60)
             ).result()
-            assert result.stats.num_lookaheads > 0
             texts.append(result.text)
     assert texts[0] == texts[1]
     assert watched is not None

@@ -8,7 +8,7 @@ import threading
 import pytest
 from helpers.forked import run
 
-from precedent.cache.search import embedder
+from precedent.cache import embedder
 from precedent.config import SamplingParams
 from precedent.engine import worker
 from precedent.engine.engine import Engine

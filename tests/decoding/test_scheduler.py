@@ -121,7 +121,7 @@ def test_who_waits_for_a_beginning_goes_on_when_it_is_given_up(target: WatchedTa
     if how == "cancelled":
         first.generation.cancel()
     else:
-        broken = first.sequence.slot
+        broken = first.slot
         target.guilty = lambda slot: ValueError("boom") if slot is broken else None
     run(scheduler)
     error_of(first)

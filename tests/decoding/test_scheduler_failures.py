@@ -111,7 +111,7 @@ def test_what_a_request_held_goes_with_it(target: WatchedTarget, drafting: str) 
     gc.collect()
     gc.disable()
     try:
-        gone = weakref.ref(request.sequence.slot.kv)
+        gone = weakref.ref(request.slot.kv)
         scheduler.fail_all(GenerationError("the engine is closed"))
         assert gone() is None
     finally:

@@ -14,7 +14,7 @@ from precedent.testing.drafters import OracleDrafter
 def test_the_cost_curve_learns_one_forward_per_step_over_all_rows(target: WatchedTarget) -> None:
     """Not one observation per sequence: the time is that of the whole width."""
     scheduler, seen = scheduler_on(target), []
-    scheduler.planner.cost.observe = lambda width, *_: seen.append(width)  # type: ignore[method-assign]
+    scheduler.loop.aids.planner.cost.observe = lambda width, *_: seen.append(width)  # type: ignore[method-assign]
     requests = [request_for(target, prompt_of(6, i), OracleDrafter([1, 2, 3]), max_tokens=9) for i in range(3)]
     for request in requests:
         scheduler.add(request)
@@ -47,7 +47,7 @@ def test_the_speed_is_estimated_against_plain_steps_of_the_same_requests(target:
     """Alone a plain step is one row; beside two others it is three, and every token would have taken one."""
     for together in (1, 3):
         scheduler = scheduler_on(target)
-        cost = scheduler.planner.cost
+        cost = scheduler.loop.aids.planner.cost
         cost.table, cost.observe = np.arange(1.0, cost.table.size + 1), lambda *_: None  # type: ignore[method-assign]
         requests = [
             request_for(target, prompt_of(6, i), OracleDrafter([1, 2, 3]), max_tokens=9) for i in range(together)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from precedent.engine.sharing import key_of
+from precedent.engine.options import key_of
 
 
 class Quantisation:

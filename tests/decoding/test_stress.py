@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.errors import RequestCancelled
@@ -56,7 +56,7 @@ def poison(cache: SpeculationCache, engine: Engine, asked: list[Question]) -> No
     for question in asked:
         wrong = tuple(choose.choice((t, t, 65, 258, 10**6)) for t in question.answer)
         for tenant in "ab":
-            completion = NewCompletion(wrong, engine.tokenizer_fingerprint, "another", tenant, query="order")
+            completion = Completion(wrong, engine.tokenizer_fingerprint, "another", tenant, query="order")
             cache.insert(completion)
 
 

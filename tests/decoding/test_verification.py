@@ -12,7 +12,7 @@ from helpers.prefilled import PROMPT, VOCABULARY, as_on_a_gpu, fixed_tree, seque
 
 from precedent.config import SamplingParams
 from precedent.decoding import verification
-from precedent.decoding.loop import step
+from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.proposal import Proposal
 from precedent.grammar import constraint as constraint_module
 from precedent.planning.costs import CostCurve
@@ -20,7 +20,7 @@ from precedent.planning.plan import Plan
 from precedent.planning.planner import Planner
 from precedent.sampling.row_shaper import RowShaper
 from precedent.target import TargetModel
-from precedent.target.cuda.host_waits import HostWaits
+from precedent.testing.host_waits import HostWaits
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, Sampled, TreeBuilder
 from precedent.verify.ahead import Ahead, read_together
@@ -28,7 +28,7 @@ from precedent.verify.ahead import Ahead, read_together
 
 @pytest.fixture(autouse=True)
 def masks_are_found_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "BESIDE_A_FORWARD", math.inf)
+    monkeypatch.setattr(verification, "DURING_A_FORWARD", math.inf)
 
 
 def constraints() -> RowShaper:
@@ -41,7 +41,7 @@ def played(
     """The texts of three sequences that are decoded together, and how many nodes were proposed."""
     running, planner = sequences(target, sampling, 3, shape_of=shape_of), Planner(CostCurve())
     for _ in range(6):
-        step([sequence for sequence in running if not sequence.finished], target, planner)
+        DecodeLoop(target, planner).step([sequence for sequence in running if not sequence.finished])
         assert all(sequence.error is None for sequence in running), [sequence.error for sequence in running]
     return [sequence.output_ids for sequence in running], sum(one.stats.num_draft_tokens for one in running)
 
@@ -89,7 +89,7 @@ def test_a_step_of_several_sequences_reads_once(
     proposed = 0
     for _ in range(4):
         with torch.inference_mode(), HostWaits() as waits:
-            step(running, target, planner)
+            DecodeLoop(target, planner).step(running)
         assert waits.names == ["resolve_neg"], "one list is read"
         assert all(sequence.error is None for sequence in running)
         assert num_tokens is None or max(max(sequence.output_ids) for sequence in running) < num_tokens
@@ -104,7 +104,7 @@ def test_one_sequence_that_cannot_be_verified_leaves_the_others_alone(monkeypatc
     as_on_a_gpu(monkeypatch)
     target, sampling = static_target(), SamplingParams(temperature=0.5)
     running = [*sequences(target, sampling, 1, mode="lossy_judge:name=nobody"), *sequences(target, sampling, 1)]
-    step(running, target, Planner(CostCurve()))
+    DecodeLoop(target, Planner(CostCurve())).step(running)
     assert "no judge is called 'nobody'" in str(running[0].error)
     assert running[1].error is None
     assert running[1].output_ids
@@ -136,7 +136,7 @@ def test_a_forward_that_fails_teaches_the_planner_no_time() -> None:
     before = planner.cost.as_dict()
     for count in (1, 2):
         running = sequences(target, SamplingParams(), count)
-        step(running, target, planner)
+        DecodeLoop(target, planner).step(running)
         assert all("the target is ill" in str(sequence.error) for sequence in running)
     assert planner.cost.as_dict() == before
 
@@ -147,7 +147,7 @@ def test_a_forward_that_fails_teaches_the_planner_no_time() -> None:
 def test_masks_have_two_milliseconds_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one step, however many trees it has: the later ones are verified row by row."""
     as_on_a_gpu(monkeypatch)
-    monkeypatch.setattr(verification, "BESIDE_A_FORWARD", 2e-3)
+    monkeypatch.setattr(verification, "DURING_A_FORWARD", 2e-3)
     clock = iter([0.0, *[1e-3] * 9, *[3e-3] * 99])
     monkeypatch.setattr(verification, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(constraint_module, "perf_counter", lambda: next(clock))
@@ -188,7 +188,7 @@ def test_on_cuda_a_step_waits_once(
     try:
         torch.cuda.set_sync_debug_mode("error")
         for _ in range(4):
-            step(running, target, planner)
+            DecodeLoop(target, planner).step(running)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(sequence.error is None for sequence in running), [sequence.error for sequence in running]

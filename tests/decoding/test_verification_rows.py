@@ -18,7 +18,7 @@ from helpers.prefilled import (
 )
 
 from precedent.config import SamplingParams
-from precedent.decoding.loop import step
+from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.proposal import Proposal
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Plan
@@ -46,7 +46,7 @@ def test_seeded_rows_are_normalised_one_by_one_where_bits_must_not_depend_on_how
     noting_probabilities(monkeypatch, lambda logits, found: shapes.append(logits.dim()))
     target, seeded = static_target(), SamplingParams(temperature=0.3, seed=3, top_p=0.9)
     running = sequences(target, seeded, 1, mode="coupled", bitwise=bitwise)[0]
-    step([running], target, Planner(CostCurve()))
+    DecodeLoop(target, Planner(CostCurve())).step([running])
     assert running.error is None
     assert set(shapes) == {1 if bitwise else 2}
 

@@ -10,14 +10,14 @@ import pytest
 
 MODULES = (
     "precedent.cache.speculation_cache",
-    "precedent.cache.store.redaction",
-    "precedent.cache.store.store_url",
+    "precedent.cache.redaction",
+    "precedent.cache.store_url",
     "precedent.config",
     "precedent_generate.hook",
     "precedent.engine.engine",
     "precedent.grammar.spec",
     "precedent.langchain.chat_model",
-    "precedent.langchain.recorder",
+    "precedent_replay.recorder",
     "precedent.text.templates",
     "precedent.verify",
 )

@@ -10,18 +10,17 @@ import torch
 
 from precedent.config import SamplingParams
 from precedent.drafters.base import Drafter
-from precedent.drafters.model.distribution import sample_beside, sample_with_one_read
+from precedent.drafters.model.distribution import DraftedToken, sample_beside, sample_with_one_read
 from precedent.drafters.model.drafter import DraftModelDrafter
-from precedent.drafters.model.lookahead import DraftedToken
 from precedent.drafters.model.place import CATCH_UP_LIMIT
 from precedent.drafters.request import Request
 from precedent.errors import GenerationError
 from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import CounterRng
 from precedent.target import TargetModel
-from precedent.target.cuda.host_waits import HostWaits
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
+from precedent.testing.host_waits import HostWaits
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, Sampled, TreeBuilder
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from precedent.cache import NewCompletion, SpeculationCache
-from precedent.cache.store.records import StoredCompletion
+from precedent.cache import Completion, SpeculationCache
 from precedent.config import SamplingParams
 from precedent.drafters.base import Candidates
 from precedent.drafters.recall.drafter import RecallDrafter
-from precedent.drafters.recall.kinship import RECORD, SAME_STEP, SAME_TOOLS, YOUTH, kinship
+from precedent.drafters.recall.weights import RECORD, SAME_STEP, SAME_TOOLS, YOUTH, kinship
 from precedent.drafters.request import Request
 from precedent.runtime.inline_executor import AtOnce
 from precedent.testing.embedders import HashEmbedder
@@ -22,8 +21,8 @@ def request(**keys: str) -> Request:
     return Request("r", (1, 2, 3), SamplingParams(), query="refund order 7", **keys)
 
 
-def completion(number: int, **fields: Any) -> StoredCompletion:
-    return StoredCompletion((number,), "tok", "model", id=number, **fields)
+def completion(number: int, **fields: Any) -> Completion:
+    return Completion((number,), "tok", "model", id=number, **fields)
 
 
 def test_the_same_step_and_the_same_tools_count_only_where_they_are_said() -> None:
@@ -53,7 +52,7 @@ def test_of_two_answers_to_the_same_words_the_one_from_the_same_place_comes_firs
     """Through the real cache: the keys are stored with the completion and read for the nearest."""
     cache = SpeculationCache.open(embedder=HashEmbedder())
     for token, place in ((10, "refunds"), (20, "orders")):
-        cache.insert(NewCompletion((token, 9, 2), "tok", "m", query="refund order 7", **{key: place}))
+        cache.insert(Completion((token, 9, 2), "tok", "m", query="refund order 7", **{key: place}))
     drafter = RecallDrafter(cache, "tok", AtOnce())
     for token, place in ((10, "refunds"), (20, "orders")):
         assert first_token(drafter.begin(request(**{key: place})).match(4)) == token
@@ -62,8 +61,8 @@ def test_of_two_answers_to_the_same_words_the_one_from_the_same_place_comes_firs
 
 def test_a_completion_that_was_right_comes_before_one_that_was_wrong() -> None:
     cache = SpeculationCache.open(embedder=HashEmbedder())
-    right = cache.insert(NewCompletion((10, 9, 2), "tok", "m", query="refund order 7"))
-    wrong = cache.insert(NewCompletion((20, 9, 2), "tok", "m", query="refund order 7"))
+    right = cache.insert(Completion((10, 9, 2), "tok", "m", query="refund order 7"))
+    wrong = cache.insert(Completion((20, 9, 2), "tok", "m", query="refund order 7"))
     cache.credit({right: (200, 5), wrong: (5, 200)})
     drafter = RecallDrafter(cache, "tok", AtOnce())
     assert first_token(drafter.begin(request()).match(4)) == 10
@@ -72,6 +71,6 @@ def test_a_completion_that_was_right_comes_before_one_that_was_wrong() -> None:
 
 def test_another_tenants_completions_are_not_among_the_kin() -> None:
     cache = SpeculationCache.open(embedder=HashEmbedder())
-    own = cache.insert(NewCompletion((1,), "tok", "m", tenant="a", query="q"))
-    other = cache.insert(NewCompletion((1,), "tok", "m", tenant="b", query="q"))
+    own = cache.insert(Completion((1,), "tok", "m", tenant="a", query="q"))
+    other = cache.insert(Completion((1,), "tok", "m", tenant="b", query="q"))
     assert [one.id for one in cache.among([own, other, 99], tenant="a")] == [own]

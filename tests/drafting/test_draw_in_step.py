@@ -14,14 +14,14 @@ from helpers.drawing import PROMPTS, TINY, AlwaysDraws, Watched, drafted, sequen
 from torch import Tensor
 
 from precedent.config import SamplingParams
-from precedent.decoding.loop import step
+from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.base import Draw
 from precedent.drafters.model import in_step
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.model.in_step import Drawing
 from precedent.drafters.request import Request
-from precedent.planning.draw_gate import DrawGate
+from precedent.planning.gate import Gate
 from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import CounterRng, Rng
 from precedent.target import Slot, TargetModel
@@ -87,7 +87,7 @@ def test_greedy_texts_beside_others_are_plain_decodings() -> None:
     running = sequences(target, DraftModelDrafter(Watched(31)), SamplingParams())
     planner = AlwaysDraws([2, 3, 1, 4, 0])
     while left := [each for each in running if not each.finished]:
-        step(left, target, planner)
+        DecodeLoop(target, planner).step(left)
     for each, prompt in zip(running, PROMPTS, strict=True):
         text = list(prompt)
         with torch.inference_mode():
@@ -130,7 +130,7 @@ def test_a_forward_that_is_waited_for_later_is_shared_by_all_of_its_rows(monkeyp
 
 
 def test_what_drawing_costs_is_kept_apart_by_how_many_draw_together() -> None:
-    gate = DrawGate()
+    gate = Gate()
     for together, milliseconds in ((1, 4.0), (4, 1.0), (4, 1.2)):
         gate.observe(1, 0, milliseconds, together)
     costs = []
@@ -171,7 +171,7 @@ def test_two_answers_drafted_in_step_have_the_product_of_the_targets_distributio
             rng_of, drafting = partial(RngOf, rng, number), {"draft-model": drafter.begin(request)}
             running.append(DecodingSequence(request, slot, 2, rng_of, sessions=drafting))
         while left := [each for each in running if not each.finished]:
-            step(left, target, AlwaysDraws([1]))
+            DecodeLoop(target, AlwaysDraws([1])).step(left)
         assert all(each.error is None for each in running)
         return tuple(tuple(each.output_ids) for each in running)
 

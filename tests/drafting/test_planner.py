@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from precedent.drafters.base import Candidates
+from precedent.drafters.base import Candidates, DrawSource
 from precedent.planning.calibration import Calibration
 from precedent.planning.costs import CostCurve
-from precedent.planning.draw_gate import PROBE_DRAWS, PROBE_STEPS, DrawGate
-from precedent.planning.plan import DrawSource, Limits
+from precedent.planning.gate import PROBE_DRAWS, PROBE_STEPS, Gate
+from precedent.planning.plan import Limits
 from precedent.planning.planner import Planner
 from precedent.planning.trust import Trust
 from precedent.tree import ROOT, CandidateTree, Sampled
@@ -186,7 +186,7 @@ def test_catching_up_counts_before_anything_is_sampled() -> None:
 
 def test_catching_up_is_paid_off_by_the_samples_that_follow() -> None:
     """Spread over many steps where requests go on sampling, over few where each samples once and stops."""
-    alone, beside = DrawGate(), DrawGate()
+    alone, beside = Gate(), Gate()
     for gate, steps in ((alone, 40), (beside, 1)):
         for _ in range(12):
             gate.observe(1, 200, 202.0)
@@ -199,7 +199,7 @@ def test_catching_up_is_paid_off_by_the_samples_that_follow() -> None:
 
 def test_one_slow_catching_up_does_not_keep_a_drafter_out() -> None:
     """The first one compiles, or another program disturbs it: the next ones are believed."""
-    gate = DrawGate()
+    gate = Gate()
     gate.behind = 200
     for milliseconds in (1000.0, 202.0, 202.0, 1000.0, 202.0):
         gate.observe(1, 200, milliseconds)
@@ -209,7 +209,7 @@ def test_one_slow_catching_up_does_not_keep_a_drafter_out() -> None:
 
 def test_the_first_probe_does_not_count_in_what_probes_may_cost() -> None:
     """The next one may run once a hundredth of the time is what the first one took; those after it share that."""
-    gate, begun = DrawGate(), []
+    gate, begun = Gate(), []
     for _ in range(3):
         while not gate.probe_steps_left:
             gate.elapsed += 100.0
@@ -223,7 +223,7 @@ def test_the_first_probe_does_not_count_in_what_probes_may_cost() -> None:
 
 def test_a_probe_waits_for_a_step_in_which_it_could_matter() -> None:
     """Where fixed candidates are all but sure, an unknown draft model is not asked; where none are, it is."""
-    gate = DrawGate()
+    gate = Gate()
     assert [gate.decide(0, open_mass=0.1) for _ in range(3)] == [0, 0, 0]
     assert gate.decide(3, open_mass=0.1) == 0  # its price is not known
     assert gate.decide(0, open_mass=0.9) == PROBE_DRAWS

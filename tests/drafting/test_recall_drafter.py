@@ -18,8 +18,7 @@ from helpers.listed_completions import (
     request,
 )
 
-from precedent.cache import NewCompletion, SpeculationCache
-from precedent.cache.store.records import Hit
+from precedent.cache import Completion, Hit, SpeculationCache
 from precedent.drafters.base import Drafter
 from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.runtime.inline_executor import AtOnce
@@ -206,8 +205,8 @@ def test_a_forgotten_completion_is_never_proposed_again() -> None:
 def test_recall_works_on_the_speculation_cache() -> None:
     """Write-back, search, exact prompt, credit and forgetting through the library's own cache in memory."""
     with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
-        cancel = NewCompletion((20, 21, END), TOKENIZER, "model", query="cancel the order of yesterday")
-        refund = NewCompletion((10, 11, 12, END), TOKENIZER, "model", query="where is my refund")
+        cancel = Completion((20, 21, END), TOKENIZER, "model", query="cancel the order of yesterday")
+        refund = Completion((10, 11, 12, END), TOKENIZER, "model", query="where is my refund")
         ids = [cache.insert(completion) for completion in (cancel, refund)]
         drafter = RecallDrafter(cache, TOKENIZER, AtOnce())
         session = drafter.begin(request(query="where is the refund of mine"))

@@ -14,12 +14,13 @@ from helpers.tabled_model import TabledModel
 from torch import Tensor
 
 from precedent.config import SamplingParams
-from precedent.decoding.loop import step
+from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.sequence import DecodingSequence
+from precedent.drafters.base import DrawSource
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.request import Request
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import DrawSource, Limits, Plan
+from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import DEEPEST_DRAW, Planner
 from precedent.sampling.rng import CounterRng, Rng, entropy_rng
 from precedent.target import TargetModel
@@ -67,7 +68,7 @@ def decode(
     sequence = DecodingSequence(request, slot, sampling.max_tokens, rng_of, sessions=sessions)  # type: ignore[arg-type]
     planner = planner or TwoDraws(CostCurve())
     while not sequence.finished:
-        step([sequence], target, planner)  # type: ignore[arg-type]
+        DecodeLoop(target, planner).step([sequence])  # type: ignore[arg-type]
     assert sequence.error is None
     return sequence
 
@@ -178,7 +179,7 @@ def planner_of(first: float, second: float, dear_from: int) -> Planner:
     """One that has seen what is accepted of the first and the second choice; rows above a width cost a lot."""
     planner = Planner(CostCurve.through({1: 30.0, dear_from: 30.0, dear_from + 1: 60.0, 257: 4000.0}))
     planner.observe_draws("draft", 1, 0, 1.0)
-    gate = planner._gates["draft"]
+    gate = planner.gates["draft"]
     gate.probe_steps_left = 0
     for depth in range(1, DEEPEST_DRAW + 1):
         for number in range(400):

@@ -8,11 +8,10 @@ import pytest
 
 import precedent
 from precedent.errors import ConfigError
-from precedent.text.templates import Hole, Template, Templates
+from precedent.text.templates import Hole, Template, Templates, tool_templates
 from precedent.text.tool_formats import ParsedCall, whole_parts
-from precedent.text.tool_formats.builtin import HERMES
+from precedent.text.tool_formats.formats import HERMES
 from precedent.text.tool_formats.parser import TaggedParser
-from precedent.text.tool_skeletons import tool_templates
 
 
 def test_a_text_is_read_as_literals_and_holes() -> None:

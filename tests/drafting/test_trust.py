@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from precedent.config import SamplingParams
-from precedent.decoding.loop import step
+from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.base import Candidates
 from precedent.drafters.request import Request
@@ -91,7 +91,7 @@ def test_a_request_takes_its_experience_from_step_to_step() -> None:
     target, planner = TargetModel(tiny_causal_lm(dtype=torch.float64)), Planner(curve())
     sequences = [sequence_on(target, source) for source in ("wrong", "silent")]
     for _ in range(6):
-        step(sequences, target, planner)
+        DecodeLoop(target, planner).step(sequences)
     assert [one.error for one in sequences] == [None, None]
     assert sequences[0].trust.factors(["wrong"])[0] < 0.6
     assert sequences[1].trust.factors(["wrong", "silent"]).tolist() == [1.0, 1.0]

@@ -91,9 +91,9 @@ def options_of_engines(tmp_path: Path) -> dict[str, dict[str, Any]]:
         "draft_model missing": {"draft_model": tmp_path / "nowhere"},
         "draft_device": {"draft_device": "cpu"},
         "draft_device unknown": {"draft_model": "first-layers:1", "draft_device": "nowhere"},
-        "pearl": {"pearl": True},
-        "pearl, first layers": {"pearl": True, "draft_model": "first-layers:1"},
-        "pearl, draft model": {"pearl": True, "draft_model": tiny_causal_lm(num_hidden_layers=1)},
+        "pearl": {"loop": "pearl"},
+        "pearl, first layers": {"loop": "pearl", "draft_model": "first-layers:1"},
+        "pearl, draft model": {"loop": "pearl", "draft_model": tiny_causal_lm(num_hidden_layers=1)},
         "bitwise": {"bitwise": True},
         "cuda_graphs": {"cuda_graphs": True},
         "keep_prefixes": {"keep_prefixes": True},
@@ -404,7 +404,7 @@ def test_chat_models_are_refused_as_recorded(golden: Golden, tmp_path: Path) -> 
     }
     of_engines = {
         name: lambda name=name, value=value: chat_model(**{name: value}) and None
-        for name, value in {"speculation_cache": "x.db", "device": "cpu", "pearl": True, "bitwise": True}.items()
+        for name, value in {"speculation_cache": "x.db", "device": "cpu", "loop": "pearl", "bitwise": True}.items()
     }
     calls = {name: lambda given=given: call(given) for name, given in CALLS.items()}
     inputs = {name: lambda given=given: chat_model().invoke(given) and None for name, given in INPUTS.items()}
@@ -445,7 +445,7 @@ def commands(folders: Path) -> dict[str, list[object]]:
         "run, nowhere": ["run", "hi", "--target", folders / "nowhere"],
         "run, damaged": ["run", "hi", "--target", folders / "damaged"],
         "run, draft-device": [*run, "--draft-device", "cpu"],
-        "run, pearl": [*run, "--pearl"],
+        "run, pearl": [*run, "--loop", "pearl"],
         "run, cuda-graphs": [*run, "--cuda-graphs", "--device", "cpu"],
         "run, bitwise": [*run, "--bitwise", "--dtype", "float64"],
         "run, device": [*run, "--device", "nowhere"],

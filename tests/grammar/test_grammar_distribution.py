@@ -23,7 +23,7 @@ from scipy.stats import chi2, ncx2
 from torch import Tensor
 
 from precedent.config import SamplingParams
-from precedent.decoding.loop import step
+from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.grammar import GrammarDrafter
 from precedent.drafters.model.drafter import DraftModelDrafter
@@ -222,7 +222,7 @@ def answer(target: TabledModel, draft: TabledModel, entropy: int, planner: Plann
     sessions = {drafter.name: drafter.begin(request) for drafter in drafters}
     sequence = DecodingSequence(request, slot, 8, entropy_rng(entropy), sessions=sessions)  # type: ignore[arg-type]
     while not sequence.finished:
-        step([sequence], target, planner)  # type: ignore[arg-type]
+        DecodeLoop(target, planner).step([sequence])  # type: ignore[arg-type]
     assert sequence.error is None
     return tuple(sequence.output_ids)
 

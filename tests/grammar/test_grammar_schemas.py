@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precedent.config import SamplingParams
-from precedent.decoding.loop import step
+from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.base import Drafter
 from precedent.drafters.grammar import GrammarDrafter
@@ -106,7 +106,7 @@ def answer(
     sequence = DecodingSequence(request, slot, MOST_TOKENS, entropy_rng(seed), sessions=sessions)  # type: ignore[arg-type]
     planner = Planner(CostCurve())
     while not sequence.finished:
-        step([sequence], target, planner)  # type: ignore[arg-type]
+        DecodeLoop(target, planner).step([sequence])  # type: ignore[arg-type]
     assert sequence.error is None
     return sequence
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from precedent.target.borrowed import HEAD_TOKENS
-from precedent.target.load.conditioned import FUSION, conditioned_beside, fusion_from, fusion_of
-from precedent.target.load.trained_draft import initial_weights
+from precedent_drafts.borrowed import HEAD_TOKENS
+from precedent_drafts.conditioned import FUSION, conditioned_beside, fusion_from, fusion_of
+from precedent_drafts.trained import initial_weights
 
 
 def random_conditioned(

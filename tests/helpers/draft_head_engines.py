@@ -12,7 +12,7 @@ from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.grammar import JsonSchema
-from precedent.planning.draw_gate import DrawGate
+from precedent.planning.gate import Gate
 from precedent.testing.embedders import HashEmbedder
 
 SAMPLINGS = {
@@ -22,7 +22,7 @@ SAMPLINGS = {
 SCHEMA = JsonSchema.of({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
 
 
-class AlwaysOpen(DrawGate):
+class AlwaysOpen(Gate):
     """Lets every step draw, whatever it costs."""
 
     def decide(self, wanted: int, open_mass: float = 1.0) -> int:

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from precedent.config import SamplingParams
-from precedent.decoding.verifiers import verifier_of
 from precedent.sampling.rng import Rng
 from precedent.sampling.target_rows import TargetRows
 from precedent.testing.draft_distribution import Drawing
 from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
-from precedent.verify import Verifier
+from precedent.verify import Verifier, verifier_of
 
 ToyModel = Callable[[tuple[int, ...]], Tensor]
 """A toy target model: the tokens after the committed text to the next token's probabilities `[vocab_size]`, float64."""
@@ -27,7 +26,7 @@ DraftProcess = Callable[[Rng], CandidateTree]
 
 def toy_rows(model: ToyModel, tree: CandidateTree, seed: int = 0, position: int = 0) -> TargetRows:
     """The rows of a toy model over one tree; `seed` and `position` (of the root's row) are for coupled mode."""
-    probs = torch.stack([model(tree.tokens_to(node)) for node in range(ROOT, tree.num_scored)])
+    probs = torch.stack([model(tree.tokens_to(node)) for node in range(ROOT, len(tree))])
     return TargetRows(probs.log(), tree, SamplingParams(temperature=1.0, seed=seed), (0,) * position)
 
 

@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 from precedent.grammar import Grammar, GrammarConstraint, GuidanceEngine, JsonSchema, Tool, closed
 from precedent.langchain.structured import call_form
 from precedent.testing.scripted_engine import chatml_tokenizer
-from precedent.text.tool_formats import builtin
+from precedent.text.tool_formats import formats as builtin
 
 PLAIN = chatml_tokenizer()
 CONTROLLED = chatml_tokenizer()

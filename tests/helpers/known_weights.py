@@ -24,7 +24,7 @@ WAYS = ("row by row", "ahead")
 
 
 class Weighed(NamedTuple):
-    """A tree to be weighed: the target's probabilities `[num_scored + 1, vocab_size]`, and whether tests are lazy."""
+    """A tree to be weighed: the target's probabilities `[num_nodes + 1, vocab_size]`, and whether tests are lazy."""
 
     tree: CandidateTree
     probs: Tensor
@@ -33,7 +33,7 @@ class Weighed(NamedTuple):
 
 
 class StagedWeights(KnownWeights):
-    """Weights computed in stages; `left` `[num_scored + 1, vocab_size]` are the residual distributions."""
+    """Weights computed in stages; `left` `[num_nodes + 1, vocab_size]` are the residual distributions."""
 
     left: Tensor
 
@@ -68,7 +68,7 @@ def weighed(trees: Sequence[Weighed], gap: int = 0) -> Callable[[], list[StagedW
 
 
 def all_probs(rows: TargetRows) -> Tensor:
-    """The probabilities of all rows, constrained together as on a GPU, `[num_scored + 1, vocab_size]`."""
+    """The probabilities of all rows, constrained together as on a GPU, `[num_nodes + 1, vocab_size]`."""
     constrained = rows.constrained()
     assert constrained is not None, "these rows cannot be constrained together"
     return rows.probs_of(constrained.all_logits())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from precedent.cache.store.fingerprint import prompt_fingerprint
-from precedent.cache.store.records import Hit, StoredCompletion
+from precedent.cache import Completion, Hit, prompt_fingerprint
 from precedent.config import SamplingParams
 from precedent.drafters.base import Candidates
 from precedent.drafters.recall.drafter import RecallDrafter
@@ -21,7 +20,7 @@ class ListedCompletions:
     """A speculation cache as a list; `near` maps a query to similarities by completion id."""
 
     def __init__(self) -> None:
-        self.stored: list[StoredCompletion] = []
+        self.stored: list[Completion] = []
         self.near: dict[str, dict[int, float]] = {}
         self.credited: list[dict[int, tuple[int, int]]] = []
         self.num_forgotten = 0
@@ -44,7 +43,7 @@ class ListedCompletions:
         fingerprint = "" if prompt is None else prompt_fingerprint(prompt)
         number = len(self.stored) + self.num_forgotten + 1
         self.stored.append(
-            StoredCompletion(tuple(tokens), TOKENIZER, "model", tenant, prompt_fingerprint=fingerprint, id=number)
+            Completion(tuple(tokens), TOKENIZER, "model", tenant, prompt_fingerprint=fingerprint, id=number)
         )
         return number
 
@@ -53,11 +52,11 @@ class ListedCompletions:
         own = {c.id for c in self.since(tenant, tokenizer)}
         return [Hit(key, near) for key, near in self.near.get(query, {}).items() if key in own][:k]
 
-    def among(self, ids: Iterable[int], *, tenant: str) -> list[StoredCompletion]:
+    def among(self, ids: Iterable[int], *, tenant: str) -> list[Completion]:
         """The tenant's completions of these ids."""
         return [c for c in self.stored if c.id in set(ids) and c.tenant == tenant]
 
-    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
+    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[Completion]:
         """The tenant's completions behind an id."""
         return [c for c in self.stored if c.id > after_id and (c.tenant, c.tokenizer) == (tenant, tokenizer)]
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from helpers.packages import graph_settings
 from precedent.config import SamplingParams
 from precedent.decoding import verification
-from precedent.decoding.aids import Aids
+from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.proposal import Proposal
 from precedent.decoding.sequence import DecodingSequence
 from precedent.decoding.verification import Forward, Verified
@@ -21,7 +22,6 @@ from precedent.sampling import target_rows
 from precedent.sampling.rng import entropy_rng
 from precedent.sampling.row_shaper import RowShaper
 from precedent.target import TargetModel
-from precedent.target.cuda.static_runner import StaticSettings
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 
@@ -75,13 +75,13 @@ def noting_probabilities(patch: pytest.MonkeyPatch, note: Callable[[torch.Tensor
 
 def static_target(device: str = "cpu") -> TargetModel:
     model = tiny_causal_lm(dtype=torch.float64).to(device)
-    return TargetModel(model, static=StaticSettings(arena_tokens=4096, capture=device == "cuda"))
+    return TargetModel(model, cuda_graphs=graph_settings(arena_tokens=4096, capture=device == "cuda"))
 
 
 def verified(proposals: Sequence[Proposal], logits: Sequence[torch.Tensor]) -> list[Verified]:
     """The verdicts on proposals whose rows are given."""
     forward = Forward(list(zip(proposals, logits, strict=True)), 0.0, num_tries=1)
-    return verification.verify(forward, Aids(Planner(CostCurve())))
+    return DecodeLoop(static_target(), Planner(CostCurve())).verify(forward)
 
 
 def fixed_tree(seed: int) -> CandidateTree:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from precedent.cache import Bounds
-from precedent.cache.store.prefix_files import PrefixFiles
+from precedent.cache.prefixes import PrefixFiles
 
 TENANTS = ("shop", "other")
 

@@ -17,11 +17,10 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from transformers import PreTrainedModel
 
 from precedent.target import TargetModel
-from precedent.target.eagle.head import load_eagle
-from precedent.target.eagle.model import eagle_beside
-from precedent.target.head_model import HeadModel
-from precedent.target.published import published_draft
 from precedent.testing.tiny_models import tiny_causal_lm
+from precedent_drafts.eagle import eagle_beside, load_eagle
+from precedent_drafts.head import HeadModel
+from precedent_drafts.published import published_draft
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 48, 40, 4, 2, 12, 259
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from precedent.target.cuda.ordered_attention import ORDERED
-from precedent.target.cuda.split_attention import VARIANTS, StaticRows
+from precedent_cuda.attention import ORDERED, VARIANTS, StaticRows
 
 NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 TRITON_RUNS_ON = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -49,6 +49,7 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_completion_tokens": 7}, {"max_completion_tokens": 7}),
     ({"top_p": 0.9}, {"top_p": 0.9}),
     ({"top_k": 5}, {"top_k": 5}),
+    ({"media": "placeholder"}, {}),
     ({"min_p": 0.1}, {"min_p": 0.1}),
     ({"repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
     ({"frequency_penalty": 0.5}, {"frequency_penalty": 0.5}),
@@ -90,6 +91,8 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 """Settings of the constructor or a call, and what they add to the body."""
 
 ONLY_IN_CALLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"top_k": 0, "top_p": 1.0}, {"top_k": 0, "top_p": 1.0}),  # a server may have defaults of its own
+    ({"repetition_penalty": 1.0}, {"repetition_penalty": 1.0}),
     ({"max_nodes": 4}, {"speculation": {"max_nodes": 4}}),
     ({"workflow_step": "refund"}, {"workflow_step": "refund"}),
     ({"prediction": "It is."}, {"prediction": {"type": "content", "content": "It is."}}),

@@ -9,12 +9,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.target import Slot, TargetModel
-from precedent.target.cpu.kernel_code import LANES
-from precedent.target.cpu.linear import PackedLinear
-from precedent.target.cpu.row_attention import VECTORS
-from precedent.target.cpu.tile_kernels import DEPTH
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
+from precedent_cpu.kernel_code import LANES
+from precedent_cpu.linear import PackedLinear
+from precedent_cpu.row_attention import VECTORS
+from precedent_cpu.tile_products import DEPTH
 
 DIM = VECTORS * LANES
 """Numbers of a head that fill whole registers."""
@@ -25,9 +25,20 @@ BY_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral, one kv head": ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
     "qwen2": ("qwen2", {"use_sliding_window": False, "hidden_size": 4 * DIM}),
     "qwen3": ("qwen3", {}),
+    "gemma": ("gemma", {}),
     "whole tiles": ("llama", {"hidden_size": 3 * DEPTH, "intermediate_size": 5 * DEPTH}),
 }
-"""Architectures and settings whose layers all run by rows."""
+"""Architectures and settings whose layers all run by rows, and in one call."""
+
+_MIXED = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+
+ONE_BY_ONE: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma 2": ("gemma2", {"query_pre_attn_scalar": 3 * DIM, "attn_logit_softcapping": 3.0, **_MIXED}),
+    "gemma 3": ("gemma3_text", {"query_pre_attn_scalar": 3 * DIM, **_MIXED}),
+    "gemma 3 with a cap that it ignores": ("gemma3_text", {"attn_logit_softcapping": 1.0, **_MIXED}),
+    "vaultgemma": ("vaultgemma", {"attn_logit_softcapping": 3.0, **_MIXED}),
+}
+"""The same for models with windows, whose layers run by rows one by one."""
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 5
 MOST_ROWS = 64

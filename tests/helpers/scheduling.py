@@ -8,17 +8,18 @@ import pytest
 import torch
 
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.decoding.loop import DecodeLoop
 from precedent.drafters import Drafter, Request
 from precedent.drafters.prompt import PromptDrafter
 from precedent.engine.admission import Admission
 from precedent.engine.delivery import Finisher
-from precedent.engine.in_flight import InFlight
 from precedent.engine.scheduler import Scheduler
+from precedent.engine.sequence import QueuedSequence
 from precedent.errors import PrecedentError
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Planner
-from precedent.runtime.fence import Fences
 from precedent.runtime.inline_executor import AtOnce
+from precedent.sampling.rng import entropy_rng
 from precedent.target import Slot, TargetModel
 from precedent.testing.drafters import RandomDrafter
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -62,14 +63,12 @@ class WatchedTarget(TargetModel):
 
 def scheduler_on(target: TargetModel, limits: EngineLimits | None = None) -> Scheduler:
     """A scheduler whose finished requests are reported at once."""
-    limits, fences = limits or EngineLimits(), Fences()
+    limits, loop = limits or EngineLimits(), DecodeLoop(target, Planner(CostCurve()))
     return Scheduler(
-        target=target,
-        planner=Planner(CostCurve()),
+        loop=loop,
         admission=Admission(target, limits),
         prefill_tokens=limits.prefill_tokens_per_round,
-        finish=Finisher(AtOnce(), fences),
-        fences=fences,
+        finish=Finisher(AtOnce(), loop.aids.fences),
     )
 
 
@@ -80,12 +79,14 @@ def request_for(
     max_tokens: int = 8,
     speculation: SpeculationConfig | None = None,
     tenant: str = "default",
-) -> InFlight:
+) -> QueuedSequence:
     """A greedy request, by default drafted from its prompt and by an adversary."""
     chosen = drafters or (PromptDrafter(), RandomDrafter(259))
     sampling = SamplingParams(max_tokens=max_tokens)
-    return InFlight(
-        asked=Request("test", tuple(prompt), sampling, tenant=tenant, mode="greedy", num_tokens=len(TOKENIZER)),
+    return QueuedSequence(
+        request=Request("test", tuple(prompt), sampling, tenant=tenant, mode="greedy", num_tokens=len(TOKENIZER)),
+        max_tokens=max_tokens,
+        rng_of=entropy_rng(0),
         speculation=speculation or SpeculationConfig(),
         drafters={drafter.name: drafter for drafter in chosen},
         text=TextAssembler(TOKENIZER),
@@ -122,7 +123,7 @@ def nothing_is_held(scheduler: Scheduler) -> bool:
     return scheduler.idle and (scheduler.admission.reserved_bytes, scheduler.admission.num_inside) == (0, 0)
 
 
-def error_of(request: InFlight) -> PrecedentError:
+def error_of(request: QueuedSequence) -> PrecedentError:
     with pytest.raises(PrecedentError) as caught:
         request.generation.result()
     return caught.value

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from precedent.cache import NewCompletion, SQLiteStore
-from precedent.cache.snapshot.partition import Partition
-from precedent.cache.snapshot.segment_files import SegmentFiles
+from precedent.cache import Completion, SQLiteStore
+from precedent.cache.segments import Partition, SegmentFiles
 from precedent.drafters.matching.occurrences import HIT, Weights
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 from precedent.drafters.recall.tenant_memory import TenantMemory
@@ -49,7 +48,7 @@ def stored(folder: Path, count: int = 40, tenant: str = TENANT) -> SQLiteStore:
     store = SQLiteStore.open(folder)
     for number in range(count):
         store.insert(
-            NewCompletion(answer(number), TOKENIZER, "model", tenant, prompt_fingerprint=f"p{number}"), None, None
+            Completion(answer(number), TOKENIZER, "model", tenant, prompt_fingerprint=f"p{number}"), None, None
         )
     return store
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.config import SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.planning.costs import CostCurve
@@ -32,6 +32,4 @@ def poison(cache: SpeculationCache, engine: Engine, answer: tuple[int, ...], que
     """Completions that begin like the answer and then go wrong: other tokens, padding, tokens that do not exist."""
     for cut, wrong in ((1, 65), (3, 7), (5, 258), (7, 399), (9, 2**31 - 1), (11, 66)):
         tokens = (*answer[:cut], wrong, *answer[cut + 1 :])
-        cache.insert(
-            NewCompletion(token_ids=tokens, tokenizer=engine.tokenizer_fingerprint, model="another", query=query)
-        )
+        cache.insert(Completion(token_ids=tokens, tokenizer=engine.tokenizer_fingerprint, model="another", query=query))

@@ -6,7 +6,7 @@ import copy
 from functools import cache
 from typing import Any
 
-from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.engine.engine import Engine
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_model import scripted_model_engine, scripted_tokenizer
@@ -61,5 +61,5 @@ def engine_of(name: str, draft_model: bool, cached: str) -> Engine:
     known = (TEXT, CALLS["Joke"], *(call(*pair) for pair in CALLS.items()))
     for text in known if cached == "warm" and store else ():
         ids = (*engine.tokenizer.encode(text, add_special_tokens=False), engine.tokenizer.eos_token_id)
-        store.insert(NewCompletion(token_ids=ids, tokenizer=engine.tokenizer_fingerprint, model="", query=text))
+        store.insert(Completion(token_ids=ids, tokenizer=engine.tokenizer_fingerprint, model="", query=text))
     return engine

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from precedent.target import Slot, TargetModel
-from precedent.target.cuda.static_runner import StaticSettings
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
+from precedent_cuda import StaticSettings
 
 WITHOUT_GRAPHS = StaticSettings(arena_tokens=8192, capture=False)
 
 
 def static_target(model_type: str = "llama", **settings: object) -> TargetModel:
-    return TargetModel(tiny_causal_lm(model_type, **settings), static=WITHOUT_GRAPHS)
+    return TargetModel(tiny_causal_lm(model_type, **settings), cuda_graphs=WITHOUT_GRAPHS)
 
 
 def plain_target(model_type: str = "llama", **settings: object) -> TargetModel:

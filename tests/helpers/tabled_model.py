@@ -41,6 +41,8 @@ class TabledSlot:
 class TabledModel:
     """Answers with `logits_of(token_ids)` `[vocab_size]`, asked once for each context."""
 
+    device = torch.device("cpu")
+
     runner = SimpleNamespace(threads=1, hidden=None, settled=True)
     encodes_prompt = False
 

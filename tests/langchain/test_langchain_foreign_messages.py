@@ -325,11 +325,23 @@ def test_every_medium_has_its_word(kind: str, word: str) -> None:
             to_template_messages([message([{"type": kind}])])
 
 
-def test_the_setting_is_checked_and_belongs_to_the_model() -> None:
+def test_a_call_says_what_happens_to_media() -> None:
+    picture = [HumanMessage([{"type": "text", "text": "Look: "}, IMAGE])]
+    model = scripted(lambda prompt: "x")
+    model.invoke(picture, media="placeholder")
+    assert "Look: [image omitted: this model reads text only]" in asked(model).prompt
+    for media in (None, "refuse"):
+        with pytest.raises(UnsupportedError, match="block of type 'image"):
+            model.invoke(picture, media=media)
+    with pytest.raises(UnsupportedError, match="block of type 'image"):
+        scripted(lambda prompt: "x", media="placeholder").invoke(picture, media="refuse")
+    with pytest.raises(ConfigError, match="media='drop' must be 'refuse' or 'placeholder'"):
+        model.invoke(picture, media="drop")
+
+
+def test_the_setting_is_checked() -> None:
     with pytest.raises(ConfigError, match="media='drop' must be 'refuse' or 'placeholder'"):
         ChatPrecedent(model="m", media="drop")
-    with pytest.raises(ConfigError, match="a call takes no 'media': it belongs in the constructor"):
-        scripted().invoke("hi", media="placeholder")
     assert ChatPrecedent(model="m", media=None).media == "refuse"
     assert scripted(media="placeholder")._get_llm_string() != scripted()._get_llm_string()
 

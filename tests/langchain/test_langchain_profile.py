@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,13 +72,25 @@ def downloaded(cache: Path) -> str:
     return "owner/tiny"
 
 
+def an_adapter(tmp_path: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    peft = pytest.importorskip("peft")
+    base = saved(tmp_path / "base")
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers, about how peft uses it
+        wrapped = peft.get_peft_model(tiny(), lora)
+    wrapped.peft_config["default"].base_model_name_or_path = str(base)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    return {"model": str(tmp_path / "adapter")}
+
+
 def objects(tmp_path: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {}
 
 
 Made = Callable[[Path, pytest.MonkeyPatch], dict[str, Any]]
 SOURCES: list[Made] = [
-    *(a_folder, a_folder_with_two_templates, a_gguf_file, a_cached_id, a_cached_id_elsewhere, objects),
+    *(a_folder, a_folder_with_two_templates, a_gguf_file, a_cached_id, a_cached_id_elsewhere, an_adapter, objects),
 ]
 
 
@@ -98,6 +111,22 @@ def test_the_profile_is_the_same_before_and_after_loading(
     try:
         assert engine.context_length == 1024
         assert chat(arguments).profile == ChatPrecedent.from_engine(engine).profile == before.profile
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("template", ["mistral", "chatml", CHAT, "[INST]{{ tools }}{{ messages }}[TOOL_CALLS]</think>"])
+@pytest.mark.parametrize("made", [a_folder, a_gguf_file, a_cached_id], ids=lambda made: made.__name__)
+def test_a_chat_template_that_is_given_has_its_profile_from_the_start(
+    made: Made, template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = {**made(tmp_path, monkeypatch), "chat_template": template}
+    before = chat(arguments).profile
+    assert before is not None
+    assert before["reasoning_output"] is ("</think>" in template)
+    engine = chat(arguments).engine
+    try:
+        assert ChatPrecedent.from_engine(engine).profile == before
     finally:
         engine.close()
 
@@ -135,6 +164,7 @@ def test_a_folder_that_cannot_be_loaded_has_no_profile(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(text)
         assert ChatPrecedent(model=str(tmp_path)).profile is None
     (tmp_path / "model.gguf").write_bytes(b"no model")
+    assert ChatPrecedent(model=DEMO_TARGET, chat_template="no such family").profile is None
     for name in (tmp_path / "model.gguf", tmp_path / "missing.gguf", "", "a b//c", "owner/absent"):
         assert ChatPrecedent(model=str(name)).profile is None
 

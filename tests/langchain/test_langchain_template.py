@@ -9,8 +9,7 @@ import pytest
 from helpers.scripted_kinds import asked, scripted
 from langchain_core.messages import HumanMessage
 
-from precedent.cache import NewCompletion
-from precedent.cache.store.fingerprint import prompt_fingerprint
+from precedent.cache import Completion, prompt_fingerprint
 from precedent.errors import ConfigError
 from precedent.testing.scripted_engine import chatml_tokenizer
 
@@ -45,7 +44,7 @@ def test_a_call_says_it_louder_than_the_model() -> None:
 
 
 def test_answers_that_were_given_before_are_told_behind_the_same_prompt() -> None:
-    model, stored = thinking(reasoning=False), list[NewCompletion]()
+    model, stored = thinking(reasoning=False), list[Completion]()
     model.engine.tokenizer_fingerprint = "any"
     model.engine.cache = SimpleNamespace(insert=lambda completion: stored.append(completion) or 1)
     model.invoke("hi")

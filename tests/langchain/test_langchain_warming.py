@@ -15,9 +15,9 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_tests.integration_tests import AsyncCacheTestSuite, SyncCacheTestSuite
 
-from precedent import SpeculationCache
+from precedent import PrecedentRecorder, SpeculationCache
 from precedent.errors import ConfigError, PromptError
-from precedent.langchain import ChatPrecedent, PrecedentRecorder, RecordingCache
+from precedent.langchain import ChatPrecedent, RecordingCache
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_conversation import conversations
 from precedent.testing.scripted_model import scripted_model_engine

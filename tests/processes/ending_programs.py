@@ -11,8 +11,7 @@ import torch
 from scenarios import PATIENCE, Say, chat, endless, folder, keep, opened, scenario, tiny
 
 import precedent
-from precedent.cache import NewCompletion, SentenceTransformerEmbedder
-from precedent.cache.search import embedder, grouped_index
+from precedent.cache import SentenceTransformerEmbedder, embedder
 from precedent.config import SamplingParams
 from precedent.engine import loading as engine_loading
 from precedent.testing.embedders import HashEmbedder
@@ -43,24 +42,6 @@ def ends_while_the_embedder_is_loaded(say: Say) -> None:
         break
     say(running.done)
     keep(engine)
-
-
-@scenario
-def ends_while_vectors_are_grouped(say: Say) -> None:
-    grouped_index.GROUPED_FROM = 8
-    cache, begun = opened(folder()), threading.Event()
-
-    def regrouped(*_: Any) -> Any:
-        begun.set()
-        endless()
-
-    for number in range(20):
-        cache.insert(NewCompletion((number, 1), "tok", "m", query=f"order {number}"))
-    from precedent.cache.search.partition_vectors import PartitionVectors
-
-    PartitionVectors.regrouped = regrouped  # type: ignore[method-assign]
-    cache.recall("order 3", tenant="default", tokenizer="tok")
-    say(begun.wait(PATIENCE))
 
 
 @scenario

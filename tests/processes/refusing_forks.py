@@ -13,7 +13,7 @@ import torch
 from scenarios import LONG, Say, chat, folder, held, in_fork, opened, outcome, scenario, tiny
 
 import precedent
-from precedent.cache import NewCompletion, SentenceTransformerEmbedder, SpeculationCache
+from precedent.cache import Completion, SentenceTransformerEmbedder, SpeculationCache
 from precedent.config import SamplingParams
 from precedent.engine.engine import Engine
 from precedent.langchain import PrecedentLLM
@@ -99,7 +99,7 @@ def a_chat_model_refuses_in_a_fork(say: Say) -> None:
 @scenario
 def a_cache_refuses_in_a_fork(say: Say) -> None:
     on_disk, in_memory = opened(folder()), opened()
-    new = NewCompletion((1, 2, 3), "tok", "m", query="order 7")
+    new = Completion((1, 2, 3), "tok", "m", query="order 7")
     for cache in (on_disk, in_memory):
         cache.insert(new)
         cache.recall("order 7", tenant="default", tokenizer="tok")
@@ -134,8 +134,8 @@ def a_cache_refuses_in_a_fork(say: Say) -> None:
         say(sorted(left))
 
     database = on_disk._store._database  # type: ignore[attr-defined]
-    locks = (on_disk._vectors._lock, on_disk._index._lock, database._write_lock, database._read_lock)
-    with held(*locks, in_memory._vectors._lock, in_memory._index._lock):
+    locks = (on_disk._index._lock, database._write_lock, database._read_lock)
+    with held(*locks, in_memory._index._lock):
         say(in_fork(child))
     say([cache.stats().records for cache in (on_disk, in_memory)])
 
@@ -179,7 +179,7 @@ def _generated(model: Any) -> Any:
 def a_file_that_is_open_is_not_opened_in_a_fork(say: Say) -> None:
     path, other = folder(), folder()
     cache = opened(path)
-    cache.insert(NewCompletion((1,), "tok", "m"))
+    cache.insert(Completion((1,), "tok", "m"))
     opened(other).close()
 
     def records(place: str) -> int:
@@ -204,13 +204,13 @@ def a_server_is_asked_by_one_process(say: Say) -> None:
     """What a child inherits of a connection to a database server is neither used nor closed there."""
     url = os.environ["SERVER"]
     cache = opened(url)
-    cache.insert(NewCompletion((1,), "tok", "m"))
+    cache.insert(Completion((1,), "tok", "m"))
     connections = cache._store._server  # type: ignore[attr-defined]
 
     def child(say: Say) -> None:
         say([outcome(cache.stats), outcome(lambda: connections.of_every_tenant(lambda one: one)), outcome(cache.close)])
         with opened(url) as own:
-            say(own.insert(NewCompletion((2,), "tok", "m")) > 0)
+            say(own.insert(Completion((2,), "tok", "m")) > 0)
 
     def dropping(say: Say) -> None:
         nonlocal cache, connections

@@ -18,6 +18,7 @@ from langchain_core.caches import InMemoryCache
 from transformers import PreTrainedTokenizerBase
 
 import precedent
+from precedent import PrecedentRecorder
 from precedent.cache import SentenceTransformerEmbedder, SpeculationCache
 from precedent.engine import loading as engine_loading
 from precedent.engine.engine import Engine
@@ -26,7 +27,6 @@ from precedent.langchain import (
     ChatPrecedent,
     PrecedentEmbeddings,
     PrecedentLLM,
-    PrecedentRecorder,
     RecordingCache,
     SpeculationMiddleware,
 )

@@ -31,7 +31,6 @@ ENDING = {
 ENDING_SLOWLY = {
     "ends_with_an_open_cache": (0, [["MainThread"]]),
     "ends_with_a_loaded_engine": (0, [True]),
-    "ends_while_vectors_are_grouped": (0, [True]),
     "ends_with_an_abandoned_stream": (0, [True]),
     "ends_with_an_abandoned_async_stream": (0, [True]),
     "ends_by_an_exception": (1, []),

@@ -14,12 +14,12 @@ import torch
 from scenarios import Say, begin, chat, compute_in_parallel, folder, held, in_fork, opened, outcome, scenario, tiny
 
 import precedent
-from precedent.cache import NewCompletion, SentenceTransformerEmbedder
-from precedent.cache.search import embedder
+from precedent import PrecedentRecorder
+from precedent.cache import Completion, SentenceTransformerEmbedder, embedder
 from precedent.config import SamplingParams
 from precedent.engine import open_caches
 from precedent.engine import shared as shared_engines
-from precedent.langchain import ChatPrecedent, PrecedentRecorder, engines
+from precedent.langchain import ChatPrecedent, engines
 from precedent.testing.scripted_model import scripted_model_engine
 
 
@@ -90,7 +90,7 @@ def children_that_end_leave_their_parent_whole(say: Say) -> None:
 
     for child in (closing, dropping, ending, lambda say: None):
         say(in_fork(child)["status"])
-        cache.insert(NewCompletion((1, 2, len(child.__name__)), "tok", "m", query=child.__name__))
+        cache.insert(Completion((1, 2, len(child.__name__)), "tok", "m", query=child.__name__))
     stream.close()
     model.invoke("third")
     say(cache.stats().records)
@@ -128,7 +128,7 @@ def an_embedder_goes_on_in_a_fork(say: Say) -> None:
 
     def child(say: Say) -> None:
         with opened(embedder=shared) as cache:
-            say(cache.insert(NewCompletion((1, 2), "tok", "m", query="q")))
+            say(cache.insert(Completion((1, 2), "tok", "m", query="q")))
 
     with held(shared._lock):
         say(in_fork(child))

@@ -136,6 +136,24 @@ def test_kernels_whose_folder_cannot_be_written_are_compiled(kernels: Path, next
         folder.rmdir()
 
 
+def test_kernels_are_compiled_again_when_a_function_that_they_call_has_changed(tmp_path: Path) -> None:
+    package = tmp_path / "loops"
+    package.mkdir()
+    compiled, called = "from precedent.runtime.compiled import compiled\n", "@compiled\ndef called(x): return x + 1\n"
+    (package / "__init__.py").write_text("")
+    (package / "calling.py").write_text(
+        f"{compiled}from loops.called import called\n@compiled\ndef calling(x): return called(x)\n"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kept"), "NUMBA_OPT": "0"}
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from loops.calling import calling; print(calling(1))"
+    for text, expected in ((called, "2"), (called.replace("1", "2"), "3")):
+        (package / "called.py").write_text(compiled + text)
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == expected
+
+
 # Converted models
 
 

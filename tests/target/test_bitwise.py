@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.bitwise_models import ONE_SIZE, PLAIN, by_rows, go_without_kernels, model, tokens
+from helpers.bitwise_models import PLAIN, by_rows, go_without_kernels, model, one_size, tokens
+from helpers.packages import graph_settings
 from helpers.small_engines import load_by
 
-from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
@@ -25,13 +26,12 @@ from precedent.langchain import ChatPrecedent
 from precedent.planning.costs import CostCurve
 from precedent.target import Slot, TargetModel
 from precedent.target.bitwise import MOST_ROWS
-from precedent.target.cuda.static_runner import StaticSettings
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
 
 GREEDY, SEEDED = SamplingParams(max_tokens=40), SamplingParams(max_tokens=40, temperature=0.8, seed=5)
-WAYS = [pytest.param(None, id="rows", marks=by_rows), pytest.param(ONE_SIZE, id="one size")]
+WAYS = [pytest.param(None, id="rows", marks=by_rows), pytest.param(True, id="one size")]
 
 
 def kept(slot: Slot) -> list[torch.Tensor]:
@@ -45,21 +45,22 @@ def same_bits(one: Slot, other: Slot) -> bool:
 
 
 @pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> StaticSettings | None:
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Settings of a target, and around it what makes forwards of one size what they are on a GPU."""
-    if request.param is not None:
-        go_without_kernels(monkeypatch)
-    return request.param
+    if request.param is None:
+        return None
+    go_without_kernels(monkeypatch)
+    return one_size()
 
 
 @lru_cache
-def target_of(way: StaticSettings | None, dtype: torch.dtype) -> TargetModel:
+def target_of(way: Any, dtype: torch.dtype) -> TargetModel:
     """Made once: its proof takes some seconds."""
-    return TargetModel(model(dtype), bitwise=True, static=way)
+    return TargetModel(model(dtype), bitwise=True, cuda_graphs=way)
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-def target(request: pytest.FixtureRequest, way: StaticSettings | None) -> TargetModel:
+def target(request: pytest.FixtureRequest, way: Any) -> TargetModel:
     return target_of(way, request.param)
 
 
@@ -117,7 +118,7 @@ def cache() -> Iterator[SpeculationCache]:
 
 
 @pytest.fixture
-def in_bfloat16(way: StaticSettings | None) -> TargetModel:
+def in_bfloat16(way: Any) -> TargetModel:
     return target_of(way, torch.bfloat16)
 
 
@@ -138,7 +139,7 @@ def test_texts_are_the_same_off_cold_warm_adversarial_continued_and_together(
 ) -> None:
     """Real drafts, a draft model, prefixes that were decoded instead of read, and neighbours in the same forward."""
     lengths = [50 + 40 * number for number in range(4)]
-    if in_bfloat16.static is not None:  # slow here: fewer, but their texts pass from a piece into the next
+    if in_bfloat16.arena is not None:  # slow here: fewer, but their texts pass from a piece into the next
         lengths, sampling = [210, 242], replace(sampling, max_tokens=16)
     prompts = [tokens(length, seed=length) for length in lengths]
     with closing(engine_on(cache, in_bfloat16)) as alone:
@@ -150,7 +151,7 @@ def test_texts_are_the_same_off_cold_warm_adversarial_continued_and_together(
     with closing(engine_on(cache, in_bfloat16, limits=EngineLimits(prefill_tokens_per_round=37))) as engine:
         for ids in expected:  # answers that begin like the right one and go wrong
             wrong = tuple(token if place % 7 else 3 for place, token in enumerate(ids))
-            cache.insert(NewCompletion(wrong, engine.tokenizer_fingerprint, "another", query="order"))
+            cache.insert(Completion(wrong, engine.tokenizer_fingerprint, "another", query="order"))
         for _ in range(2):
             cold = [engine.submit(prompt, sampling, query="order").result() for prompt in prompts]
             assert [one.token_ids for one in cold] == expected
@@ -198,7 +199,7 @@ def test_a_chat_model_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_cuda_a_tree_gives_the_bits_of_plain_decoding(dtype: torch.dtype) -> None:
     """With graphs and our kernels; prompts beyond a piece of keys and beyond a bucket."""
     chosen = tiny_causal_lm("llama", dtype=dtype, hidden_size=256, head_dim=64, max_position_embeddings=4096).cuda()
-    target = TargetModel(chosen, bitwise=True, static=StaticSettings(arena_tokens=16 * 1024))
+    target = TargetModel(chosen, bitwise=True, cuda_graphs=graph_settings(arena_tokens=16 * 1024))
     for length in (3, 250, 1020):
         prompt, path = tokens(length, seed=length), tokens(12, seed=1)
         whole, decoded, builder, node = target.new_slot(), target.new_slot(), TreeBuilder(), ROOT
@@ -214,4 +215,4 @@ def test_on_cuda_a_tree_gives_the_bits_of_plain_decoding(dtype: torch.dtype) -> 
         scored = target.score([(whole, builder.build())])[0]
         assert torch.equal(scored[0], rows[0][0])
         assert all(torch.equal(scored[2 * i], row[0]) for i, row in enumerate(rows))
-    assert len(target.static.graphs) >= 1
+    assert len(target.runner.backends[0].graphs) >= 1

@@ -87,12 +87,16 @@ def test_what_is_no_template_is_refused_before_anything_is_loaded(given: Any, sa
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
-    [(None, "has no chat template"), (TURNS, "takes no tools"), ("{{ tools }}{{ messages }}", None)],
+    ("template", "level", "said"),
+    [
+        (None, "WARNING", "has no chat template, so it is a base model: conversations are asked in ChatML"),
+        (TURNS, "INFO", "takes no tools: tools are shown in ChatML"),
+        ("{{ tools }}{{ messages }}", None, None),
+    ],
 )
 @pytest.mark.parametrize("kind", ["folder", "gguf"])
 def test_what_a_template_lacks_is_said_before_weights_are_read(
-    kind: str, template: str | None, said: str | None, tmp_path: Path,
+    kind: str, template: str | None, level: str | None, said: str | None, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
@@ -103,14 +107,15 @@ def test_what_a_template_lacks_is_said_before_weights_are_read(
         tokenizer = byte_tokenizer((("t", "h"),))
         tokenizer.chat_template = template
         place = write_gguf(tmp_path / "model.gguf", tiny_causal_lm(dtype=torch.float32, vocab_size=260), tokenizer)
+    caplog.set_level("INFO", "precedent")
     load_target(place)
-    words = [text for text in caplog.messages if "chat template" in text or "converting" in text]
-    found = [text for text in words if "chat template" in text]
-    assert len(found) == (said is not None)
+    records = [one for one in caplog.records if "chat template" in one.message or "converting" in one.message]
+    found = [one for one in records if "chat template" in one.message]
+    assert [one.levelname for one in found] == ([] if level is None else [level])
     if said is not None:
-        assert words[0] == found[0], "before the conversion"
-        assert said in found[0]
-        assert "--chat-template" in found[0]
+        assert records[0] is found[0], "before the conversion"
+        assert said in found[0].message
+        assert "--chat-template" in found[0].message
     caplog.clear()
     load_target(place, chat_template="chatml")
     assert not [text for text in caplog.messages if "chat template" in text]

@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 from helpers.hybrids import FAMILIES, ONE_PATH, hybrid, prefilled, random_ids, random_tree
+from helpers.packages import graph_settings
 
 from precedent.errors import UnsupportedError
 from precedent.target import Slot, TargetModel
-from precedent.target.cuda.static_runner import StaticSettings
 from precedent.target.kv.states import MOST_SNAPSHOTS
 from precedent.target.prefix_pool import PrefixPool
 from precedent.testing.sweep import IN_FLOAT32, compare, in_float64, tiny_model
@@ -197,7 +197,7 @@ def test_what_does_not_hold_on_hybrids_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match=r"bitwise=True is not available for this qwen3_next.*recurrent layers"):
         TargetModel(model, bitwise=True)
     with pytest.raises(UnsupportedError, match=r"qwen3_next cannot run as CUDA graphs.*recurrent layers"):
-        TargetModel(model, static=StaticSettings(arena_tokens=256, capture=False))
+        TargetModel(model, cuda_graphs=graph_settings(arena_tokens=256, capture=False))
 
 
 def test_models_without_recurrent_layers_keep_no_states() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from helpers.hybrids import hybrid, prefilled, random_ids, random_tree
+from helpers.packages import graph_settings
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from precedent.errors import UnsupportedError
 from precedent.target import Slot, TargetModel
-from precedent.target.cuda.static_runner import StaticSettings
 from precedent.target.kv import index_keys
 from precedent.target.load.first_layers import exits_early, first_layers
 from precedent.testing.sweep import IN_FLOAT32, compare, config_class_of, in_float64, tiny_model
@@ -232,7 +232,7 @@ def test_what_does_not_hold_there_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match=r"bitwise=True is not available for this deepseek_v32.*indexers"):
         TargetModel(model, bitwise=True)
     with pytest.raises(UnsupportedError, match=r"deepseek_v32 cannot run as CUDA graphs.*indexers"):
-        TargetModel(model, static=StaticSettings(arena_tokens=256, capture=False))
+        TargetModel(model, cuda_graphs=graph_settings(arena_tokens=256, capture=False))
 
 
 def test_blocks_of_keys_follow_single_paths() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,14 @@ from helpers.published_heads import SPECFORGE, random_weights, small_target, wri
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precedent.cache.search.embedder import SentenceTransformerEmbedder
+from precedent.cache import SentenceTransformerEmbedder
+from precedent.drafters import load_draft
 from precedent.errors import CacheError, ModelLoadError
-from precedent.target.eagle.head import EagleHead
-from precedent.target.load.loading import load_config, load_draft, load_target, load_tokenizer
+from precedent.target.load.loading import load_config, load_target, load_tokenizer
 from precedent.target.load.names import check_name
 from precedent.target.load.packaged import DEMO_TARGET
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_drafts.eagle import EagleHead
 
 HTTP: Any = importlib.import_module(type(huggingface_hub.get_session()).__module__.split(".")[0])
 """The HTTP library that the hub's library uses, whichever it is."""
@@ -164,6 +167,77 @@ def test_what_was_fetched_before_is_loaded_without_a_network(hub: Hub, tmp_path:
     assert model.dtype == torch.float32
     assert tokenizer.decode(tokenizer("order 66").input_ids) == "order 66"
     assert len(hub.asked) == 1
+
+
+class AdapterHub(Hub):
+    """A hub with one repository, which holds an adapter."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+    def __call__(self, request: Any) -> Any:
+        path, commit = request.url.path.removeprefix("/api/models"), "0123456789abcdef0123456789abcdef01234567"
+        self.asked.append(f"{request.method} {path}")
+        if not path.startswith("/somebody/an-adapter"):
+            return HTTP.Response(404, headers={"X-Error-Code": "RepoNotFound"}, request=request)
+        name = path.partition("/resolve/main/")[2] or path.partition(f"/resolve/{commit}/")[2]
+        if "/tree/" in path:
+            listed = [{"type": "file", "path": name, "size": len(of), "oid": name} for name, of in self.files.items()]
+            return HTTP.Response(200, json=listed, request=request)
+        if not name:
+            siblings = [{"rfilename": file} for file in self.files]
+            said = {"id": "somebody/an-adapter", "sha": commit, "siblings": siblings, "private": False}
+            return HTTP.Response(200, json=said, request=request)
+        if name not in self.files:
+            headers = {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit}
+            return HTTP.Response(404, headers=headers, request=request)
+        headers = {"ETag": f'"{name}"', "X-Repo-Commit": commit, "Content-Length": str(len(self.files[name]))}
+        content = None if request.method == "HEAD" else self.files[name]
+        return HTTP.Response(200, headers=headers, content=content, request=request)
+
+
+def answered_by(hub: Hub) -> None:
+    huggingface_hub.set_client_factory(lambda: HTTP.Client(transport=HTTP.MockTransport(hub)))
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """A LoRA adapter for a tiny model in another folder."""
+    peft = pytest.importorskip("peft")
+    model = tiny_causal_lm(dtype=torch.float32)
+    model.save_pretrained(tmp_path / "base")
+    byte_tokenizer().save_pretrained(tmp_path / "base")
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers, about how peft uses it
+        wrapped = peft.get_peft_model(model, lora)
+    wrapped.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    wrapped.save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"revision": "main"}])
+def test_an_adapter_is_loaded_by_its_id_from_the_hub_and_then_without_it(
+    kwargs: dict[str, Any], hub: Hub, adapter: Path
+) -> None:
+    here, ids = load_target(adapter)[0], torch.tensor([[1, 2, 3]])
+    answered_by(AdapterHub(adapter))
+    fetched, tokenizer = load_target("somebody/an-adapter", model_kwargs=kwargs)
+    assert load_config("somebody/an-adapter").vocab_size == here.config.vocab_size
+    answered_by(hub)
+    again, _ = load_target("somebody/an-adapter", model_kwargs=kwargs)
+    for model in (fetched, again):
+        torch.testing.assert_close(model(ids).logits, here(ids).logits)
+    assert tokenizer("hi").input_ids == byte_tokenizer()("hi").input_ids
+
+
+def test_an_adapter_of_the_hub_without_its_base_says_how_to_merge_it(hub: Hub, adapter: Path) -> None:
+    config = adapter / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": None}))
+    answered_by(AdapterHub(adapter))
+    with pytest.raises(ModelLoadError, match="merge it: "):
+        load_target("somebody/an-adapter")
 
 
 def test_a_published_draft_that_was_fetched_before_is_loaded_without_a_network(hub: Hub, tmp_path: Path) -> None:

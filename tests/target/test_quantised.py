@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from precedent import Engine, SpeculationCache, generate
-from precedent.cache.store.fingerprint import model_fingerprint
+from precedent.cache import model_fingerprint
 from precedent.config import SamplingParams
 from precedent.errors import UnsupportedError
 from precedent.target import TargetModel

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from precedent.testing.tiny_models import CHATML, byte_tokenizer
-from precedent.text import fixed_part
-from precedent.text.fixed_part import FixedPart
-from precedent.text.prompt import render_prompt
+from precedent.text import prompt as fixed_part
+from precedent.text.prompt import FixedPart, render_prompt
 from precedent.text.template_settings import TemplateSettings
 
 SYSTEM = {"role": "system", "content": "You look after orders. Be brief."}

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from precedent.testing.scripted_engine import chatml_tokenizer
-from precedent.text.detokenizer import IncrementalDetokenizer
+from precedent.text.assembly import IncrementalDetokenizer
 
 BYTES = chatml_tokenizer()
 

@@ -9,7 +9,7 @@ import pytest
 
 from precedent.errors import ContextOverflowError
 from precedent.testing.scripted_engine import chatml_tokenizer
-from precedent.text.length import CHARACTERS_PER_TOKEN, check_length
+from precedent.text.codec import CHARACTERS_PER_TOKEN, check_length
 from precedent.text.prompt import render_prompt
 
 CONTEXT = 100

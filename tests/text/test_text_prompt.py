@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from precedent.errors import PromptError, UnsupportedError
 from precedent.testing.scripted_engine import chatml_tokenizer
 from precedent.text.prompt import hermes_template, render_prompt, template_for
-from precedent.text.tool_formats import ParsedCall, Text, whole_parts
-from precedent.text.tool_formats.builtin import HERMES
+from precedent.text.tool_formats import ParsedCall, TextPiece, whole_parts
+from precedent.text.tool_formats.formats import HERMES
 from precedent.text.tool_formats.parser import TaggedParser
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -92,7 +92,7 @@ def test_a_parsed_answer_is_rendered_back_as_it_was_generated(tokenizer: PreTrai
         for event in events
         if isinstance(event, ParsedCall)
     ]
-    text = "".join(event.text for event in events if isinstance(event, Text))
+    text = "".join(event.text for event in events if isinstance(event, TextPiece))
     before = render_prompt(tokenizer, user("hi"), TOOLS)
     turn = {"role": "assistant", "content": text, "tool_calls": calls}
     after = render_prompt(tokenizer, [*user("hi"), turn, {"role": "tool", "content": "ok"}], TOOLS)
@@ -219,7 +219,19 @@ def test_a_base_model_is_called_one_once(caplog: pytest.LogCaptureFixture) -> No
     chat.chat_template, chat.name_or_path = PLAIN_CHATML, "somebody/chat"
     with caplog.at_level(logging.WARNING):
         for tokenizer in (chat, base, base):
-            render_prompt(tokenizer, ORDER)
-        render_prompt(chat, ORDER, TOOLS)  # its own template knows no tools, which is another matter
+            render_prompt(tokenizer, user("hi"))
     (said,) = caplog.messages
     assert said.startswith("somebody/base has no chat template: it is a base model")
+
+
+def test_a_template_without_tools_is_mentioned_once_when_tools_are_used(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = chatml_tokenizer()
+    tokenizer.chat_template, tokenizer.name_or_path = PLAIN_CHATML, "somebody/without-tools"
+    with caplog.at_level(logging.WARNING):
+        render_prompt(tokenizer, user("hi"))
+        assert not caplog.messages
+        for _ in range(3):
+            render_prompt(tokenizer, user("hi"), TOOLS)
+    (said,) = caplog.messages
+    assert "the chat template of somebody/without-tools takes no tools" in said
+    assert "give chat_template=" in said

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precedent.text.stop import StopScanner, partial_match
+from precedent.text.assembly import StopScanner, partial_match
 
 
 def scanned(stops: list[str], parts: list[str]) -> tuple[str, bool]:

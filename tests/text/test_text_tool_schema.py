@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from precedent.errors import PromptError
-from precedent.text.tool_schema import check_tools, tools_fingerprint
+from precedent.text.tool_schema import check_tools
 
 
 class Item(BaseModel):
@@ -74,10 +74,3 @@ def test_a_name_bound_twice() -> None:
 def test_a_description_that_is_no_text() -> None:
     with pytest.raises(PromptError, match=r"tool 'order'.*description must be a text"):
         check_tools([tool(None, description=3)])
-
-
-def test_the_fingerprint_knows_schemas_not_key_order() -> None:
-    one, other = {"a": {"type": "string"}, "b": {}}, {"b": {}, "a": {"type": "string"}}
-    assert tools_fingerprint([tool({"properties": one})]) == tools_fingerprint([tool({"properties": other})])
-    assert tools_fingerprint([tool({"properties": one})]) != tools_fingerprint([tool({"properties": {"a": {}}})])
-    assert tools_fingerprint([]) == ""

@@ -10,12 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precedent.text.tool_formats import AnswerParser, Event, InvalidCall, ParsedCall, Part, Reasoning, Text, whole_parts
-from precedent.text.tool_formats.builtin import BUILTIN
+from precedent.text.tool_formats import (
+    Event,
+    EventParser,
+    InvalidCall,
+    ParsedCall,
+    Part,
+    ReasoningPiece,
+    TextPiece,
+    whole_parts,
+)
 from precedent.text.tool_formats.events import joined
-from precedent.text.tool_formats.harmony import HarmonyParser
-from precedent.text.tool_formats.parser import TaggedParser
-from precedent.text.tool_formats.reasoning import REASONING
+from precedent.text.tool_formats.formats import BUILTIN, REASONING
+from precedent.text.tool_formats.parser import HarmonyParser, TaggedParser
 
 FORMS = {form.name: form for form in BUILTIN}
 THINK = REASONING[0]
@@ -43,7 +50,7 @@ TOOLS = [
 LOOK_UP = ParsedCall("look_up", {"number": "1042"})
 
 
-def parser_of(name: str) -> AnswerParser:
+def parser_of(name: str) -> EventParser:
     form = FORMS[name]
     return HarmonyParser(form, TOOLS) if form.channels else TaggedParser(form, THINK, TOOLS)
 
@@ -62,8 +69,9 @@ def parts_of(name: str, answer: str) -> list[Part]:
 
 HARMONY_CALL = '<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"number": "1042"}<|call|>'
 XML_CALL = "<tool_call>\n<function=look_up>\n<parameter=number>\n1042\n</parameter>\n</function>\n</tool_call>"
+HERMES_CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "1042"}}\n</tool_call>'
 ONE_CALL = {
-    "hermes": '<tool_call>\n{"name": "look_up", "arguments": {"number": "1042"}}\n</tool_call>',
+    "hermes": HERMES_CALL,
     "qwen3-coder": XML_CALL,
     "llama-json": '{"name": "look_up", "parameters": {"number": "1042"}}',
     "llama-pythonic": "[look_up(number='1042')]",
@@ -88,12 +96,30 @@ def test_one_call(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in FORMS if name != "harmony"])
 def test_reasoning_comes_apart_from_what_follows(name: str) -> None:
     answer = f"<think>\nHm.\n\nYes {{ [ <tool_\n</think>\n\n{ONE_CALL[name]}"
-    assert parts_of(name, answer) == [Reasoning("Hm.\n\nYes { [ <tool_"), LOOK_UP]
+    assert parts_of(name, answer) == [ReasoningPiece("Hm.\n\nYes { [ <tool_"), LOOK_UP]
 
 
 TWO = {"a": 1, "b": [True, None, {"c": "é \" ' \\ \n"}]}
+TAGS = {"note": 'say "</tool_call>" or <tool_call> \\'}
+"""Tags inside a JSON string do not end the call."""
+
 ANSWERS: list[tuple[str, str, list[Part]]] = [
-    ("qwen3-coder", f"I look.\n{XML_CALL}\n{XML_CALL}\n", [Text("I look."), LOOK_UP, LOOK_UP]),
+    ("hermes", "", []),
+    ("hermes", "no call at all\n", [TextPiece("no call at all\n")]),
+    ("hermes", f"{HERMES_CALL}\n{HERMES_CALL}\n", [LOOK_UP, LOOK_UP]),
+    ("hermes", f"I look.\n\n{HERMES_CALL}", [TextPiece("I look.\n"), LOOK_UP]),
+    ("hermes", f"{HERMES_CALL}\n\nDone.", [LOOK_UP, TextPiece("Done.")]),
+    ("hermes", f"A{HERMES_CALL}\nB\n{HERMES_CALL}", [TextPiece("A"), LOOK_UP, TextPiece("\nB"), LOOK_UP]),
+    ("hermes", f"\n \n{HERMES_CALL}", [LOOK_UP]),
+    ("hermes", "a < b and <tool_", [TextPiece("a < b and <tool_")]),
+    ("hermes", HERMES_CALL.removesuffix("\n</tool_call>"), [LOOK_UP]),
+    ("hermes", f"{HERMES_CALL.removesuffix('</tool_call>')}{HERMES_CALL}", [LOOK_UP, LOOK_UP]),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>', [ParsedCall("f", {})]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [ParsedCall("f", {"a": 1})]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "1\n2"}}</tool_call>', [ParsedCall("f", {"a": "1\n2"})]),
+    ("hermes", f"<tool_call>{json.dumps({'name': 'f', 'arguments': TAGS})}</tool_call>after", [
+        ParsedCall("f", TAGS), TextPiece("after")]),
+    ("qwen3-coder", f"I look.\n{XML_CALL}\n{XML_CALL}\n", [TextPiece("I look."), LOOK_UP, LOOK_UP]),
     (
         "qwen3-coder",
         "<tool_call>\n<function=look_up>\n<parameter=copies>\n3\n</parameter>\n<parameter=deep>\n"
@@ -120,40 +146,43 @@ ANSWERS: list[tuple[str, str, list[Part]]] = [
     ("qwen3-coder", XML_CALL.removesuffix("\n</tool_call>"), [LOOK_UP]),
     ("qwen3-coder", XML_CALL.replace("number", "copies").replace("1042", "many"), [
         ParsedCall("look_up", {"copies": "many"})]),
-    ("hermes", f"<think>{ONE_CALL['hermes']}</think>x", [Reasoning(ONE_CALL["hermes"]), Text("x")]),
+    ("hermes", f"<think>{ONE_CALL['hermes']}</think>x", [ReasoningPiece(ONE_CALL["hermes"]), TextPiece("x")]),
     ("llama-json", f"{ONE_CALL['llama-json']}; {ONE_CALL['llama-json']}", [LOOK_UP, LOOK_UP]),
     ("llama-json", f" <|python_tag|>{ONE_CALL['llama-json']}", [LOOK_UP]),
     ("llama-json", '{"type": "function", "name": "f", "parameters": {}}', [ParsedCall("f", {})]),
-    ("llama-json", '{"answer": 42}', [Text('{"answer": 42}')]),
-    ("llama-json", '{"name": "Ann", "age": 7}', [Text('{"name": "Ann", "age": 7}')]),
-    ("llama-json", '{"name": "Ann"}', [Text('{"name": "Ann"}')]),
-    ("llama-json", '{"name": {"first": "A"}, "parameters": {}}', [Text('{"name": {"first": "A"}, "parameters": {}}')]),
-    ("llama-json", "{braces} first", [Text("{braces} first")]),
-    ("llama-json", f"Text {ONE_CALL['llama-json']}", [Text(f"Text {ONE_CALL['llama-json']}")]),
+    ("llama-json", '{"answer": 42}', [TextPiece('{"answer": 42}')]),
+    ("llama-json", '{"name": "Ann", "age": 7}', [TextPiece('{"name": "Ann", "age": 7}')]),
+    ("llama-json", '{"name": "Ann"}', [TextPiece('{"name": "Ann"}')]),
+    ("llama-json", '{"name": {"first": "A"}, "parameters": {}}',
+     [TextPiece('{"name": {"first": "A"}, "parameters": {}}')]),
+    ("llama-json", "{braces} first", [TextPiece("{braces} first")]),
+    ("llama-json", f"Text {ONE_CALL['llama-json']}", [TextPiece(f"Text {ONE_CALL['llama-json']}")]),
     ("llama-pythonic", "[f(), look_up(number='1042',)]", [ParsedCall("f", {}), LOOK_UP]),
     ("llama-pythonic", f"[f(a=1, b={TWO['b']!r})]", [ParsedCall("f", TWO)]),
     ("llama-pythonic", "[f(a=true, b=(1, null))]", [ParsedCall("f", {"a": True, "b": [1, None]})]),
-    ("llama-pythonic", "<|python_start|>[look_up(number='1042')]<|python_end|>", [LOOK_UP, Text("<|python_end|>")]),
-    ("llama-pythonic", "[1] is a footnote", [Text("[1] is a footnote")]),
-    ("llama-pythonic", "[see f]", [Text("[see f]")]),
+    ("llama-pythonic", "<|python_start|>[look_up(number='1042')]<|python_end|>",
+     [LOOK_UP, TextPiece("<|python_end|>")]),
+    ("llama-pythonic", "[1] is a footnote", [TextPiece("[1] is a footnote")]),
+    ("llama-pythonic", "[see f]", [TextPiece("[see f]")]),
     ("mistral", 'Hi[TOOL_CALLS][{"name": "f", "arguments": {}}, {"arguments": {"a": "]"}, "name": "g"}]', [
-        Text("Hi"), ParsedCall("f", {}), ParsedCall("g", {"a": "]"})]),
+        TextPiece("Hi"), ParsedCall("f", {}), ParsedCall("g", {"a": "]"})]),
     ("mistral", ONE_CALL["mistral-args"], [LOOK_UP]),
-    ("mistral-args", f"A\n{ONE_CALL['mistral-args']}[TOOL_CALLS]f{{}}", [Text("A\n"), LOOK_UP, ParsedCall("f", {})]),
+    ("mistral-args", f"A\n{ONE_CALL['mistral-args']}[TOOL_CALLS]f{{}}",
+     [TextPiece("A\n"), LOOK_UP, ParsedCall("f", {})]),
     ("mistral-args", '[TOOL_CALLS]f[CALL_ID]abc123DEF[ARGS]{"a": [1, {}]}', [ParsedCall("f", {"a": [1, {}]})]),
     ("function-gemma", "<start_function_call>call:f{a:1,b:[true,null,{c:<escape>{,}\"<escape>}]}<end_function_call>", [
         ParsedCall("f", {"a": 1, "b": [True, None, {"c": '{,}"'}]})]),
     ("function-gemma", "<start_function_call>call:f{}<end_function_call>", [ParsedCall("f", {})]),
     ("tool-code", "A\n```tool_code\nf(a=1)\nlook_up(number='1042')\n```\n", [
-        Text("A"), ParsedCall("f", {"a": 1}), LOOK_UP]),
-    ("harmony", "Hello", [Text("Hello")]),
-    ("harmony", "<|channel|>final<|message|>Hi<|return|>", [Text("Hi")]),
+        TextPiece("A"), ParsedCall("f", {"a": 1}), LOOK_UP]),
+    ("harmony", "Hello", [TextPiece("Hello")]),
+    ("harmony", "<|channel|>final<|message|>Hi<|return|>", [TextPiece("Hi")]),
     ("harmony", f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{HARMONY_CALL}", [
-        Reasoning("Hm."), LOOK_UP]),
+        ReasoningPiece("Hm."), LOOK_UP]),
     ("harmony", ' to=functions.look_up<|channel|>commentary json<|message|>{"number": "1042"}<|call|>', [LOOK_UP]),
     ("harmony", f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{HARMONY_CALL}<|start|>assistant"
-        "<|channel|>final<|message|>Done.<|return|>", [Text("I look."), LOOK_UP, Text("\n\nDone.")]),
-    ("harmony", "<|channel|>analysis<|message|>cut off", [Reasoning("cut off")]),
+        "<|channel|>final<|message|>Done.<|return|>", [TextPiece("I look."), LOOK_UP, TextPiece("\n\nDone.")]),
+    ("harmony", "<|channel|>analysis<|message|>cut off", [ReasoningPiece("cut off")]),
     ("harmony", "<|channel|>anal", []),
 ]  # fmt: skip
 
@@ -204,6 +233,42 @@ def test_a_call_that_cannot_be_read_keeps_its_text(
     assert invalid.rest is not None
     assert invalid.rest in invalid.raw
     assert rest in (None, invalid.rest)
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "problem"),
+    [
+        ('{"name": "f", "arguments": {"a": 1', "f", "delimiter"),
+        ('{"name": "f", "arguments": [1]}', "f", "must be an object, not list"),
+        ('{"name": "f", "arguments": {"a": NaN}}', "f", "NaN"),
+        ('{"name": "f", "arguments": {"a": 1e999}}', "f", "not JSON compliant"),
+        ('{"name": "f", "arguments": {"a": "\\ud800"}}', "f", "surrogates"),
+        ('{"arguments": {}}', None, "expected"),
+        ('{"name": ""}', None, "expected"),
+        ("look_up(1042)", None, "Expecting value"),
+        ("[" * 100_000, None, "recursion"),
+        (f'{{"name": "f", "arguments": {{"a": {"1" * 5000}}}}}', "f", "limit"),
+    ],
+)
+@pytest.mark.parametrize("close", ["</tool_call>", ""])
+def test_a_call_that_cannot_be_read_says_why(body: str, name: str | None, problem: str, close: str) -> None:
+    (event,) = whole_parts(events_of("hermes", [f"<tool_call>{body}{close}"]))
+    assert isinstance(event, InvalidCall)
+    assert (event.raw, event.name) == (f"<tool_call>{body}{close}", name)
+    assert problem in event.error
+
+
+def test_a_call_with_an_open_string_does_not_swallow_the_next_one() -> None:
+    broken = '<tool_call>{"name": "f", "arguments": {"a": "1}}</tool_call>'
+    first, second, third = parts_of("hermes", f"{broken}\n{HERMES_CALL}\nend")
+    assert isinstance(first, InvalidCall)
+    assert (first.raw, second, third) == (broken, LOOK_UP, TextPiece("end"))
+
+
+@given(st.text(max_size=60))
+def test_text_without_a_tag_stays_as_it_is(text: str) -> None:
+    parts = events_of("hermes", list(text))
+    assert "".join(part.text for part in parts if isinstance(part, TextPiece)) == text
 
 
 def test_a_call_goes_on_behind_a_broken_one() -> None:

@@ -21,15 +21,14 @@ from precedent.text.tool_formats import (
     InvalidCall,
     ParsedCall,
     Part,
-    Reasoning,
-    Text,
+    ReasoningPiece,
+    TextPiece,
     ToolFormat,
-    registry,
     whole_parts,
 )
-from precedent.text.tool_formats.builtin import BUILTIN, HERMES, tagged_json
+from precedent.text.tool_formats import formats as registry
+from precedent.text.tool_formats.formats import BUILTIN, HERMES, REASONING, tagged_json
 from precedent.text.tool_formats.parser import TaggedParser
-from precedent.text.tool_formats.reasoning import REASONING
 from precedent.text.tool_formats.response_template import ResponseTemplateParser
 
 FORMS = {form.name: form for form in BUILTIN}
@@ -118,8 +117,10 @@ def test_what_is_well_formed_is_read_as_transformers_reads_it(
     theirs = parse_response(answer, PUBLIC[name], prefix="", tools=TOOLS)
     parser = TaggedParser(FORMS[name], tags, TOOLS)
     parts = whole_parts([*parser.push(answer), *parser.finish()])
-    assert "".join(part.text for part in parts if isinstance(part, Reasoning)) == theirs.get("reasoning_content", "")
-    assert "".join(part.text for part in parts if isinstance(part, Text)) == theirs.get("content", "")
+    assert "".join(part.text for part in parts if isinstance(part, ReasoningPiece)) == theirs.get(
+        "reasoning_content", ""
+    )
+    assert "".join(part.text for part in parts if isinstance(part, TextPiece)) == theirs.get("content", "")
     ours = [{"name": part.name, "arguments": part.arguments} for part in parts if isinstance(part, ParsedCall)]
     assert ours == [call["function"] for call in theirs.get("tool_calls", [])]
 
@@ -163,8 +164,8 @@ def parts_of(tokenizer: PreTrainedTokenizerBase, pieces: list[str]) -> list[Part
     ("answer", "parts"),
     [
         (f"<mull> Hm.\n </mull>\n\nI look. \n{ACT}{ACT}", [
-            Reasoning("Hm."), Text("I look."), ParsedCall("f", {"n": 1}), ParsedCall("f", {"n": 1})]),
-        ("a  b", [Text("a  b")]),
+            ReasoningPiece("Hm."), TextPiece("I look."), ParsedCall("f", {"n": 1}), ParsedCall("f", {"n": 1})]),
+        ("a  b", [TextPiece("a  b")]),
         ('<act>{"name": "f"}</act>', [ParsedCall("f", {})]),
     ],
 )  # fmt: skip
@@ -179,14 +180,14 @@ def test_what_transformers_cannot_read_is_an_invalid_call(tokenizer: PreTrainedT
     whole = parts_of(tokenizer, [f"Hi{broken}"])
     assert parts_of(tokenizer, list(f"Hi{broken}")) == whole
     text, invalid = whole
-    assert text == Text("Hi")
+    assert text == TextPiece("Hi")
     assert isinstance(invalid, InvalidCall)
     assert "not a tool call" in invalid.error
 
 
 def test_the_answer_goes_on_behind_a_broken_call(tokenizer: PreTrainedTokenizerBase) -> None:
     _, call, text = parts_of(tokenizer, [f"<act>nonsense</act>{ACT}Done."])
-    assert (call, text) == (ParsedCall("f", {"n": 1}), Text("Done."))
+    assert (call, text) == (ParsedCall("f", {"n": 1}), TextPiece("Done."))
 
 
 def test_a_model_with_a_response_template_of_its_own_calls_tools(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -237,12 +238,12 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 def test_another_packages_format_comes_first(installed: dict[str, Any]) -> None:
     assert registry.format_of_template("<tool_call>") is HERMES
     registry.known_formats.cache_clear()
-    installed["other"] = "precedent.text.tool_formats.builtin:GEMMA4"
+    installed["other"] = "precedent.text.tool_formats.formats:GEMMA4"
     assert registry.known_formats()[0] is FORMS["gemma4"]
 
 
 def test_an_entry_point_that_is_no_format_is_refused_by_name(installed: dict[str, Any]) -> None:
-    installed["odd"] = "precedent.text.tool_formats.builtin:tagged_json"
+    installed["odd"] = "precedent.text.tool_formats.formats:tagged_json"
     with pytest.raises(ConfigError, match=r"'odd' of precedent\.tool_formats must name a ToolFormat"):
         registry.known_formats()
 
@@ -261,6 +262,6 @@ def test_a_format_of_json_between_tags_needs_no_program() -> None:
     )
     parser = TaggedParser(act)
     parts = whole_parts([event for char in f"Hi{ACT}" for event in parser.push(char)] + parser.finish())
-    assert parts == [Text("Hi"), ParsedCall("f", {"n": 1})]
+    assert parts == [TextPiece("Hi"), ParsedCall("f", {"n": 1})]
     assert act.around_arguments("f") == ('<act>{"name": "f", "arguments": ', "}</act>")
     assert act.wrote("{{ '<act>' }}")

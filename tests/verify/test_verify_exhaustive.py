@@ -1,6 +1,6 @@
 """Six hundred larger random trees for every mode and setting: an hour's worth of doubt in some minutes.
 
-The small sizes of the same statements run in `make test` (test_verify_distribution, _stages, _coupled, _lossy, _judge);
+The small sizes of the same statements run in `make test` (test_verify_distribution, _stages, _coupled);
 these in `make test-exhaustive`.
 """
 
@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.enumeration import exact_step, mean_spent, toy_rows
+from helpers.enumeration import exact_step, toy_rows
 from helpers.known_weights import verifier_of
 from helpers.random_trees import Problem, random_problem, toy_model
 
 from precedent.sampling.rng import CounterRng
 from precedent.testing.replay_rng import ReplayRng, enumerate_outcomes
-from precedent.tree import EMPTY_TREE, CandidateTree
+from precedent.tree import EMPTY_TREE
 from precedent.verify import prepare, verify
-from precedent.verify.lossy import overruled_by, relaxed
-from precedent.verify.lossy.relaxed import Bent
-from precedent.verify.lossy.rules import Mentored, TopBeta, Typical
 
 EXACT = 1e-12
 FIRST, COUNT, BLOCK = 20_000, 600, 40
 BLOCKS = pytest.mark.parametrize("block", range(FIRST, FIRST + COUNT, BLOCK))
 EXACT_MATCH = ("greedy", "coupled")
 REJECTION_MODES = ("traversal", "topdown")
-RULES = [Mentored(0.05), Mentored(1.0), Typical(), Typical(0.5, 1.0), TopBeta(), TopBeta(2, 4.0)]
 
 pytestmark = pytest.mark.exhaustive
 
@@ -75,36 +71,6 @@ def test_exact_match_commits_the_text_of_plain_decoding_on_every_tree(mode: str,
                 assert token == (plain.argmax(-1) if mode == "greedy" else plain.coupled(-1)), problem
             end = verdict.path[-1] if verdict.path else -1
             assert (end, verdict.next_token) not in set(zip(tree.parents, tree.token_ids, strict=True))
-
-
-@BLOCKS
-@pytest.mark.parametrize("rule", RULES, ids=str)
-def test_what_lossy_modes_say_they_spend_bounds_the_distance_on_every_tree(rule, block: int) -> None:
-    """Every verdict says what the rows on its path cost; their mean bounds the distance of what is written."""
-    for problem in problems(block, 16):
-        written, distance, spent = exact_step(problem.target, problem.draft, relaxed(rule)), 0.0, 0.0
-        for chance, tree in enumerate_outcomes(problem.draft):
-            rows = toy_rows(problem.target, tree)
-            bent = Bent(tree, rows, rule)
-            for probability, verdict in enumerate_outcomes(relaxed(rule)(tree, rows)):
-                spent += chance * probability * verdict.spent_tv
-                own = sum(bent.cost(node) for node in (-1, *verdict.path))
-                assert verdict.spent_tv == pytest.approx(own, abs=EXACT)
-        distance = written.total_variation(problem.target)
-        assert distance <= spent + 1e-10, problem
-
-
-@BLOCKS
-def test_a_judge_is_lossless_until_it_overrules_and_then_says_so(block: int) -> None:
-    def sometimes(tree: CandidateTree, rows: object, node: int) -> float:
-        return (0.0, 0.25, 0.5, 1.0)[sum(tree.tokens_to(node)) % 4]
-
-    for problem in problems(block, 16):
-        never = exact_step(problem.target, problem.draft, overruled_by(lambda *_: 0.0))
-        assert never.total_variation(problem.target) < EXACT
-        spent = mean_spent(problem.target, problem.draft, overruled_by(sometimes))
-        done = exact_step(problem.target, problem.draft, overruled_by(sometimes))
-        assert done.total_variation(problem.target) <= spent + 1e-10, problem
 
 
 @BLOCKS

@@ -19,7 +19,7 @@ from scipy.optimize import brentq
 from scipy.stats import chi2, ncx2
 
 from precedent.config import SamplingParams
-from precedent.decoding.loop import step
+from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.request import Request
@@ -80,7 +80,7 @@ def answer(target: TabledModel, draft: TabledModel, entropy: int, mode: str, pla
         sessions={drafter.name: drafter.begin(request) for drafter in drafters},
     )
     while not sequence.finished:
-        step([sequence], target, planner)  # type: ignore[arg-type]
+        DecodeLoop(target, planner).step([sequence])  # type: ignore[arg-type]
     assert sequence.error is None
     return tuple(sequence.output_ids)
 

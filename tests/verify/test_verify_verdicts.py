@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from helpers.enumeration import toy_rows
@@ -12,7 +9,8 @@ from helpers.known_weights import WAYS, verifier_of
 from helpers.random_trees import always, random_problem, toy_model
 from torch import Tensor
 
-from precedent.config import JUDGE_MODE, LOSSY_MODES, MODES, SamplingParams
+from precedent.config import MODES, SamplingParams, SpeculationConfig
+from precedent.decoding.loop import DecodeLoop, loop_class
 from precedent.errors import ConfigError
 from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
@@ -20,7 +18,6 @@ from precedent.testing.replay_rng import ReplayRng, enumerate_outcomes
 from precedent.tree import EMPTY_TREE, ROOT, Sampled, TreeBuilder, chain
 from precedent.verify import LOSSLESS, Verdict, prepare, verify
 from precedent.verify.exact_match import exact_match
-from precedent.verify.lossy import RULES
 
 REJECTION_MODES = ("traversal", "topdown")
 BOTH_WAYS = pytest.mark.parametrize("way", WAYS)
@@ -179,28 +176,14 @@ def test_an_unknown_mode_is_refused_by_name() -> None:
 
 def test_the_modes_of_the_settings_are_those_that_can_verify() -> None:
     assert {*LOSSLESS, "auto"} == set(MODES)
-    assert {*RULES, JUDGE_MODE} == set(LOSSY_MODES)
+    assert not any(verifier.lossy for verifier in LOSSLESS.values())
 
 
-def test_a_lossless_request_never_imports_a_lossy_mode() -> None:
-    """Nothing that could change an answer is even loaded, all the way from an engine's door to its last token."""
-    script = """
-import sys
-from precedent.config import SamplingParams, SpeculationConfig
-from precedent.engine import Engine
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
-
-engine = Engine(tiny_causal_lm(), byte_tokenizer(), name="tiny", draft_model=tiny_causal_lm(num_hidden_layers=1))
-greedy, sampled = SamplingParams(max_tokens=4), SamplingParams(temperature=1.0, max_tokens=4)
-asked = [(greedy, "auto"), (sampled, "traversal"), (sampled, "topdown")]
-asked.append((SamplingParams(temperature=1.0, seed=1, max_tokens=4), "coupled"))
-for sampling, mode in asked:
-    result = engine.submit([5, 6, 7, 5, 6], sampling, speculation=SpeculationConfig(mode=mode)).result()
-    assert len(result.token_ids) > 0
-lossless = [name for name in sys.modules if name.startswith("precedent.verify.lossy")]
-engine.submit([5, 6, 7, 5, 6], sampled, speculation=SpeculationConfig(mode="lossy_typical")).result()
-print(lossless, "precedent.verify.lossy" in sys.modules)
-engine.close()
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[] True"
+def test_a_mode_or_a_loop_that_is_not_installed_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precedent.runtime.plugins.entry_points", lambda **_: ())
+    hint = r"pip install 'precedent-llm\[research\]'"
+    with pytest.raises(ConfigError, match=f"mode='lossy_typical:delta=0.3' cannot verify; .*{hint}"):
+        SpeculationConfig(mode="lossy_typical:delta=0.3")
+    with pytest.raises(ConfigError, match=f"loop='pearl' is not installed .*{hint}"):
+        loop_class("pearl")
+    assert loop_class(None) is DecodeLoop

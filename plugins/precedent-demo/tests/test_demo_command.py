@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("precedent_demo")
 
-from precedent.cache.search import embedder
+from precedent.cache import embedder
 from precedent.cli import app as cli
 from precedent.planning import costs as cost_curve
 from precedent.testing.embedders import HashEmbedder

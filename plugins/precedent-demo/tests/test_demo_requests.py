@@ -13,8 +13,6 @@ pytest.importorskip("precedent_demo")
 from helpers.expert_chat import ROLES, expert_model, saying
 
 from precedent.errors import ConfigError
-from precedent.target.block.settings import holds_block_draft
-from precedent.target.load.trained_draft import holds_draft
 from precedent_demo import (
     SYSTEM_PROMPT,
     OrderDesk,
@@ -33,6 +31,8 @@ from precedent_demo.training.trajectories import expert_messages
 from precedent_demo.wording import WORDINGS
 from precedent_demo.wording_parts import Wording
 from precedent_demo.workflows import WORKFLOWS, generate_requests
+from precedent_drafts.block_draft import holds_block_draft
+from precedent_drafts.trained import holds_draft
 
 
 @pytest.fixture(scope="module")

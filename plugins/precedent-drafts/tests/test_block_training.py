@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 from precedent.errors import ConfigError, ModelLoadError
 from precedent.target import TargetModel
-from precedent.target.block.draft import BlockDraft, load_block_draft
-from precedent.target.block.model import BlockModel
 from precedent.testing.tiny_models import byte_tokenizer
+from precedent_drafts.block_draft import BlockDraft, load_block_draft
+from precedent_drafts.block_model import BlockModel
 from precedent_drafts.training.block_lessons import BlockLesson, BlockShard, BlockTeacher
 from precedent_drafts.training.block_measure import BlockMeasurement, matched_tokens
 from precedent_drafts.training.block_recipe import BlockRecipe

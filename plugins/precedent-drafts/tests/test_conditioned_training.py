@@ -16,12 +16,12 @@ from torch.nn.functional import silu, smooth_l1_loss
 
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import TargetModel
-from precedent.target.head_model import reading_hidden_states
-from precedent.target.load.conditioned import TOKEN_GUIDED, TokenGuidedFusion, conditioned_beside, fusion_of
 from precedent.target.load.first_layers import base_of
-from precedent.target.load.trained_draft import draft_beside, initial_weights
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import EMPTY_TREE
+from precedent_drafts.conditioned import TOKEN_GUIDED, TokenGuidedFusion, conditioned_beside, fusion_of
+from precedent_drafts.head import reading_hidden_states
+from precedent_drafts.trained import draft_beside, initial_weights
 from precedent_drafts.training.block_lessons import BlockLesson, BlockTeacher
 from precedent_drafts.training.conditioned_student import (
     ConditionedStudent,

@@ -17,6 +17,7 @@ from helpers.tiny_draft import PROMPTS, tiny_target
 from torch import Tensor
 
 from precedent.config import SamplingParams, SpeculationConfig
+from precedent.drafters import load_draft
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.request import Request
 from precedent.engine.engine import Engine
@@ -24,13 +25,13 @@ from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.planning.costs import CostCurve
 from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
-from precedent.target.borrowed import HEAD_TOKENS
-from precedent.target.load.early_exit import ADAPTER, ExitAdapter, exit_beside
 from precedent.target.load.first_layers import exits_early, first_layers
-from precedent.target.load.loading import load_draft, load_target
+from precedent.target.load.loading import load_target
 from precedent.testing.draft_distribution import check_draft_distribution
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import ROOT, TreeBuilder
+from precedent_drafts.borrowed import HEAD_TOKENS
+from precedent_drafts.early_exit import ADAPTER, ExitAdapter, exit_beside
 from precedent_drafts.training.block_lessons import BlockLesson, BlockTeacher
 from precedent_drafts.training.exit_student import ExitStudent
 from precedent_drafts.training.exit_training import ExitRecipe, ExitTraining
@@ -244,7 +245,7 @@ def test_another_target_is_refused_by_name(folder: Path) -> None:
     """As for every trained draft; and an exit is no target."""
     with pytest.raises(ModelLoadError, match="was trained for LlamaForCausalLM and uses its embeddings"):
         load_draft(folder, tiny_target(seed=1), TOKENIZER)
-    with pytest.raises(ModelLoadError, match="give it as the draft model beside that target"):
+    with pytest.raises(ModelLoadError, match="give it as the draft model beside the target that it was"):
         load_target(folder)
 
 

@@ -12,9 +12,9 @@ from helpers.tiny_draft import PLAN, PROMPTS, RECIPE, tiny_target, train_tiny
 from safetensors.torch import load_file
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
-from precedent.target.borrowed import HEAD_TOKENS
-from precedent.target.load.trained_draft import draft_beside, initial_weights
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_drafts.borrowed import HEAD_TOKENS
+from precedent_drafts.trained import draft_beside, initial_weights
 from precedent_drafts.training.distil import Distillation, most_frequent
 from precedent_drafts.training.head import OutputHead, Reader, check_head, final_hidden
 from precedent_drafts.training.measure import Measurement

@@ -12,19 +12,20 @@ from helpers.tiny_draft import PROMPTS, tiny_target, train_tiny
 from safetensors.torch import load_file, save_file
 
 from precedent.config import SamplingParams, SpeculationConfig
+from precedent.drafters import load_draft
 from precedent.drafters.base import Drafter
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.request import Request
 from precedent.engine.engine import Engine
 from precedent.errors import ModelLoadError
 from precedent.target import TargetModel
-from precedent.target.borrowed import HEAD_TOKENS
-from precedent.target.load.loading import load_draft, load_target
-from precedent.target.load.trained_draft import draft_beside, initial_weights
+from precedent.target.load.loading import load_target
 from precedent.testing.draft_distribution import check_draft_distribution
 from precedent.testing.drafter_contract import DrafterContract
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import ROOT, TreeBuilder
+from precedent_drafts.borrowed import HEAD_TOKENS
+from precedent_drafts.trained import draft_beside, initial_weights
 
 TOKENIZER = byte_tokenizer()
 
@@ -168,5 +169,5 @@ def test_precision_does_not_tell_targets_apart(folder: Path) -> None:
 
 
 def test_a_draft_is_no_target(folder: Path) -> None:
-    with pytest.raises(ModelLoadError, match="give it as the draft model beside that target"):
+    with pytest.raises(ModelLoadError, match="give it as the draft model beside the target that it was"):
         load_target(folder)

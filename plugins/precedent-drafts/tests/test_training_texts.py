@@ -10,9 +10,7 @@ import pytest
 import torch
 from helpers.tiny_draft import PROMPTS, RECIPE, tiny_target
 
-from precedent.cache import NewCompletion
-from precedent.cache.sqlite_store import SQLiteStore
-from precedent.cache.store.fingerprint import tokenizer_fingerprint
+from precedent.cache import Completion, SQLiteStore, tokenizer_fingerprint
 from precedent.errors import CacheError, PromptError
 from precedent.testing.tiny_models import byte_tokenizer
 from precedent_drafts.training.completions import read_completions
@@ -83,7 +81,7 @@ def test_completions_of_one_tenant_behind_what_was_asked(tmp_path: Path) -> None
     store, fingerprint = SQLiteStore.open(tmp_path / "cache"), tokenizer_fingerprint(TOKENIZER)
     for tenant, query, answer in [("shop", "old", "first"), ("other", "secret", "hidden"), ("shop", "new", "second")]:
         ids = tuple(TOKENIZER.encode(answer))
-        store.insert(NewCompletion(ids, fingerprint, "m", tenant, query), None, None)
+        store.insert(Completion(ids, fingerprint, "m", tenant, query), None, None)
     store.close()
     texts = read_completions(tmp_path / "cache", TOKENIZER, "shop", 5)
     assert [TOKENIZER.decode(text.token_ids) for text in texts] == [

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers.services import END, Serve, Waiting, store
 
-from precedent.cache import NewCompletion, SpeculationCache, SQLiteStore, tokenizer_fingerprint
+from precedent.cache import Completion, SpeculationCache, SQLiteStore, tokenizer_fingerprint
 from precedent.errors import CacheError, CacheMismatchError
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer
@@ -152,7 +152,7 @@ def test_a_store_that_is_away_at_the_start_is_used_once_it_answers(serve: Serve,
     assert failures(service) == (2, True)
     assert service.begin("a", PROMPT, **ASKED).chain(2) == [52, 53]
     ailing.away = False
-    new = NewCompletion(tuple(ORDER), service._codec.fingerprint, "", tenant="north")
+    new = Completion(tuple(ORDER), service._codec.fingerprint, "", tenant="north")
     ailing.insert(new, None, None)
     assert service.begin("b", [1], **ASKED).chain(4) == ORDER[:4]
 
@@ -185,18 +185,18 @@ def test_a_store_of_other_tokenizers_only_is_refused_and_left_alone(
     serve: Serve, cache: SpeculationCache, tokenizer: Any
 ) -> None:
     other = byte_tokenizer()
-    cache.insert(NewCompletion((1, 2), tokenizer_fingerprint(other), "m", text="kept"))
+    cache.insert(Completion((1, 2), tokenizer_fingerprint(other), "m", text="kept"))
     with pytest.raises(CacheMismatchError, match="holds completions of other tokenizers only"):
         serve()
     assert [one.text for one in cache.list()] == ["kept"]
     store(serve(with_tokenizer=other), ORDER)
-    cache.insert(NewCompletion((3, 4), tokenizer_fingerprint(tokenizer), "m"))
+    cache.insert(Completion((3, 4), tokenizer_fingerprint(tokenizer), "m"))
     assert serve().begin("a", [1], **ASKED).chain(8) == [], "of two, each drafts from its own"
 
 
 def test_a_store_that_was_opened_for_a_refused_service_is_closed_again(serve: Serve, tmp_path: Path) -> None:
     with SpeculationCache.open(tmp_path, embedder=HashEmbedder()) as cache:
-        cache.insert(NewCompletion((1, 2), "another", "m"))
+        cache.insert(Completion((1, 2), "another", "m"))
     with pytest.raises(CacheMismatchError):
         serve(tmp_path, embedder=HashEmbedder())
     before = threading.active_count()

@@ -15,8 +15,7 @@ import pytest
 pytest.importorskip("precedent_ray.settings", reason="precedent-ray is not installed")
 from helpers.saved_models import saved
 
-from precedent.cache import SpeculationCache
-from precedent.cache.store.records import TenantStats
+from precedent.cache import SpeculationCache, TenantStats
 from precedent.drafters.recall.tenant_memory import cost
 from precedent.engine.health import EngineHealth
 from precedent.engine.metrics import Pulse

@@ -173,7 +173,6 @@ def test_graphs_are_refused_where_there_are_none(
     [
         (["--modes", "plain,faster"], "there is no mode 'faster'"),
         (["--modes", "assisted"], "mode 'assisted' needs --draft-model"),
-        (["--pearl"], "give --draft-model as well"),
         (["--draft-device", "cpu"], "give --draft-model as well"),
         (["--topics", "--traces", "{traces}"], "give one of them"),
         (["--concurrency", "9"], "at least as many --prompts (8)"),

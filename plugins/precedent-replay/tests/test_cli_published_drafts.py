@@ -15,10 +15,9 @@ from helpers.published_blocks import block_weights
 from helpers.published_heads import COVERED, SPECFORGE, SPECULATORS, random_weights, small_target, write_head
 
 from precedent.cli.progress import Progress
-from precedent.engine.draft_models import proposed_by
+from precedent.drafters import kind_of, load_draft
 from precedent.errors import ConfigError
 from precedent.runtime.machine_load import OtherPrograms
-from precedent.target.load.loading import load_draft
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_drafts.draft_reports import report_on, show_report
 from precedent_drafts.training.schedule import Recipe
@@ -115,12 +114,8 @@ def test_transformers_own_assisted_generation_is_left_out(head: Path, block: Pat
 
 
 def test_each_draft_has_its_drafter(head: Path, block: Path) -> None:
-    """Which a demo names in the place of `draft-model`."""
+    """A draft's kind names it; a model by itself has no kind."""
     model = small_target()
-    drafts = [load_draft(folder, model, byte_tokenizer()) for folder in (head, block)]
-    assert [proposed_by(draft) for draft in (*drafts, tiny_causal_lm(), None)] == [
-        "eagle",
-        "block-draft",
-        "draft-model",
-        "draft-model",
-    ]
+    kinds = [kind_of(load_draft(folder, model, byte_tokenizer())) for folder in (head, block)]
+    assert [kind.name for kind in kinds if kind is not None] == ["eagle", "block-draft"]
+    assert kind_of(tiny_causal_lm()) is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.key_files import posix_only, private
 
-from precedent.cache.store.records import MAX_TENANT_LENGTH
+from precedent.cache.records import MAX_TENANT_LENGTH
 from precedent.errors import ConfigError
 from precedent_server import keys as keys_module
 from precedent_server import stored_keys

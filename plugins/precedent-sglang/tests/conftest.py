@@ -12,7 +12,7 @@ from helpers.services import store
 from helpers.sglang_server import FakeSGLangServer
 from helpers.sglang_worker import Scheduler, worker_of
 
-from precedent.cache import NewCompletion, SpeculationCache, tokenizer_fingerprint
+from precedent.cache import Completion, SpeculationCache, tokenizer_fingerprint
 from precedent.runtime.inline_executor import AtOnce
 from precedent.testing.scripted_model import scripted_tokenizer
 from precedent_engines import DraftingService
@@ -57,7 +57,7 @@ def put(cache: SpeculationCache) -> Put:
 
     def insert(text: str, query: str = "an order", tenant: str = "north", tokenizer: str = FINGERPRINT) -> int:
         ids = tuple(3 + zlib.crc32(word.encode()) % 40_000 for word in text.split())
-        return cache.insert(NewCompletion(ids, tokenizer=tokenizer, model="", tenant=tenant, query=query, text=text))
+        return cache.insert(Completion(ids, tokenizer=tokenizer, model="", tenant=tenant, query=query, text=text))
 
     return insert
 

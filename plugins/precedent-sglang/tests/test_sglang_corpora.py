@@ -11,7 +11,7 @@ from helpers.sglang_server import FakeSGLangServer, on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precedent.cache import NewCompletion, SpeculationCache, tokenizer_fingerprint
+from precedent.cache import Completion, SpeculationCache, tokenizer_fingerprint
 from precedent.errors import CacheMismatchError, UnsupportedError
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_model import scripted_tokenizer
@@ -156,7 +156,7 @@ def test_any_course_keeps_to_sglangs_rules(answers: Any, asked: Any, max_tokens:
                 for query, words in answers[number :: len(asked)]:
                     ids = tuple(range(9 * number, 9 * number + words))
                     text = " ".join(f"{query[0]}{number}{word}" for word in range(words))
-                    cache.insert(NewCompletion(ids, FINGERPRINT, "", "north", query=query, text=text))
+                    cache.insert(Completion(ids, FINGERPRINT, "", "north", query=query, text=text))
                 filled = corpora.refill(queries, tenant="north")
                 assert list(fake.corpora) == ([filled.corpus_id] if filled.num_documents else [])
                 assert filled.num_tokens <= max_tokens

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers.sglang_worker import Scheduler, worker_of
 
-from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.errors import CacheError, CacheMismatchError, ConfigError, UnsupportedError
 from precedent.testing.embedders import HashEmbedder
 from precedent_engines import DraftingService
@@ -83,7 +83,7 @@ def test_a_worker_opens_the_store_that_the_settings_name(tmp_path: Path, tokeniz
 def test_a_store_of_another_tokenizer_keeps_sglang_from_starting(tmp_path: Path, tokenizer: Any) -> None:
     tokenizer.save_pretrained(tmp_path / "model")
     with SpeculationCache.open(tmp_path / "cache.db", embedder=HashEmbedder()) as kept:
-        kept.insert(NewCompletion(token_ids=tuple(ORDER), tokenizer="of another", model="", tenant="north"))
+        kept.insert(Completion(token_ids=tuple(ORDER), tokenizer="of another", model="", tenant="north"))
     hook = Hook(Settings(store=str(tmp_path / "cache.db"), tenant="north", embedder=HashEmbedder()))
     with pytest.raises(CacheMismatchError, match="other tokenizers only"):
         worker_of(hook, model_path=str(tmp_path / "model"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers.vllm_batch import NORTH, ORDER, SECRET, FakeRunner, FakeVllm, config
 
-from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.errors import CacheError, CacheMismatchError, UnsupportedError
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.scripted_model import scripted_tokenizer
@@ -87,7 +87,7 @@ def test_a_store_that_is_away_leaves_the_prompt(
 def test_a_store_of_another_tokenizer_is_refused_at_the_start(tmp_path: Path) -> None:
     """It keeps vLLM from starting, and says why."""
     with SpeculationCache.open(tmp_path / "cache.db", embedder=HashEmbedder()) as kept:
-        kept.insert(NewCompletion(token_ids=tuple(ORDER), tokenizer="of another", model="", tenant="north"))
+        kept.insert(Completion(token_ids=tuple(ORDER), tokenizer="of another", model="", tenant="north"))
     scripted_tokenizer().save_pretrained(tmp_path / "model")
     other = config()
     other.model_config.tokenizer = str(tmp_path / "model")

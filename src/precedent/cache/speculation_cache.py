@@ -2,37 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Self
 
-from precedent.cache.listeners import Listeners
-from precedent.cache.opening import open_store
-from precedent.cache.search.embedder import Embedder, embed_one, identity_of, resolve
-from precedent.cache.search.index import SimilarityIndex
-from precedent.cache.search.query_vectors import QueryVectors
-from precedent.cache.search.same_embedder import require_same
-from precedent.cache.search.similarity import SimilarityOf
-from precedent.cache.snapshot.partition import Partition
-from precedent.cache.sqlite_store import SQLiteStore
-from precedent.cache.store.bounds import (
+from precedent.cache.embedder import Embedder, embed_one, identity_of, require_same, resolve
+from precedent.cache.index import SimilarityIndex, SimilarityOf
+from precedent.cache.prefixes import PrefixFiles
+from precedent.cache.records import (
+    ACTIONS,
     DEFAULT_MAX_BYTES,
     DEFAULT_MAX_INDEX_BYTES,
     DEFAULT_MAX_MAPPED_BYTES,
     DEFAULT_MAX_PREFIX_BYTES,
     Bounds,
-    check_index_bytes,
+    CacheStats,
+    Completion,
+    Completions,
+    Hit,
+    Ids,
+    Selection,
+    Vector,
+    check_tenant,
 )
-from precedent.cache.store.completion_store import CompletionStore
-from precedent.cache.store.prefix_files import PrefixFiles
-from precedent.cache.store.records import Hit, NewCompletion, Selection, Vector, check_tenant
-from precedent.cache.store.redaction import Redact, apply
-from precedent.cache.store.store_url import Place, StoreURL, place_of, written
-from precedent.cache.stored_completions import StoredCompletions
-from precedent.runtime.process import check_fork
+from precedent.cache.redaction import Redact, apply
+from precedent.cache.segments import Partition
+from precedent.cache.sqlite_store import SQLiteStore
+from precedent.cache.store import CompletionStore, open_store
+from precedent.cache.store_url import Place, StoreURL, place_of, written
+from precedent.errors import CacheError
+from precedent.runtime.process import OfOneProcess, check_fork
+
+REMEMBERED_QUERIES = 256
+"""Requests whose vectors are remembered: recall embeds a request, and storing its answer needs the same vector."""
 
 
-class SpeculationCache(StoredCompletions):
+class Listeners:
+    """Bound methods without arguments, held weakly, called in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._methods: list[weakref.WeakMethod[Callable[[], None]]] = []
+
+    def add(self, method: Callable[[], None]) -> None:
+        """Call this bound method from now on."""
+        self._methods = [reference for reference in self._methods if reference() is not None]
+        self._methods.append(weakref.WeakMethod(method))
+
+    def call(self) -> None:
+        """Call all whose objects live."""
+        for method in [method for reference in self._methods if (method := reference()) is not None]:
+            method()
+
+
+class SpeculationCache(OfOneProcess):
     """Stores completions and recalls them by similarity; safe for several threads and processes.
 
     Each process opens its own cache: a process forked while the cache was open gets CacheError.
@@ -42,13 +66,16 @@ class SpeculationCache(StoredCompletions):
 
     >>> from precedent.testing.embedders import HashEmbedder
     >>> cache = SpeculationCache.open(embedder=HashEmbedder())  # in memory; give a path to keep it
-    >>> number = cache.insert(NewCompletion((5, 8, 13), "tokenizer", "model", tenant="acme", query="where is it?"))
+    >>> number = cache.insert(Completion((5, 8, 13), "tokenizer", "model", tenant="acme", query="where is it?"))
     >>> [hit.completion_id == number for hit in cache.recall("where is it?", tenant="acme", tokenizer="tokenizer")]
     [True]
     >>> cache.recall("where is it?", tenant="bolt", tokenizer="tokenizer")
     []
     >>> cache.close()
     """
+
+    instead = "give its path or URL, and open it only in the process that uses it"
+    refused_as = CacheError
 
     def __init__(
         self,
@@ -59,11 +86,11 @@ class SpeculationCache(StoredCompletions):
         redact: Redact | None = None,
         similarity: SimilarityOf | None = None,
     ) -> None:
-        check_index_bytes(max_index_bytes)
-        super().__init__(store)
+        _check_index_bytes(max_index_bytes)
+        self._opened = store
         self._embedder, self._redact, self.max_index_bytes = embedder, redact, max_index_bytes
-        self._index = (similarity or _built_in)(store)
-        self._vectors = QueryVectors(embedder)
+        self._index = (similarity or SimilarityIndex)(store)
+        self._vector_of = lru_cache(maxsize=REMEMBERED_QUERIES)(partial(embed_one, embedder))
         self._on_gone, self._on_forget = Listeners(), Listeners()
         self.path: str | None = None
         """The path or URL passed to `open`, absolute and without secrets; None in memory."""
@@ -113,7 +140,7 @@ class SpeculationCache(StoredCompletions):
         if max_index_bytes is None:
             on_disk = place is not None and not isinstance(place, StoreURL)
             max_index_bytes = DEFAULT_MAX_MAPPED_BYTES if on_disk else DEFAULT_MAX_INDEX_BYTES
-        check_index_bytes(max_index_bytes)
+        _check_index_bytes(max_index_bytes)
         chosen = resolve(embedder)
         bounds = Bounds(max_bytes, max_records, max_age, max_tenant_bytes, max_prefix_bytes)
         store = open_store(place, embedder=chosen, bounds=bounds, read_only=read_only)
@@ -124,8 +151,13 @@ class SpeculationCache(StoredCompletions):
         return opened
 
     @property
+    def _store(self) -> CompletionStore:
+        self.check_process()
+        return self._opened
+
+    @property
     def embedder(self) -> Embedder:
-        """What turns texts into vectors; its model is loaded at first use."""
+        """The model that turns texts into vectors; it is loaded at first use."""
         return self._embedder
 
     def warm_up(self) -> None:
@@ -145,7 +177,7 @@ class SpeculationCache(StoredCompletions):
         self._check_embedder()
         return self._index.search(vector, tenant, tokenizer, k)
 
-    def insert(self, completion: NewCompletion) -> int:
+    def insert(self, completion: Completion) -> int:
         """Store a completion; it is on disk when this returns its id.
 
         Repeating the same answer to the same query increases its count. Returns 0 if nothing could be stored (a
@@ -162,6 +194,48 @@ class SpeculationCache(StoredCompletions):
         identity = None if vector is None else identity_of(self._embedder)
         return self._store.insert(completion, vector, identity)
 
+    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> Completions:
+        """The completions of a partition with an id above `after_id`, in increasing order; cheap if there are none."""
+        check_tenant(tenant)
+        return self._store.since(tenant, tokenizer, after_id)
+
+    def tokenizers(self) -> frozenset[str]:
+        """The fingerprints of all tokenizers whose completions are stored, of any tenant."""
+        return self._store.tokenizers() - {ACTIONS}
+
+    def epoch(self) -> int:
+        """Increases when completions are forgotten or evicted: results of `since` must then be read again."""
+        return self._store.epoch()
+
+    def forgets(self) -> int:
+        """Changes at every `forget`, of any process, and not at an eviction."""
+        return self._store.forgets()
+
+    def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
+        """The current epoch and the ids removed after `epoch`; None for ids if too many have been removed since."""
+        return self._store.gone_since(epoch)
+
+    def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
+        """Add tokens to completions, `{id: (accepted, rejected)}`; ids that are gone are ignored."""
+        self._store.credit(counts)
+
+    def stats(self) -> CacheStats:
+        """Records, tokens and bytes, in total and by tenant."""
+        return self._store.stats()
+
+    def list(self, *, tenant: str | None = None, limit: int | None = 100) -> Completions:
+        """Stored completions, newest first."""
+        return self._store.list(Selection(tenant=tenant), limit)
+
+    def search(self, text: str, *, tenant: str | None = None, limit: int | None = 100) -> Completions:
+        """Completions whose query or text contains `text`, ignoring case, newest first."""
+        return self._store.list(Selection(tenant=tenant, containing=text), limit)
+
+    def among(self, ids: Iterable[int], *, tenant: str) -> Completions:
+        """A tenant's completions with these ids; missing ids are skipped."""
+        check_tenant(tenant)
+        return self._store.list(Selection(tenant=tenant, ids=tuple(ids)), None)
+
     def partition(self, tenant: str, tokenizer: str) -> Partition | None:
         """A partition with its sealed segments; None for a cache in memory or in a store without segments."""
         check_tenant(tenant)
@@ -169,11 +243,11 @@ class SpeculationCache(StoredCompletions):
 
     @property
     def prefixes(self) -> PrefixFiles | None:
-        """Where keys and values of prompts' beginnings can be kept; None for a cache in memory or at a URL."""
+        """The KV cache of prompt prefixes on disk; None for a cache in memory or at a URL."""
         return self._store.prefixes if isinstance(self._store, SQLiteStore) else None
 
-    def lets_pass(self, prefix: NewCompletion) -> bool:
-        """Whether `redact` leaves a prompt's beginning, given as a completion, as it is. Raises CacheError."""
+    def lets_pass(self, prefix: Completion) -> bool:
+        """Return whether `redact` leaves a prompt's prefix, given as a completion, as it is. Raises CacheError."""
         self.check_process()
         return self._redact is None or apply(self._redact, prefix) == prefix
 
@@ -211,7 +285,7 @@ class SpeculationCache(StoredCompletions):
         self._erase_memories(forgotten=forgotten)
 
     def _erase_memories(self, *, forgotten: bool) -> None:
-        self._vectors.clear()
+        self._vector_of.cache_clear()
         self._on_gone.call()
         if forgotten:
             self._on_forget.call()
@@ -231,7 +305,7 @@ class SpeculationCache(StoredCompletions):
         self._index.close()
         self._store.close()
         self._index.clear()
-        self._vectors.clear()
+        self._vector_of.cache_clear()
 
     def __enter__(self) -> Self:
         return self
@@ -251,9 +325,9 @@ class SpeculationCache(StoredCompletions):
         if not query.strip():
             return None
         self.check_process()
-        return self._vectors.of(query)
+        return self._vector_of(query)
 
 
-def _built_in(store: CompletionStore) -> SimilarityIndex:
-    """Vectors in memory; with an SQLite store, large partitions are grouped and sealed beside it."""
-    return SimilarityIndex(store, store.partition_vectors if isinstance(store, SQLiteStore) else None)
+def _check_index_bytes(max_index_bytes: int) -> None:
+    if max_index_bytes < 1:
+        raise CacheError(f"max_index_bytes={max_index_bytes} must be at least 1")

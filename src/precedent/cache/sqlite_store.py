@@ -6,46 +6,42 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Self, TypeVar
 
 import numpy as np
 
-from precedent.cache.maintain.transfer import Transfers
-from precedent.cache.maintain.verifying import verify_cache
-from precedent.cache.search.embedder import Embedder
-from precedent.cache.search.partition_vectors import PartitionVectors
-from precedent.cache.search.same_embedder import check_file, claim
-from precedent.cache.snapshot.partition import Partition
-from precedent.cache.snapshot.sealing import IndexFolder
-from precedent.cache.store import rows
-from precedent.cache.store.arrays import Ids
-from precedent.cache.store.bounds import DEFAULT_MAX_BYTES, Bounds
-from precedent.cache.store.counters import Counters, count_forget
-from precedent.cache.store.database import Database
-from precedent.cache.store.directory import directory_of_all
-from precedent.cache.store.eviction import evict, expire, prune
-from precedent.cache.store.files import alone_in, create_file, database_path, is_own_folder, sweep
-from precedent.cache.store.inspection import UnreadableError, set_aside
-from precedent.cache.store.prefix_files import prefixes_beside
-from precedent.cache.store.records import (
+from precedent.cache import rows
+from precedent.cache.database import Database, create_file
+from precedent.cache.embedder import Embedder, identity_of, maker_of, require_same
+from precedent.cache.eviction import evict, expire, prune
+from precedent.cache.files import alone_in, check_folders, database_path, sweep
+from precedent.cache.inspection import UnreadableError, inspecting, set_aside, verify_cache
+from precedent.cache.prefixes import PrefixFiles
+from precedent.cache.records import (
+    DEFAULT_MAX_BYTES,
+    Bounds,
     CacheStats,
+    Completion,
     Completions,
     EmbedderIdentity,
-    NewCompletion,
-    Payload,
+    Ids,
     Selection,
     Vector,
+    VerifyReport,
     as_stored,
     storable,
 )
-from precedent.cache.store.report import VerifyReport
+from precedent.cache.segments import IndexFolder, Partition
 from precedent.errors import CacheError
 
 logger = logging.getLogger("precedent.cache")
 
 Result = TypeVar("Result")
+Flags = list[bool]
+RowIds = list[int]
 
 ALL = Selection()
 
@@ -53,7 +49,7 @@ ERASED_AGAIN_AFTER = 60.0
 """Seconds after which an erasure that failed is tried again."""
 
 
-class SQLiteStore(Transfers):
+class SQLiteStore:
     """The embedded store: one SQLite file in WAL mode, or a database in memory.
 
     Safe for several threads and processes; an insertion is on disk when it returns. Beyond `bounds`, the least useful
@@ -64,10 +60,11 @@ class SQLiteStore(Transfers):
         self, database: Database, bounds: Bounds | None = None, *, clock: Callable[[], float] = time.time
     ) -> None:
         self._database, self._bounds, self._clock = database, bounds or Bounds(), clock
-        self._segments = None if database.path is None else IndexFolder(database.path)
-        self._counters = Counters(self._database)
-        self.prefixes = prefixes_beside(database, self._bounds, self.forgets)
-        self._nothing_after: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}
+        self._segments: IndexFolder | None = None
+        self.prefixes: PrefixFiles | None = None
+        if database.path is not None:
+            self._segments = IndexFolder(database.path)
+            self.prefixes = PrefixFiles(database.path, self._bounds, self.forgets, read_only=database.read_only)
         self._damaged: set[int] = set()
         self._erasure_due, self._next_erasure = False, 0.0
         if self._bounds.max_age is not None:
@@ -100,11 +97,10 @@ class SQLiteStore(Transfers):
                 create_file(file)
             if not file.exists():
                 raise CacheError(f"there is no cache at {file}")
-            for beside in ("-index", "-prefixes"):
-                is_own_folder(file.with_name(file.name + beside))
+            check_folders(file)
             fixed = read_only or not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
             try:
-                check_file(file, embedder)
+                _check_file(file, embedder)
             except (UnreadableError, FileNotFoundError):  # another process may be setting it aside
                 if fixed or not create:
                     raise
@@ -118,20 +114,45 @@ class SQLiteStore(Transfers):
                 f"cannot open the cache {str(path)!r}: {error}; give a folder that you may write"
             ) from error
 
-    def insert(self, completion: NewCompletion, vector: Vector | None, embedder: EmbedderIdentity | None) -> int:
+    def insert(self, completion: Completion, vector: Vector | None, embedder: EmbedderIdentity | None) -> int:
         """Store durably and return the id; 0 if the store is read-only or the completion exceeds its bounds."""
-        payload = Payload(storable(completion), vector)
-        if self._too_large(payload):
-            return 0
-        return self._unless_refused(lambda connection: self._insert(connection, payload, embedder)) or 0
+        new = storable(completion, vector)
 
-    def _insert(self, connection: sqlite3.Connection, payload: Payload, embedder: EmbedderIdentity | None) -> int:
-        now = self._clock()
-        if payload.vector is not None:
-            claim(connection, payload.vector, embedder, str(self._database))
-        completion_id = rows.insert_row(connection, payload, now)
-        evict(connection, self._bounds, keep_id=completion_id, now=now)
-        return completion_id
+        def write(connection: sqlite3.Connection) -> int:
+            self._claim(connection, new, embedder)
+            now = self._clock()
+            completion_id = rows.insert_row(connection, new, now)
+            evict(connection, self._bounds, keep_id=completion_id, now=now)
+            return completion_id
+
+        return 0 if self._too_large(new) else self._unless_refused(write) or 0
+
+    def restore(self, completions: Sequence[Completion], embedder: EmbedderIdentity | None) -> RowIds:
+        """Store completions with their times and counters, all or none; existing ones keep the larger of each.
+
+        Returns their ids, 0 for a refused one (the store is read-only, or the completion too large). Raises CacheError.
+        """
+        given = [storable(completion) for completion in completions]
+        fitting = [not self._too_large(one) for one in given]
+
+        def write(connection: sqlite3.Connection) -> RowIds:
+            for one in given:
+                self._claim(connection, one, embedder)
+            ids = [rows.restore_row(connection, one) if fits else 0 for one, fits in zip(given, fitting, strict=True)]
+            evict(connection, self._bounds, keep_id=max(ids, default=0), now=self._clock())
+            return ids
+
+        return self._unless_refused(write) or [0] * len(given)
+
+    def _claim(self, connection: sqlite3.Connection, new: Completion, embedder: EmbedderIdentity | None) -> None:
+        """Record the first vector's embedder as the cache's, and refuse every other one."""
+        if new.vector is None:
+            return
+        maker, recorded = maker_of(new.vector, embedder), rows.recorded_embedder(connection)
+        if recorded is None:
+            rows.record_embedder(connection, maker)
+        else:
+            require_same(recorded, maker, str(self._database))
 
     def _unless_refused(self, write: Callable[[sqlite3.Connection], Result]) -> Result | None:
         """The result of a transaction; None if the store is read-only or its disk has just run full."""
@@ -147,35 +168,51 @@ class SQLiteStore(Transfers):
                 return None
             raise
 
-    def _too_large(self, payload: Payload) -> bool:
-        most = self._bounds.largest
-        if payload.size > most:
-            logger.warning("a completion of %d bytes was not stored: at most %d bytes are allowed", payload.size, most)
-        return payload.size > most
+    def _too_large(self, new: Completion) -> bool:
+        size, most = new.size, self._bounds.largest
+        if size > most:
+            logger.warning("a completion of %d bytes was not stored: at most %d bytes are allowed", size, most)
+        return size > most
 
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> Completions:
         """The partition's completions with a higher id, in increasing order; takes microseconds if there are none."""
-        stamp, partition = self._database.stamp(), (tenant, as_stored(tokenizer))
-        known = self._nothing_after.get(partition)
-        if known is not None and known[0] == stamp and known[1] <= after_id:
-            return []
-        found = self._select("WHERE tenant = ? AND tokenizer = ? AND id > ? ORDER BY id", (*partition, after_id))
-        self._nothing_after[partition] = stamp, found[-1].id if found else after_id
-        return found
+        clause = "WHERE tenant = ? AND tokenizer = ? AND id > ? ORDER BY id"
+        return self._select(clause, (tenant, as_stored(tokenizer), after_id))
 
     def vectors_since(self, tenant: str, tokenizer: str, after_id: int = 0) -> tuple[Ids, Vector]:
         """Ids `[n]` in increasing order and vectors `[n, dimension]` of the partition's completions that have one."""
         query = "SELECT id, vector, vector_checksum FROM completion WHERE tenant = ? AND tokenizer = ? AND id > ?"
         with self._database.read() as connection:
+            recorded = rows.recorded_embedder(connection)
             found = connection.execute(
                 f"{query} AND vector IS NOT NULL ORDER BY id", (tenant, as_stored(tokenizer), after_id)
             )
-            dimension = rows.dimension_of(connection)
+            dimension = None if recorded is None else recorded.dimension
             read = [(row[0], rows.vector_of(row[1], row[2], dimension)) for row in found]
+        self._report_damaged(row_id for row_id, vector in read if vector is None)
         whole = [(row_id, vector) for row_id, vector in read if vector is not None]
-        self._report_damaged([row_id for row_id, vector in read if vector is None])
         ids = np.array([row_id for row_id, _ in whole], dtype=np.int64)
         return ids, np.array([vector for _, vector in whole], dtype=np.float32)
+
+    def list(self, selection: Selection = ALL, limit: int | None = None) -> Completions:
+        """The selected completions, newest first."""
+        where, values = rows.conditions(selection)
+        return self._select(f"{where} ORDER BY id DESC LIMIT ?", (*values, -1 if limit is None else limit))
+
+    def records(self, selection: Selection, after_id: int, limit: int) -> Completions:
+        """At most `limit` selected completions above an id with their vectors, in increasing order; no damaged ones."""
+        where, values = rows.conditions(selection)
+        clause = f"{where} AND id > ?" if where else "WHERE id > ?"
+        query = f"SELECT {rows.COLUMNS}, vector, vector_checksum FROM completion {clause} ORDER BY id"
+        with self._database.read() as connection:
+            found = map(rows.with_vector, connection.execute(query, (*values, after_id)))
+            return list(islice((one for one in found if one is not None), limit))
+
+    def holds(self, completions: Sequence[Completion]) -> Flags:
+        """For each completion, whether the same answer to the same query is stored."""
+        wanted = [storable(completion) for completion in completions]
+        with self._database.read() as connection:
+            return [rows.id_of_same(connection, one) is not None for one in wanted]
 
     def tokenizers(self) -> frozenset[str]:
         """The fingerprints of all tokenizers whose completions are stored."""
@@ -191,26 +228,22 @@ class SQLiteStore(Transfers):
         tokenizer = as_stored(tokenizer)
         return None if self._segments is None else Partition(self._database, self._segments, tenant, tokenizer)
 
-    def partition_vectors(self, tenant: str, tokenizer: str) -> PartitionVectors:
-        """The partition's vectors, for grouping once there are many."""
-        return PartitionVectors(self._database, self._segments, tenant, as_stored(tokenizer))
-
     def epoch(self) -> int:
         """Increases whenever records are removed."""
-        return self._counters.epoch
+        with self._database.read() as connection:
+            return rows.epoch_of(connection)
 
     def forgets(self) -> int:
         """Changes at every `forget`, of any process."""
-        return self._counters.forgets
+        with self._database.read() as connection:
+            return rows.forgets_of(connection)
 
     def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
         """The current epoch and the ids removed after `epoch`; None for ids if too many have been removed since."""
-        number = rows.as_number("gone.id")
-        query = f"SELECT value, gone.id, {number} FROM meta LEFT JOIN gone ON gone.epoch > ? WHERE key = 'epoch'"
         with self._database.read() as connection:
-            found = connection.execute(query, (epoch,)).fetchall()
-        now = rows.epoch_in(found[0][0] if found else None)
-        ids = [number for _, row_id, number in found if row_id is not None]
+            now = rows.epoch_of(connection)
+            query = f"SELECT {rows.as_number('id')} FROM gone WHERE epoch > ?"
+            ids = [row_id for (row_id,) in connection.execute(query, (epoch,))]
         return now, np.array(ids, dtype=np.int64) if len(ids) == now - epoch else None
 
     def embedder(self) -> EmbedderIdentity | None:
@@ -222,17 +255,13 @@ class SQLiteStore(Transfers):
         """Add (accepted, rejected) tokens to completions; ignores missing ids, and does nothing if read-only."""
         if any(accepted < 0 or rejected < 0 for accepted, rejected in counts.values()):
             raise CacheError("credit takes numbers of accepted and rejected tokens, which cannot be negative")
+
+        def write(connection: sqlite3.Connection) -> None:
+            expire(connection, self._bounds, self._clock())
+            rows.add_credit(connection, counts)
+
         if counts:
-            self._unless_refused(lambda connection: self._credit(connection, counts))
-
-    def _credit(self, connection: sqlite3.Connection, counts: Mapping[int, tuple[int, int]]) -> None:
-        expire(connection, self._bounds, self._clock())
-        rows.add_credit(connection, counts)
-
-    def list(self, selection: Selection = ALL, limit: int | None = None) -> Completions:
-        """The selected completions, newest first."""
-        where, values = rows.conditions(selection)
-        return self._select(f"{where} ORDER BY id DESC LIMIT ?", (*values, -1 if limit is None else limit))
+            self._unless_refused(write)
 
     def forget(self, selection: Selection) -> int:
         """Erase the selected completions from table, file, log, segments and kept prefixes; returns their number.
@@ -246,7 +275,6 @@ class SQLiteStore(Transfers):
             raise CacheError(f"{self._database} is read-only, so nothing can be forgotten in it")
         with self._database.write() as connection:
             number = rows.delete_rows(connection, selection)
-            count_forget(connection)
             prune(connection)
         try:
             self._erase()
@@ -271,7 +299,7 @@ class SQLiteStore(Transfers):
         self._erasure_due, self._next_erasure = True, time.monotonic() + ERASED_AGAIN_AFTER
         try:
             if self._segments is not None:
-                self._segments.erase_gone(lambda: directory_of_all(self._database))
+                self._segments.erase_gone(lambda: rows.directory_of_all(self._database))
         finally:
             self._database.erase_freed()
         self._erasure_due = False
@@ -321,7 +349,7 @@ class SQLiteStore(Transfers):
         with self._database.read() as connection:
             found = connection.execute(f"SELECT {rows.COLUMNS} FROM completion {clause}", values).fetchall()
         read = [(row[rows.ID], rows.completion_of(row)) for row in found]
-        self._report_damaged([row_id for row_id, completion in read if completion is None])
+        self._report_damaged(row_id for row_id, completion in read if completion is None)
         return [completion for _, completion in read if completion is not None]
 
     def _report_damaged(self, ids: Iterable[int]) -> None:
@@ -330,13 +358,21 @@ class SQLiteStore(Transfers):
             logger.warning("completion %d in %s is damaged and left out; forget it by its id", row_id, self._database)
 
 
+def _check_file(file: Path, embedder: Embedder | None) -> None:
+    """Raise what `inspecting` raises, or CacheMismatchError if another embedder made the file's vectors."""
+    with inspecting(file) as connection:
+        recorded = rows.recorded_embedder(connection)
+    if recorded is not None and embedder is not None:
+        require_same(recorded, identity_of(embedder), str(file))
+
+
 def _make_readable(file: Path, embedder: Embedder | None) -> None:
     """Set a damaged file aside and create an empty one; all processes that open it at once share that."""
     with alone_in(file.parent):
         create_file(file)
         try:
-            check_file(file, embedder)
+            _check_file(file, embedder)
         except UnreadableError as error:
             set_aside(file, error)
             create_file(file)
-            check_file(file, embedder)
+            _check_file(file, embedder)

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from precedent import __version__
-from precedent.cache.store.store_url import hide_secrets
+from precedent.cache.store_url import hide_secrets
 from precedent.cli.cache import app as cache_app
 from precedent.cli.doctor import doctor
 from precedent.cli.installed import add_installed

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from precedent.cache import Selection, VerifyReport
-from precedent.cache.opening import verify_store
+from precedent.cache.store import verify_store
 from precedent.cli.cache_store import (
     BeforeOption,
     CacheArgument,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from precedent.cache import Selection, StoredCompletion
+from precedent.cache import Completion, Selection
 from precedent.cli.cache_store import CacheArgument, TenantOption, opened
 from precedent.cli.cache_table import print_completion, print_completions, print_stats
 from precedent.cli.options import JsonOption, write_json
@@ -68,6 +68,6 @@ def show(
     print_completion(found[0])
 
 
-def _write(completions: Sequence[StoredCompletion], json_file: Path | None) -> None:
+def _write(completions: Sequence[Completion], json_file: Path | None) -> None:
     if json_file is not None:
         write_json(json_file, {"completions": [dataclasses.asdict(one) for one in completions]})

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from precedent.cache import Selection
-from precedent.cache.maintain.exporting import export_cache
-from precedent.cache.maintain.importing import Imported, import_cache, read_manifest
+from precedent.cache.exports import Imported, export_cache, import_cache, read_manifest
 from precedent.cli.cache_store import (
     UNBOUNDED,
     BeforeOption,

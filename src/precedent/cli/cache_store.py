@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from precedent.cache import Bounds, CompletionStore, Redact, never_store
-from precedent.cache.opening import open_store
-from precedent.cache.store.redaction import in_turn
+from precedent.cache.redaction import in_turn
+from precedent.cache.store import open_store
 from precedent.errors import CacheError
 
 CacheArgument = Annotated[

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from precedent.cache import CacheStats, StoredCompletion
+from precedent.cache import CacheStats, Completion
 
 TENANT_WIDTH = 12
 """Characters of a tenant's name in the list of completions."""
@@ -24,7 +24,7 @@ QUERY = "query: what recall compares, not the prompt (recent actions and the las
 NUMBERS = ("id", "tokens", "accepted", "records", "bytes", "hits", "rejected")
 
 
-def print_completions(completions: Sequence[StoredCompletion], needle: str = "") -> None:
+def print_completions(completions: Sequence[Completion], needle: str = "") -> None:
     """Print one line per completion, cut at the terminal's edge; a text that contains `needle` starts near it."""
     table = _table(["id", "stored", "tenant", "tokens", "accepted"])
     table.expand = True
@@ -45,7 +45,7 @@ def print_completions(completions: Sequence[StoredCompletion], needle: str = "")
     print(counted(len(completions)))
 
 
-def print_completion(one: StoredCompletion) -> None:
+def print_completion(one: Completion) -> None:
     """Print everything stored about a completion, with its full texts."""
     values = {
         "tenant": one.tenant,
@@ -78,7 +78,7 @@ def print_stats(found: CacheStats) -> None:
     print(f"{found.records} completions, {found.tokens} tokens, {found.file_bytes} bytes on disk; {made_by}{state}")
 
 
-def excerpt(one: StoredCompletion, needle: str = "") -> str:
+def excerpt(one: Completion, needle: str = "") -> str:
     """The text (or else the query) as one line, from shortly before the first `needle` onwards."""
     lines = [" ".join(text.split()) for text in (one.text, one.query) if text.strip()]
     for line in lines if needle else ():

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from precedent.cache.maintain.filling import Filled, Vectors
+from precedent.cache.filling import FillCounts, Vectors
 from precedent.cli.cache_store import (
     UNBOUNDED,
     CacheArgument,
@@ -86,7 +86,7 @@ def _num_calls(source: Path) -> int:
         return sum(1 for _ in lines)
 
 
-def _counts(filled: Filled) -> dict[str, int]:
+def _counts(filled: FillCounts) -> dict[str, int]:
     return asdict(filled)
 
 

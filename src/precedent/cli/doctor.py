@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from precedent.cli.options import DEFAULT_TARGET, ChatTemplateOption, DeviceOption, JsonOption, write_json
 from precedent.cli.progress import Progress
+from precedent.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from precedent.cli.doctor_checks import Finding
@@ -42,9 +44,14 @@ def doctor(
     """
     progress: Progress = ctx.obj
     progress.show(f"checking {model}")
-    from precedent.cli.doctor_checks import examine_files
+    from precedent.cli.doctor_checks import Finding, examine_files
 
-    findings = examine_files(model, draft_model, device, chat_template)
+    try:
+        findings = examine_files(model, draft_model, device, chat_template)
+    except ModelLoadError as error:
+        if not Path(model).expanduser().exists():
+            raise
+        findings = [Finding("files", "no", str(error), needed=True)]
     progress.rest()
     failed = {one.check for one in findings if one.needed and one.state == "no"}
     _print(findings)

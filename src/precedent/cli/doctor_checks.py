@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from precedent.drafters.kinds import draft_kinds
 from precedent.errors import ModelLoadError, PrecedentError, UnsupportedError
 from precedent.grammar import is_installed
 from precedent.runtime.device_memory import free_bytes
-from precedent.target.block.settings import BlockSettings, holds_block_draft
 from precedent.target.encoder_decoder.opening import check_loadable, is_encoder_decoder
 from precedent.target.encoder_decoder.settings import longest
 from precedent.target.kv.layer_kinds import (
@@ -26,22 +26,21 @@ from precedent.target.kv.layer_kinds import (
     is_recurrent,
     why_only_chains,
 )
+from precedent.target.load import chat_template as templates
 from precedent.target.load.adapters import with_base
+from precedent.target.load.draft_folders import check_readable
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
 from precedent.target.load.gguf import read_end_tokens
 from precedent.target.load.loading import check_same_vocabulary, load_config, load_generation_config, load_tokenizer
 from precedent.target.load.multimodal import auto_class
-from precedent.target.load.published_source import described, find_published
 from precedent.target.load.quantised import DISTRIBUTIONS, PACKAGES, loads_dense, quant_method
 from precedent.target.load.sampling_defaults import sampling_defaults
 from precedent.target.load.source import find_source, gguf_file
-from precedent.target.load.trained_draft import holds_draft, read_settings
 from precedent.target.load.weight_files import faults_of
-from precedent.target.mtp.families import FAMILIES
 from precedent.text.answers import answer_syntax
 from precedent.text.end_tokens import configured_ends, end_tokens
 from precedent.text.prompt import render_prompt
-from precedent.text.tool_formats.reasoning import reasoning_tags
+from precedent.text.tool_formats.formats import reasoning_tags
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -129,7 +128,7 @@ def _attention(config: Any) -> Finding:
 
 
 def _states(config: Any) -> Iterator[Finding]:
-    """What is different with a model that has states or indexers, follows single paths, or may carry an MTP head."""
+    """What is different with a model that has states or indexers, follows single paths, or may carry a draft head."""
     text = config.get_text_config()
     if is_recurrent(text):
         note = "recurrent states follow every path; bitwise and cuda_graphs are refused"
@@ -140,9 +139,10 @@ def _states(config: Any) -> Iterator[Finding]:
     why = why_only_chains(text)
     if why is not None:
         yield Finding("trees", "note", f"it {why}: drafts are single paths")
-    if text.model_type in FAMILIES:
-        says = f"checkpoints of {text.model_type} carry a trained MTP head: name mtp among the drafters to use it"
-        yield Finding("mtp", "note", says)
+    for kind in draft_kinds():
+        says = kind.recognises(None, text)
+        if says is not None:
+            yield Finding(kind.name, "note", says)
 
 
 def _context(config: Any) -> Iterator[Finding]:
@@ -214,9 +214,12 @@ def _template(tokenizer: PreTrainedTokenizerBase, *, given: bool) -> Finding:
     try:
         render_prompt(tokenizer, [USER])
     except PrecedentError as error:
-        return Finding("chat template", "no", str(error), needed=True)
+        if tokenizer.chat_template:
+            return Finding("chat template", "no", str(error), needed=True)
+        supply = f"give chat_template=, one of {', '.join(templates.FAMILIES)} or your own, or use PrecedentLLM"
+        return Finding("chat template", "no", f"none: a base model, which refuses conversations; {supply}")
     if not tokenizer.chat_template:
-        return Finding("chat template", "note", "none: a base model, not trained to chat; ChatML is used", needed=True)
+        return Finding("chat template", "note", "none: a base model, not trained to chat; ChatML is used")
     return Finding("chat template", "yes", "the given one" if given else "the model's own", needed=True)
 
 
@@ -281,23 +284,14 @@ def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: 
         if draft_model.startswith(FIRST_LAYERS):
             chosen = checked_count(draft_model, number)
             return Finding("draft model", "yes", f"the target's own first layers, {chosen} of {number}")
-        if holds_draft(draft_model):
-            settings = read_settings(Path(draft_model).expanduser())
-            return Finding(
-                "draft model", "note",
-                f"{settings.kind}, trained for {settings.target}; only loading it shows whether that is this model",
-            )  # fmt: skip
-        if holds_block_draft(draft_model):
-            trained_for = BlockSettings.read(Path(draft_model).expanduser()).target
-            return Finding(
-                "draft model", "note", f"a block draft trained for {trained_for}; loading it shows if it fits"
-            )
         file = gguf_file(draft_model)  # asking for its folder would convert it
-        published = None if file is not None else find_published(find_source(draft_model), weights=False)
-        if published is not None:
-            trained_for = published.trained_for or "a target that it does not name"
-            says = described(published, config.get_text_config())
-            return Finding("draft model", "note", f"{says}; trained for {trained_for}")
+        source = None if file is not None else find_source(draft_model)
+        for kind in () if source is None else draft_kinds():
+            says = kind.recognises(source, config.get_text_config())
+            if says is not None:
+                return Finding("draft model", "note", says)
+        if source is not None:
+            check_readable(source)
         check_loadable(load_config(draft_model))
         check_same_vocabulary(draft_model, load_tokenizer(draft_model), tokenizer)
     except PrecedentError as error:

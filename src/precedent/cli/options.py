@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -37,12 +37,8 @@ DeviceOption = Annotated[
 DraftDeviceOption = Annotated[
     str | None, typer.Option("--draft-device", help="Device of the draft model. Default: the target's.")
 ]
-PearlOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--pearl/--no-pearl",
-        help="Let the draft model draw while the target scores. Default: on if it has a device of its own.",
-    ),
+LoopOption = Annotated[
+    str | None, typer.Option("--loop", help="Decode loop of an installed package. Default: the built-in one.")
 ]
 CudaGraphsOption = Annotated[
     bool,
@@ -57,6 +53,13 @@ ChatTemplateOption = Annotated[
     typer.Option(
         "--chat-template",
         help="Chat template in place of the model's own: a file, or chatml, llama-3, gemma, mistral or phi-3.",
+    ),
+]
+SamplingOption = Annotated[
+    Literal["model", "precedent"],
+    typer.Option(
+        "--sampling",
+        help="Settings that are not given. model: those that the checkpoint recommends; precedent: the usual ones.",
     ),
 ]
 JsonOption = Annotated[

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,7 +23,8 @@ from precedent.cli.options import (
     DraftModelOption,
     DtypeOption,
     JsonOption,
-    PearlOption,
+    LoopOption,
+    SamplingOption,
     TargetOption,
     write_json,
 )
@@ -45,7 +46,7 @@ def run(
     target: TargetOption = DEFAULT_TARGET,
     draft_model: DraftModelOption = None,
     draft_device: DraftDeviceOption = None,
-    pearl: PearlOption = None,
+    loop: LoopOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     chat_template: ChatTemplateOption = None,
@@ -55,10 +56,7 @@ def run(
     ] = False,
     cuda_graphs: CudaGraphsOption = False,
     system: Annotated[str, typer.Option(help="System message.", show_default=False)] = "",
-    sampling_of: Annotated[
-        Literal["model"] | None,
-        typer.Option("--sampling", help="model: use the settings that the checkpoint recommends, unless given here."),
-    ] = None,
+    sampling_of: SamplingOption = "precedent",
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens of this total probability.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Sample from this many of the most likely tokens; 0 is off.")] = 0,
@@ -98,11 +96,11 @@ def run(
             chat_template=chat_template,
             bitwise=bitwise,
             cuda_graphs=cuda_graphs,
-            pearl=pearl,
+            loop=loop,
         )
         progress.show(f"loading {target}")
         engine = stack.enter_context(closing(_load(target, options)))
-        if sampling_of is not None:
+        if sampling_of == "model":
             sampling = replace(sampling, **_not_given(ctx, engine.sampling_defaults))
         progress.show("reading the prompt")
         generation = _ask(engine, messages, sampling, tenant)
@@ -167,7 +165,7 @@ def _stream_with_sources(emissions: Iterable[Emission], tokenizer: PreTrainedTok
 
 def _pieces(emissions: Iterable[Emission], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, str, int]]:
     """The answer as (source, text, number of tokens); consecutive tokens of one step and source form one piece."""
-    from precedent.text.detokenizer import IncrementalDetokenizer
+    from precedent.text.assembly import IncrementalDetokenizer
 
     detokenizer, source = IncrementalDetokenizer(tokenizer), "target"
     for emission in emissions:

@@ -36,8 +36,7 @@ class DecodingSequence:
 
     `rng_of(step)` gives the random numbers of a step; `sessions` maps drafter names to their sessions for this request.
     With `bitwise` the text must not depend on rounding. The sequence is decoded plainly once `plans` is False, because
-    the planner failed; the sessions named in `exhausted` draw nothing more. Do not step a sequence that has a
-    `finish_reason` or an `error`.
+    the planner failed. Do not step a sequence that has a `finish_reason` or an `error`, or no slot yet.
     """
 
     request: Request
@@ -51,7 +50,6 @@ class DecodingSequence:
     num_steps: int = 0
     last_num_fixed: int | None = None
     plans: bool = True
-    exhausted: set[str] = field(default_factory=set)
     finish_reason: str | None = None
     error: PrecedentError | None = None
     stats: GenerationStats = field(default_factory=GenerationStats)

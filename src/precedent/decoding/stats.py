@@ -2,26 +2,74 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from precedent.config import is_lossy
-from precedent.decoding.latency import InterTokenLatency
+import numpy as np
+
 from precedent.tree import CandidateTree
+from precedent.verify import verifier_of
 
 TARGET = "target"
 """The source of a token that the target model chose itself (recovered or bonus)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Median and 95th percentile, in seconds; 0 when nothing was measured."""
+
+    p50: float = 0.0
+    p95: float = 0.0
+
+    @classmethod
+    def of(cls, seconds: Iterable[float]) -> Percentiles:
+        """Percentiles of `seconds`, interpolated linearly."""
+        values = np.fromiter(seconds, dtype=np.float64)
+        if not values.size:
+            return cls()
+        p50, p95 = np.percentile(values, (50, 95)).tolist()
+        return cls(p50, p95)
+
+
+@dataclass(slots=True)
+class InterTokenLatency:
+    """The gaps between one request's emissions.
+
+    A step delivers several tokens at once, so each token counts as its emission's gap divided by the number of tokens;
+    these add up to the answer's time. The first emission has no gap: it is the time to first token.
+    """
+
+    gaps: array[float] = field(default_factory=lambda: array("d"))
+    num_tokens: array[int] = field(default_factory=lambda: array("L"))
+
+    def observe(self, gap: float, num_tokens: int) -> None:
+        """Record an emission of `num_tokens`, `gap` seconds after the previous one."""
+        self.gaps.append(gap)
+        self.num_tokens.append(num_tokens)
+
+    def per_token(self) -> list[float]:
+        """Seconds per token of each emission except the first."""
+        return [gap / count for gap, count in zip(self.gaps, self.num_tokens, strict=True) if count]
+
+    def percentiles(self) -> Percentiles:
+        """Percentiles over all tokens except those of the first emission, in seconds per token."""
+        counts = [count for count in self.num_tokens if count]
+        return Percentiles.of(np.repeat(self.per_token(), counts).tolist())
+
+    @property
+    def longest_gap(self) -> float:
+        """The longest time between two emissions, in seconds."""
+        return max(self.gaps, default=0.0)
 
 
 @dataclass(slots=True)
 class GenerationStats:
     """Counts (tokens, steps) and wall-clock seconds of one request; `num_drafts` counts steps with any proposal.
 
-    `num_lookaheads` counts the steps after whose forward a draft model had samples ready that it drew during forwards
-    (`decoding.pearl`). `num_lookaheads_used` counts those of them whose committed text agreed with these samples, so
-    that some remained for the next tree.
+    `extra` holds the counts of a plugin's loop, by name.
 
     A step that several requests share counts in full for each of them. `queue_seconds` runs from submission to
     admission; `first_token_seconds` and `total_seconds` run from submission too. `plain_seconds` is what plain steps of
@@ -35,8 +83,6 @@ class GenerationStats:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    num_lookaheads: int = 0
-    num_lookaheads_used: int = 0
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     queue_seconds: float = 0.0
@@ -50,6 +96,7 @@ class GenerationStats:
     first_token_seconds: float = 0.0
     total_seconds: float = 0.0
     inter_token: InterTokenLatency = field(default_factory=InterTokenLatency)
+    extra: Counter[str] = field(default_factory=Counter)
     spent_tv: float = 0.0
     """Total variation spent by a lossy mode, summed over steps; bounds how far the answer's distribution moved."""
 
@@ -81,10 +128,10 @@ class GenerationStats:
 
     def as_dict(self) -> dict[str, Any]:
         """The counts, latencies and the estimate for `response_metadata`; seconds are whole microseconds."""
-        speedup = self.estimated_speedup
+        speedup, lossy = self.estimated_speedup, verifier_of(self.mode).lossy
         return {
             "mode": self.mode,
-            "lossless": not is_lossy(self.mode),
+            "lossless": not lossy,
             "bitwise": self.bitwise,
             "num_steps": self.num_steps,
             "num_draft_tokens": self.num_draft_tokens,
@@ -92,10 +139,9 @@ class GenerationStats:
             "drafted_by_source": dict(self.drafted_by_source),
             "accepted_by_source": dict(self.accepted_by_source),
             "estimated_speedup": None if speedup is None else round(speedup, 2),
-            **({"num_lookaheads": self.num_lookaheads} if self.num_lookaheads else {}),
-            **({"num_lookaheads_used": self.num_lookaheads_used} if self.num_lookaheads else {}),
+            **self.extra,
             "latency_microseconds": self.latency_microseconds(),
-            **({"spent_total_variation": f"{self.spent_tv:.6f}"} if is_lossy(self.mode) else {}),
+            **({"spent_total_variation": f"{self.spent_tv:.6f}"} if lossy else {}),
         }
 
     def latency_microseconds(self) -> dict[str, int]:

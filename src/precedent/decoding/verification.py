@@ -1,31 +1,32 @@
-"""From trees to verdicts: one forward for all trees and, on a GPU, one read."""
+"""Scores all trees in one forward pass and verifies them; on a GPU, the host waits once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
+from typing import Literal
 
 from torch import Tensor
 
-from precedent.decoding.aids import BESIDE, Aids
-from precedent.decoding.beside import Beside
-from precedent.decoding.proposal import Proposal, faults_of
+from precedent.decoding.aids import Aids
+from precedent.decoding.proposal import Proposal
 from precedent.decoding.sequence import DecodingSequence
-from precedent.decoding.timing import counted
-from precedent.decoding.verifiers import verifier_of
 from precedent.runtime.isolate import together
 from precedent.sampling.rng import KeyedRng
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import TargetModel
 from precedent.target.hidden_states import HiddenStates
-from precedent.tree import CandidateTree
-from precedent.verify import Verdict
+from precedent.verify import Verdict, verifier_of
 from precedent.verify.ahead import COUPLED, MODES, Ahead, Scored, computed_alike, read_together
 
-BESIDE_A_FORWARD = 2e-3
+DURING_A_FORWARD = 2e-3
 """Seconds allowed for computing the masks of all nodes of a step's trees, while a GPU computes their rows."""
+
+Rows = Callable[[Proposal, Tensor, Callable[[int], Tensor] | None], TargetRows]
+"""`DecodeLoop.rows`: the rows to verify a scored tree by, given its logits and the hidden state after each node."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,12 +58,15 @@ class Forward:
 
 @dataclass(slots=True, eq=False)
 class Verified:
-    """A proposal with its verdict: the tree that was verified, and the target's rows over it."""
+    """A proposal with the rows over the verified tree and the verdict; `accepted` are the nodes that passed."""
 
     proposal: Proposal
-    tree: CandidateTree
     rows: TargetRows
     verdict: Verdict
+    accepted: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.accepted = self.verdict.path
 
     @property
     def sequence(self) -> DecodingSequence:
@@ -75,13 +79,26 @@ class _Prepared:
     """A scored tree before its verdict; `scored` is set if the verdict is computed together with others'."""
 
     proposal: Proposal
-    tree: CandidateTree
     rows: TargetRows
     decide: Callable[[], Verdict]
     scored: Scored | None = None
 
 
-def score(proposals: Sequence[Proposal], target: TargetModel, beside: Beside) -> Forward:
+@contextmanager
+def counted(
+    sequences: Sequence[DecodingSequence], clock: Literal["forward_seconds", "verify_seconds"]
+) -> Iterator[None]:
+    """Add the seconds that the body takes to each sequence's statistics."""
+    started = perf_counter()
+    try:
+        yield
+    finally:
+        seconds = perf_counter() - started
+        for sequence in sequences:
+            setattr(sequence.stats, clock, getattr(sequence.stats, clock) + seconds)
+
+
+def score(proposals: Sequence[Proposal], target: TargetModel) -> Forward:
     """Compute the rows of every tree in one forward; if it fails, in one forward per tree.
 
     The retry keeps the trees as they are: sampling new ones could bias the answer.
@@ -93,9 +110,7 @@ def score(proposals: Sequence[Proposal], target: TargetModel, beside: Beside) ->
         tries += 1
         for each in some if tries > 1 else ():
             target.discard(each.sequence.slot)
-        logits = target.score([(each.sequence.slot, each.tree) for each in some])
-        beside.wait_for(logits)
-        return logits
+        return target.score([(each.sequence.slot, each.tree) for each in some])
 
     sound = [each for each in proposals if each.sequence.error is None]
     scored, runner = together(sound, forward, _fail_scoring), target.runner
@@ -106,10 +121,10 @@ def _fail_scoring(proposal: Proposal, error: Exception) -> None:
     proposal.sequence.fail(error, f"scoring at output position {len(proposal.sequence.output_ids)}")
 
 
-def verify(forward: Forward, aids: Aids) -> list[Verified]:
+def verify(forward: Forward, rows: Rows, aids: Aids) -> list[Verified]:
     """Verify all trees and tell the planner what the forward took. A sequence that fails carries its error."""
     started = perf_counter()
-    prepared = _read_together(_prepared_each(forward, started + BESIDE_A_FORWARD, aids))
+    prepared = _read_together(_prepared_each(forward, rows, started + DURING_A_FORWARD))
     if any(on_accelerator(logits) for _, logits in forward.scored):
         forward.seconds += perf_counter() - started  # a GPU has only started when `score` returns
     if forward.num_tries == 1 and forward.scored and forward.settled:
@@ -125,41 +140,30 @@ def on_accelerator(logits: Tensor) -> bool:
     return logits.is_cuda
 
 
-def _prepared_each(forward: Forward, until: float, aids: Aids) -> list[_Prepared]:
+def _prepared_each(forward: Forward, rows: Rows, until: float) -> list[_Prepared]:
     prepared = []
     for proposal, logits in forward.scored:
         try:
-            prepared.append(_prepared(proposal, logits, until, aids, forward.hidden))
+            prepared.append(_prepared(proposal, logits, rows, until, forward.hidden))
         except Exception as error:
             proposal.sequence.fail(error, "verifying")
     return prepared
 
 
-def _prepared(proposal: Proposal, logits: Tensor, until: float, aids: Aids, hidden: HiddenStates | None) -> _Prepared:
+def _prepared(
+    proposal: Proposal, logits: Tensor, rows_of: Rows, until: float, hidden: HiddenStates | None
+) -> _Prepared:
     sequence, request, rng = proposal.sequence, proposal.sequence.request, proposal.sequence.rng()
     logits, at_once = logits[:, : request.num_tokens], on_accelerator(logits)
     if at_once and sequence.bitwise and request.mode == COUPLED:
         logits, at_once = logits.cpu(), False  # a GPU's cumulative sums are not bitwise reproducible
-    tree = aids.fences.of(BESIDE).run(lambda: _late(proposal, aids), proposal.tree)
-    of_node = None if hidden is None else partial(_hidden_state, hidden, sequence)
-    rows = TargetRows(logits, tree, request.sampling, sequence.output_ids, request.shape, of_node)
+    rows = rows_of(proposal, logits, None if hidden is None else partial(_hidden_state, hidden, sequence))
     constrained = rows.constrained(until) if at_once and request.mode in MODES else None
     if constrained is not None and isinstance(rng, KeyedRng):
-        scored = Scored(tree, constrained, rng, request.mode)
-        return _Prepared(proposal, tree, constrained, scored.verdict, scored)
-    decide = verifier_of(request.mode)(tree, rows)
-    return _Prepared(proposal, tree, rows, lambda: decide(rng))
-
-
-def _late(proposal: Proposal, aids: Aids) -> CandidateTree:
-    """The tree to verify, with samples drawn meanwhile. Raises what is wrong with one of them."""
-    tree, scored = aids.beside.late(proposal, aids), set(proposal.tree.candidates)
-    if tree is not proposal.tree:
-        new = [each for each in tree.candidates if each not in scored]
-        most_nodes = len(proposal.tree) + len(proposal.sequence.drawing)
-        for error in faults_of(new, tree, most_nodes, proposal.sequence.request.num_tokens).values():
-            raise error
-    return tree
+        scored = Scored(rows.tree, constrained, rng, request.mode)
+        return _Prepared(proposal, constrained, scored.verdict, scored)
+    decide = verifier_of(request.mode)(rows.tree, rows)
+    return _Prepared(proposal, rows, lambda: decide(rng))
 
 
 def _hidden_state(hidden: HiddenStates, sequence: DecodingSequence, node: int) -> Tensor:
@@ -187,7 +191,7 @@ def _ahead(group: Sequence[Scored]) -> list[Ahead]:
 
 def _decided(prepared: _Prepared) -> Verified | None:
     try:
-        return Verified(prepared.proposal, prepared.tree, prepared.rows, prepared.decide())
+        return Verified(prepared.proposal, prepared.rows, prepared.decide())
     except Exception as error:
         prepared.proposal.sequence.fail(error, "verifying")
         return None

@@ -5,11 +5,13 @@ They may read the cache and a request, but must not know how candidates are plan
 
 from precedent.drafters.base import Candidates, Drafter, DraftSession, DrawSession, ForwardSession
 from precedent.drafters.codec import TextCodec
+from precedent.drafters.kinds import DraftKind, kind_of, load_draft
 from precedent.drafters.registry import DrafterParts, check_known, known_drafters, load_drafters
 from precedent.drafters.request import Request
 
 __all__ = [
     "Candidates",
+    "DraftKind",
     "DraftSession",
     "Drafter",
     "DrafterParts",
@@ -18,6 +20,8 @@ __all__ = [
     "Request",
     "TextCodec",
     "check_known",
+    "kind_of",
     "known_drafters",
+    "load_draft",
     "load_drafters",
 ]

@@ -80,21 +80,8 @@ class DraftSession(Protocol):
         """Release everything: the request has ended, normally or not."""
 
 
-@dataclass(slots=True, eq=False)
-class Asked:
-    """A request's wish for candidates that cost a forward, and the outcome."""
-
-    session: ForwardSession
-    budget: int
-    candidates: Candidates = field(default_factory=lambda: Candidates(""))
-    error: Exception | None = None
-
-
-class ForwardSession(ABC):
-    """A session whose candidates cost a forward of a model of its own: the planner asks only where that pays.
-
-    Sessions with the same `group` share a forward.
-    """
+class ModelSession(ABC):
+    """A session that runs a model: the planner lets it only where that pays. Sessions of a `group` run together."""
 
     @property
     def group(self) -> object:
@@ -105,6 +92,28 @@ class ForwardSession(ABC):
     @abstractmethod
     def behind(self) -> int:
         """Committed tokens that its model must compute first."""
+
+    @abstractmethod
+    def committed(self, token_ids: Sequence[int]) -> None:
+        """Called when the target model committed these tokens."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Release everything: the request has ended, normally or not."""
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request's wish for candidates that cost a forward, and the outcome."""
+
+    session: ForwardSession
+    budget: int
+    candidates: Candidates = field(default_factory=lambda: Candidates(""))
+    error: Exception | None = None
+
+
+class ForwardSession(ModelSession):
+    """A session whose fixed candidates cost a forward of its model."""
 
     def match(self, budget: int) -> Candidates:
         """Return at most `budget` fixed candidates after the committed text."""
@@ -117,14 +126,6 @@ class ForwardSession(ABC):
     @abstractmethod
     def match_together(self, asked: Sequence[Asked]) -> None:
         """Find the candidates of several sessions of one group, including this one; each may fail alone."""
-
-    @abstractmethod
-    def committed(self, token_ids: Sequence[int]) -> None:
-        """Called when the target model committed these tokens."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """Release everything: the request has ended, normally or not."""
 
 
 @dataclass(slots=True, eq=False)
@@ -142,25 +143,32 @@ class Draw:
     error: Exception | None = None
 
 
-class DrawSession(ABC):
-    """A session of a drafter that samples from its own model; each draw costs sequential forwards of that model.
+@dataclass(frozen=True, slots=True)
+class DrawSource:
+    """What the planner knows of a session that can sample in this step.
 
-    Sessions with the same `group` draw together. With `names_runners_up` it can name a second token beside each of its
-    last draws, from rows that it has already computed. With `at_once` one forward gives all draws of a step.
+    It has `behind` tokens to catch up on first. With `runners_up` it can name a second token beside each sample. With
+    `at_once` any number of samples costs one forward.
+    """
+
+    behind: int = 0
+    runners_up: bool = False
+    at_once: bool = False
+
+
+class DrawSession(ModelSession):
+    """A session that samples from its model; each draw costs sequential forwards.
+
+    With `names_runners_up` it can name a second token beside each of its last draws, from rows that it has already
+    computed. With `at_once` one forward gives all draws of a step.
     """
 
     names_runners_up: bool = False
     at_once: bool = False
 
-    @property
-    def group(self) -> object:
-        """Key shared by the sessions that draw together; by default each session draws alone."""
-        return self
-
-    @property
-    @abstractmethod
-    def behind(self) -> int:
-        """Committed tokens that its model must compute before the first draw."""
+    def source(self) -> DrawSource:
+        """Return what the planner needs to know before this step's draws."""
+        return DrawSource(self.behind, self.names_runners_up, self.at_once)
 
     def match(self, budget: int) -> Candidates:
         """Return no fixed candidates: a model proposes only after the shape of the tree is decided."""
@@ -184,14 +192,6 @@ class DrawSession(ABC):
         """Add one more token beside each of the first `number` of the last draw, and to `builder.runners_up`."""
         raise NotImplementedError(f"{type(self).__name__} names no runners-up")
 
-    @abstractmethod
-    def committed(self, token_ids: Sequence[int]) -> None:
-        """Called when the target model committed these tokens."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """Release everything: the request has ended, normally or not."""
-
 
 class Drafter(Protocol):
     """Proposes continuations. Register one under the entry-point group `precedent.drafters`.
@@ -199,7 +199,8 @@ class Drafter(Protocol):
     Between two steps the engine's thread calls `begin`, for which all running requests wait: it must take well under a
     millisecond. A drafter that has more to do, such as indexing the prompt, sets `begins_early = True`: its `begin` is
     then called on the caller's thread before the request is queued. It must be safe on any thread, and its request has
-    no `target_slot`.
+    no `target_slot`. One whose requests take memory of their own has a method
+    `request_bytes(prompt_tokens, answer_tokens, speculation)`, the most bytes that a request takes.
     """
 
     name: str

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from precedent.drafters.base import Drafter
 from precedent.drafters.codec import TextCodec
 from precedent.drafters.grammar import GrammarDrafter
+from precedent.drafters.kinds import DRAFT_MODEL, DraftKind, registered
 from precedent.drafters.prediction import PredictionDrafter
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.recall.drafter import CACHE, RecallDrafter, Report
@@ -27,20 +27,16 @@ if TYPE_CHECKING:
 
     from precedent.cache import SpeculationCache
     from precedent.target import TargetModel
-    from precedent.target.block.model import BlockModel
-    from precedent.target.head_model import HeadModel
-
-GROUP = "precedent.drafters"
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterParts:
     """What an engine offers to a drafter's factory; `codec` is its tokenizer.
 
-    `early_exit` says that the draft model is the target's own first layers and reads the target's keys and values;
-    `draws_ahead` that it draws while the target scores. `device` is where the target verifies. `report` is called with
-    every finished call to the cache. `fences` are the engine's. `head` is the MTP head of the target's checkpoint,
-    `block` the block draft, `eagle` the EAGLE head.
+    `early_exit` says that the draft model is the target's own first layers and reads the target's keys and values.
+    `device` is where the target verifies. `report` is called with every finished call to the cache. `fences` are the
+    engine's. `heads` are what kinds of drafts prepared beside the target (`DraftKind.beside`), by the names of their
+    drafters.
     """
 
     tokenizer_fingerprint: str
@@ -49,12 +45,9 @@ class DrafterParts:
     draft_model: TargetModel | None = None
     codec: TextCodec | None = None
     early_exit: bool = False
-    draws_ahead: bool = False
     device: torch.device | None = None
     report: Report | None = None
-    head: HeadModel | None = None
-    block: BlockModel | None = None
-    eagle: HeadModel | None = None
+    heads: Mapping[str, Any] = field(default_factory=dict)
     fences: Fences = field(default_factory=Fences)
 
 
@@ -83,42 +76,9 @@ def _recall(parts: DrafterParts) -> Drafter | None:
 def _draft_model(parts: DrafterParts) -> Drafter | None:
     if parts.draft_model is None:
         return None
-    from precedent.drafters.model.conditioned import ConditionedDrafter  # here: they need torch
-    from precedent.drafters.model.drafter import DraftModelDrafter
-    from precedent.target.head_model import HeadModel
+    from precedent.drafters.model.drafter import DraftModelDrafter  # here: it needs torch
 
-    if isinstance(parts.draft_model, HeadModel):
-        return ConditionedDrafter(parts.draft_model)
-    return DraftModelDrafter(
-        parts.draft_model, early_exit=parts.early_exit, hand_to=parts.device, own_stream=parts.draws_ahead
-    )
-
-
-def _mtp(parts: DrafterParts) -> Drafter | None:
-    if parts.head is None:  # nobody names it by default, so leaving it out would ignore what was asked for
-        raise ConfigError(
-            "this engine keeps no hidden states, which mtp reads: name mtp among the drafters of its own speculation "
-            "settings, EngineOptions(speculation=SpeculationConfig(drafters=(..., 'mtp'))), not only in a request's"
-        )
-    from precedent.drafters.model.mtp import MtpDrafter  # here: it needs torch
-
-    return MtpDrafter(parts.head)
-
-
-def _block(parts: DrafterParts) -> Drafter | None:
-    if parts.block is None:
-        return None
-    from precedent.drafters.model.block import BlockDrafter  # here: it needs torch
-
-    return BlockDrafter(parts.block)
-
-
-def _eagle(parts: DrafterParts) -> Drafter | None:
-    if parts.eagle is None:
-        return None
-    from precedent.drafters.model.eagle import EagleDrafter  # here: it needs torch
-
-    return EagleDrafter(parts.eagle)
+    return DraftModelDrafter(parts.draft_model, early_exit=parts.early_exit, hand_to=parts.device)
 
 
 BUILT_IN: Mapping[str, Factory] = {
@@ -127,22 +87,25 @@ BUILT_IN: Mapping[str, Factory] = {
     "prediction": lambda parts: PredictionDrafter(),
     "template": lambda parts: None if parts.codec is None else TemplateDrafter(parts.codec),
     "grammar": lambda parts: GrammarDrafter(),
-    "draft-model": _draft_model,
-    "block-draft": _block,
-    "eagle": _eagle,
-    "mtp": _mtp,
+    DRAFT_MODEL: _draft_model,
 }
 
 
 def known_drafters() -> list[str]:
     """The names of all installed drafters, sorted."""
-    return sorted({*BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
+    return sorted({*BUILT_IN, *registered()})
 
 
 def load_drafters(names: Sequence[str], parts: DrafterParts) -> list[Drafter]:
     """Build the named drafters, in this order. Raises ConfigError for a name that no installed package provides."""
-    made = [_factory(name)(parts) for name in names]
+    made = [_factory(name, parts)(parts) for name in names]
     return [drafter for drafter in made if drafter is not None]
+
+
+def kind_named(name: str) -> DraftKind | None:
+    """The kind of drafts whose drafter another package registered by this name; None for any other name."""
+    found = None if name in BUILT_IN else _installed(name)
+    return found if isinstance(found, DraftKind) else None
 
 
 def check_known(names: Iterable[str], added: Iterable[str] = ()) -> None:
@@ -153,15 +116,24 @@ def check_known(names: Iterable[str], added: Iterable[str] = ()) -> None:
             raise ConfigError(_unknown(name))
 
 
-def _factory(name: str) -> Factory:
-    if name in BUILT_IN:
+def _factory(name: str, parts: DrafterParts) -> Factory:
+    if name in BUILT_IN and name not in parts.heads:
         return BUILT_IN[name]
-    found = next(iter(entry_points(group=GROUP, name=name)), None)
+    found = _installed(name)
     if found is None:
         raise ConfigError(_unknown(name))
-    factory: Factory = found.load()
-    return factory
+    return found.drafter if isinstance(found, DraftKind) else found
+
+
+def _installed(name: str) -> Any:
+    """What a package registered by this name; None where none did."""
+    entry = registered().get(name)
+    return None if entry is None else entry.load()
 
 
 def _unknown(name: str) -> str:
+    from precedent import DRAFTERS
+
+    if name in DRAFTERS:
+        return f"the drafter {name!r} is not installed: pip install 'precedent-llm[{DRAFTERS[name]}]'"
     return f"no drafter is called {name!r} (installed: {', '.join(known_drafters())})"

@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from precedent.engine.delivery import ResultObserver
     from precedent.engine.engine import Engine
     from precedent.engine.generation import Emission, Generation, GenerationResult
     from precedent.engine.options import EngineOptions
     from precedent.engine.prometheus import prometheus_text
-    from precedent.engine.write_back import ResultObserver
 
 __all__ = ["Emission", "Engine", "EngineOptions", "Generation", "GenerationResult", "ResultObserver", "prometheus_text"]
 
@@ -23,7 +23,7 @@ _HOMES = {
     "EngineOptions": "options",
     "Generation": "generation",
     "GenerationResult": "generation",
-    "ResultObserver": "write_back",
+    "ResultObserver": "delivery",
     "prometheus_text": "prometheus",
 }
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import torch
 
 from precedent.config import EngineLimits
-from precedent.decoding.sequence import DecodingSequence
-from precedent.engine.in_flight import InFlight
 from precedent.engine.kept_prefixes import KeptPrefixes
+from precedent.engine.sequence import QueuedSequence
 from precedent.errors import CapacityError
 from precedent.runtime.device_memory import free_bytes
 from precedent.target import Slot, TargetModel
@@ -54,40 +53,40 @@ class Admission:
                 "ask for fewer max_tokens or a shorter prompt, or raise max_kv_bytes of EngineLimits"
             )
 
-    def admits(self, request: InFlight) -> bool:
+    def admits(self, sequence: QueuedSequence) -> bool:
         """Whether the request fits beside the admitted ones; alone it always does, because `check` passed."""
         if self.num_inside == 0:
             return True
-        fits = self.reserved_bytes + request.kv_bytes <= self.max_kv_bytes
-        return fits and self.num_inside < self.max_running and self._finds_place(request)
+        fits = self.reserved_bytes + sequence.kv_bytes <= self.max_kv_bytes
+        return fits and self.num_inside < self.max_running and self._finds_place(sequence)
 
-    def enter(self, request: InFlight) -> None:
+    def enter(self, sequence: QueuedSequence) -> None:
         """Reserve the request's memory."""
         self.num_inside += 1
         self._num_unplaced += 1
-        self.reserved_bytes += request.kv_bytes
+        self.reserved_bytes += sequence.kv_bytes
 
-    def slot_for(self, request: InFlight) -> Slot:
+    def slot_for(self, sequence: QueuedSequence) -> Slot:
         """Take the slot that holds most of the prompt; evicts idle conversations to make room for its growth."""
-        rows = self._rows_in_place(request)
+        rows = self._rows_in_place(sequence)
         self._clear(rows)
-        slot = self._pool.acquire(request.asked.tenant, request.prompt_ids, rows or None, request.prefix_tokens)
+        slot = self._pool.acquire(sequence.request.tenant, sequence.prompt_ids, rows or None, sequence.prefix_tokens)
         self._make_room()
         slot.kv.reserve(rows)
         self._num_unplaced -= 1
         return slot
 
-    def leave(self, request: InFlight, sequence: DecodingSequence | None, *, keep: bool) -> None:
+    def leave(self, sequence: QueuedSequence, *, keep: bool) -> None:
         """Free the reservation. With `keep` the slot becomes an idle conversation, otherwise it is dropped."""
         self.num_inside -= 1
-        self._num_unplaced -= not request.started
-        self.reserved_bytes -= request.kv_bytes
-        if sequence is not None and keep:
-            self._cut(sequence.slot, len(request.prompt_ids) + len(sequence.output_ids) - 1)
-            if self._kept is not None and request.speculation.write_back:
-                self._kept.keep(request.asked.tenant, sequence.slot, request.prefix_tokens)
-            self._pool.release(request.asked.tenant, sequence.slot)
-        elif sequence is not None:
+        self._num_unplaced -= not sequence.started
+        self.reserved_bytes -= sequence.kv_bytes
+        if sequence.started and keep:
+            self._cut(sequence.slot, len(sequence.prompt_ids) + len(sequence.output_ids) - 1)
+            if self._kept is not None and sequence.speculation.write_back:
+                self._kept.keep(sequence.request.tenant, sequence.slot, sequence.prefix_tokens)
+            self._pool.release(sequence.request.tenant, sequence.slot)
+        elif sequence.started:
             self._pool.drop(sequence.slot)
         self._make_room()
 
@@ -102,22 +101,22 @@ class Admission:
         """Evict all idle conversations, because memory ran out."""
         self._shrink_idle(0)
 
-    def _finds_place(self, request: InFlight) -> bool:
+    def _finds_place(self, sequence: QueuedSequence) -> bool:
         """Whether the arena has a contiguous place for the request; False until earlier requests have taken theirs."""
-        rows = self._rows_in_place(request)
+        rows = self._rows_in_place(sequence)
         return not rows or (not self._num_unplaced and self._clear(rows))
 
-    def _rows_in_place(self, request: InFlight) -> int:
+    def _rows_in_place(self, sequence: QueuedSequence) -> int:
         """Rows that a request reserves in the arena; 0 if its keys and values may grow and move."""
-        return request.kv_bytes // self._target.kv_shape.row_bytes if self._target.keeps_to_arena else 0
+        return sequence.kv_bytes // self._target.kv_shape.row_bytes if self._target.keeps_to_arena else 0
 
     def _clear(self, rows: int) -> bool:
         """Whether the arena has a place for that many rows; evicts idle conversations if needed."""
-        static = self._target.static
-        if not rows or static is None or static.arena.has_room(rows):
+        arena = self._target.arena
+        if not rows or arena is None or arena.has_room(rows):
             return True
         self.drop_idle()
-        return static.arena.has_room(rows)
+        return arena.has_room(rows)
 
     def _make_room(self) -> None:
         self._shrink_idle(max(0, self.max_kv_bytes - self.reserved_bytes))

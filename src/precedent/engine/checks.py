@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from precedent.config import SamplingParams, SpeculationConfig, is_lossy
-from precedent.decoding.verifiers import judge_in, reads_hidden_states, verifier_of
+from precedent.config import MODES, SamplingParams, SpeculationConfig
 from precedent.errors import ConfigError, ContextOverflowError, PromptError
 from precedent.grammar import Grammar
 from precedent.runtime.plain_values import checked_ids, shown
-from precedent.target.fingerprints import name_of
+from precedent.verify import verifier_of
 
 if TYPE_CHECKING:
     from precedent.target import TargetModel
-
-log = logging.getLogger(__name__)
 
 SWITCH = "PRECEDENT_SPECULATION"
 """Environment variable that turns speculation off in a running process: `off`, or `on` (the default)."""
@@ -66,6 +62,19 @@ def checked_prompt(prompt_ids: Sequence[int], target: TargetModel) -> tuple[int,
             f"the prompt holds token id {unknown}, the model knows 0 to {vocab_size - 1}: use the model's own tokenizer"
         )
     return prompt
+
+
+def check_answer_length(max_tokens: int, target: TargetModel) -> None:
+    """Raise ConfigError for an answer that is longer than any that the model's context holds.
+
+    Whoever leaves the default asks for nothing, and a prompt that leaves less room shortens the answer.
+    """
+    longest = target.most_answer_tokens(0)
+    if max_tokens > longest and max_tokens != SamplingParams().max_tokens:
+        raise ConfigError(
+            f"max_tokens={shown(max_tokens)} is more than the model's context can hold: give at most {longest}; an "
+            "answer that reaches the context's end stops there, with the finish reason 'length'"
+        )
 
 
 def check_arguments(
@@ -119,43 +128,33 @@ def mode_of(speculation: SpeculationConfig, sampling: SamplingParams, most_rows:
 
 
 def checked_mode(speculation: SpeculationConfig, sampling: SamplingParams, target: TargetModel) -> str:
-    """`mode_of` a request to this target. Raises ConfigError too if a judge reads states that the target lacks."""
+    """`mode_of` a request to this target. Raises ConfigError too if the mode needs what the target lacks."""
     mode = mode_of(speculation, sampling, target.most_rows)
-    _check_width(mode, target)
-    if target.runner.hidden is None and reads_hidden_states(mode):
+    verifier = verifier_of(mode)
+    verifier.check_target(target)
+    if target.runner.hidden is None and verifier.reads_hidden_states:
         raise ConfigError(
-            f"the judge of mode={mode!r} reads the target's hidden states, which are kept from the engine's start: "
-            "name the mode in the engine's own speculation=SpeculationConfig(mode=…)"
+            f"mode={mode!r} reads the target's hidden states, which are kept from the engine's start: name the mode in "
+            "the engine's own speculation=SpeculationConfig(mode=…)"
         )
     return mode
 
 
-def _check_width(mode: str, target: TargetModel) -> None:
-    """Raise ConfigError if the judge of a mode was trained on hidden states of another size than the target's."""
-    wanted = getattr(judge_in(mode), "hidden_size", None)
-    if wanted is not None and wanted != (found := target.model.config.get_text_config().hidden_size):
-        raise ConfigError(
-            f"the judge of mode={mode!r} was trained on hidden states of {wanted} numbers, and this target's have "
-            f"{found}: train one for it (precedent train-judge)"
-        )
+def prepare_target(target: TargetModel, mode: str) -> None:
+    """Let the target keep hidden states if the engine's default mode reads them.
 
-
-def keep_for_judge(target: TargetModel, mode: str) -> None:
-    """Let the target keep hidden states if the judge of a mode reads them, and warn if it was trained for another.
-
-    Raises ConfigError for a judge of another hidden size, and what `keep_hidden_states` raises.
+    Raises ConfigError for a mode that does not suit the target, and what `keep_hidden_states` raises.
     """
-    _check_width(mode, target)
-    trained_for, name = getattr(judge_in(mode), "target", ""), name_of(target.model)
-    if trained_for and trained_for != name:
-        log.warning("the judge of mode=%r was trained for %s, and this target is %s", mode, trained_for, name)
-    if reads_hidden_states(mode):
-        target.keep_hidden_states()
+    if mode not in MODES:
+        verifier = verifier_of(mode)
+        verifier.check_target(target)
+        if verifier.reads_hidden_states:
+            target.keep_hidden_states()
 
 
 def _mode_of(speculation: SpeculationConfig, sampling: SamplingParams) -> str:
     mode, seeded = speculation.mode, sampling.seed is not None
-    if is_lossy(mode):
+    if mode not in MODES:
         verifier_of(mode)  # refuse a wrong parameter now, not in the middle of an answer
         return mode
     if mode == "auto" or sampling.greedy:
@@ -173,7 +172,7 @@ def _mode_of(speculation: SpeculationConfig, sampling: SamplingParams) -> str:
 
 
 def _check_bitwise(speculation: SpeculationConfig, mode: str, most: int) -> None:
-    if is_lossy(mode):
+    if verifier_of(mode).lossy:
         raise ConfigError(f"mode={mode!r} changes answers on purpose, and this engine was made with bitwise=True")
     if speculation.enabled and speculation.max_nodes + speculation.max_draws > most:
         raise ConfigError(

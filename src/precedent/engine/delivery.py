@@ -1,57 +1,57 @@
-"""Delivers a step's tokens to the caller: text, times and, at the end, the result."""
+"""The normal end of a request: call the observer, store the completion, then report the result to its caller."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, wait
+from dataclasses import replace
 from functools import partial
-from time import perf_counter
+from typing import NamedTuple
 
-from precedent.decoding.sequence import DecodingSequence, StepResult
-from precedent.engine.generation import Emission, GenerationResult
-from precedent.engine.in_flight import InFlight
+from precedent.cache import Completion, prompt_fingerprint
+from precedent.drafters import Request
+from precedent.engine.generation import GenerationResult
+from precedent.engine.sequence import QueuedSequence
 from precedent.runtime.fence import Fences
 
+WRITE_BACK, OBSERVER = "write-back", "the observer of results"
+"""The names of both among the aids of an engine."""
 
-def deliver(request: InFlight, sequence: DecodingSequence, result: StepResult) -> None:
-    """Pass a step's tokens to the caller. A stop string cuts the answer and ends the sequence."""
-    text, kept = request.text.push(result.token_ids)
-    if kept < len(result.token_ids) or request.text.stopped:
-        del sequence.output_ids[len(sequence.output_ids) - len(result.token_ids) + kept :]
-        sequence.finish_reason = "stop"
-    if sequence.finished:
-        text += request.text.flush()
-        sequence.finish_reason = "stop" if request.text.stopped else sequence.finish_reason
-    _note_time(request, kept)
-    request.answer.append(text)
-    request.sources.extend(result.sources[:kept])
-    request.logprobs.extend(result.logprobs[:kept])
-    request.generation.put(Emission(text, result.token_ids[:kept], result.sources[:kept], result.logprobs[:kept]))
+ResultObserver = Callable[[tuple[int, ...], GenerationResult], None]
+"""Called with a finished request's prompt ids and its result, on one of the engine's threads."""
+
+CompletionKeeper = Callable[[Completion], object]
+"""Takes a finished completion, on one of the engine's threads: `SpeculationCache.insert`, or a buffer for it."""
 
 
-def _note_time(request: InFlight, num_tokens: int) -> None:
-    now = perf_counter()
-    if request.last_emission:
-        request.stats.inter_token.observe(now - request.last_emission, num_tokens)
-    else:
-        request.stats.first_token_seconds = now - request.submitted
-    request.last_emission = now
+def at_normal_end(
+    asked: Request, on_result: ResultObserver | None, store: CompletionKeeper | None, tokenizer: str, model: str
+) -> dict[str, Callable[[GenerationResult], object]]:
+    """Return the actions for a request's answer: call the observer, then store the completion with what was asked."""
+    actions: dict[str, Callable[[GenerationResult], object]] = {}
+    if on_result is not None:
+        actions[OBSERVER] = partial(on_result, asked.prompt_ids)
+    if store is not None:
+        record = Completion(
+            (), tokenizer, model, asked.tenant, asked.query,
+            prompt_fingerprint(asked.prompt_ids), asked.tools, asked.workflow_step,
+        )  # fmt: skip
+        actions[WRITE_BACK] = partial(_write_back, store, record)
+    return actions
 
 
-def result_of(request: InFlight, sequence: DecodingSequence) -> GenerationResult:
-    """The result of a sequence that ended normally."""
-    assert sequence.finish_reason is not None
-    request.stats.total_seconds = perf_counter() - request.submitted
-    return GenerationResult(
-        text="".join(request.answer),
-        token_ids=tuple(sequence.output_ids),
-        sources=tuple(request.sources),
-        finish_reason=sequence.finish_reason,
-        prompt_tokens=len(request.prompt_ids),
-        cached_prompt_tokens=request.cached_prompt_tokens,
-        stats=request.stats,
-        logprobs=tuple(request.logprobs),
-    )
+def _write_back(store: CompletionKeeper, record: Completion, result: GenerationResult) -> None:
+    store(replace(record, token_ids=result.token_ids, text=result.text))
+
+
+class _Report(NamedTuple):
+    """A result that is reported when its `job` is done, at the latest at `until`, by the fences' clock."""
+
+    until: float
+    sequence: QueuedSequence
+    result: GenerationResult
+    job: Future[None]
 
 
 class Finisher:
@@ -63,46 +63,45 @@ class Finisher:
 
     def __init__(self, executor: Executor, fences: Fences) -> None:
         self._executor, self._fences = executor, fences
-        self._reporting: deque[tuple[float, InFlight, GenerationResult, Future[None]]] = deque()
+        self._reporting: deque[_Report] = deque()
 
-    def __call__(self, request: InFlight, result: GenerationResult) -> None:
-        """Store and report the result of a request."""
-        if not any(self._fences.of(name).is_on for name in request.finished):
-            request.generation.finish(result)
+    def __call__(self, sequence: QueuedSequence, result: GenerationResult) -> None:
+        """Store and report the result of a sequence."""
+        if not any(self._fences.of(name).is_on for name in sequence.actions):
+            sequence.generation.finish(result)
             return
         try:
-            job = self._executor.submit(self._store_and_report, request, result)
+            job = self._executor.submit(self._store_and_report, sequence, result)
         except RuntimeError:  # the interpreter is exiting
-            self._store_and_report(request, result)
+            self._store_and_report(sequence, result)
             return
-        self._reporting.append((self._fences.clock() + self._fences.deadline, request, result, job))
+        self._reporting.append(_Report(self._fences.clock() + self._fences.deadline, sequence, result, job))
 
     def seconds_left(self) -> float | None:
         """Seconds until the next deadline; None if nothing is being stored."""
         self.report_overdue()
-        return max(0.0, self._reporting[0][0] - self._fences.clock()) if self._reporting else None
+        return max(0.0, self._reporting[0].until - self._fences.clock()) if self._reporting else None
 
     def report_overdue(self) -> None:
         """Report results whose completions take too long to store."""
-        while self._reporting and (self._reporting[0][3].done() or self._fences.clock() >= self._reporting[0][0]):
-            _, request, result, job = self._reporting.popleft()
-            self._end(request, result, job)
+        while self._reporting and (self._reporting[0].job.done() or self._fences.clock() >= self._reporting[0].until):
+            self._end(self._reporting.popleft())
 
     def close(self) -> None:
         """Wait for what is being stored, at most until its deadline, and report all results."""
         while self._reporting:
-            until, request, result, job = self._reporting.popleft()
-            wait([job], timeout=max(0.0, min(until - self._fences.clock(), self._fences.deadline)))
-            self._end(request, result, job)
+            report = self._reporting.popleft()
+            wait([report.job], timeout=max(0.0, min(report.until - self._fences.clock(), self._fences.deadline)))
+            self._end(report)
 
-    def _end(self, request: InFlight, result: GenerationResult, job: Future[None]) -> None:
-        if not job.done() or job.cancelled():
-            for name in request.finished:
+    def _end(self, report: _Report) -> None:
+        if not report.job.done() or report.job.cancelled():
+            for name in report.sequence.actions:
                 self._fences.of(name).fault(TimeoutError(f"not done after {self._fences.deadline:g} seconds"))
-        job.cancel()
-        request.generation.finish(result)
+        report.job.cancel()
+        report.sequence.generation.finish(report.result)
 
-    def _store_and_report(self, request: InFlight, result: GenerationResult) -> None:
-        for name, action in request.finished.items():
+    def _store_and_report(self, sequence: QueuedSequence, result: GenerationResult) -> None:
+        for name, action in sequence.actions.items():
             self._fences.of(name).run(partial(action, result), None)
-        request.generation.finish(result)
+        sequence.generation.finish(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import weakref
@@ -11,45 +12,47 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precedent.cache.store.fingerprint import model_fingerprint, tokenizer_fingerprint
+from precedent.cache import model_fingerprint, tokenizer_fingerprint
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.decoding.loop import loop_class
 from precedent.decoding.microscope import Microscope
+from precedent.decoding.stats import GenerationStats
 from precedent.drafters import Drafter, DrafterParts, Request, load_drafters
 from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.drafters.together import begin_early
 from precedent.engine.admission import Admission
 from precedent.engine.checks import (
     MOST_QUERY_CHARACTERS,
+    check_answer_length,
     check_arguments,
     check_keys,
     check_token_ids,
     checked_mode,
     checked_prompt,
-    keep_for_judge,
+    prepare_target,
     unless_switched_off,
 )
+from precedent.engine.delivery import CompletionKeeper, ResultObserver, at_normal_end
 from precedent.engine.draft_models import DraftModels
 from precedent.engine.generation import Emission, Generation, GenerationResult
 from precedent.engine.health import STALLED_SECONDS, EngineHealth
-from precedent.engine.in_flight import InFlight
 from precedent.engine.kept_prefixes import check_prefix, kept_prefixes
 from precedent.engine.loading import loaded_draft, loaded_target
 from precedent.engine.metrics import EngineMetrics, Pulse
-from precedent.engine.open_caches import opened_cache
 from precedent.engine.options import EngineOptions
 from precedent.engine.remembered_costs import RememberedCosts
+from precedent.engine.sequence import QueuedSequence
+from precedent.engine.shared import opened_cache
 from precedent.engine.warm_up import compile_inner_loops, costs_of
 from precedent.engine.worker import started_worker
-from precedent.engine.write_back import CompletionKeeper, ResultObserver, at_normal_end
 from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
 from precedent.planning.costs import CostCurve
-from precedent.planning.pearl import PearlPlanner
-from precedent.planning.planner import Planner
 from precedent.runtime.background import Background
 from precedent.runtime.fence import Fences
 from precedent.runtime.openmp import release_workers
 from precedent.runtime.process import OfOneProcess, check_fork, computing
 from precedent.sampling.constraints import constraints_for
+from precedent.sampling.rng import entropy_rng
 from precedent.target import TargetModel
 from precedent.target.encoder_decoder.opening import target_of
 from precedent.target.load.sampling_defaults import sampling_defaults
@@ -60,6 +63,8 @@ from precedent.text.templates import Template, Templates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Emission", "Engine", "Generation", "GenerationResult", "ResultObserver"]
 
@@ -114,34 +119,33 @@ class Engine(OfOneProcess):
         self.target = target_of(model, bitwise=options.bitwise, cuda_graphs=options.cuda_graphs)
         self._fences = fences or Fences()
         self._fences.add(self.target.runner.team.fence)
-        keep_for_judge(self.target, self.speculation.mode)
+        prepare_target(self.target, self.speculation.mode)
         self.encodes_prompt, weights = self.target.encodes_prompt, self.target.model
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         self.model_fingerprint = model_fingerprint(weights.config.to_dict(), self.target.weights())
         self._own_threads = own = set[threading.Thread]()
         self._executor = executor or Background(2, "precedent-cache", lambda: own.add(threading.current_thread()))
-        self._models = DraftModels.beside(self.target, draft_model, options.pearl, self.speculation.drafters)
-        self._codec, pearl = TokenizerCodec(tokenizer), self._models.pearl
+        self._loop_class = loop_class(options.loop)
+        self._models = DraftModels.beside(self.target, draft_model, self.speculation.drafters)
+        self._codec = TokenizerCodec(tokenizer)
         self._parts = DrafterParts(
             self.tokenizer_fingerprint, self._executor, self.cache, self._models.draft, self._codec,
-            self._models.early_exit, draws_ahead=pearl is not None, device=self.target.device, head=self._models.head,
-            block=self._models.block, eagle=self._models.eagle, fences=self._fences,
+            self._models.early_exit, device=self.target.device, heads=self._models.heads, fences=self._fences,
         )  # fmt: skip
         self.kept_prefixes = kept_prefixes(options, self._parts, self.target, tokenizer, self.model_fingerprint)
-        self._drafters: dict[str, Drafter] = {}
+        self._drafters: dict[str, Drafter] = dict(self._loop_class.drafters(self._parts))
         self._loading = threading.Lock()
         self._drafters_named(self.speculation.drafters)
         compile_inner_loops()
         self._remembered = RememberedCosts(self.target, self.model_fingerprint)
-        self.planner = (PearlPlanner if pearl else Planner)(
-            cost or costs_of(self.target, self._remembered, self._fences)
-        )
+        self.planner = self._loop_class.planner(cost or costs_of(self.target, self._remembered, self._fences))
         release_workers()  # the model was loaded and timed on this thread, and runs on another
         self._end_ids = end_token_ids(weights, tokenizer)
         self._grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
         self.admission = Admission(self.target, limits := options.limits or EngineLimits(), self.kept_prefixes)
+        loop = self._loop_class(self.target, self.planner, self._fences)
         self._worker = started_worker(
-            self.target, self.planner, self.admission, self._executor, self._drafters, pearl, self._fences,
+            loop, self.admission, self._executor, self._drafters,
             prefill_tokens=limits.prefill_tokens_per_round, remember=partial(self._remembered.write, self.planner.cost),
         )  # fmt: skip
         if self.cache is not None:
@@ -242,6 +246,7 @@ class Engine(OfOneProcess):
             tenant=tenant, query=query, workflow_step=workflow_step, tools=tools,
         )  # fmt: skip
         prompt = checked_prompt(prompt_ids, self.target)
+        check_answer_length(sampling.max_tokens, self.target)
         check_keys(workflow_step=workflow_step, tools=tools)
         check_prefix(prefix_tokens, prompt, self.kept_prefixes)
         check_token_ids(sampling, min(len(self.tokenizer), self.target.vocab_size))
@@ -249,7 +254,8 @@ class Engine(OfOneProcess):
         names = speculation.drafters if speculation.enabled else ()
         drafters = self._drafters_named(names)
         matching = None if grammar is None else GrammarConstraint(self.grammars.matcher(grammar), self._end_ids)
-        asked = Request(
+        mode = checked_mode(speculation, sampling, self.target)
+        request = Request(
             request_id=secrets.token_hex(8),
             prompt_ids=prompt,
             sampling=sampling,
@@ -257,7 +263,7 @@ class Engine(OfOneProcess):
             query=query[:MOST_QUERY_CHARACTERS],
             workflow_step=workflow_step,
             tools=tools,
-            mode=checked_mode(speculation, sampling, self.target),
+            mode=mode,
             shape=constraints_for(sampling, prompt, matching),
             num_tokens=min(len(self.tokenizer), self.target.vocab_size),
             end_token_ids=self._end_ids | set(sampling.stop_token_ids),
@@ -265,19 +271,28 @@ class Engine(OfOneProcess):
             templates=tuple(Templates(templates)),
         )
         store = None if self.cache is None or not speculation.write_back else write_back or self.cache.insert
-        actions = at_normal_end(asked, self._on_result, store, self.tokenizer_fingerprint, self.model_fingerprint)
-        request = InFlight(
-            asked,
-            speculation,
-            drafters,
-            TextAssembler(self.tokenizer, sampling.stop, shown_tokens),
-            finished=actions,
+        bitwise = self.target.bitwise and mode in ("greedy", "coupled")
+        wanted, room = sampling.max_tokens, self.target.most_answer_tokens(len(prompt))
+        if room < wanted:
+            log.info(
+                "max_tokens=%d: behind a prompt of %d tokens the context has room for %d", wanted, len(prompt), room
+            )
+        sequence = QueuedSequence(
+            request=request,
+            max_tokens=min(wanted, room),
+            rng_of=entropy_rng(secrets.randbits(128)),
+            speculation=speculation,
+            bitwise=bitwise,
+            stats=GenerationStats(mode=mode, bitwise=bitwise),
+            drafters=drafters,
+            text=TextAssembler(self.tokenizer, sampling.stop, shown_tokens),
+            actions=at_normal_end(request, self._on_result, store, self.tokenizer_fingerprint, self.model_fingerprint),
             kv_bytes=self._kv_bytes(len(prompt), sampling.max_tokens, speculation, drafters),
             prefix_tokens=prefix_tokens,
-            early=begin_early(drafters, asked, self._fences),
+            early=begin_early(drafters, request, self._fences),
         )
-        self._worker.submit(request)
-        return request.generation
+        self._worker.submit(sequence)
+        return sequence.generation
 
     @property
     def recall(self) -> RecallDrafter | None:
@@ -327,12 +342,15 @@ class Engine(OfOneProcess):
         tree = speculation.max_nodes + speculation.max_draws + 1 if drafters else 1
         answer = min(max_tokens, self.target.most_answer_tokens(prompt_tokens))
         num_bytes = self.target.request_bytes(prompt_tokens, answer, tree, tree)
-        num_bytes += self._models.kv_bytes(drafters, prompt_tokens, answer, speculation)
+        for drafter in drafters.values():
+            own = getattr(drafter, "request_bytes", None)
+            num_bytes += 0 if own is None else own(prompt_tokens, answer, speculation)
         self.admission.check(num_bytes, prompt_tokens, max_tokens)
         return num_bytes
 
     def _drafters_named(self, names: Sequence[str]) -> dict[str, Drafter]:
         """The drafters of these names, built on first use, without those whose parts the engine lacks."""
+        names = self._models.named(names)
         with self._loading:
             for name in names:
                 if name not in self._drafters:

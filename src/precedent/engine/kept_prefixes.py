@@ -20,9 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from precedent.cache import NewCompletion
-from precedent.cache.store.prefix_files import bytes_of
-from precedent.cache.store.records import digest
+from precedent.cache import Completion
+from precedent.cache.prefixes import bytes_of
+from precedent.cache.records import digest
 from precedent.drafters import DrafterParts
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
@@ -31,7 +31,7 @@ from precedent.target import Slot, TargetModel
 from precedent.target.encoder_decoder.opening import check_options
 from precedent.target.identity import identity_of
 from precedent.target.prefix_pool import WORTH_KEEPING
-from precedent.text.fixed_part import FixedPart
+from precedent.text.prompt import FixedPart
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -133,10 +133,10 @@ class KeptPrefixes:
         finally:
             self._done(name)
 
-    def _as_completion(self, tenant: str, token_ids: list[int]) -> NewCompletion:
+    def _as_completion(self, tenant: str, token_ids: list[int]) -> Completion:
         """The tokens as the cache's `redact` sees completions."""
         text = self.fixed_part.text(token_ids)
-        return NewCompletion(tuple(token_ids), self._tokenizer, "", tenant, text=text)
+        return Completion(tuple(token_ids), self._tokenizer, "", tenant, text=text)
 
     def _done(self, name: str) -> None:
         with self._gate:

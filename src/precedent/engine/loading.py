@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from precedent.drafters.kinds import load_draft
 from precedent.engine.options import OF_LOADING, EngineOptions
 from precedent.errors import ConfigError
 from precedent.target import TargetModel
-from precedent.target.load.loading import load_draft, load_target
+from precedent.target.load.loading import load_target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -8,8 +8,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from precedent.decoding.latency import Percentiles
-from precedent.decoding.stats import GenerationStats
+from precedent.decoding.stats import GenerationStats, Percentiles
 from precedent.runtime.fence import Fences
 
 QUICK = (

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from precedent.cache import SpeculationCache
-from precedent.cache.store.store_url import Place, place_of
+from precedent.cache.store_url import Place, place_of
 from precedent.config import EngineLimits, SpeculationConfig
-from precedent.engine.sharing import key_of
 from precedent.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from precedent.cache.search.embedder import Embedder
+    from precedent.cache import Embedder
 
 OF_LOADING = ("device", "dtype", "model_kwargs", "chat_template")
 """Options that say how a target is loaded by name; a model object is loaded already and takes none of them."""
@@ -41,7 +40,8 @@ class EngineOptions:
     - `bitwise`: greedy and seeded texts do not depend on rounding: they are the same whatever is drafted, reused or
       answered beside them. A model or machine that cannot do this is refused.
     - `cuda_graphs`: steps are replayed as CUDA graphs (docs/how-to/gpu.md), or the model is refused.
-    - `pearl`: the draft model draws while the target scores; None does so where it sits on another device.
+    - `loop`: the name of an installed package's decode loop (entry-point group `precedent.loops`); None is the built-in
+      one.
     - `keep_prefixes`: the keys and values of system prompts and tools are kept beside the cache, which is one on disk,
       so that a new process does not compute them again (docs/explanation/memory.md).
     """
@@ -58,7 +58,7 @@ class EngineOptions:
     chat_template: str | Path | None = None
     bitwise: bool = False
     cuda_graphs: bool = False
-    pearl: bool | None = None
+    loop: str | None = None
     keep_prefixes: bool = False
 
     def __post_init__(self) -> None:
@@ -86,12 +86,45 @@ class EngineOptions:
             raise ConfigError(
                 "keep_prefixes=True keeps prefixes beside a speculation cache on disk: give its folder or file as well"
             )
+        if self.loop is not None:
+            from precedent.decoding.loop import loop_class  # here: it loads torch
+
+            loop_class(self.loop)
 
     def check_loaded(self) -> None:
         """Raise ConfigError for an option that only a target loaded by name can have."""
         for option in fields(self):
             if option.name in OF_LOADING and getattr(self, option.name) not in (option.default, {}):
                 raise ConfigError(f"{option.name} is for loading by name: a model object is loaded already")
+
+
+def key_of(value: Any) -> Hashable:
+    """A key that is equal for equal names, paths and numbers, for mappings and lists of them, and for the same object.
+
+    A key holds the objects in it: as long as it exists, no other object can be mistaken for one of them.
+    """
+    if isinstance(value, Path):
+        return str(value.expanduser().resolve())
+    if isinstance(value, Mapping):
+        return frozenset((name, key_of(part)) for name, part in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(key_of(part) for part in value)
+    if hasattr(value, "to_dict") and type(value).__hash__ is None:  # quantisation configs compare by their settings
+        return type(value).__name__, key_of(value.to_dict())
+    return value if isinstance(value, Hashable) else _ByIdentity(value)
+
+
+class _ByIdentity:
+    """Equal only to the key of the very same object."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByIdentity) and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
 
 
 def _on_disk(cache: SpeculationCache | Place | None) -> bool:

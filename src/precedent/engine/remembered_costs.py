@@ -41,7 +41,7 @@ class RememberedCosts:
 
     def __init__(self, target: TargetModel, model_fingerprint: str) -> None:
         machine = [processor(), FEATURES.flatten(), torch.get_num_threads(), torch.__version__, str(target.device)]
-        identity = json.dumps([*machine, model_fingerprint, target.bitwise, target.static is not None])
+        identity = json.dumps([*machine, model_fingerprint, target.bitwise, target.arena is not None])
         name = hashlib.sha256(identity.encode()).hexdigest()[:32]
         self._file = user_cache_path("precedent") / "step-costs" / f"{name}.json"
 

@@ -1,4 +1,4 @@
-"""The engines of this process: equal options share one, so that weights are loaded once."""
+"""Shares engines and caches in a process: equal options give one engine, and each place one cache."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precedent.engine.open_caches import opened_cache
-from precedent.engine.options import EngineOptions
-from precedent.engine.sharing import key_of
+from precedent.cache import SpeculationCache
+from precedent.engine.options import EngineOptions, key_of
 from precedent.runtime.process import Lock, computing, in_forked_processes
 
 if TYPE_CHECKING:
@@ -17,8 +16,10 @@ if TYPE_CHECKING:
 
     from precedent.engine.engine import Engine
 
-_LOADING, _NOTING = Lock(), Lock()
+_LOADING, _NOTING, _OPENING = Lock(), Lock(), Lock()
+_OPEN: weakref.WeakValueDictionary[Hashable, SpeculationCache] = weakref.WeakValueDictionary()
 _ENGINES: weakref.WeakValueDictionary[Hashable, Engine] = weakref.WeakValueDictionary()
+in_forked_processes(_OPEN.clear)
 in_forked_processes(_ENGINES.clear)  # an engine of the parent process answers nobody here
 
 
@@ -64,3 +65,16 @@ def running_engines() -> list[Engine]:
 def _note(key: Hashable, engine: Engine) -> None:
     with _NOTING:
         _ENGINES[key] = engine
+
+
+def opened_cache(options: EngineOptions) -> SpeculationCache | None:
+    """The cache of the options, opened if they name its place and no other engine opened it. Raises CacheError."""
+    place = options.cache
+    if place is None or isinstance(place, SpeculationCache):
+        return place
+    key = key_of((place, options.embedder))
+    with _OPENING:
+        cache = _OPEN.get(key)
+        if cache is None:
+            cache = _OPEN[key] = SpeculationCache.open(place, embedder=options.embedder)
+        return cache

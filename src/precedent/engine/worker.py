@@ -13,25 +13,22 @@ from time import perf_counter
 
 import torch
 
-from precedent.decoding.beside import NOTHING
+from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.microscope import Microscope
-from precedent.decoding.pearl import Pearl
 from precedent.drafters import Drafter
 from precedent.engine.admission import Admission
 from precedent.engine.delivery import Finisher
 from precedent.engine.health import EngineHealth, Outcomes
-from precedent.engine.in_flight import InFlight
 from precedent.engine.metrics import EngineMetrics, Pulse
 from precedent.engine.scheduler import Scheduler
+from precedent.engine.sequence import QueuedSequence
 from precedent.engine.warm_up import REMEMBERED
 from precedent.errors import EngineClosedError, PrecedentError, RequestCancelled
-from precedent.planning.planner import Planner
 from precedent.runtime.background import interrupt_long_work
 from precedent.runtime.failures import as_ours
 from precedent.runtime.fence import Fences
 from precedent.runtime.openmp import release_workers
 from precedent.runtime.process import OfOneProcess, computing
-from precedent.target import TargetModel
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +46,7 @@ class Worker(OfOneProcess):
 
     def __init__(self, scheduler: Scheduler, ended: Callable[[], None]) -> None:
         self._scheduler, self._ended = scheduler, ended
-        self._inbox: queue.SimpleQueue[InFlight | Call | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[QueuedSequence | Call | None] = queue.SimpleQueue()
         self._closed = False
         self._round_began: float | None = None
         self._received = perf_counter()
@@ -63,13 +60,13 @@ class Worker(OfOneProcess):
         """True once it takes no more requests."""
         return self._closed
 
-    def submit(self, request: InFlight) -> None:
+    def submit(self, sequence: QueuedSequence) -> None:
         """Queue a request; it joins before the next step if it fits. Raises EngineClosedError."""
         release_workers()  # the calling thread waits for the answer now; earlier computation may have left it workers
         with self._gate:
             if self._closed:
                 raise EngineClosedError("the engine is closed and takes no more requests: load a new one")
-            self._inbox.put(request)
+            self._inbox.put(sequence)
 
     def drop_idle(self) -> None:
         """Evict all idle conversations before the next round, without waiting; does nothing once it is closed."""
@@ -121,9 +118,9 @@ class Worker(OfOneProcess):
         return 0.0 if self._inbox.empty() else now - self._received
 
     def watch_steps(self, number: int) -> Microscope:
-        """Keep the last `number` steps from the next round on."""
-        watched = Microscope(self._scheduler.beside, number)
-        self._scheduler.beside = watched
+        """Keep the last `number` steps from now on, instead of any that were watched before."""
+        watched = Microscope(number)
+        self._scheduler.loop.on_verified = watched
         return watched
 
     @torch.inference_mode()
@@ -159,7 +156,7 @@ class Worker(OfOneProcess):
                 self._received = perf_counter()
             if received is None:
                 return False
-            if isinstance(received, InFlight):
+            if isinstance(received, QueuedSequence):
                 self._scheduler.add(received)
             else:
                 received()
@@ -169,7 +166,7 @@ class Worker(OfOneProcess):
         """Fail every request that is running, waiting or still in the inbox; then release what they shared."""
         while not self._inbox.empty():
             received = self._inbox.get()
-            if isinstance(received, InFlight):
+            if isinstance(received, QueuedSequence):
                 self._scheduler.add(received)
         try:
             self._scheduler.fail_all(failure)
@@ -179,42 +176,36 @@ class Worker(OfOneProcess):
 
 
 def started_worker(
-    target: TargetModel,
-    planner: Planner,
+    loop: DecodeLoop,
     admission: Admission,
     executor: Executor,
     drafters: dict[str, Drafter],
-    pearl: Pearl | None,
-    fences: Fences,
     *,
     prefill_tokens: int,
     remember: Callable[[], None],
 ) -> Worker:
-    """The thread that runs all requests of an engine, whose parts these are."""
+    """Start the thread that runs all requests of an engine, whose parts these are."""
+    fences = loop.aids.fences
     scheduler = Scheduler(
-        target=target,
-        planner=planner,
+        loop=loop,
         admission=admission,
         prefill_tokens=prefill_tokens,
         finish=Finisher(executor, fences),
-        beside=pearl or NOTHING,
-        fences=fences,
         outcomes=Outcomes(fences.clock),
     )
-    return Worker(scheduler, partial(release, drafters, executor, pearl, fences, remember))
+    return Worker(scheduler, partial(release, drafters, executor, loop, fences, remember))
 
 
 def release(
     drafters: dict[str, Drafter],
     executor: Executor,
-    pearl: Pearl | None,
+    loop: DecodeLoop,
     fences: Fences,
     remember: Callable[[], None],
 ) -> None:
     """Release what the requests shared, after all of them have ended, and remember what was learned of the machine."""
     fences.of(REMEMBERED).run(remember, None)
-    if pearl is not None:
-        pearl.close()
+    loop.close()
     fences.settle()  # recall still writes its credit on the executor
     for name, drafter in list(drafters.items()):
         try:

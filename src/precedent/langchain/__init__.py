@@ -1,6 +1,6 @@
-"""LangChain: `ChatPrecedent` replaces another chat model; `PrecedentRecorder` records its calls.
+"""LangChain: `ChatPrecedent` replaces another chat model.
 
-Public names load on first use (PEP 562), so that recording loads no torch.
+Public names load on first use (PEP 562).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from precedent.langchain.embeddings import PrecedentEmbeddings
     from precedent.langchain.llm import PrecedentLLM
     from precedent.langchain.middleware import SpeculationMiddleware
-    from precedent.langchain.recorder import PrecedentRecorder
     from precedent.langchain.recording_cache import RecordingCache
     from precedent.langchain.similarity import LangChainEmbedder, in_vector_store
 
@@ -22,7 +21,6 @@ __all__ = [
     "LangChainEmbedder",
     "PrecedentEmbeddings",
     "PrecedentLLM",
-    "PrecedentRecorder",
     "RecordingCache",
     "SpeculationMiddleware",
     "in_vector_store",
@@ -33,7 +31,6 @@ _HOMES = {
     "LangChainEmbedder": "precedent.langchain.similarity",
     "PrecedentEmbeddings": "precedent.langchain.embeddings",
     "PrecedentLLM": "precedent.langchain.llm",
-    "PrecedentRecorder": "precedent.langchain.recorder",
     "RecordingCache": "precedent.langchain.recording_cache",
     "SpeculationMiddleware": "precedent.langchain.middleware",
     "in_vector_store": "precedent.langchain.similarity",

@@ -29,7 +29,7 @@ OF_THE_CALL = (
     *SAMPLING,
     *("speculation", "drafters", "max_nodes", "tenant", "workflow_step", "prediction", "templates", "learning"),
     *("logprobs", "top_logprobs", "tools", "tool_choice", "model", "chat_template_kwargs", "reasoning"),
-    *("strict", "strict_tools", "parallel_tool_calls", "response_format", "stop"),
+    *("strict", "strict_tools", "parallel_tool_calls", "response_format", "stop", "media"),
 )
 ONLY_SPEED = ("learning", "prediction", "templates", "max_nodes", "drafters", "workflow_step")
 """Settings of a call that change its speed and nothing else."""

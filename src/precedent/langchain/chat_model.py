@@ -14,12 +14,13 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 
+from precedent.cache import tools_fingerprint
 from precedent.langchain.call import Begun, Call
 from precedent.langchain.chunks import AnswerChunks
 from precedent.langchain.described import Described
 from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.logprobs import openai_logprobs
-from precedent.langchain.messages import to_template_messages
+from precedent.langchain.messages import media_of, to_template_messages
 from precedent.langchain.run_metadata import FollowsConfigurable, FollowsRunMetadata
 from precedent.langchain.settings import call_settings, templates_of
 from precedent.langchain.structured import AnswerRules
@@ -31,7 +32,6 @@ from precedent.langchain.warming import Conversation, warm
 from precedent.text.answers import AnswerSyntax, answer_syntax
 from precedent.text.prompt import render_prompt
 from precedent.text.query import recall_query
-from precedent.text.tool_schema import tools_fingerprint
 
 if TYPE_CHECKING:
     from precedent.engine.engine import Engine, GenerationResult
@@ -128,7 +128,7 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
         bound = allowed_tools(settings.get("tool_choice"), bound)
         rules = AnswerRules.of(settings, tool_choice_of(settings.get("tool_choice"), bound), self.strict_tools)
         tools = [] if rules.choice == NONE else bound
-        turns = to_template_messages(messages, media=self.media)
+        turns = to_template_messages(messages, media=media_of(settings, self.media))
         of_template, kept = self.template_settings(settings), engine.kept_prefixes
         prompt_ids = render_prompt(engine.tokenizer, turns, tools, of_template, engine.context_length)
         syntax = answer_syntax(engine.tokenizer, turns, tools, prompt_ids)

@@ -11,8 +11,9 @@ from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 
 from precedent.decoding.stats import TARGET
-from precedent.text.answer_pieces import AnswerPieces, CallPiece, Piece, ReasoningPiece, TextPiece
-from precedent.text.tool_formats.seal import ARGUMENTS, WHOLE, seal_of
+from precedent.text.answers import AnswerPieces, CallPiece, Piece
+from precedent.text.tool_formats import ReasoningPiece, TextPiece
+from precedent.text.tool_formats.json_text import ARGUMENTS, WHOLE, seal_of
 
 if TYPE_CHECKING:
     from precedent.engine.engine import Emission, GenerationResult

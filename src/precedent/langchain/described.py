@@ -57,7 +57,9 @@ class Described(ChatFields):
         if engine is not None:
             return profile_of_engine(engine)
         weights = self.engines.weights
-        return profile_of_files(self.model, self.model_kwargs) if weights is None else profile_of_weights(*weights)
+        if weights is not None:
+            return profile_of_weights(*weights)
+        return profile_of_files(self.model, self.model_kwargs, self.chat_template)
 
     def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
         return super()._get_invocation_params(list(merged_stop(self.stop, stop)) or None, **kwargs)

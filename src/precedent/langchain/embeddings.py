@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from langchain_core.embeddings import Embeddings
 
-from precedent.cache.search.embedder import resolve
+from precedent.cache.embedder import resolve
 
 if TYPE_CHECKING:
-    from precedent.cache.search.embedder import Embedder
+    from precedent.cache import Embedder
 
 FROM_ENVIRONMENT = "PRECEDENT_EMBEDDER"
 """Environment variable with the default model."""

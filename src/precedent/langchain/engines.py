@@ -86,12 +86,10 @@ class EngineHolder:
     def unload(self, model: str, options: EngineOptions) -> None:
         """Close the engine of a model, if it is loaded, and make every holder drop it, so that its weights are freed.
 
-        Raises UnsupportedError for an engine or weights that somebody else holds.
+        Weights that were handed over stay their owner's. Raises UnsupportedError for an engine that was handed over.
         """
         if self._given is not None:
             raise UnsupportedError("this model runs on an engine that you hold: close that one with engine.close()")
-        if self.weights is not None:
-            raise UnsupportedError("these weights are yours: they go when you let go of the model and of this object")
         with _HOLDING:
             engine = self._engines.get(_key(model, options))
             for holder in _holders():

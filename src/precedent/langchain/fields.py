@@ -65,7 +65,7 @@ class EngineFields(BaseModel):
     chat_template: str | Path | None = None
     bitwise: StrictBool | None = None
     cuda_graphs: StrictBool | None = None
-    pearl: StrictBool | None = None
+    loop: str | None = None
     keep_prefixes: StrictBool | None = None
     sampling: Literal["model"] | None = None
     temperature: float = 0.0
@@ -172,7 +172,9 @@ class EngineFields(BaseModel):
     def unload(self) -> None:
         """Free the weights, for all models of equal settings; the next call loads them again.
 
-        Running requests are cancelled. Raises UnsupportedError for a model made by `from_model` or `from_engine`.
+        Running requests are cancelled. Of a model made by `from_model` the engine goes, with its KV cache and packed
+        weights; the transformers model stays yours, and the next call makes another engine on it. Raises
+        UnsupportedError for a model made by `from_engine`.
         """
         self.engines.unload(self.model, self._engine_options())
 

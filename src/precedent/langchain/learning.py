@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from precedent.runtime.process import Lock
 
 if TYPE_CHECKING:
-    from precedent.cache import NewCompletion, SpeculationCache
+    from precedent.cache import Completion, SpeculationCache
 
 
 class PendingCompletions:
@@ -15,7 +15,7 @@ class PendingCompletions:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._waiting: list[tuple[SpeculationCache, NewCompletion]] = []
+        self._waiting: list[tuple[SpeculationCache, Completion]] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -27,7 +27,7 @@ class PendingCompletions:
         """Return itself: copies of a call's settings collect for the same run."""
         return self
 
-    def add(self, cache: SpeculationCache, completion: NewCompletion) -> None:
+    def add(self, cache: SpeculationCache, completion: Completion) -> None:
         """Keep a completion for `cache` until the run ends; called on one of the engine's threads."""
         with self._lock:
             self._waiting.append((cache, completion))

@@ -24,7 +24,7 @@ from precedent.langchain.telemetry import current_span, describe_result
 from precedent.langchain.tenants import tenant_of_batch
 from precedent.langchain.wording import input_in_our_words
 from precedent.runtime.plain_values import check_plain
-from precedent.text.length import check_length
+from precedent.text.codec import check_length
 from precedent.text.query import recall_query
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from langchain_core.messages import (
     AIMessage,
@@ -26,7 +26,7 @@ from langchain_core.messages import (
 from langchain_core.messages.tool import invalid_tool_call
 from langchain_core.prompt_values import PromptValue
 
-from precedent.errors import PromptError, UnsupportedError
+from precedent.errors import ConfigError, PromptError, UnsupportedError
 from precedent.langchain.wording import input_in_our_words
 from precedent.runtime.plain_values import check_plain, shown
 from precedent.text.history import Message
@@ -36,6 +36,18 @@ log = logging.getLogger(__name__)
 
 Media = Literal["refuse", "placeholder"]
 """What to do with images, audio, video and files: refuse them by name, or put a short text in their place."""
+
+
+def media_of(settings: Mapping[str, Any], own: Media) -> Media:
+    """A call's `media`, or else the model's own. Raises ConfigError for a value that is none."""
+    given = settings.get("media")
+    if given is None:
+        return own
+    if given not in get_args(Media):
+        raise ConfigError(f"media={shown(given)} must be 'refuse' or 'placeholder'")
+    found: Media = given
+    return found
+
 
 _ROLE_OF_TYPE = {"system": "system", "human": "user", "ai": "assistant", "tool": "tool", "function": "tool"}
 _TEXT_BLOCKS = {

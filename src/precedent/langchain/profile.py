@@ -8,18 +8,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import ModelProfile
 
-from precedent.errors import ModelLoadError
+from precedent.errors import ConfigError, ModelLoadError
 from precedent.grammar import is_installed
-from precedent.text.prompt import hermes_template
+from precedent.text.prompt import CHATML, hermes_template, knows_chatml
 from precedent.text.tool_formats import format_of_template
-from precedent.text.tool_formats.reasoning import REASONING
+from precedent.text.tool_formats.formats import REASONING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,8 +39,7 @@ TEXT_ONLY = ModelProfile(
     temperature=True,
 )
 
-_CHATML = "<|im_end|>"
-"""The token that the shipped template for tools needs."""
+CONFIG, ADAPTER_CONFIG, TOKENIZER_CONFIG = "config.json", "adapter_config.json", "tokenizer_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +78,45 @@ def profile_of_weights(model: Any, tokenizer: PreTrainedTokenizerBase) -> ModelP
     return _of_tokenizer(context_length(model.config.get_text_config()), tokenizer)
 
 
-def profile_of_files(name: str, model_kwargs: Mapping[str, Any] | None = None) -> ModelProfile | None:
+def profile_of_files(
+    name: str, model_kwargs: Mapping[str, Any] | None = None, chat_template: str | Path | None = None
+) -> ModelProfile | None:
     """The profile of the packaged model, a folder, a GGUF file, or a Hugging Face id that was downloaded before.
 
-    `model_kwargs` are arguments of `from_pretrained`. None if the files are not here, or cannot be read.
+    `model_kwargs` are arguments of `from_pretrained`; a `chat_template` replaces the model's own. An adapter has the
+    profile of its base model. None if the files are not here, or cannot be read.
     """
-    from precedent.target.load.packaged import DEMO_TARGET, packaged_file
+    from precedent.target.load.chat_template import read_chat_template
 
     try:
-        path = packaged_file() if name == DEMO_TARGET else Path(name).expanduser()
-        if path.is_file():
-            return _of_gguf(path, path.stat().st_mtime_ns).profile()
-        folder = path if (path / "config.json").is_file() else _downloaded(name, model_kwargs or {})
-        return None if folder is None else _of_folder(folder, (folder / "config.json").stat().st_mtime_ns).profile()
-    except (ModelLoadError, OSError, ValueError):  # loading the model says what is wrong
+        known = _known(name, model_kwargs or {})
+        if known is not None and chat_template is not None:
+            known = replace(known, template=read_chat_template(chat_template))
+        return None if known is None else known.profile()
+    except (ModelLoadError, ConfigError, OSError, ValueError):  # loading the model says what is wrong
         return None
 
 
+def _known(name: str, model_kwargs: Mapping[str, Any]) -> _Known | None:
+    from precedent.target.load.adapters import base_of
+    from precedent.target.load.packaged import DEMO_TARGET, packaged_file
+    from precedent.target.load.source import is_adapter
+
+    path = packaged_file() if name == DEMO_TARGET else Path(name).expanduser()
+    if path.is_file():
+        return _of_gguf(path, path.stat().st_mtime_ns)
+    folder = path if (path / CONFIG).is_file() or is_adapter(path) else _downloaded(name, model_kwargs)
+    if folder is None or not is_adapter(folder):
+        return None if folder is None else _of_folder(folder, (folder / CONFIG).stat().st_mtime_ns)
+    base = _known(base_of(folder), {})
+    if base is None or not (folder / TOKENIZER_CONFIG).is_file():
+        return base
+    template, has_chatml = _tokenizer_in(folder)
+    return replace(base, template=template, has_chatml=has_chatml)
+
+
 def _of_tokenizer(length: int, tokenizer: PreTrainedTokenizerBase) -> ModelProfile:
-    known = tokenizer.convert_tokens_to_ids(_CHATML) not in (None, tokenizer.unk_token_id)
-    return _Known(length, _with_tools(tokenizer.chat_template), known).profile()
+    return _Known(length, _with_tools(tokenizer.chat_template), knows_chatml(tokenizer)).profile()
 
 
 def _with_tools(template: Any) -> str:
@@ -115,9 +133,12 @@ def _downloaded(name: str, model_kwargs: Mapping[str, Any]) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     where = {key: model_kwargs[key] for key in ("revision", "cache_dir") if model_kwargs.get(key) is not None}
-    file = "/".join(filter(None, (model_kwargs.get("subfolder"), "config.json")))
-    found = try_to_load_from_cache(name, file, **where)  # raises a ValueError for what is no id
-    return Path(found).parent if isinstance(found, str) else None
+    for file in (CONFIG, ADAPTER_CONFIG):
+        path = "/".join(filter(None, (model_kwargs.get("subfolder"), file)))
+        found = try_to_load_from_cache(name, path, **where)  # raises a ValueError for what is no id
+        if isinstance(found, str):
+            return Path(found).parent
+    return None
 
 
 @lru_cache(maxsize=64)
@@ -129,13 +150,17 @@ def _of_folder(folder: Path, changed: int) -> _Known:
 
     with quiet():
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    template = _json(folder / "tokenizer_config.json").get("chat_template")
+    return _Known(context_length(config.get_text_config()), *_tokenizer_in(folder))
+
+
+def _tokenizer_in(folder: Path) -> tuple[str, bool]:
+    """The chat template for calls with tools, and whether the tokenizer has ChatML's tokens."""
+    template = _json(folder / TOKENIZER_CONFIG).get("chat_template")
     named = {file.stem: file.read_text("utf-8") for file in folder.glob("additional_chat_templates/*.jinja")}
     if (folder / "chat_template.jinja").is_file():
         template = {"default": (folder / "chat_template.jinja").read_text("utf-8"), **named}
-    texts = (folder / file for file in ("tokenizer_config.json", "added_tokens.json", "tokenizer.json"))
-    has_chatml = any(json.dumps(_CHATML) in text.read_text("utf-8") for text in texts if text.is_file())
-    return _Known(context_length(config.get_text_config()), _with_tools(template), has_chatml)
+    texts = (folder / file for file in (TOKENIZER_CONFIG, "added_tokens.json", "tokenizer.json"))
+    return _with_tools(template), any(json.dumps(CHATML) in text.read_text("utf-8") for text in texts if text.is_file())
 
 
 @lru_cache(maxsize=64)
@@ -146,7 +171,7 @@ def _of_gguf(file: Path, changed: int) -> _Known:
     length = header.get(f"{header.get('general.architecture')}.context_length")
     if not isinstance(length, int):
         raise ModelLoadError(f"{file} does not say its context length")
-    has_chatml = _CHATML in header.get("tokenizer.ggml.tokens", ())
+    has_chatml = CHATML in header.get("tokenizer.ggml.tokens", ())
     return _Known(length, str(header.get("tokenizer.chat_template", "")), has_chatml)
 
 

@@ -8,17 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from precedent.cache.maintain.filling import Filled, Progress, Vectors, fill
-from precedent.cache.store.completion_store import CompletionStore
-from precedent.cache.store.fingerprint import prompt_fingerprint
-from precedent.cache.store.records import Record, StoredCompletion, check_tenant
-from precedent.cache.store.redaction import Redact
+from precedent.cache import Completion, CompletionStore, Redact, prompt_fingerprint, tools_fingerprint
+from precedent.cache.filling import FillCounts, Progress, Vectors, fill
+from precedent.cache.records import check_tenant
 from precedent.errors import PrecedentError, PromptError
 from precedent.langchain.messages import template_messages_of
 from precedent.text.codec import TokenizerCodec
 from precedent.text.prompt import render_prompt, told_answer
 from precedent.text.query import recall_query
-from precedent.text.tool_schema import tools_fingerprint
 from precedent.text.traces import Message, Trajectory
 
 if TYPE_CHECKING:
@@ -55,7 +52,7 @@ class AnswerReader:
         self.skipped = Skipped()
         self.num_read = 0
 
-    def completions(self, trajectory: Trajectory) -> Iterator[StoredCompletion]:
+    def completions(self, trajectory: Trajectory) -> Iterator[Completion]:
         """The completions of a run's assistant turns in order, or of a single call's answer."""
         for place in answered_places(trajectory):
             self.num_read += 1
@@ -65,13 +62,13 @@ class AnswerReader:
                 known = isinstance(error, PrecedentError)
                 self.skipped.add(error if known else PromptError(f"messages that cannot be read: {error!r}"))
 
-    def _completion(self, trajectory: Trajectory, place: int) -> StoredCompletion:
+    def _completion(self, trajectory: Trajectory, place: int) -> Completion:
         *before, answer = template_messages_of(trajectory.messages[: place + 1])
         if not answer["content"] and not answer.get("tool_calls"):
             raise PromptError("an answer without text or tool calls")
         prompt = render_prompt(self._tokenizer, before, trajectory.tools)
         token_ids = self._behind(prompt, before, answer, trajectory.tools)
-        return StoredCompletion(
+        return Completion(
             token_ids,
             self._codec.fingerprint,
             model="",  # unknown: no log says which weights gave this answer
@@ -112,11 +109,11 @@ def store_answers(
     progress: Progress | None = None,
     *,
     redact: Redact | None = None,
-) -> Filled:
+) -> FillCounts:
     """Store the answers of recorded runs; answers already stored change nothing, so that it can be resumed.
 
     `progress` is called with the number of answers in each stored batch. `redact` sees each answer before it is stored.
     Raises CacheError.
     """
-    found = (Record(one) for trajectory in trajectories for one in reader.completions(trajectory))
+    found = (one for trajectory in trajectories for one in reader.completions(trajectory))
     return fill(store, found, vectors, progress, redact=redact)

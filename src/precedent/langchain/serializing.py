@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SECRETS = frozenset({"token", "use_auth_token"})
 """Arguments of `from_pretrained` that must not appear in a trace."""
 
-WITHOUT_EFFECT = ("speculation_cache", "embedder", "draft_device", "pearl", "keep_prefixes")
+WITHOUT_EFFECT = ("speculation_cache", "embedder", "draft_device", "loop", "keep_prefixes")
 """Fields of the engine that no answer depends on."""
 
 UNLESS_GIVEN = ("draft_model", "speculation_cache")

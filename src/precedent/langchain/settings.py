@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from precedent.config import SpeculationConfig
+from precedent.drafters.registry import kind_named
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.langchain.arguments import (
@@ -33,8 +34,7 @@ from precedent.langchain.synonyms import (
 )
 from precedent.langchain.tenants import check_tenants
 from precedent.runtime.plain_values import shown
-from precedent.text.templates import Template, Templates
-from precedent.text.tool_skeletons import tool_templates
+from precedent.text.templates import Template, Templates, tool_templates
 
 if TYPE_CHECKING:
     from precedent.langchain.fields import EngineFields
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 _RENAMED = {"cache": "speculation_cache"}  # LangChain's own `cache` is one of whole answers
 _NO_FIELDS = ("speculation", "limits")  # the former is applied to each call, the latter wants an engine of your own
-MTP = "mtp"  # a drafter that an engine must know from the start: its target keeps hidden states
 _FIELD_OF = {
     option.name: _RENAMED.get(option.name, option.name)
     for option in dataclasses.fields(EngineOptions)
@@ -55,7 +54,7 @@ _WITH_TOOLS = Elsewhere(("tools", "tool_choice", "strict", "parallel_tool_calls"
 _IN_A_CALL = Elsewhere(OF_THE_CALL, IN_A_CALL)
 _IN_CHAT = Elsewhere(FOR_CHAT, IN_CHAT)
 _NOWHERE = Elsewhere(IDLE, LEFT_OUT)
-_IN_THE_CONSTRUCTOR = Elsewhere((*OF_THE_ENGINE, *OF_LOADING, "streaming", "media"), IN_THE_CONSTRUCTOR)
+_IN_THE_CONSTRUCTOR = Elsewhere((*OF_THE_ENGINE, *OF_LOADING, "streaming"), IN_THE_CONSTRUCTOR)
 
 
 def engine_options(model: EngineFields) -> EngineOptions:
@@ -67,7 +66,8 @@ def engine_options(model: EngineFields) -> EngineOptions:
 def _asked(model: EngineFields) -> SpeculationConfig | None:
     """The model's drafters where one of them has to be known when the engine is built; otherwise calls choose alone."""
     chosen = speculation_config(model, {}, SpeculationConfig())
-    return SpeculationConfig(drafters=chosen.drafters) if chosen is not None and MTP in chosen.drafters else None
+    known = chosen is not None and any(kind_named(name) is not None for name in chosen.drafters)
+    return SpeculationConfig(drafters=chosen.drafters) if chosen is not None and known else None
 
 
 def fields_of(given: Mapping[str, Any], known: Sequence[str], where: str) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
-from precedent.cache.search.similarity import SimilarityOf
-from precedent.cache.store.completion_store import CompletionStore
-from precedent.cache.store.records import Hit, Selection, StoredCompletion, Vector, digest
+from precedent.cache import Completion, CompletionStore, Hit, Selection
+from precedent.cache.index import SimilarityOf
+from precedent.cache.records import Vector, digest
 from precedent.errors import CacheError, ConfigError, PrecedentError
 from precedent.runtime.process import Lock
 
@@ -119,11 +119,11 @@ class VectorStoreSimilarity:
             raise CacheError("the vector store ignored the filter for the tenant; give in_vector_store a tenant_filter")
         keys = {int(document.metadata["completion_id"]): document.id for document in found}
         records = self._store.records(Selection(tenant=tenant, ids=tuple(keys)), 0, len(keys)) if keys else []
-        self._delete([keys[gone] for gone in keys.keys() - {record.completion.id for record in records}])
+        self._delete([keys[gone] for gone in keys.keys() - {record.id for record in records}])
         hits = [
-            Hit(record.completion.id, float(record.vector @ vector))
+            Hit(record.id, float(record.vector @ vector))
             for record in records
-            if record.vector is not None and record.completion.tokenizer == tokenizer
+            if record.vector is not None and record.tokenizer == tokenizer
         ]
         return sorted(hits, key=lambda hit: (-hit.similarity, -hit.completion_id))
 
@@ -161,7 +161,7 @@ class VectorStoreSimilarity:
         followed.last_id = max([followed.last_id, *(one.id for one in fresh)])
         followed.stamp = stamp
 
-    def _add(self, completions: Sequence[StoredCompletion], followed: _Followed) -> None:
+    def _add(self, completions: Sequence[Completion], followed: _Followed) -> None:
         """Add the completions that the vector store, shared with other engines, does not hold yet."""
         keys = {_key(one): one for one in completions}
         new = sorted(keys.keys() - self._held(list(keys)))
@@ -193,11 +193,11 @@ class VectorStoreSimilarity:
             raise CacheError(f"the vector store {name} failed: {error!r}") from error
 
 
-def _key(completion: StoredCompletion) -> str:
+def _key(completion: Completion) -> str:
     """A key that is unique to the record and the same in every process."""
     parts = (completion.tenant, completion.tokenizer, str(completion.id), completion.query)
     return f"precedent-{digest(*parts, size=16).hex()}"
 
 
-def _metadata(completion: StoredCompletion) -> dict[str, Any]:
+def _metadata(completion: Completion) -> dict[str, Any]:
     return {"tenant": completion.tenant, "tokenizer": completion.tokenizer, "completion_id": completion.id}

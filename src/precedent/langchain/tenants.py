@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 
-from precedent.cache.store.records import check_tenant
+from precedent.cache.records import check_tenant
 from precedent.config import SpeculationConfig
 from precedent.errors import CacheError, ConfigError, UnsupportedError
 from precedent.langchain.exceptions import of_both_kinds

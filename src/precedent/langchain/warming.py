@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import BaseMessage
 
-from precedent.cache import NewCompletion
-from precedent.cache.store.fingerprint import prompt_fingerprint
+from precedent.cache import Completion, prompt_fingerprint, tools_fingerprint
 from precedent.errors import ConfigError, PrecedentError, PromptError, UnsupportedError
 from precedent.langchain.messages import Media, template_messages_of
 from precedent.text.prompt import render_prompt, told_answer
 from precedent.text.query import recall_query
 from precedent.text.template_settings import TemplateSettings
-from precedent.text.tool_schema import tools_fingerprint
 from precedent.text.traces import read_trajectories
 
 if TYPE_CHECKING:
@@ -79,7 +77,7 @@ def completion_at(
     tenant: str,
     workflow_step: str = "",
     settings: Sequence[TemplateSettings] = (),
-) -> NewCompletion | None:
+) -> Completion | None:
     """The turn at `place` as this engine's model would have generated it; None if it is not a usable answer."""
     before, turn = talk.turns[:place], talk.turns[place]
     if not before or turn["role"] != "assistant":
@@ -88,7 +86,7 @@ def completion_at(
     if answer is None:
         return None
     prompt, token_ids = answer
-    return NewCompletion(
+    return Completion(
         token_ids=token_ids,
         tokenizer=engine.tokenizer_fingerprint,
         model="",  # unknown: the log does not say which weights gave this answer

@@ -21,15 +21,15 @@ SOURCES = {
     "prompt": Colour("#b3d9ff", "cyan", "the conversation so far"),
     "template": Colour("#fff1a8", "yellow", "the forms of the agent's tool calls"),
     "draft-model": Colour("#ffc999", "magenta", "the draft model"),
-    "block-draft": Colour("#f5b7a0", "blue", "the block draft, which fills several positions at once"),
-    "eagle": Colour("#dcc7a8", "bright_green", "the EAGLE head that was given as the draft model"),
-    "mtp": Colour("#f7d9a8", "bright_red", "the model's own MTP head"),
     "prediction": Colour("#ffc2e8", "bright_magenta", "the caller's own guess"),
     "grammar": Colour("#cfc4ff", "bright_blue", "tokens that the grammar forces"),
 }
 """Sources in legend order."""
 
 OTHERS = (
+    Colour("#f5b7a0", "blue", "another drafter"),
+    Colour("#dcc7a8", "bright_green", "another drafter"),
+    Colour("#f7d9a8", "bright_red", "another drafter"),
     Colour("#bfe8e8", "bright_cyan", "another drafter"),
     Colour("#f2b8b5", "red", "another drafter"),
     Colour("#dce8a6", "bright_yellow", "another drafter"),

@@ -36,21 +36,6 @@ class Limits:
     one_path: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DrawSource:
-    """A drafter that can sample in this step.
-
-    It has `behind` tokens to catch up on first. `runners_up` says whether it can name a second token beside each
-    sample, `at_hand` how many samples it drew during the last forward (None: it samples on request).
-    With `at_once` any number of samples costs one forward.
-    """
-
-    behind: int = 0
-    runners_up: bool = False
-    at_hand: int | None = None
-    at_once: bool = False
-
-
 @dataclass(slots=True)
 class Plan:
     """A step's plan: fixed candidates already in the builder; draws and runners-up still to be made.

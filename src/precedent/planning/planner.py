@@ -8,20 +8,18 @@ plan: plain decoding. A draft model costs sequential steps, so its draws compete
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
 import numpy as np
 
-from precedent.drafters.base import NODE, Candidates, Nodes
+from precedent.drafters.base import NODE, Candidates, DrawSource, Nodes
 from precedent.planning.calibration import Calibration, learn_from_verdict
 from precedent.planning.choose import BEST, BEST_BITS, Choice, choose_nodes, choose_path
 from precedent.planning.costs import CheckedCosts, CostCurve, is_time
-from precedent.planning.draw_gate import DrawGate
-from precedent.planning.forward_gate import ForwardGate, Without
-from precedent.planning.plan import DrawSource, Limits, Plan
+from precedent.planning.gate import Gate, Without
+from precedent.planning.plan import Limits, Plan
 from precedent.planning.probing import Probes
 from precedent.runtime.compiled import Floats, Int32s
 from precedent.runtime.fence import Fault
@@ -79,15 +77,15 @@ class Planner:
         self.checked = CheckedCosts(lambda: self.cost)
         self.calibration = Calibration()
         self._probes = Probes()
-        self._gates: dict[str, DrawGate] = {}
-        self._forwards: dict[str, ForwardGate] = {}
+        self.gates: dict[str, Gate] = {}
+        """Of each drafter that runs a model, by name."""
         self._sources: dict[tuple[str, ...], SourceNames] = {}
         self._end_ids: dict[frozenset[int], Int32s] = {}
 
     def forget(self) -> None:
         """Begin anew, because something that was learned may be damaged. Steps that are planned already still count."""
         self.calibration.forget()
-        self._probes, self._gates, self._forwards = Probes(), {}, {}
+        self._probes, self.gates = Probes(), {}
 
     def plan(self, candidates: Sequence[Candidates], draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
         """Choose the fixed candidates of the tree, and how many draws to make from each source that samples."""
@@ -97,8 +95,7 @@ class Planner:
             return self._with_draws(plan, draw_sources, 1.0 + limits.tokens_beside, 0.0, limits)
         plan.builder.add_fixed_tree(choice.token_ids.tolist(), choice.parents.tolist(), self.sources_of(plan))
         if limits.one_path and len(plan.builder):  # samples would branch off beside the path
-            draw_sources = {name: source for name, source in draw_sources.items() if source.at_hand is not None}
-            limits = replace(limits, max_draws=0)
+            return plan
         return self._with_draws(plan, draw_sources, choice.expected, choice.at_root, limits)
 
     def plan_fixed(self, candidates: Sequence[Candidates], limits: Limits) -> Plan:
@@ -119,24 +116,26 @@ class Planner:
 
     def forward_pays(self, name: str, behind: int, without: Without, limits: Limits) -> bool:
         """Whether to ask a drafter for candidates that cost a forward, `behind` by so many tokens."""
-        gate = self._forwards.setdefault(name, ForwardGate())
-        gate.cost.behind, gate.cost.together = behind, limits.requests
+        gate = self._gate(name)
+        gate.behind, gate.together = behind, limits.requests
         width, tokens = limits.rows_beside + without.rows + 1, without.expected + limits.tokens_beside
         more, rows = gate.tokens * without.open_mass, round(gate.rows * without.open_mass)
         alone = self.checked.milliseconds(width, limits.prefix)
-        taken = self.checked.milliseconds(width + rows, limits.prefix) + self.checked.load * gate.cost.milliseconds(1)
+        taken = self.checked.milliseconds(width + rows, limits.prefix) + self.checked.load * gate.milliseconds(1)
         pays = (tokens + more) / taken > MARGIN * tokens / alone
-        return gate.cost.decide(int(pays), without.open_mass) > 0
+        return gate.decide(int(pays), without.open_mass) > 0
 
     def observe_forward_of(self, name: str, behind: int, milliseconds: float, together: int) -> None:
         """Learn what a drafter's forward cost one request, with `together` requests in it."""
-        gate = self._forwards.setdefault(name, ForwardGate())
-        gate.cost.observe(1, behind, milliseconds / self.checked.load, together)
+        self._gate(name).observe(1, behind, milliseconds / self.checked.load, together)
 
     def observe_gain(self, name: str, without: Without, plan: Plan) -> None:
         """Learn what a drafter's forward brought to a plan."""
         rows = 0 if plan.choice is None else plan.choice.token_ids.size
-        self._forwards.setdefault(name, ForwardGate()).observe(without, plan.expected_tokens, rows)
+        self._gate(name).observe_gain(without, plan.expected_tokens, rows)
+
+    def _gate(self, name: str) -> Gate:
+        return self.gates.setdefault(name, Gate())
 
     def sources_of(self, plan: Plan) -> list[tuple[str, ...]]:
         """The names of the drafters that proposed each chosen node, the credited one first."""
@@ -185,7 +184,7 @@ class Planner:
         step = Step(width, expected, open_mass, most, limits.prefix)
         for name, source in draw_sources.items():
             number = self._num_draws(name, source, step, limits.requests)
-            if number or source.at_hand is not None:
+            if number:
                 plan.draws[name] = number
             if number and source.runners_up and not limits.one_path:
                 plan.runners_up[name] = self._runners_up(name, number, step, limits)
@@ -193,18 +192,18 @@ class Planner:
 
     def _num_draws(self, name: str, source: DrawSource, step: Step, requests: int) -> int:
         """How many draws to make from a source before the forward."""
-        gate = self._gates.setdefault(name, DrawGate())
+        gate = self._gate(name)
         gate.behind, gate.together, gate.at_once = source.behind, requests, source.at_once
         best = self._best_number(name, step, self._time_of_draws(gate))
         return min(gate.decide(best, step.open_mass), step.most)
 
-    def _time_of_draws(self, gate: DrawGate) -> Callable[[int], float]:
+    def _time_of_draws(self, gate: Gate) -> Callable[[int], float]:
         """Milliseconds of a number of draws under the machine's present load."""
         return lambda number: self.checked.load * gate.milliseconds(number)
 
     def _runners_up(self, name: str, number: int, step: Step, limits: Limits) -> int:
         """How many of the first draws get a runner-up: as long as it pays for its row, within the limit of draws."""
-        milliseconds, width = self._time_of_draws(self._gates[name])(number), step.width + number
+        milliseconds, width = self._time_of_draws(self.gates[name])(number), step.width + number
         reaches = [step.open_mass, *(step.open_mass * reach for reach in self._reaches(name, number))]
         expected = step.expected + sum(reaches[1:])
         best, best_rate = 0, expected / (self.checked.milliseconds(width, step.prefix) + milliseconds)
@@ -241,9 +240,7 @@ class Planner:
 
     def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float, together: int = 1) -> None:
         """Learn what one request's draws from `source` cost, with `together` requests and `behind` tokens caught up."""
-        self._gates.setdefault(source, DrawGate()).observe(
-            num_draws, behind, milliseconds / self.checked.load, together
-        )
+        self._gate(source).observe(num_draws, behind, milliseconds / self.checked.load, together)
 
     def observe_forward(self, width: int, milliseconds: float, prefix: int = 0, threads: int = 1) -> None:
         """Learn from one forward over `width` tokens of all sequences, behind `prefix` tokens, by so many threads.
@@ -254,7 +251,7 @@ class Planner:
             return
         self.cost.observe(width, milliseconds, prefix, threads)
         self._probes.observe(width, milliseconds)
-        for gate in (*self._gates.values(), *(forward.cost for forward in self._forwards.values())):
+        for gate in self.gates.values():
             gate.elapsed += milliseconds
 
     def observe(self, plan: Plan, tree: CandidateTree, path: Sequence[int]) -> None:

@@ -11,7 +11,6 @@ from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.known_texts import follow_known_text
 from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Weights
 from precedent.drafters.matching.token_index import SORT_ABOVE, TokenIndex, reversed_context, sorted_segment
-from precedent.drafters.model.best_first import best_first
 from precedent.drafters.outcomes import outcomes, outcomes_of_votes
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.request import Request
@@ -42,7 +41,6 @@ def compile_drafting() -> None:
     match_together([Matching({"prompt": session}, 4, 8)] * 2)
     _follow_a_trail()
     follow_known_text(np.array([5], dtype=np.int32))
-    best_first(np.ones(1), np.ones((1, 1, 1)), np.zeros((2, 1), np.bool_), 1)
 
 
 def _follow_a_trail() -> None:

@@ -7,10 +7,14 @@ a file, the function is compiled again. `NUMBA_BOUNDSCHECK=1` checks every index
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import pickle
+import re
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -31,8 +35,8 @@ Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-VERSION = f"1 {numba.__version__}"
-"""Increase it when functions that others call have changed: numba notices a change only in the file of the caller."""
+KERNELS = re.compile(rb"import .*\bcompiled|^(from|import) (numba|llvmlite)", re.MULTILINE)
+"""An import that only files with compiled functions have."""
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +58,17 @@ def compiled_callback(function: Callable[..., Any], signature: Any) -> Any:
     return callback
 
 
+@cache
+def _version(package: str) -> str:
+    """The version of numba, and a hash of all files with compiled functions in a package and in ours.
+
+    For numba itself notices a change only in a function's own file, and not in those of the functions that it calls.
+    """
+    roots = sorted({Path(__file__).parents[1], *map(Path, getattr(sys.modules[package], "__path__", ()))})
+    texts = [text for root in roots for file in sorted(root.rglob("*.py")) if KERNELS.search(text := file.read_bytes())]
+    return f"{numba.__version__} {hashlib.blake2b(b''.join(texts), digest_size=8).hexdigest()}"
+
+
 def _cache_of(function: Callable[..., Any], otherwise: Any) -> Any:
     try:
         return _Kept(function)
@@ -68,7 +83,8 @@ class _Kept(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
         locator = self._impl.locator
-        self._cache_file = _Sealed(locator.get_cache_path(), self._impl.filename_base, locator.get_source_stamp())
+        stamp = f"{_version(function.__module__.partition('.')[0])} {locator.get_source_stamp()}"
+        self._cache_file = _Sealed(locator.get_cache_path(), self._impl.filename_base, stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The machine code; None if it is not there, or the files are not sound."""
@@ -94,23 +110,22 @@ class _Sealed(IndexDataCacheFile):
     def load(self, key: Any) -> Any:
         """Raise if the files are damaged."""
         content = super().load(key)
-        return None if content is None else pickle.loads(unsealed(content, f"{VERSION} {self._source_stamp} {key}"))
+        return None if content is None else pickle.loads(unsealed(content, f"{self._source_stamp} {key}"))
 
     def save(self, key: Any, data: Any) -> None:
         """Write machine code and index."""
-        super().save(key, sealed(dumps(data), f"{VERSION} {self._source_stamp} {key}"))
+        super().save(key, sealed(dumps(data), f"{self._source_stamp} {key}"))
 
     def _load_index(self) -> Any:
         try:
             content = Path(self._index_path).read_bytes()
         except FileNotFoundError:
             return {}
-        stamp, data_names = pickle.loads(unsealed(content, VERSION))
-        return data_names if stamp == self._source_stamp else {}
+        return pickle.loads(unsealed(content, self._source_stamp))
 
     def _save_index(self, data_names: Any) -> None:
         with self._open_for_write(self._index_path) as file:
-            file.write(sealed(dumps((self._source_stamp, data_names)), VERSION))
+            file.write(sealed(dumps(data_names), self._source_stamp))
 
 
 @compiled

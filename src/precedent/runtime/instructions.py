@@ -38,6 +38,11 @@ FEATURES = features_for(os.environ.get(KERNELS, "native"))
 """By LLVM's names."""
 
 
+def native_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 itself (and `PRECEDENT_CPU_KERNELS` does not leave that out)."""
+    return any(FEATURES.get(name) for name in ("avx512bf16", "amx-bf16"))
+
+
 def limit_compiler() -> None:
     """Let numba use no other instructions. Call it before anything is compiled."""
     if os.environ.get(KERNELS, "native") != "native":

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class TargetRows:
     """The target model's rows over one scored tree; each is constrained and normalised on first use.
 
-    `logits` is `[num_scored + 1, vocab_size]`: row 0 follows the committed text, row i + 1 follows node i. `shape`
+    `logits` is `[num_nodes + 1, vocab_size]`: row 0 follows the committed text, row i + 1 follows node i. `shape`
     applies the request's constraints, given the node's path. A tree of fixed candidates pays only for the rows that the
     walk visits. `hidden` returns a node's hidden state, where the target keeps them.
     """
@@ -36,7 +36,7 @@ class TargetRows:
         shape: RowShaper | None = None,
         hidden: Callable[[int], Tensor] | None = None,
     ) -> None:
-        self._logits, self._tree, self._params = logits, tree, params
+        self._logits, self.tree, self._params = logits, tree, params
         self._output_ids, self._shape, self._hidden = output_ids, shape, hidden
         self._probs: dict[int, Tensor] = {}
         self._largest: list[tuple[float, int]] | None = None
@@ -61,9 +61,9 @@ class TargetRows:
         return self._probs[node]
 
     def hidden(self, node: int) -> Tensor:
-        """The target's hidden state of a scored `node`, `[hidden_size]`. Raises UnsupportedError if none are kept."""
+        """The target's hidden state of a `node`, `[hidden_size]`. Raises UnsupportedError if none are kept."""
         if self._hidden is None:
-            raise UnsupportedError("this target keeps no hidden states: name the judge in the engine's own speculation")
+            raise UnsupportedError("this target keeps no hidden states: name the mode in the engine's own speculation")
         return self._hidden(node)
 
     def argmax(self, node: int) -> int:
@@ -81,8 +81,8 @@ class TargetRows:
         self._check(self._largest_after(node)[0], node)
 
     def noise_keys(self) -> list[int]:
-        """The noise keys for the root and every scored node, in row order. Raises ConfigError without a seed."""
-        depths = [0, *self._tree.depths[: len(self) - 1].tolist()]
+        """The noise keys for the root and every node, in row order. Raises ConfigError without a seed."""
+        depths = [0, *self.tree.depths.tolist()]
         keys = [noise_key(self._seed, len(self._output_ids) + depth) for depth in range(max(depths) + 1)]
         return [keys[depth] for depth in depths]
 
@@ -103,11 +103,11 @@ class TargetRows:
         return (
             None
             if logits is None
-            else TargetRows(logits, self._tree, self._params, self._output_ids, None, self._hidden)
+            else TargetRows(logits, self.tree, self._params, self._output_ids, None, self._hidden)
         )
 
     def all_logits(self) -> Tensor:
-        """The logits of all rows, `[num_scored + 1, vocab_size]`; only for rows that have been constrained."""
+        """The logits of all rows, `[num_nodes + 1, vocab_size]`; only for rows that have been constrained."""
         assert self._shape is None
         return self._logits
 
@@ -135,7 +135,7 @@ class TargetRows:
         return self._params.seed
 
     def _text_before(self, node: int) -> tuple[int, ...]:
-        return (*self._output_ids, *self._tree.tokens_to(node))
+        return (*self._output_ids, *self.tree.tokens_to(node))
 
     def _check(self, largest: float, node: int) -> None:
         position = self._position(node)
@@ -145,4 +145,4 @@ class TargetRows:
             raise GrammarError(f"every token is masked at output position {position}: the constraints exclude all")
 
     def _position(self, node: int) -> int:
-        return len(self._output_ids) + len(self._tree.path_to(node))
+        return len(self._output_ids) + len(self.tree.path_to(node))

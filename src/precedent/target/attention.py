@@ -18,10 +18,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from precedent.errors import UnsupportedError
-from precedent.target.cpu.row_attention import fits, row_attention
-from precedent.target.cpu.sights import sight_of
-from precedent.target.cuda.static_forward import StaticForward
-from precedent.target.kv.rows import Forward, running_forward
+from precedent.target import support
+from precedent.target.kv.rows import Forward, Running, running_forward
 from precedent.target.kv.visibility import RowMasks, Rule, View
 
 NAME = "precedent"
@@ -49,12 +47,18 @@ class Terms(NamedTuple):
         return self.softcap is None and self.sinks is None
 
 
+class TermsObserver:
+    """Passed as a layer's mask, notes the terms with which the layer calls attention. Each row sees those before it."""
+
+    terms: Terms | None = None
+
+
 def attention(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: RowMasks | StaticForward | Tensor | None,
+    attention_mask: RowMasks | Running | TermsObserver | Tensor | None,
     scaling: float | None = None,
     is_causal: bool | None = None,
     softcap: float | None = None,
@@ -67,10 +71,12 @@ def attention(
     """
     _refuse(module, kwargs)
     terms = Terms(scaling, softcap, s_aux)
-    if isinstance(attention_mask, StaticForward):
+    if isinstance(attention_mask, Running):
         return attention_mask.attend(query, key, scaling if terms.plain else _unplain(module)), None
     if isinstance(attention_mask, RowMasks):
         return _of_each_sequence(query, key, value, attention_mask, terms), None
+    if isinstance(attention_mask, TermsObserver):
+        attention_mask.terms, attention_mask = terms, None
     if terms.plain:
         return sdpa_attention_forward(module, query, key, value, attention_mask, 0.0, scaling, is_causal)
     causal = attention_mask is None and query.shape[2] > 1 and is_causal is not False
@@ -81,9 +87,9 @@ def _of_each_sequence(query: Tensor, key: Tensor, value: Tensor, masks: RowMasks
     forward, groups, parts = masks.forward, query.shape[1] // key.shape[1], []
     for index, (start, stop) in enumerate(forward.spans):
         part = query if len(forward.spans) == 1 else query[:, :, start:stop]
-        by_rows = _by_rows(part, key, value, masks, index, terms)
-        if by_rows is not None:
-            parts.append(by_rows)
+        by_kernels = _by_kernels(part, key, value, masks, index, terms)
+        if by_kernels is not None:
+            parts.append(by_kernels)
             continue
         folded = terms.plain and part.shape[2] <= FOLDED_ROWS
         view = masks.view(index, query, groups if folded else 1)
@@ -92,13 +98,14 @@ def _of_each_sequence(query: Tensor, key: Tensor, value: Tensor, masks: RowMasks
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _by_rows(query: Tensor, key: Tensor, value: Tensor, masks: RowMasks, index: int, terms: Terms) -> Tensor | None:
-    """Attention that rounds a row identically in a tree and alone; None where these inputs do not allow it."""
-    if not (terms.plain and query.is_cpu and query.shape[2] <= FOLDED_ROWS):
+def _by_kernels(query: Tensor, key: Tensor, value: Tensor, masks: RowMasks, index: int, terms: Terms) -> Tensor | None:
+    """Attention of few rows by the kernels of an installed package; None where none computes it."""
+    if not (terms.plain and query.shape[2] <= FOLDED_ROWS):
         return None
     keys, values = masks.forward.keys_and_values(index, key, value, 0)
-    sight = sight_of(masks, index) if fits(query, keys, values) else None
-    return None if sight is None else row_attention(query, keys, values, sight, terms.scaling)
+    packages = support.installed()
+    found = (each.attention(query, keys, values, masks, index, terms.scaling) for each in packages)
+    return next((attended for attended in found if attended is not None), None)
 
 
 def _attend_view(query: Tensor, keys: Tensor, values: Tensor, view: View, terms: Terms) -> Tensor:
@@ -170,17 +177,17 @@ def row_masks(
     use_vmap: bool = False,
     device: torch.device,
     **kwargs: Any,
-) -> RowMasks | StaticForward | Tensor | None:
+) -> RowMasks | Running | Tensor | None:
     """The mask of one kind of layer, as transformers asks for it: ours in our own forwards, `sdpa`'s otherwise."""
     forward = running_forward()
     if forward is None:
         return sdpa_mask(mask_function=mask_function, local_size=local_size, use_vmap=use_vmap, device=device, **kwargs)
     if use_vmap:
         raise UnsupportedError("the model combines causal attention with a mask of its own, which a tree cannot follow")
-    if isinstance(forward, StaticForward):
-        return forward.mask(mask_function)
-    assert isinstance(forward, Forward)
-    return RowMasks(forward, mask_function, local_size, device)
+    if isinstance(forward, Forward):
+        return RowMasks(forward, mask_function, local_size, device)
+    forward.check_rule(mask_function)
+    return forward
 
 
 def _unplain(module: torch.nn.Module) -> float:

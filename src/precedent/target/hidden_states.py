@@ -1,70 +1,128 @@
-"""Hidden states of committed tokens, kept for drafters that read them: the output of a model's last layer.
+"""Hidden states of committed tokens, kept for drafters and judges: final ones, or the outputs of chosen layers.
 
-They are one more layer of the KV cache, with keys `[1, tokens, hidden_size]` and no values. So they follow what is
-kept, rewound, forked, written to disk and counted, and a target that nobody asks for them keeps nothing.
+They are one more layer of the KV cache, with keys `[1, tokens, width]` and no values. So they are committed, rewound,
+forked, written to disk and counted with the rest, and a target that nobody asks for them keeps nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from precedent.errors import UnsupportedError
-from precedent.target.kv.cache import KVCache
-from precedent.target.kv.rows import Forward
-from precedent.target.kv.shape import KVShape, LayerShape
+from precedent.errors import ConfigError, UnsupportedError
+from precedent.target.kv.shape import LayerShape
+
+if TYPE_CHECKING:
+    from precedent.target.kv.cache import KVCache
+    from precedent.target.kv.rows import Forward
+    from precedent.target.model import TargetModel
+
+FINAL = 0
+"""Stands for the last layer's output among the numbers of layers."""
 
 
 class HiddenStates:
-    """Stores the last layer's output of each row in layer `index` of its KV cache, before or after the final norm."""
+    """Writes the states of each row to layer `index` of its KV cache.
 
-    def __init__(self, norm: nn.Module, index: int, *, after_norm: bool) -> None:
-        self.index, self.after_norm = index, after_norm
-        self._last: Tensor | None = None
-        norm.register_forward_hook(self._see)
+    They are the outputs of `layers` side by side, by their numbers, counted from 1; or without any the last layer's
+    output, read after the final `norm`, or before it.
+    """
+
+    def __init__(
+        self, index: int, layers: Mapping[int, nn.Module], norm: nn.Module | None = None, *, after_norm: bool = True
+    ) -> None:
+        self.numbers, self.index, self.after_norm = tuple(layers), index, after_norm
+        self._layers, self._seen = layers, dict[int, Tensor]()
+        if norm is not None:
+            norm.register_forward_hook(self._see_norm)
 
     @contextmanager
     def kept_from(self, forward: Forward) -> Iterator[None]:
-        """Watch a forward, and write its rows behind the committed ones. They are not committed yet."""
-        token = _WATCHING.set(self)
+        """Watch a forward and write its rows behind the committed ones; they are not committed yet."""
+        token = _WATCHING.set((*_WATCHING.get(), self))
         try:
             yield
+            found = [self._seen[number].flatten(0, -2) for number in self.numbers or (FINAL,)]
         finally:
             _WATCHING.reset(token)
-            states, self._last = self._last, None
-        assert states is not None, "the final norm was not called in a forward of this model"
-        states = states.reshape(1, 1, -1, states.shape[-1])
+            self._seen = {}
+        states = torch.cat(found, dim=-1)[None, None]
         for rows, (start, stop) in zip(forward.sequences, forward.spans, strict=True):
             part = states[:, :, start:stop]
             rows.kv.layer(self.index).write(part, part[..., :0])
 
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Let the chosen layers report their outputs during a forward of the model's own.
+
+        Hooks stay no longer than that: layers with hooks do not run together (`all_layers`).
+        """
+        with ExitStack() as hooks:
+            for number, layer in self._layers.items():
+                hooks.callback(layer.register_forward_hook(self._reporting(number)).remove)
+            yield
+
+    def see(self, number: int, output: Tensor) -> None:
+        """Take the output of layer `number`, `[1, rows, hidden_size]`, which may change afterwards."""
+        if number in self._layers:
+            self._seen[number] = output.detach().clone()
+
     def of(self, kv: KVCache, first: int, end: int) -> Tensor:
-        """The hidden states of these tokens of a sequence, `[end - first, hidden_size]`, without a copy."""
+        """The states of these tokens of a sequence, `[end - first, width]`, without a copy."""
         return kv.layer(self.index).rows(first, end)[0][0, 0]
 
-    def _see(self, norm: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if _WATCHING.get() is self:  # other targets, and early exits, may share the norm
-            self._last = output if self.after_norm else inputs[0]
+    def _reporting(self, number: int) -> Any:
+        def report(layer: nn.Module, inputs: Any, output: Any) -> None:
+            if self in _WATCHING.get():  # other targets, and early exits, may share the layer
+                self.see(number, output if isinstance(output, Tensor) else output[0])
+
+        return report
+
+    def _see_norm(self, norm: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if self in _WATCHING.get():
+            self._seen[FINAL] = output if self.after_norm else inputs[0]
 
 
-_WATCHING: ContextVar[HiddenStates | None] = ContextVar("hidden states", default=None)
+_WATCHING: ContextVar[tuple[HiddenStates, ...]] = ContextVar("hidden states", default=())
 
 
-def kept_by(model: PreTrainedModel, shape: KVShape, *, after_norm: bool) -> tuple[HiddenStates, KVShape]:
-    """What keeps the hidden states of a model, and the shape of KV caches that hold them.
+def watching() -> HiddenStates | None:
+    """The one that takes the outputs of layers in the forward that this thread is running; None if nothing does."""
+    return next((kept for kept in _WATCHING.get() if kept.numbers), None)
 
-    Raises UnsupportedError, naming the model, where they cannot be read.
-    """
-    base: Any = model.base_model
-    norm = getattr(base, "norm", None)
+
+def final_states_of(target: TargetModel, *, after_norm: bool) -> HiddenStates:
+    """Keep the last layer's outputs from now on. Raises UnsupportedError, naming the model, without a final norm."""
+    norm: Any = getattr(target.model.base_model, "norm", None)
     if norm is None:
-        raise UnsupportedError(f"{type(model).__name__} has no final `norm`, where hidden states are read")
-    layer = LayerShape(1, norm.weight.shape[-1], 1, 0, model.dtype, norm.weight.device)
-    kept = HiddenStates(norm, len(shape.layers), after_norm=after_norm)
-    return kept, replace(shape, layers=(*shape.layers, layer))
+        raise UnsupportedError(f"{type(target.model).__name__} has no final `norm`, where hidden states are read")
+    index = _added_layer(target, norm.weight.shape[-1], norm.weight.device)
+    return HiddenStates(index, {}, norm, after_norm=after_norm)
+
+
+def layer_outputs_of(target: TargetModel, numbers: Sequence[int]) -> HiddenStates:
+    """Keep the outputs of these layers, counted from 1, from now on.
+
+    Raises UnsupportedError, naming the model, where they cannot be read, and ConfigError for layers that it lacks.
+    """
+    name, layers = type(target.model).__name__, getattr(target.model.base_model, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise UnsupportedError(f"{name} has no `layers`, whose outputs are read")
+    if not numbers or not all(1 <= number <= len(layers) for number in numbers):
+        raise ConfigError(f"{name} has the layers 1 to {len(layers)}, and {list(numbers)} were asked for")
+    width = len(numbers) * target.model.config.get_text_config().hidden_size
+    index = _added_layer(target, width, next(layers[-1].parameters()).device)
+    return HiddenStates(index, {number: layers[number - 1] for number in numbers})
+
+
+def _added_layer(target: TargetModel, width: int, device: torch.device) -> int:
+    """Add a layer of this width to the target's KV caches; returns its index."""
+    shape, layer = target.kv_shape, LayerShape(1, width, 1, 0, target.model.dtype, device)
+    target.kv_shape = replace(shape, layers=(*shape.layers, layer))
+    return len(shape.layers)

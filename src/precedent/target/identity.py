@@ -37,7 +37,7 @@ def identity_of(target: TargetModel) -> dict[str, Any]:
         "dtype": str(model.dtype),
         "attention": model.config._attn_implementation,
         "bitwise": target.bitwise,
-        "fixed sizes": target.static is not None,
+        "fixed sizes": target.arena is not None,
         "stored": repr(target.kv_shape),
         **({} if target.runner.outputs is None else {"layers read": target.runner.outputs.numbers}),
         "versions": {package: version(package) for package in PACKAGES},

@@ -16,34 +16,30 @@ from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError, ContextOverflowError, PromptError, UnsupportedError
 from precedent.target import bitwise as same_bits
-from precedent.target.all_layers import use_all_layers
-from precedent.target.cpu.fused_layer import fuse_layers
-from precedent.target.cpu.linear import pack_linears
-from precedent.target.cpu.norm import fuse_norms
-from precedent.target.cuda.static_runner import StaticRunner, StaticSettings
+from precedent.target import support
 from precedent.target.examine import examine
-from precedent.target.fixed_sizes import static_runner
-from precedent.target.kept_states import KeepsStates
-from precedent.target.kv.arena import Moves
+from precedent.target.hidden_states import HiddenStates, final_states_of, layer_outputs_of
+from precedent.target.kv.arena import KVArena, Moves
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import check_supported, context_length
 from precedent.target.kv.rows import chain_rows, tree_rows
 from precedent.target.prefixes import common_prefix
 from precedent.target.slot import NOTHING_PENDING, Commit, Slot, keep_path
+from precedent.target.support import TargetOptions, missing
 from precedent.tree import EMPTY_TREE, CandidateTree
 
 PREFILL_CHUNK = 512
 """Tokens per prefill forward: bounds the memory of activations at no measurable cost."""
 
 
-class TargetModel(KeepsStates):
+class TargetModel:
     """Wraps an `AutoModelForCausalLM`. Raises UnsupportedError for layers that cannot be rewound.
 
     `runner` calls the model; `kv_shape` is what its layers store per token. With `bitwise`, a token's logits and stored
     values are bit-identical whatever is computed beside it (`target.bitwise`): no forward has more than `most_rows`
-    rows, and on a GPU none has fewer. Raises UnsupportedError for models that cannot guarantee it. With `static`,
-    forwards are padded to one of a few sizes and replayed as CUDA graphs (`cuda.static_runner`); UnsupportedError says
-    why a model cannot.
+    rows. With `cuda_graphs`, forwards are padded to one of a few sizes and replayed as CUDA graphs; pass True, or the
+    settings of the package that makes the graphs. Raises UnsupportedError for a model that allows neither, and
+    ConfigError where the package that computes them is not installed.
     """
 
     encodes_prompt: bool = False
@@ -52,51 +48,81 @@ class TargetModel(KeepsStates):
     answer_start: tuple[int, ...] = ()
     """Tokens that stand before an answer's first where `encodes_prompt`."""
 
-    def __init__(self, model: PreTrainedModel, *, bitwise: bool = False, static: StaticSettings | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, *, bitwise: bool = False, cuda_graphs: object = False) -> None:
         check_supported(model.config)
+        check_one_process(model)
         self.model, self.bitwise = model.eval(), bitwise
-        self._prepare()
+        for package in support.installed():
+            package.prepare(self.model, bitwise=bitwise)
         self.runner, self.kv_shape, self.vocab_size = examine(self.model)
         self.context_length = context_length(model.config.get_text_config())
-        self.static = self._fixed_sizes(static)
+        options = TargetOptions(bitwise=bitwise, cuda_graphs=cuda_graphs)
         if bitwise:
             self.runner.most_rows = same_bits.MOST_ROWS
-        if bitwise and self.static is None:
-            same_bits.by_rows(self.model, packed=self.runner.packed)
-        if self.static is None or not bitwise:
-            use_all_layers(self.runner, self.kv_shape)
+        lengths = same_bits.settle(self.runner, self.kv_shape, options) if bitwise else ()
+        self._find_backends(options)
         if bitwise:
-            same_bits.prove(self)
+            same_bits.prove(self, lengths)
 
-    def run_in_sizes(self, settings: StaticSettings) -> None:
-        """From now on run forwards of fixed size; call it before the first slot exists. Raises UnsupportedError."""
-        self.static = static_runner(self.runner, self.kv_shape, settings)
+    def run_as_graphs(self, cuda_graphs: object) -> None:
+        """From now on replay forwards as CUDA graphs; call it before the first slot exists. Raises UnsupportedError."""
+        self._find_backends(TargetOptions(cuda_graphs=cuda_graphs))
 
-    def _fixed_sizes(self, static: StaticSettings | None) -> StaticRunner | None:
-        """The runner for forwards of fixed size: if asked for, and on a GPU if `bitwise` requires it."""
-        if self.bitwise and (static is not None or self.device.type == "cuda"):
-            return same_bits.by_size(self.runner, self.kv_shape, static or StaticSettings())
-        return None if static is None else static_runner(self.runner, self.kv_shape, static)
-
-    def _prepare(self) -> None:
-        """Replace layers by CPU kernels where they fit."""
-        check_one_process(self.model)
-        pack_linears(self.model, copies=not self.bitwise)
-        fuse_norms(self.model)
-        fuse_layers(self.model)
+    def _find_backends(self, options: TargetOptions) -> None:
+        """Let the installed packages compute what they can. Raises ConfigError if none makes the graphs asked for."""
+        found = (package.backend(self.runner, self.kv_shape, options) for package in support.installed())
+        self.runner.backends = [backend for backend in found if backend is not None]
+        if options.cuda_graphs and self.arena is None:
+            raise missing("cuda_graphs", "cuda_graphs=True")
 
     @classmethod
     def of(cls, model: PreTrainedModel | TargetModel, *, bitwise: bool, cuda_graphs: bool = False) -> TargetModel:
         """Wrap a model, or return a target as it is. Raises ConfigError for a target made without these options."""
         if not isinstance(model, TargetModel):
-            return cls(model, bitwise=bitwise, static=StaticSettings() if cuda_graphs else None)
-        if cuda_graphs and model.static is None:
+            return cls(model, bitwise=bitwise, cuda_graphs=cuda_graphs)
+        if cuda_graphs and model.arena is None:
             raise ConfigError(
-                "this TargetModel was made without static=StaticSettings(): make it with that, or pass its model"
+                "this TargetModel was made without cuda_graphs=True: make it with that, or pass its model"
             )
         if bitwise and not model.bitwise:
             raise ConfigError("this TargetModel was made without bitwise=True: make it with that, or pass its model")
         return model
+
+    def keep_hidden_states(self, *, after_norm: bool = True) -> HiddenStates:
+        """Keep the last layer's output of every token from now on, for drafters and judges that read it.
+
+        Call it before the first slot exists. Raises UnsupportedError, naming why, where they cannot be kept.
+        """
+        self._check_keeps()
+        if self.runner.hidden is None:
+            self.runner.hidden = final_states_of(self, after_norm=after_norm)
+        return self.runner.hidden
+
+    def keep_layer_outputs(self, numbers: Sequence[int]) -> HiddenStates:
+        """Keep the outputs of these layers, counted from 1, of every token from now on.
+
+        Call it before the first slot exists. Raises UnsupportedError, naming why, where they cannot be kept, and
+        ConfigError for layers that the model lacks, or where others are kept already.
+        """
+        self._check_keeps()
+        if self.runner.outputs is None:
+            self.runner.outputs = layer_outputs_of(self, numbers)
+        if self.runner.outputs.numbers != tuple(numbers):
+            raise ConfigError(f"this target keeps the layers {self.runner.outputs.numbers}, not {tuple(numbers)}")
+        return self.runner.outputs
+
+    def _check_keeps(self) -> None:
+        """Raise UnsupportedError, naming why, where no hidden states can be kept."""
+        if self.arena is not None:
+            raise UnsupportedError(
+                "forwards of fixed size (cuda_graphs=True, or bitwise=True on a GPU) keep no hidden states, which some "
+                "drafters and judges read: leave that option or the reader out"
+            )
+
+    @property
+    def arena(self) -> KVArena | None:
+        """The memory of all sequences where forwards have fixed sizes; None otherwise."""
+        return next((backend.arena for backend in self.runner.backends if backend.arena is not None), None)
 
     @property
     def most_rows(self) -> int | None:
@@ -111,7 +137,7 @@ class TargetModel(KeepsStates):
     @property
     def keeps_to_arena(self) -> bool:
         """Whether sequences that do not fit in the arena are refused: outside it they would round differently."""
-        return self.bitwise and self.static is not None
+        return self.bitwise and self.arena is not None
 
     @property
     def device(self) -> torch.device:
@@ -128,7 +154,7 @@ class TargetModel(KeepsStates):
         return Slot(self._empty_cache(), one_path=self.one_path)
 
     def _empty_cache(self) -> KVCache:
-        return KVCache(self.kv_shape, None if self.static is None else self.static.arena)
+        return KVCache(self.kv_shape, self.arena)
 
     @torch.inference_mode()
     def fork(self, slot: Slot, length: int, room: int = 0) -> Slot:
@@ -210,7 +236,7 @@ class TargetModel(KeepsStates):
     @property
     def arena_bytes(self) -> int:
         """Bytes set aside for the keys and values of forwards of fixed size."""
-        return 0 if self.static is None else self.static.arena.nbytes
+        return 0 if self.arena is None else self.arena.nbytes
 
     def _prefill_chunk(self, slot: Slot, token_ids: Sequence[int]) -> None:
         step = self.most_rows or len(token_ids)

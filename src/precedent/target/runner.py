@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,8 +29,8 @@ from precedent.target.kv.layer_kinds import (
 )
 from precedent.target.kv.rows import Forward, Rows
 from precedent.target.kv.visibility import Rule, additive, visible_keys
-from precedent.target.layer_outputs import LayerOutputs
 from precedent.target.recurrent.step import RecurrentStep
+from precedent.target.support import Backend
 
 
 def use_tree_attention(model: PreTrainedModel) -> bool:
@@ -52,34 +52,13 @@ def use_tree_attention(model: PreTrainedModel) -> bool:
     return True
 
 
-class FixedSizes(Protocol):
-    """Computes forwards in fixed sizes (`static_runner`)."""
-
-    @property
-    def settled(self) -> bool:
-        """Whether the time of the last forward is what its size will take again."""
-
-    def logits(self, sequences: Sequence[Rows]) -> list[Tensor] | None:
-        """As `Runner.logits`; None for rows that it does not support."""
-
-
-class AllLayers(Protocol):
-    """Computes few rows of a packed forward without the model's own forward (`all_layers`)."""
-
-    def logits(self, forward: Forward) -> Tensor | None:
-        """Logits `[rows, vocab_size]`; None for rows that it does not support."""
-
-    def fill(self, forward: Forward) -> bool:
-        """Compute keys and values only; False for rows that it does not support."""
-
-
 class Runner:
     """A model and how it is called: all sequences in one forward (`packed`), or one sequence at a time.
 
     With `most_rows`, no forward has more rows, and a forward that would round rows differently is refused
-    (`target.bitwise`). `static` and `all_layers`, if set, compute the rows that they support. `hidden` and
-    `outputs`, if set, keep what drafters read of every row. `team` chooses the number of threads; the last forward had
-    `threads`.
+    (`target.bitwise`). The first of `backends` that supports a packed forward computes it, otherwise the model does.
+    `hidden` and `outputs`, if set, keep what drafters read of every row. `team` chooses the number of threads; the last
+    forward had `threads`.
 
     With `only_chains`, the reason why the model follows no trees, a forward is one chain of one sequence.
 
@@ -92,10 +71,9 @@ class Runner:
         self.recurrent = is_recurrent(model.config.get_text_config())
         self.team, self.threads = TEAM, 1
         self.most_rows: int | None = None
-        self.static: FixedSizes | None = None
-        self.all_layers: AllLayers | None = None
+        self.backends: list[Backend] = []
         self.hidden: HiddenStates | None = None
-        self.outputs: LayerOutputs | None = None
+        self.outputs: HiddenStates | None = None
         self.settled = True
         """Whether the time of the last `logits` says what such a step will cost: not where graphs were captured, nor
         where rows found no room among the fixed sizes."""
@@ -120,17 +98,23 @@ class Runner:
         with fitted_team(self.team) as self.threads:
             return [logits for together in batches(sequences, self.most_rows) for logits in self._together(together)]
 
+    @contextmanager
+    def using(self, *backends: Backend) -> Iterator[None]:
+        """Run with these backends alone, to compare what they compute with the model's own forward."""
+        before, self.backends = self.backends, list(backends)
+        try:
+            yield
+        finally:
+            self.backends = before
+
     def _together(self, sequences: Sequence[Rows]) -> list[Tensor]:
-        static = None if self.static is None else self.static.logits(sequences)
-        if self.static is not None:
-            self.settled = self.settled and static is not None and self.static.settled
-        if static is not None:
-            return static
         if not self.packed:
             return [self._one(rows)[0] for rows in sequences]
         forward = Forward(sequences, by_rows=self.most_rows is not None)
         with self._keeping(forward):
-            logits = None if self.all_layers is None else self.all_layers.logits(forward)
+            found = (backend.logits(forward) for backend in self.backends)
+            logits = next((each for each in found if each is not None), None)
+            self.settled = self.settled and all(backend.settled for backend in self.backends)
             if logits is None:
                 with self._running(forward):
                     logits = self.model(**self.inputs(forward)).logits[0]
@@ -143,15 +127,13 @@ class Runner:
             self._fill(rows)
 
     def _fill(self, rows: Rows) -> None:
-        if self.static is not None and self.static.logits([rows]) is not None:
-            return
         fewest = {"logits_to_keep": 1} if self._takes_logits_to_keep else {}
         if not self.packed:
             self._one(rows, **fewest)
             return
         forward = Forward([rows], by_rows=self.most_rows is not None)
         with self._keeping(forward):
-            if self.all_layers is not None and self.hidden is None and self.all_layers.fill(forward):
+            if self.hidden is None and any(backend.fill(forward) for backend in self.backends):
                 return
             with self._running(forward):
                 self.model(**self.inputs(forward), **fewest)

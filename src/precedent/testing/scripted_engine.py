@@ -29,7 +29,7 @@ from precedent.text.templates import Template, Templates
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from precedent.cache import NewCompletion
+    from precedent.cache import Completion
 
 Script = Callable[[str], str] | Sequence[str] | Sequence[Line]
 """A function from a prompt's text to its answer, a list of answers used in order, or the lines of a conversation."""
@@ -50,7 +50,7 @@ class ScriptedRequest:
     prediction: str | Sequence[int] | None = None
     templates: tuple[Template, ...] = ()
     grammar: Grammar | None = None
-    write_back: Callable[[NewCompletion], object] | None = None
+    write_back: Callable[[Completion], object] | None = None
     shown_tokens: frozenset[int] = frozenset()
     generation: Generation = field(default_factory=Generation)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -100,7 +100,7 @@ class ScriptedEngine:
         prediction: str | Sequence[int] | None = None,
         templates: Iterable[str | Template] = (),
         grammar: Grammar | None = None,
-        write_back: Callable[[NewCompletion], object] | None = None,
+        write_back: Callable[[Completion], object] | None = None,
         shown_tokens: Collection[int] = (),
         prefix_tokens: int = 0,
     ) -> Generation:

@@ -6,15 +6,19 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from precedent.cache.store.fingerprint import tokenizer_fingerprint
 from precedent.errors import ContextOverflowError
 from precedent.runtime.plain_values import checked_ids
 from precedent.text.end_tokens import turn_end
-from precedent.text.length import CHARACTERS_PER_TOKEN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+
+CHARACTERS_PER_TOKEN = 8
+"""Twice what English has: a text of so many may fit, one of more is looked at from its beginning first."""
+
+CUT = 1.1
+"""A beginning is too long with this many times the tokens that fit, since cutting a word may give it a few more."""
 
 LONG_TEXT = 4096
 """Characters from which a text is encoded without holding the interpreter's lock, so that other threads go on."""
@@ -32,6 +36,8 @@ class TokenizerCodec:
     @cached_property
     def fingerprint(self) -> str:
         """See `precedent.cache.tokenizer_fingerprint`."""
+        from precedent.cache import tokenizer_fingerprint  # here, since prompts need no cache
+
         return tokenizer_fingerprint(self._tokenizer)
 
     @cached_property
@@ -87,3 +93,18 @@ def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
         return list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     return encode
+
+
+def check_length(tokenizer: PreTrainedTokenizerBase, text: str, context_length: int) -> None:
+    """Refuse a text of far too many tokens without encoding all of it, which takes seconds and gigabytes.
+
+    `context_length` is in tokens. A text that passes may still be too long by a little. Raises ContextOverflowError.
+    """
+    length = CHARACTERS_PER_TOKEN * context_length
+    while length < len(text):
+        if len(tokenizer.encode(text[:length], add_special_tokens=False)) > CUT * context_length:
+            raise ContextOverflowError(
+                f"the prompt has {len(text)} characters and more than {context_length} tokens, which is what the "
+                "model's context holds: shorten the conversation or the tool results"
+            )
+        length *= 2

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from precedent.text.tool_formats import ToolFormat
-from precedent.text.tool_formats.seal import ARGUMENTS, unsealed
+from precedent.text.tool_formats.json_text import ARGUMENTS, unsealed
 
 Message = dict[str, Any]
 CALL_TEXT = "call_text"

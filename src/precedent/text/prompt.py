@@ -8,23 +8,26 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.resources import files
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 
 from precedent.errors import PromptError, UnsupportedError
 from precedent.runtime.plain_values import check_plain
+from precedent.runtime.process import Lock
+from precedent.text.codec import check_length
 from precedent.text.control_tokens import Markers
 from precedent.text.end_tokens import end_tokens
 from precedent.text.history import CALL_TEXT, Message, fitted
-from precedent.text.length import check_length
 from precedent.text.template_settings import TemplateSettings, variables_of
 from precedent.text.tool_formats import ToolFormat, format_of_template, known_formats
-from precedent.text.tool_formats.reasoning import reasoning_tags
+from precedent.text.tool_formats.formats import reasoning_tags
 from precedent.text.tool_formats.response_template import reads_calls
 from precedent.text.tool_schema import check_tools
 
@@ -39,6 +42,9 @@ _NEXT_TURN = {"role": "user", "content": "."}
 _SHORT_ANSWER = {"role": "assistant", "content": "."}
 
 ROLES = ("system", "user", "assistant", "tool")
+
+CHATML = "<|im_end|>"
+"""The token that tells a tokenizer which knows ChatML."""
 
 
 def render_prompt(
@@ -147,7 +153,7 @@ def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
                 "another model, give chat_template= a template in one of them, or register a ToolFormat"
             )
         return own
-    if tokenizer.convert_tokens_to_ids("<|im_end|>") in (None, tokenizer.unk_token_id):
+    if not knows_chatml(tokenizer):
         lack = "takes no tools" if own else "is missing"
         raise UnsupportedError(
             f"the model's chat template {lack}, and the shipped Hermes template needs a tokenizer with <|im_start|> "
@@ -155,7 +161,14 @@ def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
         )
     if own is None:
         _warn_of_base_model(str(tokenizer.name_or_path))
+    else:
+        _warn_of_tools(str(tokenizer.name_or_path))
     return hermes_template()
+
+
+def knows_chatml(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer has the tokens of ChatML, in which the shipped template is written."""
+    return tokenizer.convert_tokens_to_ids(CHATML) not in (None, tokenizer.unk_token_id)
 
 
 @cache
@@ -164,6 +177,15 @@ def _warn_of_base_model(name: str) -> None:
     log.warning(
         "%s has no chat template: it is a base model, asked in ChatML that it was not trained on; "
         "take its instruct version, or give chat_template=", name or "the model",
+    )  # fmt: skip
+
+
+@cache
+def _warn_of_tools(name: str) -> None:
+    """Warn once per model, when it is first asked with tools."""
+    log.warning(
+        "the chat template of %s takes no tools: conversations with tools are written in ChatML, with calls in the "
+        "Hermes format; if the model was not trained on it, give chat_template=", name or "the model",
     )  # fmt: skip
 
 
@@ -295,3 +317,68 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
 
 
 _ARRANGEMENTS: tuple[Callable[[Sequence[Message]], list[Message]], ...] = (_as_given, _merged, _without_system)
+
+
+REMEMBERED = 64
+"""System turns with tools whose tokens are remembered."""
+
+ASKED = ("A", "1")
+"""Two user turns of one character each, of kinds that no tokenizer joins alike with what stands before them."""
+
+
+class FixedPart:
+    """Finds the beginning that all prompts of one system turn and one set of tools share, for one tokenizer.
+
+    It renders them with two different questions and takes what both prompts have in common.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._known: OrderedDict[str, list[int]] = OrderedDict()
+        self._lock = Lock()
+
+    def length(
+        self,
+        prompt_ids: Sequence[int],
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        settings: Sequence[TemplateSettings] = (),
+    ) -> int:
+        """Number of tokens of a rendered prompt's fixed beginning; 0 if it does not begin as others would."""
+        system = list(takewhile(lambda message: message["role"] == "system", messages))
+        key = json.dumps([system, tools, repr(settings)], default=str)
+        with self._lock:
+            beginning = self._known.get(key)
+        if beginning is None or not _begins(prompt_ids, beginning):  # a template may write today's date
+            beginning = self._common(system, tools, settings)
+            self._remember(key, beginning)
+        return len(beginning) if _begins(prompt_ids, beginning) else 0
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text of these tokens, control tokens included."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    def _common(
+        self, system: list[Message], tools: Sequence[Mapping[str, Any]], settings: Sequence[TemplateSettings]
+    ) -> list[int]:
+        try:
+            prompts = [
+                render_prompt(self._tokenizer, [*system, {"role": "user", "content": text}], tools, settings)
+                for text in ASKED
+            ]
+        except PromptError:  # the template wants more than a question; the prompt itself was rendered
+            return []
+        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(*prompts, strict=False))
+        return [token for token, _ in pairs]
+
+    def _remember(self, key: str, beginning: list[int]) -> None:
+        with self._lock:
+            self._known[key] = beginning
+            self._known.move_to_end(key)
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+
+
+def _begins(prompt_ids: Sequence[int], beginning: list[int]) -> bool:
+    """Return whether a prompt begins so and goes on."""
+    return len(beginning) < len(prompt_ids) and list(prompt_ids[: len(beginning)]) == beginning

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,13 +29,6 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
             _check_function(tool["function"])
         except ValueError as error:
             raise PromptError(f"tool {name!r} has no valid JSON Schema: {error}") from error
-
-
-def tools_fingerprint(tools: Sequence[Mapping[str, Any]]) -> str:
-    """A short hash of the tool schemas, independent of the order of keys; "" without tools."""
-    if not tools:
-        return ""
-    return hashlib.sha256(json.dumps(list(tools), sort_keys=True).encode()).hexdigest()[:32]
 
 
 def referenced(reference: str, root: Mapping[str, Any]) -> Any:

@@ -2,20 +2,26 @@
 
     verdict = verify(tree, rows, "traversal", rng)
 
-Verification has two halves: `prepare(tree, rows, mode)` uses no random numbers; calling its result with `rng` decides.
+Verification has two halves: a `Verifier` called with a tree and its rows uses no random numbers; calling the result
+with `rng` decides.
 
 * `traversal` (lazy tests; block verification on a chain) and `topdown` (eager tests; token verification on a chain):
   `recursion` for a CPU, `ahead` for a GPU, one `walk`;
 * `greedy` (exact match with the argmax) and `coupled` (exact match with the token that the seed's noise chooses):
   `exact_match`.
 
-Imports neither transformers nor a drafter. Lossy modes live in `precedent.verify.lossy`, which nothing here imports.
+Imports neither transformers nor a drafter. Installed packages add modes under the entry-point group `precedent.modes`:
+a name, and a function of the mode's parameters that returns its `Verifier`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
+from precedent.config import mode_factory
 from precedent.errors import ConfigError
 from precedent.sampling.rng import Rng
 from precedent.sampling.target_rows import TargetRows
@@ -25,13 +31,37 @@ from precedent.verify.recursion import RowWeights
 from precedent.verify.verdict import Verdict
 from precedent.verify.walk import walk
 
-__all__ = ["LOSSLESS", "Decide", "RowWeights", "Verdict", "Verifier", "prepare", "verify", "walk"]
+__all__ = ["LOSSLESS", "Decide", "RowWeights", "Verdict", "Verifier", "prepare", "verifier_of", "verify", "walk"]
 
 Decide = Callable[[Rng], Verdict]
-Verifier = Callable[[CandidateTree, TargetRows], Decide]
+Prepare = Callable[[CandidateTree, TargetRows], Decide]
 
 
-def _rejection(*, lazy: bool) -> Verifier:
+def _suits_any(target: object) -> None:
+    """Refuse no target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """How a mode verifies: `prepare(tree, rows)` uses no random numbers, and its result decides with them.
+
+    A `lossy` mode changes the output distribution, and its verdicts report what they spent. One that
+    `keeps_draft_logits` finds them in `Sampled.logits`; one that `reads_hidden_states` may call `TargetRows.hidden`.
+    `check_target` raises ConfigError for a `TargetModel` that the mode does not suit.
+    """
+
+    prepare: Prepare
+    lossy: bool = False
+    keeps_draft_logits: bool = False
+    reads_hidden_states: bool = False
+    check_target: Callable[[Any], None] = _suits_any
+
+    def __call__(self, tree: CandidateTree, rows: TargetRows) -> Decide:
+        """Run the half that uses no random numbers."""
+        return self.prepare(tree, rows)
+
+
+def _rejection(*, lazy: bool) -> Prepare:
     def prepare(tree: CandidateTree, rows: TargetRows) -> Decide:
         weights = RowWeights(tree, rows.probs, lazy=lazy)
         return lambda rng: walk(weights, rng)
@@ -40,12 +70,29 @@ def _rejection(*, lazy: bool) -> Verifier:
 
 
 LOSSLESS: Mapping[str, Verifier] = {
-    "greedy": lambda tree, rows: lambda rng: exact_match(tree, rows.argmax),
-    "coupled": lambda tree, rows: lambda rng: exact_match(tree, rows.coupled),
-    "traversal": _rejection(lazy=True),
-    "topdown": _rejection(lazy=False),
+    "greedy": Verifier(lambda tree, rows: lambda rng: exact_match(tree, rows.argmax)),
+    "coupled": Verifier(lambda tree, rows: lambda rng: exact_match(tree, rows.coupled)),
+    "traversal": Verifier(_rejection(lazy=True)),
+    "topdown": Verifier(_rejection(lazy=False)),
 }
 """The verifier of every lossless mode of `precedent.config.MODES`."""
+
+
+def verifier_of(mode: str) -> Verifier:
+    """Return the verifier of a mode, such as `traversal` or `lossy_top_beta:beta=3,tau=1`.
+
+    Raises ConfigError for a mode that no installed package provides, and for a wrong parameter.
+    """
+    return LOSSLESS[mode] if mode in LOSSLESS else _installed_verifier(mode)
+
+
+@lru_cache(maxsize=64)  # so that a judge is not read in every step
+def _installed_verifier(mode: str) -> Verifier:
+    pairs = [part.partition("=") for part in mode.partition(":")[2].split(",") if part]
+    if any(not key.strip() or not value.strip() for key, _, value in pairs):
+        raise ConfigError(f"mode={mode!r}: write parameters as name=value, separated by commas")
+    verifier: Verifier = mode_factory(mode)({key.strip(): value.strip() for key, _, value in pairs})
+    return verifier
 
 
 def prepare(tree: CandidateTree, rows: TargetRows, mode: str) -> Decide:

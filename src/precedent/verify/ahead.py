@@ -99,8 +99,7 @@ class KnownWeights(Weights):
 
     def tests(self, node: int) -> tuple[Candidate, ...]:
         """The candidates tested below `node`. Raises GenerationError if its row cannot be sampled from."""
-        if node < self.tree.num_scored:  # a row that the walk never reaches may hold anything
-            self._check(node)
+        self._check(node)  # here: a row that the walk never reaches may hold anything
         return super().tests(node)
 
     def acceptance(self, node: int, ordinal: int) -> float:

@@ -17,10 +17,9 @@ def exact_match(tree: CandidateTree, choose: Callable[[int], int]) -> Verdict:
     """Descend from `ROOT` as long as the token chosen after a node is its child; calls `choose` on that path only."""
     edges = zip(tree.parents, tree.token_ids, strict=True)
     children, node = {edge: child for child, edge in enumerate(edges)}, ROOT
-    while node < tree.num_scored:
+    while True:
         token = choose(node)
         child = children.get((node, token))
         if child is None:
             return Verdict.ending_at(tree, node, token)
         node = child
-    return Verdict.ending_unscored(tree, node)

@@ -125,7 +125,7 @@ class RowWeights(Weights):
 
     def remaining(self, node: int) -> float:
         """The acceptance weight a of `node` after all tests below it have rejected."""
-        tests = self.tests(node)  # no tests, no row: an unscored leaf has none
+        tests = self.tests(node)
         return self.state(node, len(tests)).weight if tests else self._entering(node)
 
     def next_token(self, node: int, rng: Rng) -> int:

@@ -16,9 +16,8 @@ class Verdict:
 
     `path` holds node indices from the root's child downwards. `next_token` is the target model's own choice: a `bonus`
     where nothing was proposed after the path (also for an empty tree), `recovered` where every proposal was rejected.
-    If the accepted path ends in an unscored leaf, `next_node` is that leaf and `next_token` its token.
 
-    `spent_tv` is the total variation that a `lossy_*` mode spent on these tokens, 0 in every other mode. Summed over an
+    `spent_tv` is the total variation that a lossy mode spent on these tokens, 0 in every other mode. Summed over an
     answer's steps and averaged over answers, it bounds the total variation between the distribution of whole answers
     and the target's.
     """
@@ -27,25 +26,14 @@ class Verdict:
     next_token: int
     kind: Kind
     spent_tv: float = 0.0
-    next_node: int | None = None
-
-    @property
-    def accepted(self) -> tuple[int, ...]:
-        """Every accepted node, including an unscored leaf."""
-        return self.path if self.next_node is None else (*self.path, self.next_node)
 
     @property
     def num_accepted(self) -> int:
         """Number of accepted draft tokens; recovered and bonus tokens do not count."""
-        return len(self.accepted)
+        return len(self.path)
 
     @classmethod
     def ending_at(cls, tree: CandidateTree, node: int, next_token: int) -> Verdict:
         """Accept the path to `node` (`ROOT` accepts nothing) and add `next_token`."""
         kind: Kind = "recovered" if node in tree.candidates_at else "bonus"
         return cls(tree.path_to(node), next_token, kind)
-
-    @classmethod
-    def ending_unscored(cls, tree: CandidateTree, node: int) -> Verdict:
-        """Accept the path to a leaf without a row; the next step decides what follows it."""
-        return cls(tree.path_to(node)[:-1], tree.token_ids[node], "bonus", next_node=node)

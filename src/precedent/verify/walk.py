@@ -31,10 +31,9 @@ def walk(weights: Weights, rng: Rng, start: int = ROOT) -> Verdict:
 def _finish(weights: Weights, node: int, rng: Rng) -> Verdict:
     """Choose the token after the accepted path; descend as long as it is a child that needs no test."""
     tree = weights.tree
-    while node < tree.num_scored:
+    while True:
         token = weights.next_token(node, rng)
         child = weights.fixed_children(node).get(token)
         if child is None:
             return Verdict.ending_at(tree, node, token)
         node = child
-    return Verdict.ending_unscored(tree, node)

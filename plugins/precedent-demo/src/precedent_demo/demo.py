@@ -163,7 +163,8 @@ def _loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, dict[st
     own = asked.target == ORDER_DESK
     progress.show(f"loading {asked.target}", note="built on the first run" if own else "")
     from precedent.cache import SpeculationCache
-    from precedent.target.load.loading import load_draft, load_target
+    from precedent.drafters import load_draft
+    from precedent.target.load.loading import load_target
     from precedent_demo import MAX_TOKENS_PER_TURN
     from precedent_demo.demo_runs import Bench, ways_of
     from precedent_demo.demo_state import DemoState

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from precedent.cache import NewCompletion, SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.cli.percentiles import percentiles
 from precedent.cli.speedup import Sample, Speedup, speedup
 from precedent.config import SpeculationConfig
 from precedent.decoding.stats import GenerationStats
-from precedent.engine.draft_models import proposed_by
 from precedent.engine.engine import Engine
 from precedent.engine.generation import GenerationResult
 from precedent.engine.options import EngineOptions
@@ -199,8 +198,9 @@ class Bench:
 
     def _engine(self, way: Way, *, write_back: bool) -> Engine:
         draft = self._other_draft if way.other_draft else self._draft
-        drafters = tuple(proposed_by(draft) if name == "draft-model" else name for name in way.drafters)
-        speculation = SpeculationConfig(enabled=bool(drafters), drafters=drafters, mode=way.mode, write_back=write_back)
+        speculation = SpeculationConfig(
+            enabled=bool(way.drafters), drafters=way.drafters, mode=way.mode, write_back=write_back
+        )
         options = EngineOptions(
             draft_model=draft if "draft-model" in way.drafters else None,
             cache=self._caches.get(way.cache),
@@ -225,7 +225,7 @@ class Bench:
         fingerprint = self.warm_engine.tokenizer_fingerprint
         for stored in self._caches["A"].since(TENANT, fingerprint):
             self._caches["B"].insert(
-                NewCompletion(
+                Completion(
                     token_ids=stored.token_ids,
                     tokenizer=fingerprint,
                     model=stored.model,

@@ -19,7 +19,7 @@ from precedent_demo.workflows import SPLITS, generate_requests
 
 if TYPE_CHECKING:
     from precedent.text.traces import Trajectory
-    from precedent.verify.lossy import TrainedJudge
+    from precedent_research.judge import TrainedJudge
 
 _TASK = re.compile(r"(?P<set>[A-Za-z]+)(?P<number>\d+)(/(?P<seed>\d+))?")
 
@@ -81,6 +81,6 @@ def divergence_judge() -> TrainedJudge:
 
 
 def _shipped(name: str) -> TrainedJudge:
-    from precedent.verify.lossy import TrainedJudge
+    from precedent_research.judge import TrainedJudge
 
     return TrainedJudge.load(Path(__file__).parent / "models" / name)

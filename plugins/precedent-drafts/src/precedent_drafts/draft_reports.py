@@ -35,8 +35,8 @@ def report_on(
     recipe: Any,
 ) -> dict[str, Any]:
     """The reports on drafts of any kind; `recipe` says how the held-out prompts are answered."""
-    from precedent.target.block.draft import BlockDraft
     from precedent.target.fingerprints import name_of
+    from precedent_drafts.block_draft import BlockDraft
 
     texts, others = _answers(progress, model, tokenizer, held_out, recipe), OtherPrograms()
     blocks = {spec: draft for spec, draft in drafts.items() if isinstance(draft, BlockDraft)}

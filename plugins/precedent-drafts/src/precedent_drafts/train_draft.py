@@ -158,8 +158,8 @@ def measure_draft(
 
     The measurement uses answers to the prompts that train-draft holds out with the same --seed.
     """
-    from precedent.target.eagle.head import EagleHead
-    from precedent.target.load.loading import load_draft
+    from precedent.drafters import load_draft
+    from precedent_drafts.eagle import EagleHead
     from precedent_drafts.training.schedule import Recipe
 
     recipe = Recipe(temperature=temperature, answer_tokens=answer_tokens, seed=seed)

@@ -18,7 +18,7 @@ from precedent.runtime.background import Background
 from precedent.runtime.fence import Fault, Fences, Result
 from precedent.tree import CandidateTree, TreeBuilder
 from precedent_engines.clock import Clock, StepClock
-from precedent_engines.session import Beside, DraftingSession
+from precedent_engines.session import DraftingSession, OtherRequests
 
 
 class Batch:
@@ -93,8 +93,8 @@ class Batch:
         match_together(matched, self._beside, self._threads)
         rows, tokens, plans = running, float(running), list[Plan]()
         for session, found in zip(sessions, matched, strict=True):
-            beside = Beside(running, max(0, rows - 1), max(0.0, tokens - 1.0))
-            plan = session.plan(self.planner, found, most, beside, one_path=one_path)
+            others = OtherRequests(running, max(0, rows - 1), max(0.0, tokens - 1.0))
+            plan = session.plan(self.planner, found, most, others, one_path=one_path)
             count = 0 if plan.choice is None else plan.choice.token_ids.size
             rows, tokens = rows + count, tokens + plan.expected_tokens - 1.0
             self.num_drafts, self.num_draft_tokens = self.num_drafts + bool(count), self.num_draft_tokens + count

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 
-from precedent.cache.store.records import MAX_TOKEN_ID
+from precedent.cache.records import MAX_TOKEN_ID
 from precedent.drafters import check_known
 from precedent.errors import ConfigError, PromptError
 from precedent.planning.costs import CostCurve

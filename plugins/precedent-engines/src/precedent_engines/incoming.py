@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from precedent.cache.store.fingerprint import tools_fingerprint
-from precedent.cache.store.records import check_tenant
+from precedent.cache import tools_fingerprint
+from precedent.cache.records import check_tenant
 from precedent.config import SamplingParams
 from precedent.drafters import Request
 from precedent.errors import ConfigError, ContextOverflowError, PromptError

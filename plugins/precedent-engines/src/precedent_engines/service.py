@@ -11,11 +11,9 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from precedent.cache import NewCompletion, SpeculationCache
-from precedent.cache.search.embedder import Embedder
-from precedent.cache.store.fingerprint import prompt_fingerprint
-from precedent.cache.store.records import check_tenant
-from precedent.cache.store.store_url import Place
+from precedent.cache import Completion, Embedder, SpeculationCache, prompt_fingerprint
+from precedent.cache.records import check_tenant
+from precedent.cache.store_url import Place
 from precedent.drafters import Drafter, DrafterParts, load_drafters
 from precedent.errors import ConfigError, EngineClosedError
 from precedent.planning.costs import CostCurve
@@ -213,7 +211,7 @@ class DraftingService(OfOneProcess):
             raise ConfigError("this drafting service has no store to write to: open it with one")
         check_tenant(tenant)
         answer = tuple(token_ids_of(answer_ids, "the answer's ids"))
-        completion = NewCompletion(
+        completion = Completion(
             token_ids=answer,
             tokenizer=self._codec.fingerprint,
             model=model,

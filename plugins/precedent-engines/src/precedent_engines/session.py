@@ -28,7 +28,7 @@ ENDLESS = 2**31
 """Tokens that fit into a context whose length is not known."""
 
 
-class Beside(NamedTuple):
+class OtherRequests(NamedTuple):
     """How many requests a step has, and the rows and expected tokens of those planned so far, without this one's."""
 
     requests: int
@@ -136,7 +136,7 @@ class DraftingSession(OfOneProcess):
         asked = self._drafting if most > 0 and self._room > 1 and not self.over else {}
         return Matching(asked, match_budget(most, self._last), self._request.num_tokens)
 
-    def plan(self, planner: Planner, matched: Matching, most: int, beside: Beside, *, one_path: bool) -> Plan:
+    def plan(self, planner: Planner, matched: Matching, most: int, others: OtherRequests, *, one_path: bool) -> Plan:
         """Plan the next step with what was matched; a drafter that failed is left out from then on."""
         self._leave_out(matched.failed)
         limits = Limits(
@@ -144,9 +144,9 @@ class DraftingSession(OfOneProcess):
             max_draws=0,
             max_depth=self._room - 1,
             end_token_ids=self._request.end_token_ids,
-            requests=beside.requests,
-            rows_beside=beside.rows,
-            tokens_beside=beside.tokens,
+            requests=others.requests,
+            rows_beside=others.rows,
+            tokens_beside=others.tokens,
             trust=self._trust,
             one_path=one_path,
         )

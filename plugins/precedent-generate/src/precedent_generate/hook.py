@@ -15,16 +15,15 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from precedent.cache import NewCompletion
-from precedent.cache.store.fingerprint import prompt_fingerprint
+from precedent.cache import Completion, prompt_fingerprint
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.decoding.loop import step
+from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.sequence import DecodingSequence
 from precedent.decoding.stats import GenerationStats
 from precedent.drafters import Drafter, Request
 from precedent.drafters.together import begin_all, end_all
 from precedent.engine.checks import check_token_ids, unless_switched_off
-from precedent.engine.write_back import WRITE_BACK
+from precedent.engine.delivery import WRITE_BACK
 from precedent.errors import ConfigError
 from precedent.runtime.process import computing
 from precedent.runtime.team import fitted_team
@@ -245,11 +244,11 @@ def _prefilled(prompt_ids: tuple[int, ...], others: Sequence[_Row], prepared: Pr
 
 def _decode(rows: Sequence[_Row], prepared: Prepared) -> None:
     """Step all rows together until each has stopped."""
-    running = list(rows)
+    running, loop = list(rows), DecodeLoop(prepared.target, prepared.planner, prepared.fences)
     while running:
         with prepared.lock, fitted_team(prepared.target.runner.team):
             sequences = [row.sequence for row in running]
-            results = step(sequences, prepared.target, prepared.planner, fences=prepared.fences)
+            results = loop.step(sequences)
         for row, result in zip(running, results, strict=True):
             row.take(result.token_ids)
         running = [row for row in running if not row.sequence.finished]
@@ -261,7 +260,7 @@ def _store(rows: Sequence[_Row], prepared: Prepared, speculation: _Speculation) 
         return
     for row in rows:
         output = row.sequence.output_ids
-        completion = NewCompletion(
+        completion = Completion(
             token_ids=tuple(output),
             tokenizer=fingerprint_of(speculation.tokenizer),
             model=prepared.fingerprint,

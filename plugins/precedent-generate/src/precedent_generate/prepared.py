@@ -12,8 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from precedent.cache import SpeculationCache
-from precedent.cache.store.fingerprint import model_fingerprint, tokenizer_fingerprint
+from precedent.cache import SpeculationCache, model_fingerprint, tokenizer_fingerprint
 from precedent.drafters import Drafter, DrafterParts, load_drafters
 from precedent.engine.warm_up import compile_inner_loops
 from precedent.errors import ConfigError

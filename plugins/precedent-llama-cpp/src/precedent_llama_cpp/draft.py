@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from precedent.cache import SpeculationCache
-from precedent.cache.search.embedder import Embedder
-from precedent.cache.store.records import check_tenant
-from precedent.cache.store.store_url import Place
+from precedent.cache import Embedder, SpeculationCache
+from precedent.cache.records import check_tenant
+from precedent.cache.store_url import Place
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.planning.costs import CostCurve
 from precedent.text.query import CHARACTERS_PER_MESSAGE, prompt_query

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import psycopg
 
 from precedent.cache.backend import (
-    Payload,
-    Record,
+    TEXTS,
+    Completion,
+    Damage,
+    EmbedderIdentity,
     Selection,
-    StoredCompletion,
     completion_of,
+    embedder_in,
     folded,
-    vector_of,
+    maker_of,
+    require_same,
+    with_vector,
 )
 from precedent.errors import CacheError
 from precedent_postgres.schema import SCHEMA
@@ -25,7 +31,7 @@ Row = tuple[Any, ...]
 
 TABLE = f"{SCHEMA}.completion"
 
-# the order of StoredCompletion's fields, then the checksum
+# the order of Completion's fields, then the checksum
 COLUMNS = (
     "token_ids, tokenizer, model, tenant, query, prompt_fingerprint, tools, workflow_step, text, "
     "id, created, count, hits, accepted, rejected, checksum"
@@ -50,43 +56,41 @@ def lock_tenant(connection: Connection, tenant: str) -> None:
     connection.execute(f"{row} ON CONFLICT (tenant) DO UPDATE SET changes = tenant.changes + 1", (tenant,))
 
 
-def row_of_same(connection: Connection, payload: Payload) -> int | None:
+def row_of_same(connection: Connection, new: Completion) -> int | None:
     """The id of the same answer to the same query; None if there is none."""
-    key = (payload.completion.tenant, payload.completion.tokenizer.encode(), payload.identity)
+    key = (new.tenant, new.tokenizer.encode(), new.identity)
     query = f"SELECT id FROM {TABLE} WHERE tenant = %s AND tokenizer = %s AND identity = %s"
     found = connection.execute(query, key).fetchone()
     return None if found is None else int(found[0])
 
 
-def add_row(connection: Connection, payload: Payload, created: float) -> int:
+def add_row(connection: Connection, new: Completion, created: float) -> int:
     """Add a completion that is not stored yet; returns its id. The tenant must be locked."""
-    new = payload.completion
-    key = (new.tenant, new.tokenizer.encode(), payload.identity)
+    key = (new.tenant, new.tokenizer.encode(), new.identity)
     soft = [text.encode() for text in (new.model, new.prompt_fingerprint, new.tools, new.workflow_step)]
-    large = (payload.token_blob, new.query.encode(), new.text.encode(), payload.vector_blob)
-    values = (*key, created, payload.size, *soft, payload.checksum, payload.vector_checksum, *large)
+    large = (new.token_bytes, new.query.encode(), new.text.encode(), new.vector_bytes)
+    values = (*key, created, new.size, *soft, new.checksum, new.vector_checksum, *large)
     update = f"UPDATE {SCHEMA}.tenant SET records = records + 1, bytes = bytes + %s WHERE tenant = %s"
-    connection.execute(update, (payload.size, new.tenant))
+    connection.execute(update, (new.size, new.tenant))
     found = connection.execute(INSERT, values).fetchone()
     if found is None:  # a trigger or rule added after the store was opened
         raise CacheError("the server stored nothing without reporting an error; look for triggers on its tables")
     return int(found[0])
 
 
-def insert(connection: Connection, payload: Payload) -> int:
+def insert(connection: Connection, new: Completion) -> int:
     """Add a completion, or increase its count if the same answer to the same query is stored; returns its id."""
-    tenant = payload.completion.tenant
-    lock_tenant(connection, tenant)
-    known = row_of_same(connection, payload)
+    lock_tenant(connection, new.tenant)
+    known = row_of_same(connection, new)
     if known is None:
-        return add_row(connection, payload, time.time())
-    connection.execute(f"UPDATE {TABLE} SET count = count + 1 WHERE tenant = %s AND id = %s", (tenant, known))
+        return add_row(connection, new, time.time())
+    connection.execute(f"UPDATE {TABLE} SET count = count + 1 WHERE tenant = %s AND id = %s", (new.tenant, known))
     return known
 
 
-def restore(connection: Connection, payload: Payload, recorded: StoredCompletion) -> int:
+def restore(connection: Connection, recorded: Completion) -> int:
     """Add a record with its time and counters; an existing one keeps the larger of each. The tenant must be locked."""
-    row_id = row_of_same(connection, payload) or add_row(connection, payload, recorded.created)
+    row_id = row_of_same(connection, recorded) or add_row(connection, recorded, recorded.created)
     names = ("count", "hits", "accepted", "rejected")
     larger = ", ".join(f"{name} = greatest({name}, %s)" for name in names)
     connection.execute(
@@ -96,19 +100,41 @@ def restore(connection: Connection, payload: Payload, recorded: StoredCompletion
     return row_id
 
 
-def completion_in(row: Row) -> StoredCompletion | None:
+def _texts_of(row: Row) -> Row:
+    """A row of `COLUMNS` with its texts decoded."""
+    decoded = (
+        value.decode("utf-8", "replace") if isinstance(value, bytes) and name in TEXTS else value
+        for name, value in zip(NAMES, row, strict=False)
+    )
+    return (*decoded, *row[len(NAMES) :])
+
+
+def completion_in(row: Row) -> Completion | None:
     """The completion in a row of `COLUMNS`, or None if its bytes differ from those that were written."""
-    values = [
-        value.decode("utf-8", "replace")
-        if isinstance(value, bytes) and name not in ("token_ids", "checksum")
-        else value
-        for name, value in zip(NAMES, row, strict=True)
-    ]
-    return completion_of(tuple(values))
+    return completion_of(_texts_of(row))
 
 
-def selected(connection: Connection, selection: Selection, order: str, after_id: int = 0) -> Iterator[tuple[Row, Row]]:
-    """Rows of `COLUMNS`, each with its vector and checksum apart, read on demand; `order` is ASC or DESC."""
+def record_in(row: Row) -> Completion | None:
+    """The completion in a row of `COLUMNS`, vector and its checksum, or None if the completion is damaged."""
+    return with_vector(_texts_of(row))
+
+
+def check(connection: Connection) -> tuple[int, tuple[Damage, ...]]:
+    """The number of records that agree with their checksums, and all findings."""
+    sound, findings = 0, []
+    for row in selected(connection, Selection(), "ASC"):
+        row_id, record = row[ID], record_in(row)
+        if record is None:
+            findings.append(Damage("record", f"record {row_id} is damaged", (row_id,)))
+            continue
+        sound += 1
+        if row[-2] is not None and record.vector is None:
+            findings.append(Damage("vector", f"the vector of record {row_id} is damaged", (row_id,)))
+    return sound, tuple(findings)
+
+
+def selected(connection: Connection, selection: Selection, order: str, after_id: int = 0) -> Iterator[Row]:
+    """Rows of `COLUMNS`, vector and its checksum, read on demand; `order` is ASC or DESC."""
     clauses = {"tenant = %s": selection.tenant, "created < %s": selection.before, "id = ANY(%s)": _as_list(selection)}
     given = {"id > %s": after_id, **{clause: value for clause, value in clauses.items() if value is not None}}
     query = f"SELECT {COLUMNS}, vector, vector_checksum FROM {TABLE} WHERE {' AND '.join(given)} ORDER BY id {order}"
@@ -117,7 +143,7 @@ def selected(connection: Connection, selection: Selection, order: str, after_id:
         cursor.itersize = ROWS_AT_ONCE
         for row in cursor.execute(query, list(given.values())):
             if needle is None or needle in folded(_said(row)):
-                yield row[:-2], row[-2:]
+                yield row
 
 
 def _as_list(selection: Selection) -> list[int] | None:
@@ -129,7 +155,28 @@ def _said(row: Row) -> str:
     return "\n".join(row[NAMES.index(name)].decode("utf-8", "replace") for name in ("query", "text"))
 
 
-def record_in(row: Row, vector: Row) -> Record | None:
-    """A row with its vector, or None if it is damaged."""
-    completion = completion_in(row)
-    return None if completion is None else Record(completion, vector_of(*vector))
+def recorded_embedder(connection: Connection, lock: str = "") -> EmbedderIdentity | None:
+    """The embedder that made the vectors; None while there are none."""
+    found = connection.execute(f"SELECT value FROM {SCHEMA}.meta WHERE key = 'embedder' {lock}").fetchone()
+    if found is None:
+        return None
+    recorded = embedder_in(found[0])
+    if recorded is None:
+        raise CacheError("the server's record of the embedder is damaged; restore a backup")
+    return recorded
+
+
+def claim(
+    connection: Connection, completions: Iterable[Completion], embedder: EmbedderIdentity | None, where: str
+) -> None:
+    """Record the first vector's embedder as the cache's and refuse every other, until the transaction ends."""
+    makers = [maker_of(one.vector, embedder) for one in completions if one.vector is not None]
+    if not makers:
+        return
+    maker = makers[0]
+    insert = f"INSERT INTO {SCHEMA}.meta VALUES ('embedder', %s) ON CONFLICT (key) DO NOTHING"
+    recorded = recorded_embedder(connection, "FOR SHARE")
+    while recorded is None:  # again, if another engine was first or the last vector has just been removed
+        connection.execute(insert, (json.dumps(asdict(maker)),))
+        recorded = recorded_embedder(connection, "FOR SHARE")
+    require_same(recorded, maker, where)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
+import psycopg
 
 from precedent.cache.backend import (
     Bounds,
+    CacheStats,
+    Completion,
+    Completions,
     Embedder,
     EmbedderIdentity,
     Ids,
-    NewCompletion,
-    Payload,
+    Selection,
     StoreURL,
+    TenantStats,
     Vector,
+    VerifyReport,
     as_stored,
     identity_of,
     require_same,
@@ -23,13 +30,22 @@ from precedent.cache.backend import (
 )
 from precedent.errors import CacheError
 from precedent_postgres import removal, rows
-from precedent_postgres.connections import Connection, Connections
-from precedent_postgres.embedding import claim, recorded_embedder
-from precedent_postgres.keeping import Completions, Keeping
+from precedent_postgres.connections import Connection, Connections, Result, Work
 from precedent_postgres.schema import SCHEMA, prepare
 
+logger = logging.getLogger("precedent.cache")
 
-class PostgresStore(Keeping):
+Flags = list[bool]
+Shares = list[TenantStats]
+Numbered = list[tuple[int, Completion | None]]
+RowIds = list[int]
+
+ALL = Selection()
+LOCK_SECONDS = 20
+"""Seconds that an erasure waits for readers of the table."""
+
+
+class PostgresStore:
     """Completions in the schema `precedent` of one database; safe for several threads, processes and machines.
 
     An insertion is committed when it returns. Every statement that reads completions for drafting names its tenant, and
@@ -47,28 +63,30 @@ class PostgresStore(Keeping):
         create: bool = True,
         read_only: bool = False,
     ) -> None:
-        super().__init__(Connections(url, self._first), bounds or Bounds(), read_only=read_only)
+        self._server, self._bounds, self._read_only = Connections(url, self._first), bounds or Bounds(), read_only
         self._wanted, self._create = embedder, create and not read_only
+        self._warned = False
+        self._damaged: set[int] = set()
 
     def _first(self, connection: Connection) -> None:
         """Prepare the first connection: create or check the tables, and check their embedder."""
         if not prepare(connection, create=self._create):
             raise CacheError(f"there is no cache at {self._server.name}")
-        recorded = recorded_embedder(connection)
+        recorded = rows.recorded_embedder(connection)
         if recorded is not None and self._wanted is not None:
             require_same(recorded, identity_of(self._wanted), self._server.name)
 
-    def insert(self, completion: NewCompletion, vector: Vector | None, embedder: EmbedderIdentity | None) -> int:
+    def insert(self, completion: Completion, vector: Vector | None, embedder: EmbedderIdentity | None) -> int:
         """Store durably and return the id; 0 if the store is read-only or the completion larger than its bounds."""
-        payload = Payload(storable(completion), vector)
-        if self._refuses(payload):
+        new = storable(completion, vector)
+        if self._refuses(new):
             return 0
 
         def work(connection: Connection) -> tuple[int, bool]:
-            claim(connection, [payload], embedder, self._server.name)
-            return rows.insert(connection, payload), removal.exceeds(connection, self._bounds)
+            rows.claim(connection, [new], embedder, self._server.name)
+            return rows.insert(connection, new), removal.exceeds(connection, self._bounds)
 
-        row_id, full = self._server.of_tenant(payload.completion.tenant, work)
+        row_id, full = self._server.of_tenant(new.tenant, work)
         if full:
             self._evict()
         return row_id
@@ -137,7 +155,7 @@ class PostgresStore(Keeping):
 
     def embedder(self) -> EmbedderIdentity | None:
         """The embedder that made the vectors; None while there are none."""
-        return self._server.without_records(recorded_embedder)
+        return self._server.without_records(rows.recorded_embedder)
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
         """Add (accepted, rejected) tokens to completions; ignores missing ids, and does nothing if read-only."""
@@ -154,9 +172,157 @@ class PostgresStore(Keeping):
 
         self._server.of_every_tenant(work)
 
+    def holds(self, completions: Sequence[Completion]) -> Flags:
+        """For each completion, whether the same answer to the same query is stored."""
+        wanted = [storable(completion) for completion in completions]
+        return self._server.of_every_tenant(
+            lambda connection: [rows.row_of_same(connection, one) is not None for one in wanted], patient=True
+        )
+
+    def restore(self, completions: Sequence[Completion], embedder: EmbedderIdentity | None) -> RowIds:
+        """Store completions with their times and counters, all or none; existing ones keep the larger of each.
+
+        Returns their ids, 0 for a refused one. Raises CacheError.
+        """
+        given = [storable(completion) for completion in completions]
+        fitting = [not self._refuses(one) for one in given]
+
+        def work(connection: Connection) -> RowIds:
+            rows.claim(connection, given, embedder, self._server.name)
+            for tenant in sorted({one.tenant for one in given}):
+                rows.lock_tenant(connection, tenant)
+            return [rows.restore(connection, one) if fits else 0 for one, fits in zip(given, fitting, strict=True)]
+
+        if not any(fitting):
+            return [0] * len(given)
+        ids = self._server.of_every_tenant(work, patient=True)
+        self._evict()
+        return ids
+
+    def list(self, selection: Selection = ALL, limit: int | None = None) -> Completions:
+        """The selected completions, newest first."""
+
+        def work(connection: Connection) -> Numbered:
+            found = islice(rows.selected(connection, selection, "DESC"), limit)
+            return [(row[rows.ID], rows.completion_in(row[:-2])) for row in found]
+
+        return self._whole(self._reading(selection, work))
+
+    def records(self, selection: Selection, after_id: int, limit: int) -> Completions:
+        """At most `limit` selected completions above an id with their vectors, in increasing order; no damaged ones."""
+
+        def work(connection: Connection) -> Completions:
+            found = map(rows.record_in, rows.selected(connection, selection, "ASC", after_id))
+            return list(islice((record for record in found if record is not None), limit))
+
+        return self._reading(selection, work)
+
+    def forget(self, selection: Selection) -> int:
+        """Erase the selected completions and rewrite the table without them; returns their number.
+
+        Raises CacheError if the store is read-only, nothing is selected, or another session keeps the table locked
+        (the completions are forgotten nevertheless).
+        """
+        if selection.everything:
+            raise CacheError("forget needs a condition: tenant, before, containing or ids")
+        self._check_writable("nothing can be forgotten in it")
+        number = self._server.of_every_tenant(
+            lambda connection: removal.delete_selected(connection, selection), patient=True
+        )
+        self._rewrite()
+        return number
+
+    def verify(self) -> VerifyReport:
+        """Check every record and vector against its checksum."""
+        records, findings = self._server.of_every_tenant(rows.check, patient=True)
+        return VerifyReport(self._server.name, records, findings)
+
+    def compact(self) -> tuple[int, int]:
+        """Free the space of removed records in the table; returns its bytes on disk before and after."""
+        self._check_writable("it cannot be compacted")
+        before = self.stats().file_bytes
+        self._rewrite()
+        return before, self.stats().file_bytes
+
+    def _rewrite(self) -> None:
+        """Rewrite the table with VACUUM FULL, after which deleted data is in none of its files."""
+        with self._server.outside_transactions() as connection:
+            connection.execute(f"SET lock_timeout = '{LOCK_SECONDS}s'")
+            try:
+                connection.execute(f"VACUUM (FULL, ANALYZE) {rows.TABLE}")
+            except psycopg.errors.LockNotAvailable as error:
+                raise CacheError(
+                    f"the records are forgotten, but {self._server.name} still holds their bytes (the table is in use)"
+                    "; run forget or compact again later"
+                ) from error
+            finally:
+                connection.execute("RESET lock_timeout")
+
+    def stats(self) -> CacheStats:
+        """A summary of the cache."""
+        sums = "count(*), sum(length(token_ids) / 4), sum(size), sum(hits), sum(accepted), sum(rejected)"
+        query = f"SELECT tenant, {sums} FROM {rows.TABLE} GROUP BY tenant ORDER BY sum(size) DESC, tenant"
+        size = f"SELECT pg_total_relation_size('{rows.TABLE}')"
+
+        def work(connection: Connection) -> tuple[Shares, int, EmbedderIdentity | None]:
+            shares = [TenantStats(row[0], *map(int, row[1:])) for row in connection.execute(query).fetchall()]
+            return shares, removal.one(connection, size)[0], rows.recorded_embedder(connection)
+
+        shares, num_bytes, embedder = self._server.of_every_tenant(work, patient=True)
+        return CacheStats(
+            path=self._server.name,
+            read_only=self._read_only,
+            records=sum(share.records for share in shares),
+            tokens=sum(share.tokens for share in shares),
+            bytes=sum(share.bytes for share in shares),
+            max_bytes=self._bounds.max_bytes,
+            file_bytes=num_bytes,
+            embedder=embedder,
+            tenants=tuple(shares),
+        )
+
     def close(self) -> None:
         """Close all connections; may be called again."""
         self._server.close()
+
+    def _reading(self, selection: Selection, work: Work[Result]) -> Result:
+        """The result of `work` in a transaction that sees no more tenants than are selected."""
+        if selection.tenant is not None:
+            return self._server.of_tenant(selection.tenant, work, patient=True)
+        return self._server.of_every_tenant(work, patient=True)
+
+    def _refuses(self, new: Completion) -> bool:
+        """Return whether the store is read-only or the completion exceeds its bounds; logs it."""
+        if new.size > self._bounds.largest:
+            most = self._bounds.largest
+            logger.warning("a completion of %d bytes was not stored: at most %d bytes are allowed", new.size, most)
+        return self._refuses_writes() or new.size > self._bounds.largest
+
+    def _refuses_writes(self) -> bool:
+        if self._read_only and not self._warned:
+            self._warned = True
+            logger.warning("%s is read-only: it is used, but nothing new is stored in it", self._server.name)
+        return self._read_only
+
+    def _check_writable(self, consequence: str) -> None:
+        if self._read_only:
+            raise CacheError(f"{self._server.name} is read-only, so {consequence}")
+
+    def _evict(self) -> None:
+        """Enforce the bounds in a separate transaction: two insertions that wait for each other would fail."""
+        if self._server.of_every_tenant(lambda connection: removal.exceeds(connection, self._bounds)):
+            self._server.of_every_tenant(lambda connection: removal.evict(connection, self._bounds))
+
+    def _whole(self, read: Numbered) -> Completions:
+        self._report_damaged(row_id for row_id, completion in read if completion is None)
+        return [completion for _, completion in read if completion is not None]
+
+    def _report_damaged(self, ids: Iterable[int]) -> None:
+        for row_id in set(ids) - self._damaged:
+            self._damaged.add(row_id)
+            logger.warning(
+                "completion %d in %s is damaged and left out; forget it by its id", row_id, self._server.name
+            )
 
 
 def open_store(

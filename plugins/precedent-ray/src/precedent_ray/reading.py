@@ -6,8 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 
-from precedent.cache import SpeculationCache
-from precedent.cache.store.records import TenantStats
+from precedent.cache import SpeculationCache, TenantStats
 from precedent.drafters.recall.tenant_memory import cost
 from precedent.engine.engine import Engine
 from precedent.errors import CacheError

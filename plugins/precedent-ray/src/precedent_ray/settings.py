@@ -9,7 +9,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from precedent.cache.store.store_url import StoreURL, place_of
+from precedent.cache import StoreURL
+from precedent.cache.store_url import place_of
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent_server.keys import KeyFile

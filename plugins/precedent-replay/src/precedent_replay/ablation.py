@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from precedent.cache.store.records import Hit, StoredCompletion
+from precedent.cache import Completion, Hit
 from precedent.drafters import Candidates, Drafter, DrafterParts, DraftSession, DrawSession, Request, load_drafters
+from precedent.drafters.base import DrawSource
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.recall.drafter import RecallDrafter, RecallSession
 from precedent.errors import ConfigError
 from precedent.planning.choose import Choice
-from precedent.planning.plan import DrawSource, Limits, Plan
+from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import Planner
 from precedent.planning.trust import Trust
 from precedent.runtime.compiled import Floats, Int32s
@@ -99,10 +100,10 @@ class _View:
     def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
         return self.pool.recall(query, tenant=tenant, tokenizer=tokenizer, k=k)
 
-    def among(self, ids: Iterable[int], *, tenant: str) -> list[StoredCompletion]:
+    def among(self, ids: Iterable[int], *, tenant: str) -> list[Completion]:
         return self.pool.among(ids, tenant=tenant)
 
-    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
+    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[Completion]:
         return self.pool.since(tenant, tokenizer, after_id)
 
     def epoch(self) -> int:
@@ -125,14 +126,14 @@ class _Unsearched(_View):
 class _Unrelated(_View):
     """A pool that returns no metadata of a completion."""
 
-    def among(self, ids: Iterable[int], *, tenant: str) -> list[StoredCompletion]:
+    def among(self, ids: Iterable[int], *, tenant: str) -> list[Completion]:
         return []
 
 
 class _Unmarked(_View):
     """A pool in which no completion names the prompt it answered."""
 
-    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
+    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[Completion]:
         found = self.pool.since(tenant, tokenizer, after_id)
         return [replace(completion, prompt_fingerprint="") for completion in found]
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.cache.search.embedder import Embedder
+from precedent.cache import Embedder
 from precedent.errors import ConfigError
 from precedent.text.traces import Trajectory, read_trajectories
 from precedent_replay.pool import POOLS

@@ -20,11 +20,12 @@ from precedent.cli.options import (
     DraftModelOption,
     DtypeOption,
     JsonOption,
-    PearlOption,
+    LoopOption,
     TargetOption,
     write_json,
 )
 from precedent.cli.progress import Progress
+from precedent.drafters.kinds import DRAFT_MODEL, kind_of
 from precedent.errors import ConfigError
 from precedent_replay.bench_report import machine, summary, tables
 
@@ -60,7 +61,7 @@ def bench(
     target: TargetOption = DEFAULT_TARGET,
     draft_model: DraftModelOption = None,
     draft_device: DraftDeviceOption = None,
-    pearl: PearlOption = None,
+    loop: LoopOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     chat_template: ChatTemplateOption = None,
@@ -91,8 +92,8 @@ def bench(
     With --concurrency or --conversation, only the modes that --modes names are measured.
     """
     chosen = _chosen_modes(modes, draft_model, only_named=bool(concurrency) or conversation)
-    if not draft_model and (draft_device is not None or pearl is not None):
-        raise ConfigError("--draft-device and --pearl need a draft model: give --draft-model as well")
+    if not draft_model and draft_device is not None:
+        raise ConfigError("--draft-device needs a draft model: give --draft-model as well")
     if traces is not None and topics:
         raise ConfigError("--traces and --topics both choose the prompts: give one of them")
     if concurrency == 1 or concurrency > prompts:
@@ -103,7 +104,7 @@ def bench(
 
     progress: Progress = ctx.obj
     progress.show(f"loading {target}")
-    how: dict[str, Any] = {"draft_device": draft_device, "pearl": pearl, "cuda_graphs": cuda_graphs}
+    how: dict[str, Any] = {"draft_device": draft_device, "loop": loop, "cuda_graphs": cuda_graphs}
     how["chat_template"] = chat_template
     with closing(Lineup(target, draft_model, device, dtype, max_tokens, **how)) as lineup:
         asked = _prompts(lineup, traces, topics, prompts, warm, max_prompt_tokens, truncate)
@@ -138,9 +139,9 @@ def _chosen_modes(modes: str, draft_model: str | None, *, only_named: bool = Fal
 
 
 def _reads_its_target(draft_model: str) -> bool:
-    from precedent.target.load.published_source import reads_its_target  # here: it needs torch
-
-    return reads_its_target(draft_model)
+    """Whether a name is the folder of a draft of another kind than a model."""
+    kind = kind_of(Path(draft_model).expanduser())
+    return kind is not None and kind.name != DRAFT_MODEL
 
 
 def _prompts(

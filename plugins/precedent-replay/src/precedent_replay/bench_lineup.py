@@ -8,18 +8,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from precedent.cache import NewCompletion, SpeculationCache
-from precedent.cache.search.embedder import resolve
-from precedent.cache.store.fingerprint import prompt_fingerprint, tokenizer_fingerprint
+from precedent.cache import Completion, SpeculationCache, prompt_fingerprint, tokenizer_fingerprint
+from precedent.cache.embedder import resolve
 from precedent.config import SpeculationConfig
+from precedent.drafters.kinds import kind_of, load_draft
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
-from precedent.target.block.draft import BlockDraft
-from precedent.target.eagle.head import EagleHead
-from precedent.target.load.loading import load_draft, load_target
+from precedent.target.load.loading import load_target
 from precedent.testing.drafters import NullDrafter
 from precedent_replay.bench_modes import (
     PROMPT_LOOKUP,
@@ -55,7 +53,7 @@ class Lineup:
         max_tokens: int,
         *,
         draft_device: str | None = None,
-        pearl: bool | None = None,
+        loop: str | None = None,
         cuda_graphs: bool = False,
         chat_template: str | None = None,
     ) -> None:
@@ -64,7 +62,7 @@ class Lineup:
         self.model: PreTrainedModel
         self.tokenizer: PreTrainedTokenizerBase
         self.model, self.tokenizer = load_target(target, device=device, dtype=dtype, chat_template=chat_template)
-        self._pearl, self._draft, self._held = pearl, None, ExitStack()
+        self._loop, self._draft, self._held = loop, None, ExitStack()
         if draft_model:
             self._draft = load_draft(draft_model, self.model, self.tokenizer, device=draft_device)
         # all engines share it: with CUDA graphs, each separate one would take half of the remaining memory
@@ -77,7 +75,7 @@ class Lineup:
         """A contestant with its own engine. The first engine measures the cost curve; the others start from a copy."""
         cost = None if self._cost is None else copy.deepcopy(self._cost)
         speculation = SpeculationConfig(**{"write_back": False, **settings})
-        options = EngineOptions(draft_model=self._draft, cache=cache, speculation=speculation, pearl=self._pearl)
+        options = EngineOptions(draft_model=self._draft, cache=cache, speculation=speculation, loop=self._loop)
         engine = Engine(self._target_model, self.tokenizer, options, name=self._target, cost=cost)
         self._held.callback(engine.close)
         if self._cost is None:
@@ -118,7 +116,7 @@ class Lineup:
         untouched, _ = load_target(self._target, device=where["device"], dtype=where["dtype"])
         settings: dict[str, dict[str, Any]] = {"generate": {}, "prompt-lookup": PROMPT_LOOKUP}
         if self._draft_name and "assisted" in wanted:
-            if isinstance(self._draft, BlockDraft | EagleHead):
+            if kind_of(self._draft) is not None:
                 raise ConfigError(
                     f"mode 'assisted' is transformers', which cannot use {self._draft_name}: name the other modes with "
                     "--modes"
@@ -149,10 +147,10 @@ class Lineup:
                     token if place % 2 == shift % 2 else choose.randrange(len(self.tokenizer))
                     for place, token in enumerate(answer)
                 ]
-                cache.insert(NewCompletion(tuple(wrong), tokenizer, "", query=query, prompt_fingerprint=fingerprint))
+                cache.insert(Completion(tuple(wrong), tokenizer, "", query=query, prompt_fingerprint=fingerprint))
         for number in range(RANDOM_COMPLETIONS):
             tokens = tuple(choose.randrange(len(self.tokenizer)) for _ in range(self._max_tokens))
-            cache.insert(NewCompletion(tokens, tokenizer, "", query=f"another topic, number {number}"))
+            cache.insert(Completion(tokens, tokenizer, "", query=f"another topic, number {number}"))
         return cache
 
 

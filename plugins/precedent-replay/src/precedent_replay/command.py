@@ -242,6 +242,7 @@ def _groups(path: Path | None, split: str | None) -> frozenset[str]:
 
 
 def _embedder(name: str | None) -> Any:
-    from precedent.cache.search.embedder import SentenceTransformerEmbedder, default_model
+    from precedent.cache import SentenceTransformerEmbedder
+    from precedent.cache.embedder import default_model
 
     return None if name == "none" else SentenceTransformerEmbedder(name or default_model())

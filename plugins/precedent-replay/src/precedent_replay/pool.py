@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.cache.store.fingerprint import prompt_fingerprint
-from precedent.cache.store.records import Hit, StoredCompletion
+from precedent.cache import Completion, Hit, prompt_fingerprint
 from precedent.drafters.matching.token_index import TokenIndex
 from precedent_replay.turns import Turn
 
@@ -48,7 +47,7 @@ class Pool:
 
     def __init__(self, vectors: Vectors | None) -> None:
         self.vectors = vectors
-        self._completions: list[StoredCompletion] = []
+        self._completions: list[Completion] = []
         self._matrix = np.empty((0, 0), dtype=np.float32)
         self._next_id = 1
         self._epoch = 0
@@ -69,9 +68,7 @@ class Pool:
         """Make an answer visible; returns its id."""
         number, self._next_id = self._next_id, self._next_id + 1
         self._completions.append(
-            StoredCompletion(
-                answer.token_ids, "", "", prompt_fingerprint=answer.fingerprint, tools=answer.tools, id=number
-            )
+            Completion(answer.token_ids, "", "", prompt_fingerprint=answer.fingerprint, tools=answer.tools, id=number)
         )
         self._texts[hash(answer.token_ids)] += 1
         self._add_vector(answer.query)
@@ -113,7 +110,7 @@ class Pool:
         best = np.argsort(-similarities, kind="stable")[:k]
         return [Hit(self._completions[place].id, float(similarities[place])) for place in best.tolist()]
 
-    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
+    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[Completion]:
         """The visible completions with an id above `after_id`."""
         low = len(self._completions)
         while low and self._completions[low - 1].id > after_id:
@@ -128,9 +125,9 @@ class Pool:
         """The current epoch, and None because hidden completions are not listed."""
         return self._epoch, None
 
-    def among(self, ids: Iterable[int], *, tenant: str) -> list[StoredCompletion]:
+    def among(self, ids: Iterable[int], *, tenant: str) -> list[Completion]:
         """The visible completions with these ids, including their credit."""
-        found: list[StoredCompletion] = []
+        found: list[Completion] = []
         for number in ids:
             place = bisect_left(self._completions, number, key=lambda completion: completion.id)
             accepted, rejected = self._credit.get(number, (0, 0))

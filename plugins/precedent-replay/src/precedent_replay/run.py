@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from precedent.cache.search.embedder import Embedder
+from precedent.cache import Embedder
 from precedent.text.traces import Trajectory, read_trajectories
 from precedent_replay.lineup import Entry, lineup
 from precedent_replay.pool import Answer, Pool, Vectors

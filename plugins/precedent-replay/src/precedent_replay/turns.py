@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from precedent.cache import tools_fingerprint
 from precedent.text.query import recall_query
-from precedent.text.tool_schema import tools_fingerprint
 from precedent.text.traces import Message, Trajectory
 
 if TYPE_CHECKING:

@@ -108,7 +108,7 @@ def train_judge(
 
 
 def _features(text: str) -> tuple[str, ...]:
-    from precedent.verify.lossy.features import OF_ROWS
+    from precedent_research.judge import OF_ROWS
 
     names = [name.strip() for name in text.split(",")]
     return tuple(each for name in names for each in (OF_ROWS if name == "rows" else (name,)))
@@ -144,9 +144,10 @@ def _models(
     dtype: str | None,
     chat_template: str | None,
 ) -> tuple[Any, Any, Any]:
-    from precedent.target.block.draft import BlockDraft
-    from precedent.target.load.loading import load_draft, load_target
+    from precedent.drafters import load_draft
+    from precedent.target.load.loading import load_target
     from precedent_demo.demo import need_order_desk, packaged_target
+    from precedent_drafts.block_draft import BlockDraft
 
     progress.show(f"loading {target}")
     if target == ORDER_DESK:

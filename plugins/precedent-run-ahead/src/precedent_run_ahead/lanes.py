@@ -14,14 +14,14 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from precedent.cache.store.records import NewCompletion
+from precedent.cache import Completion
 from precedent.langchain.recent import Recent
-from precedent.langchain.recording import plain_tools
 from precedent.runtime.process import Lock
 from precedent_run_ahead.actions.calls import Call
 from precedent_run_ahead.actions.decisions import Schemas, decided, query_of, stored
 from precedent_run_ahead.actions.ledger import Lane
 from precedent_run_ahead.actions.live import Message
+from precedent_run_ahead.recording import plain_tools
 
 OPEN_RUNS = 1000
 """Most unfinished runs whose decisions are held back; the oldest are dropped first."""
@@ -75,7 +75,7 @@ class RunDecisions:
     answers: list[Answered] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def records(self, tenant: str) -> list[NewCompletion]:
+    def records(self, tenant: str) -> list[Completion]:
         """The run as records of the speculation cache."""
         return [
             stored(

@@ -21,7 +21,6 @@ from langgraph.runtime import Runtime
 
 from precedent.cache import SpeculationCache
 from precedent.langchain.middleware import Tenant, ended_well, tenant_of_run
-from precedent.langchain.recording import Redact
 from precedent.langchain.tenants import DEFAULT_TENANT
 from precedent.runtime.fence import Fences
 from precedent_run_ahead.actions.ledger import Lane, Ledger, Pending
@@ -39,6 +38,7 @@ from precedent_run_ahead.equality import key_of
 from precedent_run_ahead.handing_over import ashow, awaited, handed_over, show
 from precedent_run_ahead.lanes import Answered, Lanes, OpenRuns, RunDecisions
 from precedent_run_ahead.marks import ReadOnlyList, lost_mark, unfit
+from precedent_run_ahead.recording import Redact
 from precedent_run_ahead.running import Runner
 from precedent_run_ahead.settings import Predictor, Settings, log, switched_off
 from precedent_run_ahead.turn import Start, Turn

@@ -30,11 +30,11 @@ from langgraph.runtime import Runtime
 from langsmith.run_helpers import tracing_context
 
 from precedent.errors import PrecedentError
-from precedent.langchain.recording import Redact
 from precedent_run_ahead.actions.calls import Call, canonical
 from precedent_run_ahead.actions.ledger import Ledger, Pending
 from precedent_run_ahead.equality import key_of
 from precedent_run_ahead.inside import Inside
+from precedent_run_ahead.recording import Redact
 
 FLAG = "precedent_run_ahead"
 """Key of the metadata, and tag, of everything that a run ahead shows in callbacks and traces."""

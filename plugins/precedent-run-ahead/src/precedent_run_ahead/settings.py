@@ -14,9 +14,9 @@ from langchain_core.messages import ToolCall
 from precedent.cache import SpeculationCache
 from precedent.errors import ConfigError
 from precedent.langchain.middleware import Tenant
-from precedent.langchain.recording import Redact
 from precedent_run_ahead.beside import Harmless
 from precedent_run_ahead.marks import ReadOnlyList
+from precedent_run_ahead.recording import Redact
 
 SWITCH = "PRECEDENT_RUN_AHEAD"
 """Environment variable that stops all running ahead in a running process: `off`, or `on` (the default)."""

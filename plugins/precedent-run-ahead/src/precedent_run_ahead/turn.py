@@ -18,7 +18,6 @@ from langchain_core.tools import BaseTool
 
 from precedent.cache import SpeculationCache
 from precedent.langchain.chat_model import ChatPrecedent
-from precedent.langchain.recording import plain_messages
 from precedent_run_ahead.actions.calls import Call, Prediction
 from precedent_run_ahead.actions.ledger import Lane
 from precedent_run_ahead.actions.live import Live
@@ -28,6 +27,7 @@ from precedent_run_ahead.aids import MEMORY, PREDICT, Aids
 from precedent_run_ahead.beside import Agent, others_speak, over_limit
 from precedent_run_ahead.equality import key_of
 from precedent_run_ahead.hearing import STREAM, Hearing, Listening
+from precedent_run_ahead.recording import plain_messages
 from precedent_run_ahead.running import Ahead, Chain, Refusal, Runner
 from precedent_run_ahead.settings import Predictor, Settings
 

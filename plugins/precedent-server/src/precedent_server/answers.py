@@ -11,7 +11,8 @@ from precedent.langchain.call import Begun
 from precedent.langchain.logprobs import openai_logprobs
 from precedent.langchain.telemetry import Span, current_span, describe_result
 from precedent.sampling.logprobs import TokenLogprob
-from precedent.text.answer_pieces import AnswerPieces, CallPiece, Piece, ReasoningPiece, TextPiece
+from precedent.text.answers import AnswerPieces, CallPiece, Piece
+from precedent.text.tool_formats import ReasoningPiece, TextPiece
 from precedent_server.merging import merged
 
 

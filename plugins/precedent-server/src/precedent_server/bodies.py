@@ -93,6 +93,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Values that ask for what happens anyway, of parameters that are not supported or that write "off" otherwise."""
 
+OFF: Mapping[str, Any] = {"top_k": 0}
+"""What this server calls a neutral value of a parameter that it supports."""
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -160,9 +163,9 @@ def checked(body: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
     """The body without keys of habit and without nulls. Raises ApiError that names the key."""
     said = dict[str, Any]()
     for name, value in without_nulls(body).items():
-        if _is_neutral(name, value):
-            continue
         if name not in keys.known:
+            if _is_neutral(name, value):
+                continue
             _refuse(name, keys)
         if name != "messages":
             for part in _parts_of(value):
@@ -170,7 +173,7 @@ def checked(body: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
         if name == "metadata":
             _check_metadata(value)
         if name not in HABITS:
-            said[name] = value
+            said[name] = OFF[name] if _is_neutral(name, value) and name in OFF else value
     for name in body.keys() - keys.known:
         if name not in _hints(keys.openai) and name not in NEUTRAL:
             _refuse(name, keys)  # also if it is null: nobody knows it

@@ -48,7 +48,8 @@ async def begun(serving: Serving, served: Served, asked: ChatRequest, caller: Ca
     """Start every answer; `held` cancels them when it is closed."""
     answers = list[Answer]()
     for index in range(asked.num_choices):
-        begin = partial(_begin, served, asked, {**asked.settings_of(index), "tenant": caller.tenant})
+        settings = served.settings_of(asked.settings_of(index), serving.limits.default_max_tokens)
+        begin = partial(_begin, served, asked, {**settings, "tenant": caller.tenant})
         one = await serving.prepared(begin, lambda begun: begun.generation.cancel())
         held.callback(one.generation.cancel)
         answers.append(Answer.of(index, one, whole=not asked.stream))

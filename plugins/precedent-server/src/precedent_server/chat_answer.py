@@ -11,7 +11,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from precedent.engine.generation import Emission
 from precedent.sampling.logprobs import TokenLogprob
-from precedent.text.answer_pieces import CallPiece, Piece, ReasoningPiece
+from precedent.text.answers import CallPiece, Piece
+from precedent.text.tool_formats import ReasoningPiece
 from precedent_server.answers import Answer
 from precedent_server.sources import Sources, SourceTexts
 from precedent_server.transport import event

@@ -109,8 +109,7 @@ def chat_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
     messages, num_ignored = read_messages(said["messages"])
     said |= _allowed_tools(said)
     settings = {name: said[name] for name in _SAME if name in said}
-    settings["temperature"] = said.get("temperature", 1.0)
-    settings["max_tokens"] = _max_tokens(said, limits)
+    settings |= _max_tokens(said)
     if "logit_bias" in said:
         settings["logit_bias"] = biases(said["logit_bias"])
     if isinstance(settings.get("speculation"), dict):
@@ -161,11 +160,11 @@ def _name_of(tool: Mapping[str, Any]) -> Any:
     return function.get("name") if isinstance(function, dict) else None
 
 
-def _max_tokens(said: Mapping[str, Any], limits: ServerLimits) -> int:
+def _max_tokens(said: Mapping[str, Any]) -> dict[str, int]:
     given = [said[name] for name in ("max_tokens", "max_completion_tokens") if name in said]
     if len(set(given)) > 1:
         raise ApiError("max_tokens and max_completion_tokens differ: give one of the two", param="max_tokens")
-    return int(given[0]) if given else limits.default_max_tokens
+    return {"max_tokens": given[0]} if given else {}
 
 
 def _check_bounds(said: Mapping[str, Any], limits: ServerLimits) -> None:

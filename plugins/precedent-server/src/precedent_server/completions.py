@@ -21,7 +21,7 @@ from precedent.errors import PrecedentError
 from precedent.langchain.telemetry import Span, current_span, describe_request, describe_result
 from precedent.runtime.plain_values import check_plain
 from precedent.sampling.logprobs import TokenLogprob
-from precedent.text.length import check_length
+from precedent.text.codec import check_length
 from precedent.text.query import recall_query
 from precedent_server.bodies import Keys, biases, checked, parsed
 from precedent_server.errors import ApiError, api_error
@@ -34,7 +34,7 @@ from precedent_server.usage import speculation_of, usage_of
 
 _SAMPLING = (
     *("temperature", "top_p", "frequency_penalty", "presence_penalty", "stop"),
-    *("top_k", "min_p", "repetition_penalty", "stop_token_ids"),
+    *("top_k", "min_p", "repetition_penalty", "stop_token_ids", "seed", "logprobs", "max_tokens"),
 )
 
 KEYS = Keys(
@@ -84,8 +84,6 @@ def text_request(body: Mapping[str, Any], limits: ServerLimits) -> TextRequest:
     if echo and ("logprobs" in said or not all(isinstance(prompt, str) for prompt in prompts)):
         raise ApiError("echo is supported for texts, without logprobs", param="echo", code="unsupported_value")
     sampling = {name: said[name] for name in _SAMPLING if name in said}
-    sampling |= {"temperature": said.get("temperature", 1.0), "max_tokens": said.get("max_tokens", MAX_TOKENS)}
-    sampling |= {name: said[name] for name in ("seed", "logprobs") if name in said}
     if isinstance(sampling.get("stop"), list):
         sampling["stop"] = tuple(sampling["stop"])
     if "logit_bias" in said:
@@ -165,7 +163,7 @@ def _begin(served: Served, asked: TextRequest, index: int, tenant: str) -> TextA
     choice = {} if seed is None else {"seed": seed + index % asked.num_choices}
     try:
         check_plain("prompt", prompt)
-        sampling = SamplingParams(**{**asked.sampling, **choice})
+        sampling = SamplingParams(**served.settings_of({**asked.sampling, **choice}, MAX_TOKENS))
         text = prompt if isinstance(prompt, str) else ""
         check_length(served.engine.tokenizer, text, served.engine.context_length)
         ids = served.engine.tokenizer.encode(text) if isinstance(prompt, str) else prompt

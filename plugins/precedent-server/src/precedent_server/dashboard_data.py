@@ -11,8 +11,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from precedent.cache import SpeculationCache, StoredCompletion
-from precedent.cache.store.records import MAX_COUNT
+from precedent.cache import Completion, SpeculationCache
+from precedent.cache.records import MAX_COUNT
 from precedent.errors import CacheError
 from precedent.runtime.plain_values import is_whole, shown
 from precedent_server.bodies import parsed
@@ -70,13 +70,13 @@ async def found_completions(serving: Serving, caller: Caller, request: Request) 
     return _json({"completions": list(map(_shown, page)), "more": len(found) > offset + limit})
 
 
-def _newest(cache: SpeculationCache, tenant: str, text: str, number: int) -> Sequence[StoredCompletion]:
+def _newest(cache: SpeculationCache, tenant: str, text: str, number: int) -> Sequence[Completion]:
     if text:
         return cache.search(text, tenant=tenant, limit=number)
     return cache.list(tenant=tenant, limit=number)
 
 
-def _shown(one: StoredCompletion) -> dict[str, Any]:
+def _shown(one: Completion) -> dict[str, Any]:
     return {**{name: getattr(one, name) for name in _SHOWN}, "num_tokens": len(one.token_ids)}
 
 

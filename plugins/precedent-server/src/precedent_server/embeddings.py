@@ -12,7 +12,8 @@ from openai.types.embedding_create_params import EmbeddingCreateParams
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from precedent.cache.search.embedder import Embedder, embed_all
+from precedent.cache import Embedder
+from precedent.cache.embedder import embed_all
 from precedent.errors import PrecedentError
 from precedent.runtime.plain_values import check_plain
 from precedent_server.bodies import Keys, checked, parsed

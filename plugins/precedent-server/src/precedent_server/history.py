@@ -15,8 +15,7 @@ from langchain_core.messages import AIMessage, BaseMessage, InvalidToolCall, con
 from langchain_core.messages.tool import invalid_tool_call
 
 from precedent.langchain.wording import input_in_our_words
-from precedent.text.tool_formats.json_scanner import load_json
-from precedent.text.tool_formats.seal import ARGUMENTS, seal_of
+from precedent.text.tool_formats.json_text import ARGUMENTS, load_json, seal_of
 from precedent_server.bodies import MESSAGE_KINDS, MOST_MESSAGES, fits, without_nulls
 from precedent_server.errors import ApiError
 

@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Literal
 
-from precedent.cache import SpeculationCache
-from precedent.cache.following import Following
-from precedent.cache.store.bounds import Bounds
-from precedent.cache.store.store_url import Place
+from precedent.cache import Bounds, SpeculationCache
+from precedent.cache.store_url import Place
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.target.load.loading import load_config, load_tokenizer
 from precedent_server.access import NO_RULES, AccessRules
+from precedent_server.following import Following
 from precedent_server.keys import KeyFile
 from precedent_server.serving import Served, Serving
 from precedent_server.settings import ServerLimits
@@ -53,12 +53,14 @@ def opened(
     keys: KeyFile | None = None,
     access: AccessRules = NO_RULES,
     kept_steps: int = 0,
+    sampling: Literal["model", "precedent"] = "precedent",
     loading: Callable[[str], object] = lambda target: None,
 ) -> Iterator[Serving]:
     """Models by name on engines of these options, over one cache that follows its store; all closed at the end.
 
     Names of one target share its engine. Of several targets each is looked for before the first is loaded. `bounds`
-    are those of the cache. `loading` is told each target before it is loaded. Raises what `Engine.load` and
+    are those of the cache. `sampling` "model" gives requests that name no settings those that the checkpoint
+    recommends, "precedent" OpenAI's. `loading` is told each target before it is loaded. Raises what `Engine.load` and
     `SpeculationCache.open` do, and ConfigError for bounds without a cache.
     """
     if bounds is not None and cache is None:
@@ -80,7 +82,10 @@ def opened(
             if place not in engines:
                 loading(target)
                 engines[place] = held.enter_context(closing(Engine.load(target, options, name=name)))
-            served[name] = Served.of(name, engines[place], kept_steps=kept_steps)
+            engine = engines[place]
+            served[name] = Served.of(
+                name, engine, kept_steps=kept_steps, sampling=engine.sampling_defaults if sampling == "model" else {}
+            )
         yield held.enter_context(closing(Serving(served, limits, keys, following, access=access)))
 
 

@@ -12,7 +12,8 @@ from openai.types.responses import Response
 
 from precedent.engine.generation import Emission
 from precedent.sampling.logprobs import TokenLogprob
-from precedent.text.answer_pieces import CallPiece, Piece, ReasoningPiece
+from precedent.text.answers import CallPiece, Piece
+from precedent.text.tool_formats import ReasoningPiece
 from precedent_server.answers import Answer
 from precedent_server.errors import ApiError
 from precedent_server.usage import speculation_of, usage_of

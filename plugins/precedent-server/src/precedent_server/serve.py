@@ -17,12 +17,13 @@ from precedent.cli.options import (
     DraftDeviceOption,
     DraftModelOption,
     DtypeOption,
+    SamplingOption,
 )
 from precedent.cli.progress import Progress
 from precedent.errors import ConfigError
 
 if TYPE_CHECKING:
-    from precedent.cache.store.bounds import Bounds
+    from precedent.cache import Bounds
 
 ENVIRONMENT = "PRECEDENT_SERVE"
 """How the names of options begin in the environment: `--max-queued` is PRECEDENT_SERVE_MAX_QUEUED."""
@@ -70,6 +71,7 @@ def serve(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     chat_template: ChatTemplateOption = None,
+    sampling: SamplingOption = "precedent",
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Exactly the tokens of plain decoding.")] = False,
     cuda_graphs: CudaGraphsOption = False,
     cache: Annotated[
@@ -156,7 +158,7 @@ def serve(
 
     with hangups_ignored(), opened(
         models, options, limits, cache=cache, bounds=bounds, keys=keys, access=access, kept_steps=kept_steps,
-        loading=say,
+        sampling=sampling, loading=say,
     ) as serving:  # fmt: skip
         progress.rest()
         serve_until_told(
@@ -167,7 +169,7 @@ def serve(
 
 def _bounds(**given: float | None) -> Bounds | None:
     """The bounds of the cache that were given, None without any."""
-    from precedent.cache.store.bounds import Bounds
+    from precedent.cache import Bounds
 
     asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return Bounds(**asked) if asked else None

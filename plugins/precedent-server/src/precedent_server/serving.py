@@ -10,9 +10,9 @@ from concurrent.futures import Executor
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
-from precedent.cache.following import Following
 from precedent.decoding.microscope import Microscope
 from precedent.engine.engine import Engine
 from precedent.engine.prometheus import counter_text, prometheus_text
@@ -21,6 +21,7 @@ from precedent.runtime.background import Background
 from precedent.runtime.plain_values import shown
 from precedent_server.access import NO_RULES, AccessRules
 from precedent_server.errors import FAILED, ApiError
+from precedent_server.following import Following
 from precedent_server.keys import KeyFile
 from precedent_server.places import Places
 from precedent_server.settings import ServerLimits
@@ -41,18 +42,28 @@ SHORT_BODY = 8192
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One model under its name."""
+    """One model under its name; `sampling` are the settings of requests that give none."""
 
     name: str
     engine: Engine
     chat: ChatPrecedent
+    sampling: Mapping[str, float]
     microscope: Microscope | None = None
 
     @classmethod
-    def of(cls, name: str, engine: Engine, *, kept_steps: int = 0) -> Served:
-        """An engine as a chat model, which keeps so many steps for administrators to look at."""
+    def of(
+        cls, name: str, engine: Engine, *, kept_steps: int = 0, sampling: Mapping[str, float] = MappingProxyType({})
+    ) -> Served:
+        """An engine as a chat model, which keeps so many steps for administrators to look at.
+
+        `sampling` replaces OpenAI's default of temperature 1.
+        """
         microscope = engine.watch_steps(kept_steps) if kept_steps else None
-        return cls(name, engine, ChatPrecedent.from_engine(engine), microscope)
+        return cls(name, engine, ChatPrecedent.from_engine(engine), {"temperature": 1.0, **sampling}, microscope)
+
+    def settings_of(self, given: Mapping[str, Any], most_tokens: int) -> dict[str, Any]:
+        """The settings of a request, completed by the defaults: an answer has `most_tokens`, as far as they fit."""
+        return {**self.sampling, "max_tokens": min(most_tokens, self.engine.context_length), **given}
 
 
 @dataclass(slots=True)

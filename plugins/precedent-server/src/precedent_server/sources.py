@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from precedent.engine.generation import Emission
-from precedent.text.detokenizer import IncrementalDetokenizer, hidden_tokens, special_token_ids
+from precedent.text.assembly import IncrementalDetokenizer, hidden_tokens, special_token_ids
 
 if TYPE_CHECKING:
     from precedent.text.answers import AnswerSyntax

@@ -20,8 +20,8 @@ from typing import Annotated, Final, Literal, get_args
 from filelock import FileLock, Timeout
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from precedent.cache.store.files import new_file, wait_for_folder
-from precedent.cache.store.records import check_tenant
+from precedent.cache.files import new_file, wait_for_folder
+from precedent.cache.records import check_tenant
 from precedent.errors import CacheError, ConfigError
 from precedent.runtime.api_keys import PREFIX, hide_keys
 

@@ -64,7 +64,7 @@ def test_a_call_overrides_the_fields_and_stop_strings_add_up() -> None:
     call = {"temperature": 0.2, "top_p": 1.0, "stop": ["B"], "speculation": True, "templates": [], "max_tokens": 3}
     assert Echo().body_of(fields=fields, **call) == {
         **HELLO,
-        **{"temperature": 0.2, "max_completion_tokens": 3, "stop": ["A", "B"]},
+        **{"temperature": 0.2, "top_p": 1.0, "max_completion_tokens": 3, "stop": ["A", "B"]},
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from precedent.cache import SpeculationCache, StoredCompletion
+from precedent.cache import Completion, SpeculationCache
 
 NEAREST = 64
 """Completions recalled for each query."""
@@ -22,9 +22,7 @@ def chosen(
     return list(_fitting(ranked, max_tokens))[::-1]
 
 
-def _nearest(
-    cache: SpeculationCache, queries: Sequence[str], tenant: str, tokenizer: str
-) -> Iterator[StoredCompletion]:
+def _nearest(cache: SpeculationCache, queries: Sequence[str], tenant: str, tokenizer: str) -> Iterator[Completion]:
     similarity: dict[int, float] = {}
     for query in dict.fromkeys(queries):
         for hit in cache.recall(query, tenant=tenant, tokenizer=tokenizer, k=NEAREST):
@@ -35,11 +33,11 @@ def _nearest(
             yield found[completion_id]
 
 
-def _latest(cache: SpeculationCache, tenant: str, tokenizer: str) -> list[StoredCompletion]:
+def _latest(cache: SpeculationCache, tenant: str, tokenizer: str) -> list[Completion]:
     return cache.since(tenant, tokenizer)[::-1]
 
 
-def _fitting(ranked: Iterable[StoredCompletion], max_tokens: int) -> Iterator[str]:
+def _fitting(ranked: Iterable[Completion], max_tokens: int) -> Iterator[str]:
     """The texts that fit, each once; a separator counts as a token."""
     seen, left = set[str](), max_tokens
     for one in ranked:

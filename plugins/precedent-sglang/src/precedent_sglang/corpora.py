@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import quote, unquote
 
 from precedent.cache import SpeculationCache
-from precedent.cache.store.records import check_tenant
+from precedent.cache.records import check_tenant
 from precedent.errors import CacheError, ConfigError, PrecedentError, UnsupportedError
 from precedent_engines.health import StoreHealth, check_tokenizer
 from precedent_engines.tokenizer import codec_of

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from precedent.cache.store.records import check_tenant
+from precedent.cache.records import check_tenant
 from precedent.errors import ConfigError
 
 if TYPE_CHECKING:
-    from precedent.cache.search.embedder import Embedder
+    from precedent.cache import Embedder
 
 PREFIX = "PRECEDENT_SGLANG"
 _OWN = ("STORE", "EMBEDDER", "TENANT", "DRAFTERS")

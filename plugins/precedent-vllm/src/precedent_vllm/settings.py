@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from precedent.cache.store.records import check_tenant
+from precedent.cache.records import check_tenant
 from precedent.errors import ConfigError
 
 if TYPE_CHECKING:
-    from precedent.cache.search.embedder import Embedder
+    from precedent.cache import Embedder
 
 PREFIX = "PRECEDENT_VLLM"
 SECRET = f"{PREFIX}_SECRET"

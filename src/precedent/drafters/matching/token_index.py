@@ -17,8 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.cache.snapshot.scratch import Scratch
-from precedent.cache.snapshot.segment import COMPLETION, Segment, kept
+from precedent.cache.segments import COMPLETION, Scratch, Segment
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.context_order import MAX_MATCH, START, insert, merge, merge_runs, sort_positions
 from precedent.drafters.matching.occurrences import Occurrences, Text, Weights, find
@@ -185,7 +184,8 @@ class TokenIndex:
         completions["id"] = self.sequence_ids
         completions["begin"] = [begin - MAX_MATCH for begin, _ in self._spans]
         order = merge(self._tokens, self.merged_order(), self._tail[: self._tail_size])
-        return kept(Segment(completions, self._tokens[MAX_MATCH : self._size], order - np.int32(MAX_MATCH)), stays)
+        whole = Segment(completions, self._tokens[MAX_MATCH : self._size], order - np.int32(MAX_MATCH))
+        return whole.kept(stays)
 
     def match(self, recent: Int32s, weights: Weights, limit: int, near: Int32s = _NOWHERE) -> Occurrences:
         """At most `limit` places where the longest known suffixes of a context continue.

@@ -1,4 +1,4 @@
-"""The drafters that sample from a model: a smaller one with the target's tokenizer, or the target's own MTP head.
+"""The drafters that sample from a model: a smaller one with the target's tokenizer, or the target's first layers.
 
-The only drafters that need torch.
+The only drafters of core that need torch.
 """

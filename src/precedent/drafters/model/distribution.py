@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from precedent.drafters.model.lookahead import DraftedToken
 from precedent.errors import GenerationError
 from precedent.runtime.placing import placed
 from precedent.sampling.rng import KeyedRng, Rng, categorical_rows
-from precedent.tree import Sampled
+from precedent.tree import Distribution, Sampled, TreeBuilder
 
 LEAST_LEFT = 1e-6
 """Smallest remaining probability for which siblings are excluded."""
+
+
+class DraftedToken(NamedTuple):
+    """A token and the distribution it was sampled from; `Fixed` if the token is a function of its row."""
+
+    token_id: int
+    distribution: Distribution
+
+    def add_to(self, builder: TreeBuilder, parent: int, source: str) -> int:
+        """Add the token below `parent`; returns its node."""
+        if isinstance(self.distribution, Sampled):
+            return builder.add_sampled(parent, self.token_id, self.distribution, source)
+        return builder.add_fixed(parent, self.token_id, source)
 
 
 def sample_beside(row: Tensor, siblings: tuple[int, ...], rng: Rng, node: int, purpose: str) -> DraftedToken:

@@ -5,15 +5,32 @@ Every place catches up with the text before a draw; None says that it has nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from precedent.target import Slot, TargetModel, common_prefix
-from precedent.target.head_model import HeadModel, SlotOf
 from precedent.target.prefix_pool import PrefixPool
 from precedent.tree import EMPTY_TREE, CandidateTree, chain
 
 CATCH_UP_LIMIT = 32
 """Up to this many missed tokens are computed with the first draw; more are prefilled in chunks."""
+
+SlotOf = Callable[[], Slot]
+"""Returns a request's slot in the target model."""
+
+
+class Place(Protocol):
+    """Where one request's keys and values go."""
+
+    @property
+    def behind(self) -> int:
+        """Number of committed tokens that the KV cache lacks."""
+
+    def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree] | None:
+        """Catch up with the text and the drafted tokens; None where there is nothing to draw from."""
+
+    def leave(self) -> None:
+        """Let go of the request's keys and values."""
 
 
 class OwnPlace:
@@ -97,50 +114,3 @@ class TargetsPlace:
 
     def leave(self) -> None:
         """Do nothing: the engine keeps the target's slot."""
-
-
-class HeadPlace:
-    """The KV cache of an MTP or EAGLE head. It begins with a text's second token: each entry also reads what is before.
-
-    Entries that read the target's states stay; those of drafted tokens are computed again once committed. A cache is
-    shared only between texts with the same first token, on which all entries depend.
-    """
-
-    def __init__(
-        self, model: HeadModel, pool: PrefixPool, tenant: str, context: list[int], target_slot: SlotOf
-    ) -> None:
-        self._model, self._pool, self._context = model, pool, context
-        self._tenant = f"{context[0] if context else ''} {tenant}"
-        self._slot = pool.acquire(self._tenant, context[1:])
-        pool.drop(self._slot)  # never lent while in use: its end may be drafted
-        self._settled = len(self._slot.token_ids)
-        model.bind(self._slot, target_slot)
-
-    @property
-    def behind(self) -> int:
-        """Number of committed tokens that the KV cache lacks."""
-        text = self._context[1:]
-        return len(text) - min(self._settled, common_prefix(self._slot.token_ids, text))
-
-    def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree] | None:
-        """Rewind to what the target's states gave; returns what `OwnPlace` does, None after a single token."""
-        assert not drafted, "a head drafts between two forwards of its target, never ahead"
-        text = self._context[1:]
-        if not text:
-            return None
-        known = min(self._settled, common_prefix(self._slot.token_ids, text[:-1]))
-        self._model.rewind(self._slot, known)
-        if len(text) - known > CATCH_UP_LIMIT:
-            self._model.prefill(self._slot, text)
-        self._slot.pending, *missed = text[len(self._slot.token_ids) :]
-        self._settled = len(text)
-        return self._slot, chain(missed)
-
-    def leave(self) -> None:
-        """Keep the KV cache for the conversation's next turn, without drafted tokens."""
-        slot, self._slot = self._slot, self._model.new_slot()
-        self._model.rewind(slot, min(self._settled, len(slot.token_ids)))
-        self._pool.release(self._tenant, slot)
-
-
-Place = OwnPlace | DecoderPlace | TargetsPlace | HeadPlace

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from precedent.cache.snapshot.partition import Partition
-from precedent.cache.store.bounds import DEFAULT_MAX_INDEX_BYTES
-from precedent.cache.store.fingerprint import prompt_fingerprint
-from precedent.cache.store.records import Hit
+from precedent.cache import Hit, prompt_fingerprint
+from precedent.cache.records import DEFAULT_MAX_INDEX_BYTES
+from precedent.cache.segments import Partition
 from precedent.drafters.base import Candidates
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.context_order import MAX_MATCH, START
@@ -26,10 +25,8 @@ from precedent.drafters.matching.search import Found, Search, SearchSession
 from precedent.drafters.matching.token_index import reversed_context
 from precedent.drafters.matching.vote_tree import SIMILARITY_BINS, VotePrior
 from precedent.drafters.outcomes import outcomes_of_votes
-from precedent.drafters.recall.kinship import kinship
-from precedent.drafters.recall.nearness import Nearness
-from precedent.drafters.recall.tenant_memories import TenantMemories
-from precedent.drafters.recall.tenant_memory import CompletionSource, TenantMemory
+from precedent.drafters.recall.tenant_memory import CompletionSource, TenantMemories, TenantMemory
+from precedent.drafters.recall.weights import Nearness, kinship
 from precedent.drafters.request import Request
 from precedent.errors import CacheError
 from precedent.runtime.background import Background

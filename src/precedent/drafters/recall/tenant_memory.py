@@ -1,25 +1,27 @@
-"""What recall keeps in memory of one tenant's completions.
+"""What recall keeps in memory of each tenant's completions, all tenants together within one bound.
 
-The rows of the cache are authoritative. For a cache on disk, sealed segments (`cache.snapshot`) save reading and
+The rows of the cache are authoritative. For a cache on disk, sealed segments (`cache.segments`) save reading and
 sorting the rows at start; newer rows, and those without a usable segment, are read one by one.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from precedent.cache.snapshot.partition import Partition
-from precedent.cache.snapshot.segment import Segment, kept
-from precedent.cache.store.arrays import Ids
-from precedent.cache.store.bounds import DEFAULT_MAX_INDEX_BYTES
-from precedent.cache.store.directory import Directory
-from precedent.cache.store.records import Hit, StoredCompletion
+from precedent.cache import Completion, Hit
+from precedent.cache.records import DEFAULT_MAX_INDEX_BYTES, Ids
+from precedent.cache.rows import Directory
+from precedent.cache.segments import Partition, Segment
 from precedent.drafters.matching.token_index import TokenIndex, sorted_segment
+from precedent.errors import CacheError
 from precedent.runtime.compiled import Floats
 
 SEAL_TOKENS = 32_768
@@ -36,16 +38,22 @@ _BYTES_PER_TOKEN = 12
 _BYTES_PER_COMPLETION = 450  # list and dictionary entries, measured
 
 
+Partitions = Callable[[str, str], Partition | None]
+"""Where the segments of a tenant's completions for a tokenizer are kept."""
+
+_log = logging.getLogger(__name__)
+
+
 class CompletionSource(Protocol):
     """What recall needs from a speculation cache; called only on the executor's threads."""
 
     def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
         """The `k` completions with the requests nearest to `query`."""
 
-    def among(self, ids: Iterable[int], *, tenant: str) -> list[StoredCompletion]:
+    def among(self, ids: Iterable[int], *, tenant: str) -> list[Completion]:
         """The tenant's completions with these ids, as far as they still exist."""
 
-    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[StoredCompletion]:
+    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[Completion]:
         """The tenant's completions with a greater id."""
 
     def epoch(self) -> int:
@@ -174,7 +182,7 @@ class TenantMemory:
         wanted = np.setdiff1d(self._fitting(partition, rows), self._loaded(), assume_unique=True)
         for sealed in partition.segments(rows):
             stays = np.isin(sealed.ids, wanted, assume_unique=True)
-            segment = sealed if stays.all() else kept(sealed, stays)
+            segment = sealed if stays.all() else sealed.kept(stays)
             places = np.searchsorted(rows.ids, segment.ids)
             prompts = [rows.prompts[place] for place in places.tolist()]
             self._load(segment, np.log(np.maximum(1, rows.counts[places])), prompts)
@@ -207,7 +215,7 @@ class TenantMemory:
             there = {completion.id for completion in cache.since(tenant, tokenizer)}
         return [completion_id for completion_id in self.index.lengths() if completion_id not in there]
 
-    def _add(self, completions: Sequence[StoredCompletion]) -> None:
+    def _add(self, completions: Sequence[Completion]) -> None:
         num_tokens = sum(len(completion.token_ids) for completion in completions)
         self._unsealed += num_tokens
         if num_tokens > SORTED_APART:
@@ -250,7 +258,96 @@ def _newest(lengths: Ids, max_bytes: int) -> int:
     return int(lengths.size - np.searchsorted(costs, KEPT_SHARE * max_bytes, side="right"))
 
 
-def _marks(completions: Sequence[StoredCompletion]) -> tuple[Floats, list[bytes]]:
+def _marks(completions: Sequence[Completion]) -> tuple[Floats, list[bytes]]:
     """The log of how often each completion was written back, and its prompt's fingerprint."""
     counts = [math.log(max(1, completion.count)) for completion in completions]
     return np.array(counts), [completion.prompt_fingerprint.encode() for completion in completions]
+
+
+class TenantMemories:
+    """Creates a tenant's memory on first use, and evicts the least recently used ones.
+
+    An evicted memory still serves the requests that began with it, and forgotten completions are erased from it too.
+    """
+
+    def __init__(self, cache: CompletionSource, tokenizer: str, partitions: Partitions | None, max_bytes: int) -> None:
+        self._cache, self._tokenizer, self._partitions = cache, tokenizer, partitions
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._memories: OrderedDict[str, TenantMemory] = OrderedDict()
+        self._let_go: dict[str, weakref.WeakSet[TenantMemory]] = {}
+
+    def of(self, tenant: str) -> TenantMemory:
+        """The tenant's memory, which may still be empty."""
+        with self._lock:
+            if tenant not in self._memories:
+                partition = None if self._partitions is None else self._partitions(tenant, self._tokenizer)
+                self._memories[tenant] = TenantMemory(partition, self._max_bytes)
+            self._memories.move_to_end(tenant)
+            return self._memories[tenant]
+
+    def read(self, memory: TenantMemory, tenant: str) -> None:
+        """Update a tenant's memory, and erase forgotten completions from the evicted ones."""
+        memory.read(self._cache, tenant, self._tokenizer)
+        with self._lock:
+            evicted = list(self._let_go.get(tenant, ()))
+        for old in evicted:
+            old.erase_gone(self._cache, tenant, self._tokenizer)
+
+    def erase_gone(self) -> None:
+        """Erase forgotten and evicted completions from all memories. Raises CacheError."""
+        with self._lock:
+            current = list(self._memories.items())
+            old = [(tenant, memory) for tenant, memories in self._let_go.items() for memory in memories]
+        for tenant, memory in current + old:
+            memory.erase_gone(self._cache, tenant, self._tokenizer)
+
+    def held(self) -> tuple[int, int]:
+        """Completions in all memories, and their estimated bytes."""
+        with self._lock:
+            memories = list(self._memories.values())
+        return sum(memory.num_completions for memory in memories), sum(memory.num_bytes for memory in memories)
+
+    def need_tidying(self, tenant: str) -> bool:
+        """Whether `tidy` has anything to do; cheap to call."""
+        with self._lock:
+            memory = self._memories.get(tenant)
+            held = sum(memory.num_bytes for memory in self._memories.values())
+        return memory is not None and (memory.needs_tidying or held > self._max_bytes)
+
+    def tidy(self, tenant: str) -> None:
+        """Merge and seal a tenant's new completions, and evict memories until all are within the bound."""
+        memory = self.of(tenant)
+        if memory.outgrown:
+            self._replace(tenant, memory, memory.renewed())
+        while (least_used := self._one_too_many(tenant)) is not None:
+            self._replace(*least_used, None)
+        self.of(tenant).tidy()
+
+    def close(self) -> None:
+        """Seal completions that are in no segment yet, and drop all memories."""
+        with self._lock:
+            memories = list(self._memories.items())
+            self._memories.clear()
+        for tenant, memory in memories:
+            try:
+                memory.seal()
+            except (CacheError, OSError) as error:
+                _log.info("the index of tenant %r was not sealed and will be rebuilt from its rows: %s", tenant, error)
+
+    def _one_too_many(self, tenant: str) -> tuple[str, TenantMemory] | None:
+        """The least recently used memory except that of `tenant`, if all together exceed the bound."""
+        with self._lock:
+            held = sum(memory.num_bytes for memory in self._memories.values())
+            others = ((name, memory) for name, memory in self._memories.items() if name != tenant)
+            return next(others, None) if held > self._max_bytes else None
+
+    def _replace(self, tenant: str, memory: TenantMemory, fresh: TenantMemory | None) -> None:
+        with self._lock:
+            if self._memories.get(tenant) is not memory:
+                return
+            self._let_go.setdefault(tenant, weakref.WeakSet()).add(memory)
+            if fresh is None:
+                del self._memories[tenant]
+            else:
+                self._memories[tenant] = fresh

@@ -28,7 +28,7 @@ class EncoderDecoderTarget(TargetModel):
     def __init__(self, model: PreTrainedModel) -> None:
         check_encoder_decoder(model.config)
         check_one_process(model)
-        self.model, self.bitwise, self.static = model.eval(), False, None
+        self.model, self.bitwise = model.eval(), False
         settings = answer_settings(model)
         self.answer_start = settings.start
         self.runner: DecoderRunner
@@ -39,7 +39,7 @@ class EncoderDecoderTarget(TargetModel):
         """Raise UnsupportedError: no drafter reads those of an encoder-decoder model."""
         raise UnsupportedError(
             f"{self.model.config.model_type} is an encoder-decoder model, which keeps no hidden states for drafters: "
-            "draft without mtp, eagle and block-draft"
+            "leave out those that read them"
         )
 
     def most_answer_tokens(self, prompt_tokens: int) -> int:

@@ -105,6 +105,14 @@ class Running:
     cache: Cache
     by_rows: bool = False
 
+    def check_rule(self, rule: Any) -> None:
+        """Raise UnsupportedError for a mask of transformers that this forward, in place of the mask, cannot follow."""
+        raise NotImplementedError
+
+    def attend(self, query: Tensor, key: Tensor, scale: float | None) -> Tensor:
+        """Attention of a forward that takes the place of its mask; `key`, its new keys, identifies the layer."""
+        raise NotImplementedError
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Announce this forward to attention functions; neither the model nor transformers passes it on."""

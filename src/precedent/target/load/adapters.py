@@ -1,4 +1,4 @@
-"""Folders of PEFT adapters: each is loaded with its base model and merged into its weights."""
+"""PEFT adapters, in folders or on the hub: each is loaded with its base model and merged into its weights."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from transformers import PreTrainedModel
 from precedent.errors import ModelLoadError
 from precedent.runtime.plain_values import in_one_line
 from precedent.target.load.quiet import quiet
-from precedent.target.load.source import find_source
-
-ADAPTER_CONFIG, CONFIG = "adapter_config.json", "config.json"
+from precedent.target.load.source import ADAPTER_CONFIG, find_source, is_adapter
 
 MERGE_IT = (
     "merge it: with the package peft, PeftModel.from_pretrained(BASE, {0!r}).merge_and_unload().save_pretrained(FOLDER)"
@@ -25,20 +23,26 @@ MERGE_IT = (
 
 def with_base(source: str | Path) -> tuple[str | Path, Path | None]:
     """A model's source; for an adapter's folder that of its base model, and the folder. Raises ModelLoadError."""
-    if not isinstance(source, Path) or (source / CONFIG).is_file() or not (source / ADAPTER_CONFIG).is_file():
+    if not isinstance(source, Path) or not is_adapter(source):
         return source, None
-    try:
-        base = json.loads((source / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelLoadError(f"{source / ADAPTER_CONFIG} cannot be read ({error}): copy the adapter again") from error
-    if not isinstance(base, str) or not base:
-        raise ModelLoadError(f"{source} holds an adapter without a base model; {MERGE_IT.format(str(source))}")
+    base = base_of(source)
     if importlib.util.find_spec("peft") is None:
         raise ModelLoadError(
             f"{source} holds an adapter for {base}, which needs the package peft: pip install peft, or "
             f"{MERGE_IT.format(str(source))}"
         )
     return find_source(base), source
+
+
+def base_of(adapter: Path) -> str:
+    """The name of an adapter's base model. Raises ModelLoadError if its folder does not say it."""
+    try:
+        base = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelLoadError(f"{adapter / ADAPTER_CONFIG} cannot be read ({error}): copy the adapter again") from error
+    if not isinstance(base, str) or not base:
+        raise ModelLoadError(f"{adapter} holds an adapter without a base model; {MERGE_IT.format(str(adapter))}")
+    return base
 
 
 def tokenizer_source(source: str | Path, adapter: Path | None) -> str | Path:

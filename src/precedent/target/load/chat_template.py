@@ -1,4 +1,4 @@
-"""Chat templates that a caller supplies, and the warning for a model whose files have none."""
+"""Chat templates that a caller supplies, and what is said of a model whose files have none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 from transformers import PreTrainedTokenizerBase
 
-from precedent.errors import ConfigError, ModelLoadError
+from precedent.errors import ConfigError
 from precedent.runtime.plain_values import shown
 
 FAMILIES = {
@@ -21,6 +21,9 @@ FAMILIES = {
     "mistral": "mistral", "phi-3": "phi-3",
 }  # fmt: skip
 """Families by name, and the file of each one's template. That of ChatML takes tools, in the Hermes format."""
+
+CHATML = "<|im_end|>"
+"""The token of tokenizers that know ChatML, in which models without a template are asked."""
 
 _GENERATION_TAG = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 
@@ -73,32 +76,22 @@ def _text_in(path: Path) -> str:
     return template
 
 
-def stored_in_gguf(file: Path) -> str | None:
-    """The chat template in the header of a GGUF file, which takes milliseconds to read; None without one.
+def say_what_lacks(name: str | Path, template: Any, *, has_chatml: bool) -> None:
+    """Log that a model has no chat template, as a warning, or that its template takes no tools.
 
-    Raises ModelLoadError for a header that ends too soon.
+    `has_chatml` says whether its tokenizer knows ChatML, in which it is asked then.
     """
-    from transformers.integrations.gguf.reader import read_gguf_metadata  # only in versions that read GGUF files
-
-    try:
-        metadata, _ = read_gguf_metadata(str(file))
-    except Exception as error:  # all kinds, for missing bytes
-        raise ModelLoadError(f"{file} is cut short or damaged ({error}): copy or download it again") from error
-    found = metadata.get("tokenizer.chat_template")
-    return None if found is None else str(found)
-
-
-def say_what_lacks(name: str | Path, template: Any) -> None:
-    """Log a warning for a model without a chat template, or with one that takes no tools."""
     texts = [str(one) for one in template.values()] if isinstance(template, Mapping) else [str(template or "")]
     supply = f"give chat_template= (--chat-template): a text, a file, or one of {', '.join(FAMILIES)}"
     if not any(texts):
-        log.warning("%s has no chat template, which conversations need: %s", name, supply)
-    elif not any(re.search(r"\btools\b", text) for text in texts):
+        asked = "asked in ChatML, which it was not trained on" if has_chatml else "refused"
         log.warning(
-            "the chat template of %s takes no tools: tool calls use ChatML if its tokenizer knows it, and are refused "
-            "otherwise; for another, %s", name, supply,
+            "%s has no chat template, so it is a base model: conversations are %s; take its instruct version, or %s",
+            name, asked, supply,
         )  # fmt: skip
+    elif not any(re.search(r"\btools\b", text) for text in texts):
+        shown_in = "shown in ChatML" if has_chatml else "refused"
+        log.info("the chat template of %s takes no tools: tools are %s; for another, %s", name, shown_in, supply)
 
 
 def with_chat_template(tokenizer: PreTrainedTokenizerBase, text: str | None) -> PreTrainedTokenizerBase:

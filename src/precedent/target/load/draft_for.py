@@ -32,9 +32,10 @@ def draft_for(target: TargetModel, model: PreTrainedModel | None) -> tuple[Targe
             "decoder-only draft model"
         )
     early = exits_early(draft, target)
-    if target.static is not None and not early and draft.device.type == target.device.type:
+    graphs = next((each.cuda_graphs_beside for each in target.runner.backends if each.cuda_graphs_beside), None)
+    if graphs is not None and not early and draft.device.type == target.device.type:
         try:
-            draft.run_in_sizes(target.static.settings_beside)
+            draft.run_as_graphs(graphs)
         except UnsupportedError as error:
             log.warning("the draft model runs without graphs: %s", error)
     return draft, early

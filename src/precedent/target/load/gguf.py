@@ -137,7 +137,10 @@ def read_config(file: Path) -> PreTrainedConfig:
         with quiet():
             config: PreTrainedConfig = AutoConfig.from_pretrained(**_in(file))
     except Exception as error:  # an unknown architecture, or a header that ends too soon
-        raise ModelLoadError(f"transformers cannot read the model in {file}: {in_one_line(error)}") from error
+        raise ModelLoadError(
+            f"transformers cannot read the model in {file}: {in_one_line(error)}; if the file is cut short or damaged, "
+            "copy or download it again"
+        ) from error
     config.dtype = torch.bfloat16
     return config
 

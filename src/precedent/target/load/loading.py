@@ -22,27 +22,17 @@ from transformers import (
 
 from precedent.errors import ConfigError, ModelLoadError
 from precedent.runtime.plain_values import in_one_line
-from precedent.target.block.draft import BlockDraft, load_block_draft
-from precedent.target.block.settings import holds_block_draft
-from precedent.target.eagle.head import EagleHead
 from precedent.target.encoder_decoder.opening import check_loadable, is_encoder_decoder
 from precedent.target.load.adapters import merged, tokenizer_source, with_base
-from precedent.target.load.chat_template import (
-    read_chat_template,
-    say_what_lacks,
-    stored_in_gguf,
-    with_chat_template,
-)
-from precedent.target.load.conditioned import reads_hidden_states
+from precedent.target.load.chat_template import CHATML, read_chat_template, say_what_lacks, with_chat_template
+from precedent.target.load.draft_folders import check_readable, check_whole
 from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer_count
 from precedent.target.load.gguf import check_reader, read_config, read_sampling, read_tokenizer
+from precedent.target.load.gguf_header import read_header
 from precedent.target.load.multimodal import auto_class, language_model_of
 from precedent.target.load.packaged import DEMO_TARGET
-from precedent.target.load.published_source import check_place, check_whole, find_published, load_published
 from precedent.target.load.quantised import quant_method, say_if_dense
 from precedent.target.load.source import explained, find_source, gguf_file
-from precedent.target.load.trained_draft import holds_draft
-from precedent.target.load.trained_kinds import load_trained
 from precedent.target.load.weight_files import faults_of, layers_left_over, too_many
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
@@ -86,18 +76,22 @@ def load_target(
     settings = _settings(model_kwargs)
     if device == "auto":
         settings.setdefault("device_map", "auto")
-    place, precision = _device(None if device == "auto" else device), _precision(dtype)
+    place, precision = device_named(None if device == "auto" else device), _precision(dtype)
     file = gguf_file(name_or_path)
     if file is not None and template is None:
         check_reader(file.name)
-        say_what_lacks(name_or_path, stored_in_gguf(file))  # before the conversion, which takes minutes
+        header = read_header(file)  # before the conversion, which takes minutes
+        has_chatml = CHATML in header.get("tokenizer.ggml.tokens", ())
+        say_what_lacks(name_or_path, header.get("tokenizer.chat_template"), has_chatml=has_chatml)
     source, adapter = with_base(find_source(name_or_path, settings))
+    if adapter is not None:  # these chose its files, and its base model has others
+        settings = {name: value for name, value in settings.items() if name not in ("revision", "subfolder")}
     where = {name: settings[name] for name in WHERE_FROM if name in settings}
     config = _checked_config(source, settings)
     tokenizer = with_chat_template(_load_tokenizer(tokenizer_source(source, adapter), where), template)
     packaged = str(name_or_path) == DEMO_TARGET
     if file is None and template is None and not packaged and not is_encoder_decoder(config):
-        say_what_lacks(name_or_path, tokenizer.chat_template)
+        say_what_lacks(name_or_path, tokenizer.chat_template, has_chatml=CHATML in tokenizer.get_vocab())
     model = _load_model(source, place, precision, settings)
     return (model if adapter is None else merged(model, adapter)), tokenizer
 
@@ -151,50 +145,32 @@ def load_draft(
     tokenizer: PreTrainedTokenizerBase,
     *,
     device: str | None = None,
+    source: str | Path | None = None,
 ) -> PreTrainedModel:
-    """Load a draft model that fits a target: a Hugging Face id, a folder, a loaded model, or "first-layers:N".
+    """Load a model that drafts for a target: a Hugging Face id, a folder, a loaded model, or "first-layers:N".
 
-    A folder may hold a whole model, what `precedent train-draft` writes, which is a `BlockDraft` with --kind block, or
-    a draft that others published (`target.published`): EAGLE-3's is an `EagleHead`, DFlash's a `BlockDraft`.
-    The draft gets the target's dtype, and the target's device unless `device` names another (modules that the two share
-    are copied there). Its logits `[..., vocab_size]` are as wide as the target's, but for a block draft's. Raises
-    ConfigError for a device that is not available, ModelLoadError if its tokenizer is not the target's or it was
-    trained for another target, UnsupportedError if its layers cannot be rewound or it is a draft that is not read.
+    `drafters.kinds` loads drafts of other kinds. The model gets the target's dtype, and the target's device unless
+    `device` names another (modules that the two share are copied there). Its logits `[..., vocab_size]` are as wide as
+    the target's. `source` is what `find_source` gave, where it was asked. Raises ConfigError for a device that is not
+    available, ModelLoadError if its tokenizer is not the target's or it is a draft of another kind, UnsupportedError if
+    its layers cannot be rewound.
     """
     if not isinstance(spec, str | Path):
         if device is not None:
             raise ConfigError(f"draft_device={device!r} cannot be set for a model object: move the model there first")
         check_loadable(spec.config)
-        if isinstance(spec, BlockDraft | EagleHead):
-            return spec
         return _with_width(spec, _width(target))
-    place = target.device if device is None else _device(device, "draft_device")
+    place = target.device if device is None else device_named(device, "draft_device")
     if str(spec).startswith(FIRST_LAYERS):
-        return _copied_to(first_layers(target, layer_count(str(spec), target)), place)
-    if holds_draft(spec):
-        with explained(spec, "the draft model"):
-            trained = load_trained(Path(spec).expanduser(), target)
-        if reads_hidden_states(trained) and place != target.device:
-            raise ConfigError(
-                f"the draft model {spec} reads its target's hidden states, on {target.device}: leave out draft_device"
-            )
-        return _copied_to(trained, place)
-    if holds_block_draft(spec):
-        check_place("a block draft", place, target)
-        with explained(spec, "the block draft"):
-            return load_block_draft(Path(spec).expanduser(), target)
-    source = find_source(spec)
-    with explained(spec, "the draft model"):
-        published = find_published(source)
-        if published is not None:
-            check_place(published, place, target)
-            return load_published(published, target)
+        return copied_to(first_layers(target, layer_count(str(spec), target)), place)
+    source = source or find_source(spec)
+    check_readable(source)
     draft_tokenizer = _load_tokenizer(source)
     check_same_vocabulary(str(spec), draft_tokenizer, tokenizer)
     return _with_width(_load_model(source, place, target.dtype), _width(target))
 
 
-def _copied_to(draft: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+def copied_to(draft: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """A draft that shares its target's modules, or a copy of it on another device."""
     if draft.device == device:
         return draft
@@ -266,7 +242,7 @@ def _settings(model_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     return settings
 
 
-def _device(device: str | None, name: str = "device") -> torch.device:
+def device_named(device: str | None, name: str = "device") -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,16 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from precedent.errors import ModelLoadError, PrecedentError
-from precedent.runtime.hub import silence_of_hub
+from precedent.runtime.hub import ask_hub
 from precedent.runtime.plain_values import in_one_line
 from precedent.target.load.gguf import gguf_folder, is_gguf
 from precedent.target.load.names import check_name
 from precedent.target.load.packaged import DEMO_TARGET, demo_folder
 from precedent.target.load.quiet import quiet
-from precedent.target.load.trained_draft import holds_draft, read_settings
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_FILES = ["adapter_*", "*token*", "*.jinja", "vocab*", "merges.txt"]
+"""What the repository of an adapter has to do with loading it."""
 
 FETCH = "fetch it where there is a network with `hf download {0}` and give that folder"
 
@@ -37,15 +40,15 @@ def find_source(name_or_path: str | Path, settings: Mapping[str, Any] | None = N
     path = Path(name_or_path).expanduser()
     if not str(name_or_path) or not path.is_dir():
         return _of_the_hub(name_or_path, settings or {})
-    if holds_draft(path):
-        raise ModelLoadError(
-            f"{path} holds a draft model without embeddings, trained for {read_settings(path).target}; "
-            "give it as the draft model beside that target"
-        )
     inside = sorted(path.glob("*.gguf"))
     if inside and not (path / "config.json").exists():
         raise ModelLoadError(f"{path} holds GGUF files and no config.json; give the file itself, {str(inside[0])!r}")
     return path
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds a PEFT adapter in place of a model."""
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
 def gguf_file(name_or_path: str | Path) -> Path | None:
@@ -71,8 +74,18 @@ def _of_the_hub(name_or_path: str | Path, settings: Mapping[str, Any]) -> str | 
         raise ModelLoadError(f"there is no folder {name!r}; give a model folder or a Hugging Face id")
     check_name(name)
     alone = "local_files_only is given" if settings.get("local_files_only") else None
-    silence = alone or silence_of_hub(name, settings.get("token"))
-    return name if silence is None else _fetched_before(name, settings, silence)
+    silence, lacks_config = (alone, False) if alone else ask_hub(name, settings.get("token"), settings.get("revision"))
+    if silence is not None:
+        return _fetched_before(name, settings, silence)
+    return _fetched_adapter(name, settings) if lacks_config and "subfolder" not in settings else name
+
+
+def _fetched_adapter(name: str, settings: Mapping[str, Any]) -> str | Path:
+    """The folder of an adapter, with its tokenizer, fetched from the hub; the name if the repository holds none."""
+    where = {key: settings[key] for key in ("revision", "cache_dir", "token") if key in settings}
+    with explained(name, "the adapter"):
+        folder = Path(snapshot_download(name, allow_patterns=ADAPTER_FILES, **where))
+    return folder if is_adapter(folder) else name
 
 
 def _fetched_before(name: str, settings: Mapping[str, Any], silence: str) -> Path:
@@ -81,6 +94,10 @@ def _fetched_before(name: str, settings: Mapping[str, Any], silence: str) -> Pat
     try:
         return Path(snapshot_download(name, local_files_only=True, **where))
     except (LocalEntryNotFoundError, HFValidationError) as error:
+        with suppress(LocalEntryNotFoundError, HFValidationError):  # of an adapter not every file was fetched
+            folder = Path(snapshot_download(name, allow_patterns=ADAPTER_FILES, local_files_only=True, **where))
+            if is_adapter(folder):
+                return folder
         raise ModelLoadError(
             f"the model {name!r} is not on this machine, and the Hugging Face hub cannot be asked "
             f"({silence.rstrip(' .')}); check the name, or {FETCH.format(name)}"

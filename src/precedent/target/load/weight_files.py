@@ -20,10 +20,10 @@ MOST_HEADER = 100 * 2**20
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _OF_THE_MODEL = re.compile(r"(?:model\.|language_model\.)*layers\.")
-"""Names of the layers of a language model, and not of a tower or an MTP head beside it."""
+"""Names of the layers of a language model, and not of a tower or a draft head beside it."""
 
 _OF_AN_MTP_HEAD = re.compile(r"\.(eh_proj|enorm|hnorm|shared_head)\.")
-"""Modules of a layer that is an MTP head, stored behind the model's own layers."""
+"""Modules of a layer that is a draft head, stored behind the model's own layers."""
 
 _FETCH = "get all of its files again, or give another model"
 _POINTER = "run `git lfs pull` there, or `hf download` the model"
@@ -121,7 +121,7 @@ def too_many(folder: object, left_over: int, expected: int) -> str:
 
 
 def layers_left_over(unexpected: set[str], config: Any) -> int:
-    """How many layers of a checkpoint a model of this config does not have, beside those of an MTP head."""
+    """How many layers of a checkpoint a model of this config does not have, beside those of a draft head."""
     kept = int(getattr(config.get_text_config(), "num_hidden_layers", 0) or 0)
     numbers = {int(match[1]): False for name in unexpected if (match := _LAYER.search(name))}
     for name in unexpected:

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from precedent.target.cpu.swapped import is_swapped, swapped_class
+from precedent.runtime.patched_modules import is_swapped, swapped_class
 from precedent.target.recurrent.chains import run_chain
 from precedent.target.recurrent.functions import FUNCTIONS
 from precedent.target.recurrent.modules import OWN_FORWARDS

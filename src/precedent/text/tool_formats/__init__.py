@@ -1,6 +1,5 @@
 """Tool formats: how model families write reasoning and tool calls, parsed while the answer streams in."""
 
-from precedent.text.tool_formats.description import ToolFormat
 from precedent.text.tool_formats.events import (
     CallArguments,
     CallBegin,
@@ -9,24 +8,24 @@ from precedent.text.tool_formats.events import (
     InvalidCall,
     ParsedCall,
     Part,
-    Reasoning,
-    Text,
+    ReasoningPiece,
+    TextPiece,
     whole_parts,
 )
-from precedent.text.tool_formats.parser import AnswerParser
-from precedent.text.tool_formats.registry import format_of_template, known_formats
+from precedent.text.tool_formats.formats import ToolFormat, format_of_template, known_formats
+from precedent.text.tool_formats.parser import EventParser
 
 __all__ = [
-    "AnswerParser",
     "CallArguments",
     "CallBegin",
     "CallEnd",
     "Event",
+    "EventParser",
     "InvalidCall",
     "ParsedCall",
     "Part",
-    "Reasoning",
-    "Text",
+    "ReasoningPiece",
+    "TextPiece",
     "ToolFormat",
     "format_of_template",
     "known_formats",

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from precedent.text.stop import partial_match
+from precedent.text.assembly import partial_match
 from precedent.text.tool_formats.events import CallArguments, CallBegin, CallEnd, Event, InvalidCall
-from precedent.text.tool_formats.json_scanner import dump_json, escaped_in_string
+from precedent.text.tool_formats.json_text import dump_json, escaped_in_string
+
+Tools = Sequence[Mapping[str, Any]]
+"""OpenAI function dicts."""
 
 
-class CallReader(Protocol):
-    """Reads one region, a call or a list of calls, from after its opening tag to the end of its closing tag."""
+class CallReader(ABC):
+    """Reads one region, a call or a list of calls, from after its opening tag to the end of its closing tag.
 
-    rejected: bool
-    """Whether the region turned out not to be a call; the text that was handed back is then plain text."""
+    `head` is the text that opened the region. `rejected` says that it turned out not to be a call; the text that was
+    handed back is then plain text.
+    """
 
+    rejected = False
+
+    def __init__(self, head: str) -> None:
+        self._log = CallLog(head)
+
+    @abstractmethod
     def feed(self, char: str) -> str | None:
         """Take a character. Returns None inside the region, and at its end the text that belongs to what follows."""
 
+    @abstractmethod
     def finish(self) -> str | None:
         """End the region with the answer. Returns the text that turned out not to belong to it, None if all did."""
 
     def take(self) -> list[Event]:
         """Return the events since the last call, and forget them."""
+        events, self._log.events = self._log.events, []
+        return events
 
 
 class CallLog:
@@ -78,20 +92,6 @@ class CallLog:
         self._start_over()
 
 
-class LoggedReader:
-    """A reader that keeps its raw text and events in a `CallLog`; `head` is the text that opened the region."""
-
-    rejected = False
-
-    def __init__(self, head: str) -> None:
-        self._log = CallLog(head)
-
-    def take(self) -> list[Event]:
-        """Return the events since the last call, and forget them."""
-        events, self._log.events = self._log.events, []
-        return events
-
-
 class StringWriter:
     """Streams a text as the inside of a JSON string, holding back what may be the start of one of its `ends`."""
 
@@ -123,5 +123,5 @@ def escaped_for_json(char: str) -> str:
 
 
 def held_tail(text: str, tags: Sequence[str]) -> int:
-    """How many of the last characters may be the start of a tag."""
+    """Number of characters at the end that may be the start of a tag."""
     return max((partial_match(text, tag) for tag in tags), default=0)

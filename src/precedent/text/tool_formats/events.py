@@ -1,4 +1,4 @@
-"""What a parser finds in an answer as it streams in: text, reasoning, and tool calls piece by piece."""
+"""The events in an answer as it streams in: text, reasoning, and tool calls piece by piece."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextPiece:
     """Text for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningPiece:
     """The model's reasoning before its answer."""
 
     text: str
@@ -62,8 +62,8 @@ class ParsedCall:
     arguments: dict[str, Any]
 
 
-Event = Text | Reasoning | CallBegin | CallArguments | CallEnd | InvalidCall
-Part = Text | Reasoning | ParsedCall | InvalidCall
+Event = TextPiece | ReasoningPiece | CallBegin | CallArguments | CallEnd | InvalidCall
+Part = TextPiece | ReasoningPiece | ParsedCall | InvalidCall
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
@@ -71,10 +71,10 @@ def joined(events: Iterable[Event]) -> list[Event]:
     result: list[Event] = []
     for event in events:
         last = result[-1] if result else None
-        if isinstance(event, Text) and isinstance(last, Text):
-            result[-1] = Text(last.text + event.text)
-        elif isinstance(event, Reasoning) and isinstance(last, Reasoning):
-            result[-1] = Reasoning(last.text + event.text)
+        if isinstance(event, TextPiece) and isinstance(last, TextPiece):
+            result[-1] = TextPiece(last.text + event.text)
+        elif isinstance(event, ReasoningPiece) and isinstance(last, ReasoningPiece):
+            result[-1] = ReasoningPiece(last.text + event.text)
         elif isinstance(event, CallArguments) and isinstance(last, CallArguments):
             result[-1] = CallArguments(last.json + event.json)
         else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from precedent.text.tool_formats.calls import LoggedReader, held_tail
+from precedent.text.tool_formats.calls import CallReader, held_tail
 from precedent.text.tool_formats.events import ParsedCall
-from precedent.text.tool_formats.json_scanner import (
+from precedent.text.tool_formats.json_text import (
     JsonScanner,
     dump_json,
     escaped_in_string,
@@ -15,6 +15,7 @@ from precedent.text.tool_formats.json_scanner import (
     load_object,
 )
 
+_NAMED = re.compile(r"\[TOOL_CALLS\]\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\][^\[\]{}]*)?(?:\[ARGS\])?\s*")
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
 
 
@@ -80,7 +81,7 @@ class MemberScanner:
         return value
 
 
-class JsonCall(LoggedReader):
+class JsonCall(CallReader):
     """One call in JSON; its arguments are handed out as they are written.
 
     The call ends at a closing tag outside of strings or, without tags, with the JSON itself. An opening tag also ends
@@ -195,7 +196,7 @@ class JsonCall(LoggedReader):
         self._log.end()
 
     def _agrees(self, call: ParsedCall) -> bool:
-        """Whether the arguments handed out are those of the whole call."""
+        """Return whether the arguments handed out are those of the whole call."""
         return call == ParsedCall(self._log.name or "", load_object(self._log.written + "".join(self._pending)))
 
     def _parsed(self, body: str) -> ParsedCall | ValueError | RecursionError:
@@ -235,6 +236,63 @@ class BareCall(JsonCall):
     def _reject(self, char: str) -> str:
         self.rejected = True
         return self._body() + char
+
+
+class MistralCalls(CallReader):
+    """Mistral's calls: a list of objects, or one call with its name in front, whichever the model writes.
+
+    `[TOOL_CALLS][{"name": …, "arguments": {…}}]`, later `[TOOL_CALLS]look_up[ARGS]{…}`.
+    """
+
+    def __init__(self, head: str) -> None:
+        super().__init__(head)
+        self._head = head
+        self._in_list, self._is_empty = False, True
+        self._call: JsonCall | None = None
+
+    def feed(self, char: str) -> str | None:
+        """Take a character; see `CallReader`."""
+        if self._call is not None:
+            return self._feed_call(self._call, char)
+        self._head += char
+        if self._in_list:
+            return self._feed_list(char)
+        if char == "{":
+            self._open_call(_NAMED.fullmatch(self._head[:-1]))
+        elif char == "[" and self._head[:-1].rstrip() == "[TOOL_CALLS]":
+            self._in_list = True
+        return None
+
+    def finish(self) -> str | None:
+        """End the call with the answer."""
+        if self._call is not None:
+            self._call.finish()
+            self._log.events += self._call.take()
+        elif self._is_empty:
+            self._log.raw = [self._head]
+            self._log.fail("it has no arguments")
+        return None
+
+    def _feed_list(self, char: str) -> str | None:
+        if char == "]":
+            return ""
+        if not char.isspace() and char != ",":
+            self._open_call(None)
+        return None
+
+    def _open_call(self, named: re.Match[str] | None) -> None:
+        self._is_empty = False
+        char, head = self._head[-1], self._head[:-1]
+        self._call, self._head = JsonCall(head, name=named.group(1) if named else None), ""
+        self._call.feed(char)
+
+    def _feed_call(self, call: JsonCall, char: str) -> str | None:
+        leftover = call.feed(char)
+        self._log.events += call.take()
+        if leftover is None:
+            return None
+        self._call = None
+        return None if self._in_list else ""
 
 
 def _call_of(value: Any, argument_keys: tuple[str, ...]) -> ParsedCall:

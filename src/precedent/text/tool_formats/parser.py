@@ -6,16 +6,24 @@ the text is split.
 
 from __future__ import annotations
 
+import re
+from abc import ABC, abstractmethod
 from typing import Protocol
 
-from precedent.text.tool_formats.buffered_parser import BufferedParser
-from precedent.text.tool_formats.calls import CallReader, held_tail
-from precedent.text.tool_formats.description import ToolFormat, Tools
-from precedent.text.tool_formats.events import Event, Reasoning, Text
-from precedent.text.tool_formats.reasoning import ReasoningTags
+from precedent.text.tool_formats.calls import CallReader, Tools, held_tail
+from precedent.text.tool_formats.events import Event, ReasoningPiece, TextPiece, joined
+from precedent.text.tool_formats.formats import HARMONY, ReasoningTags, ToolFormat
+from precedent.text.tool_formats.json_calls import JsonCall
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
+_HEADER_STARTS = (START, CHANNEL, MESSAGE, " to=")
+_BETWEEN = "\n\n"
 
 
-class AnswerParser(Protocol):
+class EventParser(Protocol):
     """A parser for one answer."""
 
     reasoning_spans: list[tuple[int, int]]
@@ -26,6 +34,75 @@ class AnswerParser(Protocol):
 
     def finish(self) -> list[Event]:
         """Return the events of the held-back text; call it once, at the end of the answer."""
+
+
+class BufferedParser(ABC):
+    """Buffers unread text, and reads calls with the current reader; a subclass parses what is outside calls."""
+
+    def __init__(self) -> None:
+        self.reasoning_spans: list[tuple[int, int]] = []
+        self._events: list[Event] = []
+        self._buffer = ""
+        self._taken_length = 0
+        self._reader: CallReader | None = None
+
+    def push(self, text: str) -> list[Event]:
+        """Take more text; return the events that it completes."""
+        self._buffer += text
+        self._advance_as_far_as_possible()
+        return self._take()
+
+    def finish(self) -> list[Event]:
+        """Return the events of the held-back text; call it once, at the end of the answer."""
+        while self._reader is not None:
+            self._end_call(self._reader, self._reader.finish())
+            self._advance_as_far_as_possible()
+        self._finish_text()
+        return self._take()
+
+    @abstractmethod
+    def _advance_outside(self) -> bool:
+        """Consume one piece of the buffer outside calls; False when more input is needed."""
+
+    @abstractmethod
+    def _finish_text(self) -> None:
+        """Consume the rest of the buffer at the end of the answer."""
+
+    @abstractmethod
+    def _after(self, reader: CallReader) -> None:
+        """Note that a call, or what looked like one, has ended."""
+
+    def _advance_as_far_as_possible(self) -> None:
+        while self._advance_call(self._reader) if self._reader is not None else self._advance_outside():
+            pass
+
+    def _advance_call(self, reader: CallReader) -> bool:
+        for position, char in enumerate(self._buffer, start=1):
+            leftover = reader.feed(char)
+            if leftover is not None:
+                self._consume(position)
+                self._end_call(reader, leftover)
+                return True
+        self._consume(len(self._buffer))
+        self._events += reader.take()
+        return False
+
+    def _end_call(self, reader: CallReader, leftover: str | None) -> None:
+        """End the call; text that it did not need is read again, as text or as the next call."""
+        self._events += reader.take()
+        self._buffer = (leftover or "") + self._buffer
+        self._taken_length -= len(leftover or "")
+        self._reader = None
+        self._after(reader)
+
+    def _take(self) -> list[Event]:
+        events, self._events = joined(self._events), []
+        return events
+
+    def _consume(self, length: int) -> str:
+        head, self._buffer = self._buffer[:length], self._buffer[length:]
+        self._taken_length += length
+        return head
 
 
 class TaggedParser(BufferedParser):
@@ -123,7 +200,7 @@ class TaggedParser(BufferedParser):
         if self._after_call and not self._text_shown:
             text = text.lstrip()
         if text:
-            self._events.append(Text(text))
+            self._events.append(TextPiece(text))
             self._blank, self._text_shown = False, True
 
     def _advance_reasoning(self) -> bool:
@@ -149,5 +226,85 @@ class TaggedParser(BufferedParser):
         """Hand out reasoning; blank text before it belongs to the format."""
         text = text if self._thought else text.lstrip()
         if text:
-            self._events.append(Reasoning(text))
+            self._events.append(ReasoningPiece(text))
             self._thought = True
+
+
+class HarmonyParser(BufferedParser):
+    """Reads gpt-oss: an answer is a sequence of messages with a channel, and a recipient if it is a call.
+
+    <|channel|>analysis<|message|>I need the order.<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"number": "1042"}<|call|>
+
+    The analysis channel is reasoning, a message with a recipient is a call, the rest is text.
+
+    Texts of several messages are joined by an empty line, and so is reasoning. Without a `form` (no tool is bound)
+    calls are text.
+    """
+
+    def __init__(self, form: ToolFormat | None, tools: Tools = ()) -> None:
+        super().__init__()
+        self._calls = form is not None
+        self._kind: type[TextPiece] | type[ReasoningPiece] | None = None
+        self._start = 0
+        self._shown: set[type[Event]] = set()
+        self._fresh = True
+
+    def _advance_outside(self) -> bool:
+        return self._advance_header() if self._kind is None else self._advance_message()
+
+    def _finish_text(self) -> None:
+        if self._kind is None and not self._buffer.startswith(_HEADER_STARTS):
+            self._kind = TextPiece
+        if self._kind is not None:
+            self._show(self._consume(len(self._buffer)))
+            self._end_message()
+
+    def _after(self, reader: CallReader) -> None:
+        """Do nothing: the header of the next message says what follows."""
+
+    def _advance_header(self) -> bool:
+        """Read the header up to the message; an answer that begins with something else is text."""
+        starts_alike = (start.startswith(self._buffer[: len(start)]) for start in _HEADER_STARTS)
+        if not any(starts_alike):
+            self._kind, self._fresh = TextPiece, True
+            return True
+        end = self._buffer.find(MESSAGE)
+        if end < 0:
+            return False
+        start = self._taken_length
+        self._open(self._consume(end + len(MESSAGE)), start)
+        return True
+
+    def _open(self, header: str, start: int) -> None:
+        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
+        self._start, self._fresh = start, True
+        if recipient is not None and self._calls:
+            self._reader = JsonCall(header, open_tag=START, close_tags=(CALL, END, RETURN), name=recipient.group(1))
+        else:
+            self._kind = ReasoningPiece if channel is not None and channel.group(1) == "analysis" else TextPiece
+
+    def _advance_message(self) -> bool:
+        found = [(start, tag) for tag in (END, CALL, RETURN, START) if (start := self._buffer.find(tag)) >= 0]
+        if not found:
+            self._show(self._consume(len(self._buffer) - held_tail(self._buffer, HARMONY.tags)))
+            return False
+        start, tag = min(found)
+        self._show(self._consume(start))
+        self._consume(0 if tag == START else len(tag))
+        self._end_message()
+        return True
+
+    def _end_message(self) -> None:
+        if self._kind is ReasoningPiece:
+            self.reasoning_spans.append((self._start, self._taken_length))
+        self._kind = None
+
+    def _show(self, text: str) -> None:
+        kind = self._kind
+        if not text or kind is None:
+            return
+        between = _BETWEEN if self._fresh and kind in self._shown else ""
+        self._events.append(kind(between + text))
+        self._shown.add(kind)
+        self._fresh = False

@@ -8,33 +8,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from precedent.text.tool_formats.description import Tools
+from precedent.text.tool_formats.calls import Tools
 from precedent.text.tool_formats.events import (
     CallArguments,
     CallBegin,
     CallEnd,
     Event,
     InvalidCall,
-    Reasoning,
-    Text,
+    ReasoningPiece,
+    TextPiece,
     joined,
 )
-from precedent.text.tool_formats.json_scanner import dump_json
+from precedent.text.tool_formats.json_text import dump_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CALLS = "tool_calls"
-_KINDS: dict[str, type[Text] | type[Reasoning]] = {
-    "content": Text,
-    "reasoning_content": Reasoning,
-    "reasoning": Reasoning,
-    "thinking": Reasoning,
+_KINDS: dict[str, type[TextPiece] | type[ReasoningPiece]] = {
+    "content": TextPiece,
+    "reasoning_content": ReasoningPiece,
+    "reasoning": ReasoningPiece,
+    "thinking": ReasoningPiece,
 }
 
 
 def reads_calls(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer ships a response template that parses tool calls."""
+    """Return whether the tokenizer ships a response template that parses tool calls."""
     template = getattr(tokenizer, "response_template", None)
     return isinstance(template, dict) and CALLS in template.get("fields", {})
 
@@ -104,8 +104,8 @@ class ResponseTemplateParser:
             self._close(event, kind)
             self._region_start = self._num_seen
 
-    def _close(self, event: dict[str, Any], kind: type[Text] | type[Reasoning] | None) -> None:
-        if kind is Reasoning:
+    def _close(self, event: dict[str, Any], kind: type[TextPiece] | type[ReasoningPiece] | None) -> None:
+        if kind is ReasoningPiece:
             self.reasoning_spans.append((self._region_start, self._num_seen))
         if event["field"] == CALLS:
             value = event["value"]
@@ -113,7 +113,7 @@ class ResponseTemplateParser:
                 self._call(call)
         self._seen.clear()
 
-    def _show(self, kind: type[Text] | type[Reasoning], text: str) -> None:
+    def _show(self, kind: type[TextPiece] | type[ReasoningPiece], text: str) -> None:
         text = self._blank + text
         shown = text.rstrip()
         self._blank = text[len(shown) :] if shown or self._begun else ""

@@ -131,8 +131,8 @@ class Comparison:
 
 def loaded(place: str | Path, model: PreTrainedModel, tokenizer: Any, iterations: int | None) -> PreTrainedModel:
     """A draft model of any kind; a block draft's blocks are filled in so many forwards, if that is said."""
-    from precedent.target.block.draft import load_block_draft
-    from precedent.target.load.loading import load_draft
+    from precedent.drafters import load_draft
+    from precedent_drafts.block_draft import load_block_draft
 
     if iterations:
         return load_block_draft(Path(place), model, iterations=iterations)
@@ -143,7 +143,7 @@ def measured(
     model: PreTrainedModel, name: str, draft: Any, texts: Sequence[Text], temperature: float
 ) -> dict[str, Any]:
     """What a draft's samples bring and cost on the target's answers, as `precedent measure-draft` says it."""
-    from precedent.target.block.draft import BlockDraft
+    from precedent_drafts.block_draft import BlockDraft
     from precedent_drafts.training.block_measure import BlockMeasurement
     from precedent_drafts.training.measure import Measurement
 

@@ -18,13 +18,13 @@ from transformers import PreTrainedModel
 
 from precedent.config import SamplingParams
 from precedent.drafters.base import Candidates
-from precedent.drafters.model.block import BlockDrafter, BlockSession
 from precedent.drafters.request import Request
 from precedent.sampling.probabilities import probs_of
 from precedent.target import Slot, TargetModel
-from precedent.target.block.draft import BlockDraft
-from precedent.target.block.model import BlockModel, Filled
 from precedent.tree import EMPTY_TREE, ROOT
+from precedent_drafts.block_draft import BlockDraft
+from precedent_drafts.block_drafter import BlockDrafter, BlockSession
+from precedent_drafts.block_model import BlockModel, Filled
 from precedent_drafts.training.measure import TIMED_PREFIX, TIMED_ROUNDS
 from precedent_drafts.training.texts import Text
 

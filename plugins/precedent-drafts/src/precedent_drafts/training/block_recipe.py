@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from precedent.config import check_fields
-from precedent.target.block.settings import CHAIN, LARGEST, NONE, SMALLEST, TARGET, TREE, holds_block_draft
+from precedent_drafts.block_draft import CHAIN, LARGEST, NONE, SMALLEST, TARGET, TREE, holds_block_draft
 
 ENDS = "ends"
 """The start at the target's layers, evenly spaced from first to last."""

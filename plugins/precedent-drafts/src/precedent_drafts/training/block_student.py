@@ -19,10 +19,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, scaled_dot_pro
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from precedent.target.block.draft import BlockDraft, new_block_draft
-from precedent.target.block.settings import BlockSettings
-from precedent.target.cpu.linear import native_bfloat16
+from precedent.runtime.instructions import native_bfloat16
 from precedent.target.load.first_layers import layers_of
+from precedent_drafts.block_draft import BlockDraft, BlockSettings, new_block_draft
 from precedent_drafts.training.block_lessons import BlockLesson
 from precedent_drafts.training.head import OutputHead
 from precedent_drafts.training.learned_weights import LARGEST_NORM, rate_at

@@ -8,10 +8,9 @@ from pathlib import Path
 import torch
 
 from precedent.errors import ConfigError
-from precedent.target.block.draft import BlockDraft, fill, load_block_draft, save_block_draft
-from precedent.target.block.settings import BlockSettings
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.load.first_layers import layers_of
+from precedent_drafts.block_draft import BlockDraft, BlockSettings, fill, load_block_draft, save_block_draft
 from precedent_drafts.training.block_lessons import BlockLesson, BlockShard, BlockTeacher
 from precedent_drafts.training.block_recipe import ENDS, BlockRecipe
 from precedent_drafts.training.block_student import BlockStudent, initial_layers

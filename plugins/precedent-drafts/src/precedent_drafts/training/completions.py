@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from precedent.cache.sqlite_store import SQLiteStore
-from precedent.cache.store.fingerprint import tokenizer_fingerprint
-from precedent.cache.store.records import StoredCompletion
+from precedent.cache import Completion, SQLiteStore, tokenizer_fingerprint
 from precedent.errors import CacheError
 from precedent.text.prompt import render_prompt
 from precedent_drafts.training.texts import Text
@@ -34,7 +32,7 @@ def read_completions(path: Path, tokenizer: PreTrainedTokenizerBase, tenant: str
     return [_text(completion, tokenizer, max_tokens) for completion in reversed(found)]
 
 
-def _text(completion: StoredCompletion, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Text:
+def _text(completion: Completion, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Text:
     asked = render_prompt(tokenizer, [{"role": "user", "content": completion.query}])
     answer = completion.token_ids[:max_tokens]
     return Text((*asked, *answer), len(answer))

@@ -21,12 +21,12 @@ from torch.nn.functional import smooth_l1_loss
 from transformers import DynamicCache, PreTrainedModel
 
 from precedent.errors import UnsupportedError
-from precedent.target.borrowed import HEAD_TOKENS
 from precedent.target.fingerprints import name_of
 from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds
-from precedent.target.load.conditioned import FUSION, ConditionedInputs, conditioned_beside, fusion_of
 from precedent.target.load.first_layers import base_of
-from precedent.target.load.trained_draft import initial_weights
+from precedent_drafts.borrowed import HEAD_TOKENS
+from precedent_drafts.conditioned import FUSION, ConditionedInputs, conditioned_beside, fusion_of
+from precedent_drafts.trained import initial_weights
 from precedent_drafts.training.block_lessons import BlockLesson
 from precedent_drafts.training.divergence import learn_divergence
 from precedent_drafts.training.head import OutputHead

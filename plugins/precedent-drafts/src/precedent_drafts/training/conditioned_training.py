@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 from precedent.config import check_fields
 from precedent.errors import ConfigError
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
-from precedent.target.load.conditioned import FUSIONS, LINEAR
 from precedent.target.load.first_layers import layers_of
-from precedent.target.load.trained_draft import DraftSettings, save_draft
-from precedent.target.load.trained_kinds import load_trained
+from precedent_drafts.conditioned import FUSIONS, LINEAR
+from precedent_drafts.kinds import TRAINED
+from precedent_drafts.trained import DraftSettings, save_draft
 from precedent_drafts.training.block_lessons import BlockLesson, BlockShard, BlockTeacher
 from precedent_drafts.training.conditioned_student import ConditionedStudent, Passes, check_passes
 from precedent_drafts.training.lesson_plan import common_checks
@@ -92,4 +92,4 @@ class ConditionedTraining(LessonTraining[ConditionedRecipe, ConditionedStudent])
             fusion=self._recipe.fusion,
         )
         save_draft(self._out, settings, student.weights())
-        return load_trained(self._out, self._target)
+        return TRAINED.load(self._out, self._target)

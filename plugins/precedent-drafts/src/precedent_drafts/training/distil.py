@@ -23,12 +23,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from precedent.errors import UnsupportedError
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.load.first_layers import layers_of
-from precedent.target.load.trained_draft import (
+from precedent.text.end_tokens import end_token_ids
+from precedent_drafts.trained import (
     DraftSettings,
     load_weights,
     save_draft,
 )
-from precedent.text.end_tokens import end_token_ids
 from precedent_drafts.training.head import check_head
 from precedent_drafts.training.prompts import Prompt, fingerprint_of
 from precedent_drafts.training.schedule import (

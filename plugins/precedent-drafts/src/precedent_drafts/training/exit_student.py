@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from precedent.target.borrowed import HEAD_TOKENS
-from precedent.target.load.early_exit import ADAPTER, ExitAdapter, check_exits
 from precedent.target.load.first_layers import base_of
+from precedent_drafts.borrowed import HEAD_TOKENS
+from precedent_drafts.early_exit import ADAPTER, ExitAdapter, check_exits
 from precedent_drafts.training.block_lessons import BlockLesson
 from precedent_drafts.training.divergence import learn_divergence
 from precedent_drafts.training.head import OutputHead

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 from precedent.config import check_fields
 from precedent.errors import ConfigError
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
-from precedent.target.load.early_exit import exit_beside
 from precedent.target.load.first_layers import layers_of
-from precedent.target.load.trained_draft import DraftSettings, save_draft
+from precedent_drafts.early_exit import exit_beside
+from precedent_drafts.trained import DraftSettings, save_draft
 from precedent_drafts.training.block_lessons import BlockLesson, BlockShard, BlockTeacher
 from precedent_drafts.training.exit_student import ExitStudent
 from precedent_drafts.training.lesson_plan import common_checks

@@ -20,16 +20,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.drafters.model.conditioned import ConditionedDrafter
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.request import Request
 from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import CounterRng
 from precedent.target import Slot, TargetModel
-from precedent.target.head_model import HeadModel, reading_hidden_states
-from precedent.target.load.conditioned import reads_hidden_states
 from precedent.target.load.first_layers import exits_early
 from precedent.tree import TreeBuilder, chain
+from precedent_drafts.conditioned import reads_hidden_states
+from precedent_drafts.head import HeadDrafter, HeadModel, reading_hidden_states
 from precedent_drafts.training.measure_by_draw import compared_by_draw
 from precedent_drafts.training.texts import Text
 
@@ -141,7 +140,7 @@ class Measurement:
         target.prefill(slot, prompt)
         request = Request("timing", tuple(prompt), self._sampling, mode="traversal", target_slot=lambda: slot)
         if isinstance(draft, HeadModel):
-            drafter: DraftModelDrafter = ConditionedDrafter(draft)
+            drafter: DraftModelDrafter = HeadDrafter("draft-model", draft)
         else:
             drafter = DraftModelDrafter(draft, early_exit=exits_early(draft, target))
         session = drafter.begin(request)

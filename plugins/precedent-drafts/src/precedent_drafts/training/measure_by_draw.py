@@ -12,8 +12,8 @@ from torch import Tensor
 from precedent.config import SamplingParams
 from precedent.sampling.probabilities import probs_of
 from precedent.target import Slot, TargetModel
-from precedent.target.head_model import HeadModel
 from precedent.tree import EMPTY_TREE
+from precedent_drafts.head import HeadModel
 from precedent_drafts.training.texts import Text
 
 

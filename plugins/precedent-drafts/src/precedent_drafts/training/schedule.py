@@ -16,7 +16,7 @@ from torch import Tensor
 
 from precedent.config import check_fields
 from precedent.errors import ConfigError, ModelLoadError
-from precedent.target.load.trained_draft import holds_draft, read_settings
+from precedent_drafts.trained import holds_draft, read_settings
 from precedent_drafts.training.texts import Lesson
 
 CHECKPOINT_STEPS = 50

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from precedent.target.borrowed import HEAD_TOKENS
 from precedent.target.load.first_layers import base_of
-from precedent.target.load.trained_draft import Weights, draft_beside, initial_weights, layer_weights
+from precedent_drafts.borrowed import HEAD_TOKENS
+from precedent_drafts.trained import Weights, draft_beside, initial_weights, layer_weights
 from precedent_drafts.training.divergence import learn_divergence
 from precedent_drafts.training.head import OutputHead
 from precedent_drafts.training.learned_weights import LearnedWeights

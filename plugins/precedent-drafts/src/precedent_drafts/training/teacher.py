@@ -13,7 +13,7 @@ from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.planning.costs import CostCurve
-from precedent.target.cpu.linear import native_bfloat16
+from precedent.runtime.instructions import native_bfloat16
 from precedent_drafts.training.head import OutputHead, Reader
 from precedent_drafts.training.prompts import Prompt
 from precedent_drafts.training.texts import Lesson, Shard, Text

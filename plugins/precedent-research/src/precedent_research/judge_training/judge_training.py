@@ -23,9 +23,8 @@ from precedent.target import TargetModel
 from precedent.target.encoder_decoder.opening import target_of
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.text.traces import Trajectory
-from precedent.verify.lossy.features import HIDDEN
-from precedent.verify.lossy.trained import TrainedJudge
 from precedent_drafts.training.prompts import fingerprint_of_json
+from precedent_research.judge import HIDDEN, TrainedJudge
 from precedent_research.judge_training.fitting import (
     CrossValidated,
     Examples,

@@ -15,7 +15,7 @@ from torch import Tensor
 from precedent.sampling.probabilities import largest_id
 from precedent.target import TargetModel
 from precedent.tree import ROOT, CandidateTree, TreeBuilder, chain
-from precedent.verify.lossy.features import HIDDEN, Rejected, features_of
+from precedent_research.judge import HIDDEN, Rejected, features_of
 from precedent_research.judge_training.reruns import Replaced, TokenIds, Turn
 
 TOKENS_AT_ONCE = 128

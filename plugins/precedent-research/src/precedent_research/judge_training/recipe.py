@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from precedent.config import check_fields
 from precedent.errors import ConfigError, ModelLoadError
-from precedent.verify.lossy.features import OF_ROWS, check_features, widths_of
 from precedent_drafts.training.schedule import PLAN_FILE, write_plan
+from precedent_research.judge import OF_ROWS, check_features, widths_of
 from precedent_research.judge_training.mismatches import Mismatch
 
 OF_LEARNING = frozenset({"features", "strength", "held_out", "keep"})

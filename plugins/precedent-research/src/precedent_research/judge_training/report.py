@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from precedent.verify.lossy.features import HIDDEN, widths_of
+from precedent_research.judge import HIDDEN, widths_of
 from precedent_research.judge_training.fitting import Examples, area_under_curve, cross_validated, fit, interval_of_area
 from precedent_research.judge_training.judge_training import TrainedOn
 from precedent_research.judge_training.recipe import JudgeRecipe

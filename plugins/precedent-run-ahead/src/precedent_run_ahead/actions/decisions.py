@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from precedent.cache.store.records import ACTIONS, NewCompletion
+from precedent.cache import Completion
+from precedent.cache.records import ACTIONS
 from precedent.text.query import recall_query
 from precedent_run_ahead.actions.calls import Call, canonical
 from precedent_run_ahead.actions.live import Live, Message
@@ -79,7 +80,7 @@ def _text(message: Message) -> str:
     return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
 
 
-def stored(decision: Decision, query: str, tenant: str) -> NewCompletion:
+def stored(decision: Decision, query: str, tenant: str) -> Completion:
     """A decision as a record of the cache. Its token ids are a digest: equal decisions are one record with a count."""
     shape = [decision.events, [(step.name, step.arguments) for step in decision.steps]]
     digest = blake2b((canonical(shape) or "").encode(), digest_size=16).digest()
@@ -89,7 +90,7 @@ def stored(decision: Decision, query: str, tenant: str) -> NewCompletion:
     }
     ids = tuple(number & 0x7FFFFFFF for number in struct.unpack("<4I", digest))
     text = json.dumps(body, ensure_ascii=False)
-    return NewCompletion(ids, ACTIONS, "", tenant=tenant, query=query, workflow_step="actions", text=text)
+    return Completion(ids, ACTIONS, "", tenant=tenant, query=query, workflow_step="actions", text=text)
 
 
 def read_decision(text: str) -> Decision | None:

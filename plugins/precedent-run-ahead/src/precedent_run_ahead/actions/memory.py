@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from precedent.cache.store.records import ACTIONS, Completions, Hit
+from precedent.cache import Hit
+from precedent.cache.records import ACTIONS, Completions
 from precedent_run_ahead.actions.calls import Call, Prediction, canonical
 from precedent_run_ahead.actions.decisions import Decision, query_of, read_decision
 from precedent_run_ahead.actions.live import Live, Message

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from precedent.errors import UnsupportedError
 from precedent.langchain.arguments import ONLY_SPEED, merged_stop, strictness
 from precedent.langchain.exceptions import of_both_kinds
-from precedent.langchain.messages import checked_input
+from precedent.langchain.messages import checked_input, media_of
 from precedent.langchain.runs import run_metadata, workflow_step_of
 from precedent.langchain.structured_output import structured
 from precedent.langchain.tools import ToolChoice, ToolLike, allowed_tools, openai_tools, tool_choice_of
@@ -122,8 +122,9 @@ class ChatPrecedentServer(ServerFields):
     ) -> dict[str, Any]:
         of_streams = ("stream", "stream_options") if kwargs.get("stream") is True else ()
         streamed = {name: kwargs.pop(name) for name in of_streams if name in kwargs}
-        messages = wire_messages(self._convert_input(input_).to_messages(), self.media)
-        return {"messages": messages, **request_fields(self, call_settings(kwargs), stop), **streamed}
+        settings = call_settings(kwargs)
+        messages = wire_messages(self._convert_input(input_).to_messages(), media_of(settings, self.media))
+        return {"messages": messages, **request_fields(self, settings, stop), **streamed}
 
     # LangChain tells a run's metadata to these methods, and not to `_stream`
 

@@ -32,7 +32,7 @@ FIELDS = (
 OF_THE_ENGINE = (
     *("draft_model", "speculation_cache", "embedder", "device", "draft_device", "dtype", "model_kwargs"),
     "chat_template",
-    *("bitwise", "cuda_graphs", "pearl", "keep_prefixes"),
+    *("bitwise", "cuda_graphs", "loop", "keep_prefixes"),
 )
 """Fields of `ChatPrecedent` that say what is loaded."""
 
@@ -59,14 +59,14 @@ _IN_PYTHON = {
 _WITH_TOOLS = Elsewhere(("tools", "tool_choice", "strict", "parallel_tool_calls"), WITH_TOOLS)
 _IN_A_CALL = Elsewhere(OF_THE_REQUEST, IN_A_CALL)
 _IN_THE_CONSTRUCTOR = Elsewhere(
-    (*OF_THE_CONNECTION, "streaming", "media"),
+    (*OF_THE_CONNECTION, "streaming"),
     "it belongs in the constructor: write ChatPrecedentServer(model=…, {name}=…)",
 )
 _BY_THE_KEY = Elsewhere(
     ("tenant", "tenant_from", "user", "cache_salt"), "the API key says the tenant: write api_key= with a key of it"
 )
 _BY_THE_SERVER = Elsewhere(
-    (*OF_THE_ENGINE, *OF_LOADING, *_OTHERS_NAMES_FOR_LOADING),
+    (*OF_THE_ENGINE, *OF_LOADING, *_OTHERS_NAMES_FOR_LOADING, "sampling"),
     "it says how the model is loaded or decoded: give it to `precedent serve`",
 )
 _NOWHERE = Elsewhere(_NOT_OFFERED, "a Precedent server has no such setting: leave it out")

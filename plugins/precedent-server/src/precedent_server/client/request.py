@@ -40,7 +40,6 @@ def request_fields(model: Any, settings: Mapping[str, Any], stop: Any = None) ->
     sampling = sampling_params(model, stop, settings)
     template, reasoning = _template_settings(model, settings)
     extra = {
-        **_unless_off(sampling, _OF_OURS),
         "speculation": speculation_of(model.speculation, model.drafters, settings),
         "templates": template_texts(model.templates if settings.get("templates") is None else settings["templates"]),
         "workflow_step": settings.get("workflow_step"),
@@ -50,11 +49,12 @@ def request_fields(model: Any, settings: Mapping[str, Any], stop: Any = None) ->
         "response_format": _response_format(model, settings),
     }
     extra = {name: value for name, value in extra.items() if value is False or value}
+    extra |= _chosen(sampling, _OF_OURS, settings)
     return {
         "model": _model_name(model, settings),
         "temperature": sampling.temperature,
         "max_completion_tokens": sampling.max_tokens,
-        **_unless_off(sampling, _OF_OPENAI),
+        **_chosen(sampling, _OF_OPENAI, settings),
         **_logprobs(sampling.logprobs),
         **_tools(model, settings),
         **_prediction(settings),
@@ -63,9 +63,15 @@ def request_fields(model: Any, settings: Mapping[str, Any], stop: Any = None) ->
     }
 
 
-def _unless_off(sampling: SamplingParams, names: Sequence[str]) -> dict[str, Any]:
-    given = {name: getattr(sampling, name) for name in names if getattr(sampling, name) != getattr(_OFF, name)}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+def _chosen(sampling: SamplingParams, names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that differ from their defaults, or that the call gives: the server may have defaults of its own."""
+    values = {name: getattr(sampling, name) for name in names}
+    sent = {
+        name: value
+        for name, value in values.items()
+        if value != getattr(_OFF, name) or (given.get(name) is not None and value not in (None, (), {}))
+    }
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in sent.items()}
 
 
 def _model_name(model: Any, settings: Mapping[str, Any]) -> str:

@@ -1,0 +1,157 @@
+"""`bitwise=True` on a CPU, with sliding windows and Gemma's layers: the same bits beside any number of rows."""
+
+from __future__ import annotations
+
+import random
+from contextlib import closing
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from helpers.bitwise_models import PLAIN, by_rows, model, tokens
+
+from precedent.cache import SpeculationCache
+from precedent.config import SamplingParams
+from precedent.engine.engine import Engine
+from precedent.planning.costs import CostCurve
+from precedent.target import Slot, TargetModel
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.tiny_models import byte_tokenizer
+from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
+
+pytestmark = by_rows
+
+EVERY_OTHER = {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4}
+SHORT = {"sliding_window": 21}
+MODELS = {
+    "narrow": ("mistral", {"sliding_window": 5}),
+    "odd": ("mistral", {"sliding_window": 37}),
+    "wider than a forward": ("mistral", {"sliding_window": 70}),
+    "one token": ("mistral", {"sliding_window": 1}),
+    "every other layer": ("qwen2", {"use_sliding_window": True, "sliding_window": 21, **EVERY_OTHER}),
+    "norms of heads": ("qwen3", {"use_sliding_window": True, "sliding_window": 40, **EVERY_OTHER}),
+    "gemma": ("gemma", {}),
+    "gemma 2": ("gemma2", {"query_pre_attn_scalar": 100, "attn_logit_softcapping": 3.0, **EVERY_OTHER, **SHORT}),
+    "gemma 3": ("gemma3_text", {"query_pre_attn_scalar": 100, **EVERY_OTHER, **SHORT}),
+    "vaultgemma": ("vaultgemma", {"attn_logit_softcapping": 3.0, **EVERY_OTHER, **SHORT}),
+}
+GREEDY, SEEDED = SamplingParams(max_tokens=40), SamplingParams(max_tokens=40, temperature=0.8, seed=5)
+
+
+@lru_cache
+def target_of(name: str, dtype: torch.dtype) -> TargetModel:
+    family, settings = MODELS[name]
+    return TargetModel(model(dtype, family, **settings), bitwise=True)
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+def dtype(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture(params=MODELS)
+def target(request: pytest.FixtureRequest, dtype: torch.dtype) -> TargetModel:
+    return target_of(request.param, dtype)
+
+
+def decode(target: TargetModel, slot: Slot, path: list[int]) -> list[torch.Tensor]:
+    """Logits of plain decoding before each token of `path` is appended, and at last after all of them."""
+    rows = []
+    for token in path:
+        rows.append(target.plain_step(slot)[0].clone())
+        target.commit(slot, EMPTY_TREE, (), token)
+    rows.append(target.plain_step(slot)[0].clone())
+    target.discard(slot)
+    return rows
+
+
+def same_bits(one: Slot, other: Slot) -> bool:
+    length = len(one.token_ids)
+    layers = [(one.kv.layer(number), other.kv.layer(number)) for number in range(len(one.kv.layers))]
+    pairs = [pair for left, right in layers for pair in zip(left.rows(0, length), right.rows(0, length), strict=True)]
+    return all(torch.equal(*pair) for pair in pairs)
+
+
+def test_a_prompt_leaves_the_same_bits_however_it_was_computed(target: TargetModel) -> None:
+    """At once, in pieces of several sizes, from a copied prefix, and token by token."""
+    prompt = tokens(150, seed=1)
+    whole, decoded = target.new_slot(), target.new_slot()
+    target.prefill(whole, prompt)
+    target.prefill(decoded, prompt[:1])
+    decode(target, decoded, prompt[1:])
+    forked = target.fork(whole, 43)
+    target.prefill(forked, prompt)
+    others = [decoded, forked]
+    for size in (3, 29, 50):
+        others.append(target.new_slot())
+        target.begin_prefill(others[-1], prompt)
+        while not target.continue_prefill(others[-1], prompt, size):
+            pass
+    assert all(same_bits(whole, other) for other in others)
+
+
+@pytest.mark.parametrize("length", [1, 3, 16, 35, 36, 38, 68, 70, 120])
+def test_a_tree_is_scored_to_the_bit_as_plain_steps(target: TargetModel, length: int) -> None:
+    """Beside another request, with a window that ends before the tree, within it, and within the prompt."""
+    slot, beside, builder = target.new_slot(), target.new_slot(), TreeBuilder()
+    target.prefill(slot, tokens(length, seed=length))
+    target.prefill(beside, tokens(2 * length + 1, seed=2))
+    path, node = tokens(12, seed=7), ROOT
+    for token in path:
+        builder.add_fixed(node, (token + 1) % 250, "test")
+        node = builder.add_fixed(node, token, "test")
+    tree = builder.build()
+    rows = target.score([(slot, tree), (beside, tree)])[0][::2].clone()
+    target.discard(slot)
+    target.discard(beside)
+    assert all(torch.equal(*pair) for pair in zip(rows, decode(target, slot, path), strict=True))
+
+
+def test_trees_of_any_size_give_the_bits_of_one_row_at_a_time(target: TargetModel) -> None:
+    """A point of the tree after another, each alone behind its own ancestors."""
+    prompt, choice = tokens(40, seed=3), random.Random(1)
+    slot, alone = target.new_slot(), target.new_slot()
+    target.prefill(slot, prompt)
+    for size in range(1, 17):
+        builder, paths = TreeBuilder(), {ROOT: ()}
+        for _ in range(size - 1):
+            parent, token = choice.choice(list(paths)), choice.randrange(250)
+            node = builder.add_fixed(parent, token, "test")
+            paths[node] = (*paths[parent], token)
+        rows = target.score([(slot, builder.build())])[0].clone()
+        target.discard(slot)
+        assert len(rows) == len(paths)
+        for node, path in paths.items():
+            target.prefill(alone, prompt + list(path))
+            assert torch.equal(target.plain_step(alone)[0], rows[node + 1]), (size, path)
+            target.discard(alone)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_the_model_itself(name: str) -> None:
+    """Up to rounding: transformers' own attention on the whole text."""
+    text, (family, settings), target = tokens(90, seed=9), MODELS[name], target_of(name, torch.float32)
+    slot = target.new_slot()
+    target.prefill(slot, text)
+    expected = model(torch.float32, family, **settings)(torch.tensor([text])).logits[0, -1]
+    torch.testing.assert_close(target.plain_step(slot)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("searches_at_once")
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_texts_are_the_same_with_drafts_and_without(target: TargetModel, sampling: SamplingParams) -> None:
+    """With a cold cache and a draft model, then with a cache that holds the answers, all requests together."""
+    draft = model(torch.float32, num_hidden_layers=1)
+    prompts = [tokens(30 + 25 * number, seed=number) for number in range(3)]
+    with (
+        SpeculationCache.open(embedder=HashEmbedder()) as cache,
+        closing(Engine(target, byte_tokenizer(), name="m", cache=cache, draft_model=draft, bitwise=True)) as engine,
+    ):
+        engine.planner.cost = CostCurve()
+        plain = [engine.submit(prompt, sampling, speculation=PLAIN).result().token_ids for prompt in prompts]
+        for _ in range(2):
+            streams = [engine.submit(prompt, sampling, query="order") for prompt in prompts]
+            drafted = [stream.result() for stream in streams]
+            assert [one.token_ids for one in drafted] == plain
+        assert max(one.stats.num_accepted_tokens for one in drafted) > sampling.max_tokens // 2

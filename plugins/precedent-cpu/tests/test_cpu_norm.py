@@ -1,0 +1,102 @@
+"""Root-mean-square norms in one call: what transformers computes, row by row, and nothing else is touched."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from precedent_cpu.kernel_code import FUSED, LANES
+from precedent_cpu.norm import FEW_ROWS, fuse_norms
+
+pytestmark = pytest.mark.skipif(not FUSED, reason="the processor lacks fused operations")
+
+DTYPES = [torch.bfloat16, torch.float32]
+
+
+def norm_and_fused(dtype: torch.dtype, kind: Any = LlamaRMSNorm) -> tuple[nn.Module, nn.Module]:
+    """A norm with random weights, and a copy that was offered to `fuse_norms`."""
+    norm = kind(6 * LANES, eps=1e-3).to(dtype)
+    norm.weight.data.normal_(generator=torch.Generator().manual_seed(1))
+    fused = nn.Sequential(copy.deepcopy(norm))
+    assert fuse_norms(fused) == 1
+    return norm, fused[0]
+
+
+def random_input(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Numbers of very different size from row to row."""
+    numbers = torch.randn(*shape, generator=torch.Generator().manual_seed(2))
+    return (numbers * torch.logspace(-4, 4, shape[-2])[:, None]).to(dtype)
+
+
+@pytest.mark.parametrize("kind", [LlamaRMSNorm, Gemma3RMSNorm])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_it_computes_what_the_layer_did(dtype: torch.dtype, kind: Any) -> None:
+    """Every shape of input, also one that does not lie in one piece."""
+    norm, fused = norm_and_fused(dtype, kind)
+    inputs = random_input(2, 9, 12 * LANES, dtype=dtype)
+    tolerance = {"rtol": 2**-7, "atol": 0.0} if dtype == torch.bfloat16 else {"rtol": 1e-6, "atol": 1e-9}
+    with torch.inference_mode():
+        for piece in (inputs[..., : 6 * LANES], inputs[0, :1, ::2], inputs[:, :0, ::2]):
+            torch.testing.assert_close(fused(piece), norm(piece), **tolerance)
+
+
+@pytest.mark.parametrize("kind", [LlamaRMSNorm, Gemma3RMSNorm])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, kind: Any) -> None:
+    """Equal bits, alone or among others."""
+    _, fused = norm_and_fused(dtype, kind)
+    inputs = random_input(FEW_ROWS, 6 * LANES, dtype=dtype)
+    with torch.inference_mode():
+        together = fused(inputs)
+        assert torch.equal(torch.cat([fused(row[None]) for row in inputs]), together)
+
+
+def test_a_zero_row_and_a_row_with_nan() -> None:
+    """Epsilon keeps the first finite; the second spoils itself alone."""
+    norm, fused = norm_and_fused(torch.bfloat16)
+    inputs = torch.zeros(3, 6 * LANES, dtype=torch.bfloat16)
+    inputs[1, 5], inputs[2] = float("nan"), 1.0
+    with torch.inference_mode():
+        torch.testing.assert_close(fused(inputs), norm(inputs), equal_nan=True, rtol=0, atol=0)
+
+
+def test_a_norm_that_computes_otherwise_is_left_alone() -> None:
+    """Its name would not tell."""
+
+    class DoubledRMSNorm(LlamaRMSNorm):
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            return 2.0 * super().forward(hidden_states)
+
+    doubled = DoubledRMSNorm(2 * LANES)
+    doubled.weight.data.normal_(generator=torch.Generator().manual_seed(3))
+    others = nn.LayerNorm(2 * LANES), LlamaRMSNorm(LANES + 1), LlamaRMSNorm(LANES).double()
+    model = nn.Sequential(doubled, *others)
+    assert fuse_norms(model) == 0
+    assert type(model[0]) is DoubledRMSNorm
+
+
+def test_training_goes_on_as_before() -> None:
+    """Gradients flow, parameters keep their names, and new weights count at once."""
+    norm, fused = norm_and_fused(torch.float32)
+    assert isinstance(fused, LlamaRMSNorm)
+    assert list(fused.state_dict()) == list(norm.state_dict())
+    inputs = random_input(2, 6 * LANES, dtype=torch.float32)
+    fused(inputs).sum().backward()
+    assert fused.weight.grad is not None
+    fused.weight.data.mul_(2.0)
+    with torch.inference_mode():
+        torch.testing.assert_close(fused(inputs), 2.0 * norm(inputs))
+
+
+def test_a_model_that_was_cast_meanwhile() -> None:
+    """The layers notice, instead of reading float64 as if it were bfloat16."""
+    norm, fused = norm_and_fused(torch.bfloat16)
+    inputs = random_input(3, 6 * LANES, dtype=torch.float64)
+    with torch.inference_mode():
+        torch.testing.assert_close(fused.double()(inputs), norm.double()(inputs))

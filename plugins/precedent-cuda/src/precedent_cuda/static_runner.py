@@ -1,0 +1,216 @@
+"""Runs a model in forwards of fixed size, on CUDA as graphs; a test at load shows that the model can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from math import prod
+from typing import Any
+from weakref import WeakMethod
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from precedent.errors import UnsupportedError
+from precedent.runtime.device_memory import free_bytes
+from precedent.runtime.failures import OutOfMemory
+from precedent.runtime.placing import placed
+from precedent.target.examine import TEXT, observe, tolerance, tree_error
+from precedent.target.kv.arena import KVArena
+from precedent.target.kv.cache import KVCache
+from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds, has_indexers
+from precedent.target.kv.rows import Forward, Rows, chain_rows
+from precedent.target.kv.shape import KVShape
+from precedent.target.runner import Runner
+from precedent.target.support import Backend
+from precedent.testing.host_waits import HostWaits
+from precedent_cuda import StaticSettings
+from precedent_cuda.attention import ORDERED, VARIANTS, Variant, split, variant_named
+from precedent_cuda.graphs import CudaCapturer, GraphStore, Run
+from precedent_cuda.static_forward import (
+    MOST_MASKED,
+    StaticForward,
+    StaticShape,
+    most_integers,
+    num_integers,
+    shape_for,
+    step_data,
+)
+
+ARENA_SHARE = 0.5
+"""Share of the free memory for keys and values that graphs can reach; activations and other KV use the rest."""
+
+
+class StaticRunner(Backend):
+    """A model whose forwards have one of a few fixed sizes; made by `fixed_sizes`.
+
+    With `every_rows`, every forward has that many rows and a row's sums do not depend on its neighbours
+    (`attention.ordered`); sequences without room are refused, not computed in another way.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        shape: KVShape,
+        device: torch.device,
+        settings: StaticSettings,
+        every_rows: int | None = None,
+    ) -> None:
+        tokens = settings.arena_tokens or int(ARENA_SHARE * free_bytes(device)) // shape.row_bytes
+        tokens = min(tokens, settings.most_tokens or tokens)
+        self.arena: KVArena = KVArena(shape, tokens)
+        self._model, self._device = model, device
+        self.cuda_graphs_beside = replace(settings, arena_tokens=None, most_tokens=tokens, attention="auto")
+        self._every_rows = every_rows
+        variants = VARIANTS if every_rows is None else ORDERED
+        self._variant = variant_named(settings.attention, variants, device, model.dtype)
+        self._integers = torch.zeros(most_integers(len(self.arena.lent)), dtype=torch.long, device=device)
+        self._ancestors = torch.zeros(MOST_MASKED, dtype=torch.bool, device=device)
+        self.forwards = 0
+        """Forwards that ran here and not in another way."""
+        self.graphs: GraphStore | None = None
+        if settings.capture:
+            bounds = {"max_graphs": settings.max_graphs, "max_bytes": settings.max_graph_bytes}
+            run = _weakly(WeakMethod(self.run))  # the store must not keep the arena alive after its engine is gone
+            self.graphs = GraphStore(run, CudaCapturer(device), **bounds)
+
+    def logits(self, forward: Forward) -> Tensor | None:
+        """Logits after every row, `[rows, vocab_size]`; None if no size or arena holds them.
+
+        Their KV caches must have room for the new rows. With `every_rows`, raises OutOfMemory instead of returning
+        None.
+        """
+        sequences = forward.sequences
+        starts = [rows.kv.starts_in(self.arena) for rows in sequences]
+        found = [begins for begins in starts if begins is not None]
+        shape = self.shape_for(sequences) if len(found) == len(starts) else None
+        self.settled = False
+        if shape is None:
+            self._check_optional(sequences)
+            return None
+        with self._on_device():
+            self._send(shape, sequences, found)
+            logits = self.run(shape) if self.graphs is None else self.graphs(shape)
+            self.forwards += 1
+            self.settled = self.graphs is None or self.graphs.settled  # a capture takes far longer than a replay
+            return logits[: sum(map(len, sequences))].clone()  # the next replay overwrites what a graph wrote
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Make the runner's device current, since Triton launches on the current device."""
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+
+    def run(self, shape: StaticShape, variant: Variant | None = None) -> Tensor:
+        """The forward of a size over the buffers, operation by operation; logits `[rows, vocab_size]`.
+
+        A given `variant` replaces the runner's own attention.
+        """
+        integers, ancestors = self._buffers(shape)
+        forward = StaticForward(self.arena, shape, integers, ancestors, variant or self._variant)
+        with forward.running():
+            logits: Tensor = self._model(**forward.inputs()).logits[0]
+        return logits
+
+    def shape_for(self, sequences: Sequence[Rows]) -> StaticShape | None:
+        """The size in which these rows are computed; None if none holds them."""
+        return shape_for(sequences, self._every_rows)
+
+    def _check_optional(self, sequences: Sequence[Rows]) -> None:
+        """Raise OutOfMemory for rows that must not be computed in another way."""
+        if self._every_rows is not None:
+            longest = max(rows.kv.length + len(rows) for rows in sequences)
+            raise OutOfMemory(
+                f"bitwise=True: the memory set aside for keys and values has no place for {longest} tokens in one "
+                "piece beside the others: ask again, for fewer max_tokens or a shorter prompt, or lower max_running of "
+                "EngineLimits"
+            )
+
+    def _send(self, shape: StaticShape, sequences: Sequence[Rows], starts: Sequence[Sequence[int]]) -> None:
+        integers, ancestors = step_data(shape, sequences, starts)
+        for buffer, numbers in zip(self._buffers(shape), (integers, ancestors), strict=True):
+            buffer.copy_(placed(numbers, self._device))
+
+    def _buffers(self, shape: StaticShape) -> tuple[Tensor, Tensor]:
+        """The parts of the buffers that this size uses: always the same memory."""
+        places = shape.sequences, shape.width, shape.width
+        return self._integers[: num_integers(shape, len(self.arena.lent))], self._ancestors[: prod(places)].view(places)
+
+
+def _weakly(method: WeakMethod[Any]) -> Run:
+    """Calls a method without keeping its object alive."""
+
+    def run(shape: StaticShape) -> Tensor:
+        found = method()
+        assert found is not None, "its runner holds the graphs"
+        logits: Tensor = found(shape)
+        return logits
+
+    return run
+
+
+class Hindrance(Exception):
+    """Why a model cannot run in fixed sizes, in words that follow "it cannot: "."""
+
+
+def fixed_sizes(
+    runner: Runner, shape: KVShape, settings: StaticSettings, every_rows: int | None = None
+) -> StaticRunner:
+    """Return a static runner for the model of `runner`, once a test has passed.
+
+    Raises Hindrance for a model that cannot run in fixed sizes.
+    """
+    _check_settings(runner, settings)
+    static = StaticRunner(runner.model, shape, runner.device, settings, every_rows)
+    try:
+        with runner.using(static):
+            _prove(runner, static)
+    except Hindrance:
+        raise
+    except (UnsupportedError, OutOfMemory) as error:
+        raise Hindrance(str(error)) from error
+    except Exception as misfit:  # what models raise, and what compilers do
+        raise Hindrance(f"{type(misfit).__name__}: {misfit}".splitlines()[0]) from misfit
+    return static
+
+
+def _check_settings(runner: Runner, settings: StaticSettings) -> None:
+    """Raise Hindrance for what can be known without running the model."""
+    others = sorted(attention_kinds(runner.model.config.get_text_config()) - {FULL_ATTENTION})
+    devices = {parameter.device for parameter in runner.model.parameters()}
+    if settings.capture and runner.device.type != "cuda":
+        raise Hindrance(f"CUDA graphs need CUDA devices, and it is on {runner.device.type}")
+    if runner.recurrent:
+        raise Hindrance("the states of its recurrent layers follow the tree, whose shape differs from step to step")
+    if has_indexers(runner.model.config.get_text_config()):
+        raise Hindrance(f"the indexers of its {', '.join(others)} layers choose other keys at every step")
+    if not runner.packed:
+        raise Hindrance("its attention does not go through transformers' attention interface")
+    if others:
+        raise Hindrance(f"its {', '.join(others)} layers do not see the whole prefix")
+    if devices != {runner.device}:
+        raise Hindrance("its layers are spread over several devices, or offloaded")
+
+
+@torch.inference_mode()
+def _prove(runner: Runner, static: StaticRunner) -> None:
+    """Raise Hindrance if forwards of fixed size compute wrong results.
+
+    Each size is compared three times: it is captured at the second run and only replayed at the third.
+    """
+    kv = KVCache(static.arena.shape, static.arena)
+    kv.reserve(1)
+    alone = [chain_rows(kv, TEXT[:1])]
+    shape, _ = static.shape_for(alone), static.logits(Forward(alone))
+    assert shape is not None
+    with HostWaits() as waits:
+        static.run(shape, split)  # HostWaits cannot look into compiled attention; the model is what is tested here
+    if waits.names:  # checked before any capture: a forward that waits cannot be captured
+        raise Hindrance(f"its forward makes the host wait ({waits.reasons})")
+    _, expected = observe(runner)
+    for _ in range(3):
+        before, error = static.forwards, tree_error(runner, lambda: KVCache(static.arena.shape, static.arena), expected)
+        if static.forwards != before + 2:
+            raise Hindrance("arena_tokens leaves no room for two sequences")
+        if error > tolerance(runner.model):
+            raise Hindrance(f"a scored tree is {error:.2g} off")

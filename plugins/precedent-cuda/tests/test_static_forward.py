@@ -1,0 +1,201 @@
+"""Forwards of fixed size over an arena equal ordinary ones: rows, KV rows, several requests, prompts in pieces, trees.
+
+Everything but the capture of a graph and its replay is the same code on a CPU; those two are marked `gpu`.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+
+import pytest
+import torch
+from helpers.static_targets import alike, keys_and_values, plain_target, random_ids, random_tree, static_target
+
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.engine.engine import Engine
+from precedent.errors import ConfigError, UnsupportedError
+from precedent.target import TargetModel
+from precedent.target.attention import attention
+from precedent.target.kv.arena import KEPT_FREE, KVArena
+from precedent.target.kv.cache import KVCache
+from precedent.target.kv.rows import chain_rows
+from precedent.testing.host_waits import HostWaits
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent.tree import EMPTY_TREE
+from precedent_cuda import StaticSettings
+from precedent_cuda.static_forward import LEAST_KEYS, MOST_WIDTH, StaticForward, StaticShape, shape_for
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "olmo2", "phi3"])
+def test_several_requests_and_trees_equal_ordinary_forwards(model_type: str) -> None:
+    """Three requests in places for four; all logits, keys and values, over commits of scattered paths."""
+    static = static_target(model_type)
+    before = static.runner.backends[0].forwards
+    alike(static, plain_target(model_type), prompts=(40, 3, 17), rounds=4, widths=(9, 0, 5))
+    assert static.runner.backends[0].forwards >= before + 4 + 3, "rounds and prompts ran in forwards of fixed size"
+
+
+def test_one_request_without_and_with_a_tree() -> None:
+    alike(static_target(), plain_target(), prompts=(30,), rounds=3, widths=(0,))
+    alike(static_target(), plain_target(), prompts=(30,), rounds=3, widths=(63,))
+
+
+def test_lengths_of_several_buckets_and_buffers_that_grow_into_other_regions() -> None:
+    """One request crosses from one bucket of keys into the next while another is in its first rows."""
+    settings = {"max_position_embeddings": 4096, "num_hidden_layers": 2}
+    alike(static_target(**settings), plain_target(**settings), prompts=(LEAST_KEYS - 8, 5), rounds=4, widths=(6, 3))
+
+
+def test_prompts_in_pieces_of_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also pieces wider than any size, which go another way, into the same arena."""
+    static, plain, prompt = static_target(), plain_target(), random_ids(5, MOST_WIDTH + 60)
+    ours, theirs = static.new_slot(), plain.new_slot()
+    before = static.runner.backends[0].forwards
+    for target, slot in ((static, ours), (plain, theirs)):
+        target.begin_prefill(slot, prompt)
+        for piece in (7, MOST_WIDTH + 1, 64):
+            target.continue_prefill(slot, prompt, piece)
+    assert static.runner.backends[0].forwards == before + 2
+    torch.testing.assert_close(keys_and_values(ours), keys_and_values(theirs), rtol=0, atol=1e-9)
+    torch.testing.assert_close(static.plain_step(ours), plain.plain_step(theirs), rtol=0, atol=1e-9)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.slow
+def test_the_kernels_serve_a_whole_model() -> None:
+    """In Triton's interpreter, in float32; on a GPU by themselves in the tests marked so."""
+    settings = {"dtype": torch.float32, "num_hidden_layers": 1}
+    kernels = StaticSettings(arena_tokens=1024, capture=False, attention="triton")
+    static = TargetModel(tiny_causal_lm(**settings), cuda_graphs=kernels)
+    alike(static, plain_target(**settings), prompts=(21, 8), rounds=2, widths=(7, 2), tolerance=1e-3)
+
+
+def test_forks_and_rewinds_in_an_arena() -> None:
+    static, plain, prompt = static_target(), plain_target(), random_ids(10, 50)
+    origin = static.new_slot()
+    static.prefill(origin, prompt)
+    branch, expected = static.fork(origin, 30), plain.new_slot()
+    static.prefill(branch, [*prompt[:30], 1, 2, 3])
+    plain.prefill(expected, [*prompt[:30], 1, 2, 3])
+    torch.testing.assert_close(static.plain_step(branch), plain.plain_step(expected), rtol=0, atol=1e-9)
+    static.rewind(origin, 20)
+    static.prefill(origin, [*prompt[:20], 9])
+    plain.prefill(expected, [*prompt[:20], 9])
+    torch.testing.assert_close(static.plain_step(origin), plain.plain_step(expected), rtol=0, atol=1e-9)
+
+
+def test_who_finds_no_room_in_the_arena_is_computed_otherwise_and_alike() -> None:
+    """A full arena costs speed, never an answer; what was lent comes back."""
+    model = tiny_causal_lm(max_position_embeddings=4096)
+    static = TargetModel(model, cuda_graphs=StaticSettings(arena_tokens=1024, capture=False))
+    slots = [static.new_slot() for _ in range(3)]
+    for number, slot in enumerate(slots):
+        static.prefill(slot, random_ids(number, 300))
+    before = static.runner.backends[0].forwards
+    logits = static.score([(slot, EMPTY_TREE) for slot in slots])
+    assert static.runner.backends[0].forwards == before
+    expected = plain_target(max_position_embeddings=4096)
+    for number, row in enumerate(logits):
+        twin = expected.new_slot()
+        expected.prefill(twin, random_ids(number, 300))
+        torch.testing.assert_close(row, expected.plain_step(twin), rtol=0, atol=1e-9)
+    del slots[:2], slot
+    gc.collect()
+    late = static.new_slot()
+    static.prefill(late, random_ids(7, 300))
+    assert late.kv.starts_in(static.arena) is not None
+
+
+def test_logits_stay_when_the_next_forward_runs() -> None:
+    static = static_target()
+    slot = static.new_slot()
+    static.prefill(slot, random_ids(1, 20))
+    first = static.plain_step(slot)
+    kept = first.clone()
+    static.score([(slot, random_tree(1, 3))])
+    assert torch.equal(first, kept)
+
+
+def test_an_engine_on_forwards_of_fixed_size_answers_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests at once, drafts from the prompt, greedy in float64."""
+    prompts, answers = [b"abcabcabcabcab" * 3, b"xyzxyxyzxyxyzx" * 2], []
+    for target in (plain_target(), static_target()):
+        engine = Engine(target, byte_tokenizer(), name="tiny")
+        speculation = SpeculationConfig(drafters=("prompt",))
+        sampling = SamplingParams(temperature=0.0, max_tokens=24)
+        running = [engine.submit(list(prompt), sampling, speculation=speculation) for prompt in prompts]
+        answers.append([generation.result().token_ids for generation in running])
+        engine.close()
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "reason"),
+    [
+        ("gemma3_text", {"head_dim": 12, "sliding_window": 32}, "sliding_attention layers do not see the whole prefix"),
+        ("llama", {"attn_implementation": "eager"}, "does not go through transformers' attention interface"),
+        ("gemma2", {"head_dim": 12, "layer_types": ["full_attention"] * 3}, "a window or a mask of its own"),
+        ("mixtral", {"num_local_experts": 4, "sliding_window": None}, "makes the host wait"),
+    ],
+)
+def test_models_that_cannot_are_refused_by_name(model_type: str, settings: dict[str, object], reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"{model_type} cannot run as CUDA graphs: .*{reason}"):
+        static_target(model_type, **settings)
+
+
+def test_capped_scores_and_sinks_are_refused_in_forwards_of_fixed_size() -> None:
+    forward, rows = object.__new__(StaticForward), torch.zeros(1, 1, 1, 8)
+    for term in ({"softcap": 30.0}, {"s_aux": torch.zeros(1)}):
+        with pytest.raises(UnsupportedError, match="Linear caps its scores or has sinks"):
+            attention(torch.nn.Linear(1, 1), rows, rows, rows, forward, **term)
+
+
+def test_graphs_are_refused_where_there_is_no_cuda() -> None:
+    with pytest.raises(UnsupportedError, match="CUDA graphs need CUDA devices, and it is on cpu"):
+        TargetModel(tiny_causal_lm(), cuda_graphs=StaticSettings(arena_tokens=2048))
+    with pytest.raises(ConfigError, match="made without cuda_graphs"):
+        TargetModel.of(plain_target(), bitwise=False, cuda_graphs=True)
+
+
+def test_a_forward_of_fixed_size_never_waits_for_the_device() -> None:
+    """Nor does sending its numbers; reading a number back, which is the control, would be seen."""
+    static = static_target()
+    slots = [static.new_slot() for _ in range(2)]
+    for number, slot in enumerate(slots):
+        static.prefill(slot, random_ids(number, 20 + number))
+    batch = [(slot, random_tree(number, 5)) for number, slot in enumerate(slots)]
+    with HostWaits() as waits:
+        logits = static.score(batch)
+    assert waits.names == []
+    with HostWaits() as waits, torch.inference_mode():
+        logits[0].argmax(-1).tolist(), bool(logits[0][0, 0] > 0), logits[0][logits[0] > 0]
+    assert set(waits.names) == {"resolve_neg", "is_nonzero", "index"}
+
+
+def test_there_are_few_sizes_and_the_smallest_that_fits_is_taken() -> None:
+    kv = KVCache(TargetModel(tiny_causal_lm(num_hidden_layers=1)).kv_shape)
+
+    def rows(count: int) -> object:
+        return chain_rows(kv, [0] * count)
+
+    assert shape_for([rows(1)]) == StaticShape(1, 1, 1, LEAST_KEYS)
+    assert shape_for([rows(9)]) == StaticShape(16, 1, 16, LEAST_KEYS)
+    assert shape_for([rows(65), rows(1), rows(1)]) == StaticShape(72, 4, 72, LEAST_KEYS)
+    assert shape_for([rows(65)] * 32) == StaticShape(2304, 32, 72, LEAST_KEYS)
+    assert shape_for([rows(MOST_WIDTH + 1)]) is None
+    assert shape_for([rows(MOST_WIDTH), *[rows(1)] * 9]) is None, "its masks would be too many to send"
+
+
+def test_regions_of_an_arena_are_lent_once_and_joined_again() -> None:
+    arena = KVArena(TargetModel(tiny_causal_lm(num_hidden_layers=1)).kv_shape, 1024).lent[0]
+    first, second, third = (arena.take(256) for _ in range(3))
+    starts = [region.start for region in (first, second, third)]
+    assert starts == [KEPT_FREE, KEPT_FREE + 256, KEPT_FREE + 512]
+    assert arena.take(512) is None
+    del first, third
+    last = arena.take(512)
+    assert last.start == KEPT_FREE + 512, "what was behind the third was free as well"
+    assert arena.take(300) is None, "the first region is too small by itself"
+    del second
+    assert arena.take(512).start == KEPT_FREE, "the first two together"

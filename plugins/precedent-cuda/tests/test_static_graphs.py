@@ -1,0 +1,243 @@
+"""Graphs of forwards of fixed size: which are captured, replayed, kept and dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.static_targets import alike, plain_target, random_ids, random_tree, static_target
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from precedent.target import TargetModel
+from precedent.testing.tiny_models import tiny_causal_lm
+from precedent.tree import EMPTY_TREE
+from precedent_cuda import StaticSettings
+from precedent_cuda.graphs import GraphStore, Replay, Run
+from precedent_cuda.static_forward import LEAST_KEYS, StaticShape
+
+
+class Pretended:
+    """Captures by remembering, and replays by running; fails for sizes of an odd number of rows."""
+
+    def __init__(self, nbytes: int = 10) -> None:
+        self.nbytes_each, self.captured, self.replayed, self.forgotten = nbytes, [], [], 0
+
+    def capture(self, run: Run, shape: StaticShape) -> Replay:
+        if shape.rows % 2:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        self.captured.append(shape)
+        return PretendedReplay(self, run, shape)
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+
+class PretendedReplay:
+    def __init__(self, capturer: Pretended, run: Run, shape: StaticShape) -> None:
+        self._capturer, self._run, self._shape, self.nbytes = capturer, run, shape, capturer.nbytes_each
+
+    def __call__(self) -> Tensor:
+        self._capturer.replayed.append(self._shape.rows)
+        return self._run(self._shape)
+
+
+class Tape(TorchDispatchMode):
+    """What a graph is, on a CPU: the operations of a run with the very tensors they read and wrote, and no Python."""
+
+    nbytes = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._operations: list[tuple[Any, Any, Any, Any]] = []
+        self.logits = torch.empty(0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._operations.append((func, args, kwargs or {}, result))
+        return result
+
+    def __call__(self) -> Tensor:
+        for func, args, kwargs, written in self._operations:
+            for old, new in zip(tree_leaves(written), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+        return self.logits
+
+
+class Taping:
+    """Captures tapes."""
+
+    def __init__(self) -> None:
+        self.captured: list[StaticShape] = []
+
+    def capture(self, run: Run, shape: StaticShape) -> Replay:
+        self.captured.append(shape)
+        with Tape() as tape:
+            tape.logits = run(shape)
+        return tape
+
+    def forget(self) -> None:
+        """Nothing is held beside the tapes."""
+
+
+def store(capturer: Pretended, **bounds: int) -> GraphStore:
+    bounds = {"max_graphs": 2, "max_bytes": 1000, **bounds}
+    return GraphStore(lambda shape: torch.full((shape.rows, 3), float(shape.rows)), capturer, **bounds)
+
+
+def size(rows: int) -> StaticShape:
+    return StaticShape(rows, 1, rows, LEAST_KEYS)
+
+
+def test_a_size_is_captured_when_it_comes_again_and_the_least_used_makes_room() -> None:
+    capturer = Pretended()
+    graphs = store(capturer)
+    for rows in (2, 2, 4, 4, 2, 6, 6, 2, 4, 4):
+        assert graphs(size(rows)).shape == (rows, 3)
+    assert [shape.rows for shape in capturer.captured] == [2, 4, 6, 4]
+    assert capturer.replayed == [2, 4, 2, 6, 2, 4], "the size that made room had to come twice again"
+    assert len(graphs) == 2
+
+
+def test_forwards_go_through_the_graphs_that_there_are() -> None:
+    """One request, step after step: run, captured, then replayed over other numbers in the same buffers."""
+    static, capturer = static_target(), Pretended()
+    slot = static.new_slot()
+    static.prefill(slot, random_ids(1, 20))
+    static.runner.backends[0].graphs = GraphStore(static.runner.backends[0].run, capturer, max_graphs=4, max_bytes=1000)
+    expected, twin = plain_target(), plain_target().new_slot()
+    expected.prefill(twin, random_ids(1, 20))
+    for number in range(4):
+        tree = random_tree(number, 5)
+        found, rows = static.score([(slot, tree)])[0], expected.score([(twin, tree)])[0]
+        torch.testing.assert_close(found, rows, rtol=0, atol=1e-9)
+        static.commit(slot, tree, (), number)
+        expected.commit(twin, tree, (), number)
+    assert ([shape.rows for shape in capturer.captured], capturer.replayed) == ([8], [8, 8, 8])
+
+
+def test_operations_that_were_captured_serve_every_later_step_of_their_size() -> None:
+    """Lengths, places, trees and tokens change under a replay: none of them was baked into its operations."""
+    settings = StaticSettings(arena_tokens=8192, capture=False)
+    static, taping = TargetModel(tiny_causal_lm(), cuda_graphs=settings), Taping()
+    static.runner.backends[0].graphs = GraphStore(static.runner.backends[0].run, taping, max_graphs=99, max_bytes=1)
+    for prompts in ((40, 3, 17), (5, 61, 33)):  # other sequences, in other regions
+        alike(static, plain_target(), prompts=prompts, rounds=5, widths=(9, 0, 5))
+    assert taping.captured.count(StaticShape(24, 4, 16, LEAST_KEYS)) == 1
+    assert static.runner.backends[0].forwards > 2 * len(taping.captured)
+
+
+def test_what_cannot_be_captured_runs_without_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    capturer = Pretended()
+    graphs = store(capturer)
+    for _ in range(4):
+        assert graphs(size(3)).eq(3).all()
+    assert (len(graphs), capturer.captured) == (0, [])
+    assert [record.getMessage().count("not permitted") for record in caplog.records] == [1]
+
+
+def test_only_replays_and_sizes_that_stay_without_a_graph_tell_what_a_step_costs() -> None:
+    """A first run is slower than its replays, and a capture takes a hundred times as long."""
+    graphs, settled = store(Pretended(), max_graphs=9), []
+    for rows in (2, 2, 2, 3, 3, 3, 2):
+        graphs(size(rows))
+        settled.append(graphs.settled)
+    assert settled == [False, False, True, False, False, True, True]
+
+
+def test_a_target_says_whether_a_step_took_as_long_as_later_ones_will() -> None:
+    target, settled = TargetModel(tiny_causal_lm(), cuda_graphs=StaticSettings(arena_tokens=1024, capture=False)), []
+    target.runner.backends[0].graphs = GraphStore(target.runner.backends[0].run, Taping(), max_graphs=9, max_bytes=100)
+    slot, homeless = target.new_slot(), target.new_slot()
+    for each in (slot, homeless):
+        target.prefill(each, random_ids(1, 600))
+    for each in (slot, slot, slot, homeless):
+        target.plain_step(each)
+        target.discard(each)
+        settled.append(target.runner.settled)
+    assert settled == [False, False, True, False]
+
+
+def test_graphs_that_took_too_much_memory_are_dropped_together() -> None:
+    capturer = Pretended(nbytes=400)
+    graphs = store(capturer, max_graphs=9)
+    for rows in (2, 2, 4, 4, 6, 6):
+        graphs(size(rows))
+    assert (len(graphs), capturer.forgotten) == (0, 1)
+    graphs(size(2))
+    assert len(graphs) == 1, "it comes again, and fits"
+    greedy = Pretended(nbytes=2000)
+    graphs = store(greedy)
+    for _ in range(4):
+        graphs(size(2))
+    assert (len(greedy.captured), greedy.forgotten, len(graphs)) == (1, 1, 0)
+
+
+def on_cuda(dtype: torch.dtype, **settings: object) -> tuple[TargetModel, TargetModel]:
+    """The same weights with and without graphs, on the GPU."""
+    static, plain = (tiny_causal_lm(dtype=dtype, **settings).cuda() for _ in range(2))
+    return TargetModel(static, cuda_graphs=StaticSettings(arena_tokens=8192)), TargetModel(plain)
+
+
+@pytest.mark.gpu
+def test_on_cuda_replayed_graphs_equal_ordinary_forwards_in_float64() -> None:
+    """Sizes come again and again, so that most forwards are replays; lengths, trees and regions change under them."""
+    static, plain = on_cuda(torch.float64)
+    for _ in range(3):
+        alike(static, plain, prompts=(40, 3, 17), rounds=4, widths=(9, 0, 5))
+    alike(static, plain, prompts=(30,), rounds=5, widths=(0,))
+    assert len(static.runner.backends[0].graphs) >= 2
+
+
+@pytest.mark.gpu
+def test_on_cuda_a_replay_is_bit_for_bit_what_runs_without_a_graph() -> None:
+    """In bfloat16, by the kernels that a GPU has: the graph is the same operations on the same memory."""
+    static, _ = on_cuda(torch.bfloat16, hidden_size=128, head_dim=32)
+    slot, tree = static.new_slot(), random_tree(1, 7)
+    static.prefill(slot, random_ids(1, 40))
+    graphs, static.runner.backends[0].graphs = static.runner.backends[0].graphs, None
+    without = static.score([(slot, tree)])[0]
+    static.runner.backends[0].graphs = graphs
+    for _ in range(3):
+        static.discard(slot)
+        assert torch.equal(static.score([(slot, tree)])[0], without)
+    assert len(graphs) >= 1
+
+
+@pytest.mark.gpu
+def test_on_cuda_a_step_waits_for_the_device_once_it_is_read() -> None:
+    static, _ = on_cuda(torch.float32)
+    slot, tree = static.new_slot(), random_tree(1, 7)
+    static.prefill(slot, random_ids(1, 40))
+    for _ in range(3):
+        static.score([(slot, tree)])
+        static.discard(slot)
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        logits = static.score([(slot, tree)])[0]
+        static.commit(slot, tree, tree.path_to(len(tree) - 1), 5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert logits.isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("attention", ["triton", "split"])
+def test_on_cuda_greedy_texts_are_those_without_graphs(attention: str) -> None:
+    static, plain = (tiny_causal_lm(dtype=torch.float32, hidden_size=128, head_dim=32).cuda() for _ in range(2))
+    targets = (
+        TargetModel(static, cuda_graphs=StaticSettings(arena_tokens=8192, attention=attention)),
+        TargetModel(plain),
+    )
+    texts = []
+    for target in targets:
+        slot, text = target.new_slot(), []
+        target.prefill(slot, random_ids(3, 50))
+        for _ in range(30):
+            text.append(int(target.plain_step(slot)[0].argmax()))
+            target.commit(slot, EMPTY_TREE, (), text[-1])
+        texts.append(text)
+    assert texts[0] == texts[1]

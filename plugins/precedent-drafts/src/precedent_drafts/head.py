@@ -1,0 +1,177 @@
+"""Heads that read their target's states: their model, their place beside the target, and their drafter.
+
+Entry j of a head's KV cache belongs to token j + 1 and reads what the target computed of token j. The target knows that
+of every committed token; behind them the head continues from its own output, as vLLM and SGLang do.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.drafters.model.place import CATCH_UP_LIMIT, SlotOf
+from precedent.drafters.request import Request
+from precedent.errors import ConfigError
+from precedent.target import common_prefix
+from precedent.target.kv.cache import KVCache
+from precedent.target.model import TargetModel
+from precedent.target.prefix_pool import PrefixPool
+from precedent.target.slot import Slot
+from precedent.tree import CandidateTree, chain
+
+
+class GivenStates(nn.Module):
+    """Turns token ids into what the draft's first layer reads, `[1, rows, width]`.
+
+    `give` hands in the states for the rows of the next forwards of this thread, in order; without any they are
+    zero. Engines that share a draft run on threads of their own.
+    """
+
+    def __init__(self, embeddings: nn.Module) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+
+    @property
+    def weight(self) -> Any:
+        """The embeddings' weight, whose device is where token ids go."""
+        return self.embeddings.weight
+
+    def give(self, states: Sequence[Tensor]) -> None:
+        """Hand in the states `[rows, hidden_size]` of each sequence; replaces what is left of earlier ones."""
+        _GIVEN.set((self, torch.cat(list(states))) if states else None)
+
+    @abstractmethod
+    def fused(self, embedded: Tensor, states: Tensor) -> Tensor:
+        """Embeddings and states, each `[..., hidden_size]`, as what the first layer reads."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """The inputs of these rows."""
+        embedded: Tensor = self.embeddings(input_ids)
+        given = _GIVEN.get()
+        if given is None or given[0] is not self:
+            return self.fused(embedded, torch.zeros_like(embedded))
+        rows, left = given[1].tensor_split([input_ids.shape[1]])
+        _GIVEN.set((self, left))
+        return self.fused(embedded, rows[None])
+
+
+_GIVEN: ContextVar[tuple[GivenStates, Tensor] | None] = ContextVar("given hidden states", default=None)
+
+
+StatesOf = Callable[[KVCache, int, int], Tensor]
+"""What a head reads of a target's tokens, from one up to another: `[tokens, hidden_size]`."""
+
+
+class HeadModel(TargetModel):
+    """A head beside its target, whose states `read` gives; every slot is bound to one of the target's.
+
+    The head's embeddings are `GivenStates`. It keeps its own output, after its final norm if it `feeds_back_normed`.
+    """
+
+    def __init__(self, head: PreTrainedModel, read: StatesOf, *, feeds_back_normed: bool) -> None:
+        super().__init__(head)
+        own = self.keep_hidden_states(after_norm=feeds_back_normed)
+        self._inputs: GivenStates = head.get_input_embeddings()  # type: ignore[assignment]
+        self._read, self._own = read, own
+        self._bound: WeakKeyDictionary[Slot, SlotOf] = WeakKeyDictionary()
+
+    def bind(self, slot: Slot, target_slot: SlotOf) -> None:
+        """From now on this slot reads the states of that slot of the target."""
+        self._bound[slot] = target_slot
+
+    def score(self, batch: Sequence[tuple[Slot, CandidateTree]]) -> list[Tensor]:
+        """As `TargetModel.score`. Rows behind the target's committed text must come one at a time."""
+        self._inputs.give([self._read_by(slot, len(tree) + 1) for slot, tree in batch])
+        return super().score(batch)
+
+    def _prefill_chunk(self, slot: Slot, token_ids: Sequence[int]) -> None:
+        self._inputs.give([self._read_by(slot, len(token_ids))])
+        super()._prefill_chunk(slot, token_ids)
+
+    @torch.inference_mode()
+    def _read_by(self, slot: Slot, count: int) -> Tensor:
+        """The states that the next `count` entries of a slot read, `[count, hidden_size]`."""
+        target, first = self._bound[slot](), slot.kv.length
+        if first + count <= target.kv.length:
+            return self._read(target.kv, first, first + count)
+        assert count == 1, "a drafted token reads the output of the one before it"
+        return self._own.of(slot.kv, first - 1, first)
+
+
+def reading_hidden_states(head: PreTrainedModel, target: TargetModel, *, feeds_back_normed: bool) -> HeadModel:
+    """A head that reads its target's final hidden states, which the target keeps from now on.
+
+    Raises UnsupportedError, naming why, where they cannot be kept.
+    """
+    return HeadModel(head, target.keep_hidden_states().of, feeds_back_normed=feeds_back_normed)
+
+
+class HeadPlace:
+    """A head's KV cache. It begins with a text's second token: each entry also reads what is before.
+
+    Entries that read the target's states stay; those of drafted tokens are computed again once committed. A cache is
+    shared only between texts with the same first token, on which all entries depend.
+    """
+
+    def __init__(
+        self, model: HeadModel, pool: PrefixPool, tenant: str, context: list[int], target_slot: SlotOf
+    ) -> None:
+        self._model, self._pool, self._context = model, pool, context
+        self._tenant = f"{context[0] if context else ''} {tenant}"
+        self._slot = pool.acquire(self._tenant, context[1:])
+        pool.drop(self._slot)  # never lent while in use: its end may be drafted
+        self._settled = len(self._slot.token_ids)
+        model.bind(self._slot, target_slot)
+
+    @property
+    def behind(self) -> int:
+        """Number of committed tokens that the KV cache lacks."""
+        text = self._context[1:]
+        return len(text) - min(self._settled, common_prefix(self._slot.token_ids, text))
+
+    def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree] | None:
+        """Rewind to what the target's states gave; returns what `OwnPlace` does, None after a single token."""
+        assert not drafted, "a head drafts between two forwards of its target, never ahead"
+        text = self._context[1:]
+        if not text:
+            return None
+        known = min(self._settled, common_prefix(self._slot.token_ids, text[:-1]))
+        self._model.rewind(self._slot, known)
+        if len(text) - known > CATCH_UP_LIMIT:
+            self._model.prefill(self._slot, text)
+        self._slot.pending, *missed = text[len(self._slot.token_ids) :]
+        self._settled = len(text)
+        return self._slot, chain(missed)
+
+    def leave(self) -> None:
+        """Keep the KV cache for the conversation's next turn, without drafted tokens."""
+        slot, self._slot = self._slot, self._model.new_slot()
+        self._model.rewind(slot, min(self._settled, len(slot.token_ids)))
+        self._pool.release(self._tenant, slot)
+
+
+class HeadDrafter(DraftModelDrafter):
+    """Draws one chain per step as a draft model does, so that sampling stays exact.
+
+    Requests share the head; each has its own KV cache of the head's layers, beside its slot in the target.
+    """
+
+    def __init__(self, name: str, head: HeadModel) -> None:
+        super().__init__(head)
+        self.name, self._head = name, head
+
+    def place_of(self, request: Request, context: list[int]) -> HeadPlace:
+        """A KV cache beside the request's slot in the target. Raises ConfigError for a request without one."""
+        if request.target_slot is None:
+            raise ConfigError(
+                f"{self.name} reads the hidden states of its target, and this request names no target_slot"
+            )
+        return HeadPlace(self._head, self.pool, request.tenant, context, request.target_slot)

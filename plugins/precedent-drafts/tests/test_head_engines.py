@@ -1,0 +1,307 @@
+"""The contract of every engine that drafts with a head: plain answers, reserved memory, and clear refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.conditioned import opinionated_weights, random_conditioned
+from helpers.draft_head_engines import SAMPLINGS, AlwaysOpen, check_answers, check_grammar, check_next_turns
+from helpers.hybrids import random_ids
+from helpers.mtp_checkpoints import checkpoint, loaded, settling
+from helpers.packages import graph_settings
+from helpers.published_blocks import SPECULATORS, ZLAB, block_weights
+from helpers.published_heads import COVERED, SPECFORGE, random_weights, small_target, write_head
+from helpers.small_engines import PLAIN, PROMPT
+from helpers.tiny_block import tiny_block_draft
+
+from precedent.cache import SpeculationCache
+from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.drafters import DrafterParts, kind_of, load_draft
+from precedent.engine.engine import Engine
+from precedent.errors import CapacityError, ConfigError, UnsupportedError
+from precedent.planning.costs import CostCurve
+from precedent.runtime.background import Background
+from precedent.target import TargetModel
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_drafts.conditioned import FUSIONS
+from precedent_drafts.kinds import MTP_HEADS
+
+
+@dataclass(frozen=True)
+class Head:
+    """A kind of head: its drafter, its target, and the draft beside that target, which may need a folder.
+
+    The target keeps `per_token` numbers of each token, or else `hidden_size`. The head's own KV cache holds at most
+    `context` tokens of a prompt, and `step` tokens behind the answer.
+    """
+
+    drafter: str
+    model: Callable[[Path], Any]
+    draft: Callable[[Any, Path], Any] = lambda model, folder: None
+    per_token: int | None = None
+    context: int = 10**6
+    step: int = SpeculationConfig().max_nodes + SpeculationConfig().max_draws
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Drafters of an engine that uses this head: where no draft is given, it has to be named."""
+        return (*SpeculationConfig().drafters, "mtp") if self.drafter == "mtp" else SpeculationConfig().drafters
+
+    @property
+    def alone(self) -> SpeculationConfig:
+        return SpeculationConfig(drafters=(self.drafter,))
+
+
+def mtp(family: str, *, settled: bool = False) -> Head:
+    def model(folder: Path) -> Any:
+        made = checkpoint(folder / family, family)
+        return loaded(settling(made, folder / "settled") if settled else made)
+
+    return Head("mtp", model)
+
+
+def conditioned(fusion: str) -> Head:
+    def draft(model: Any, folder: Path) -> Any:
+        return random_conditioned(model, (2,), fusion, opinionated_weights(model, 2, fusion, range(259)))
+
+    return Head("draft-model", lambda folder: tiny_causal_lm(scale=2.0), draft)
+
+
+def dflash(config: dict[str, Any], covered: tuple[int, ...] | None) -> Head:
+    return Head(
+        "block-draft",
+        lambda folder: tiny_causal_lm(scale=1.5, num_hidden_layers=4),
+        lambda model, folder: write_head(folder, config, block_weights(config, covered)),
+        per_token=2 * 48,
+        step=5,
+    )
+
+
+def block(**settings: Any) -> Head:
+    return Head(
+        "block-draft",
+        lambda folder: tiny_causal_lm(scale=1.5),
+        lambda model, folder: tiny_block_draft(model, **settings),
+        per_token=0 if settings else 2 * 48,
+        context=24,
+        step=5,
+    )
+
+
+HEADS: dict[str, Head] = {
+    "EAGLE-3": Head(
+        "eagle",
+        lambda folder: small_target(),
+        lambda model, folder: write_head(folder / "head", SPECFORGE, random_weights(SPECFORGE)),
+        per_token=3 * 48,
+    ),
+    "MTP like DeepSeek": mtp("glm4_moe"),
+    "MTP like Qwen": mtp("qwen3_next"),
+    **{f"conditioned, {fusion}": conditioned(fusion) for fusion in FUSIONS},
+    "block": block(),
+    "block without condition": block(condition="none"),
+    "DFlash of z-lab": dflash(ZLAB, None),
+    "DFlash of speculators": dflash(SPECULATORS, COVERED),
+}
+EACH = pytest.mark.parametrize("name", HEADS)
+
+
+def engine_on(head: Head, folder: Path, model: Any = None, draft: Any = None, **settings: Any) -> Engine:
+    """An engine for which width is free; it draws in every step, whether it pays or not."""
+    model = head.model(folder) if model is None else model
+    draft = head.draft(model, folder) if draft is None else draft
+    given = {"speculation": SpeculationConfig(drafters=head.names), "draft_model": draft} | settings
+    engine = Engine.load(model, tokenizer=byte_tokenizer(), **given)
+    planner: Any = engine.planner
+    planner.cost = CostCurve()
+    planner.gates.update({name: AlwaysOpen() for name in (head.drafter, "draft-model")})
+    return engine
+
+
+SLOW = {"MTP of DeepSeek-V3": mtp("deepseek_v3")}
+
+
+@pytest.fixture(scope="module", params=[*HEADS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Head, Engine]]:
+    head = (HEADS | SLOW)[request.param]
+    with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
+        engine = engine_on(head, tmp_path_factory.mktemp("head"), cache=cache)
+        yield head, engine
+        engine.close()
+
+
+@pytest.mark.usefixtures("searches_at_once")
+@pytest.mark.parametrize("beside", [(), ("recall", "prompt")])
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_answers_are_those_of_plain_decoding(
+    made: tuple[Head, Engine], beside: tuple[str, ...], sampling: SamplingParams
+) -> None:
+    """Greedy and seeded, alone and beside other drafters, for concurrent requests of ragged lengths."""
+    head, engine = made
+    check_answers(engine, head.drafter, (*beside, head.drafter), sampling)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_grammars_hold(made: tuple[Head, Engine], temperature: float) -> None:
+    """What the grammar forbids is not answered, also where no covered token is left."""
+    head, engine = made
+    check_grammar(engine, head.drafter, temperature)
+
+
+def test_a_cancelled_request_leaves_the_next_one_as_it_was(made: tuple[Head, Engine]) -> None:
+    """In the middle of its answer, while another one runs."""
+    head, engine = made
+    sampling = SamplingParams(max_tokens=60)
+    expected = engine.submit(PROMPT[:20], sampling, speculation=PLAIN).result().token_ids
+    cancelled, kept = (engine.submit(prompt, sampling, speculation=head.alone) for prompt in (PROMPT, PROMPT[:20]))
+    next(iter(cancelled))
+    cancelled.cancel()
+    assert kept.result().token_ids == expected
+
+
+@pytest.mark.parametrize("name", ["EAGLE-3", "MTP like DeepSeek", "MTP like Qwen", "block"])
+def test_the_next_turn_and_kept_prefixes_answer_the_same(name: str, tmp_path: Path) -> None:
+    """What is read comes back with the keys and values, from idle conversations and from disk."""
+    head = HEADS[name]
+    check_next_turns(partial(engine_on, head, tmp_path), tmp_path, head.alone)
+
+
+@EACH
+def test_memory_covers_what_is_read_and_the_heads_own_cache(name: str, tmp_path: Path) -> None:
+    """What a request reserves covers what it holds, and no more; one that drafts otherwise reserves nothing for it."""
+    head = HEADS[name]
+    model = head.model(tmp_path)
+    target, plain = TargetModel(model), TargetModel(head.model(tmp_path))
+    draft = head.draft(model, tmp_path)
+    loaded_draft = None if draft is None else load_draft(draft, model, byte_tokenizer())
+    kind = MTP_HEADS if loaded_draft is None else kind_of(loaded_draft)
+    assert kind is not None
+    prepared: Any = kind.beside(target, loaded_draft)
+    per_token = target.model.config.hidden_size if head.per_token is None else head.per_token
+    assert target.kv_bytes(300) - plain.kv_bytes(300) == 512 * per_token * 8
+    executor = Background(1, "test")
+    drafter: Any = kind.drafter(DrafterParts("", executor, heads={kind.name: prepared}))
+    executor.shutdown()
+    slot = (prepared if head.drafter != "block-draft" else TargetModel(loaded_draft)).new_slot()
+    slot.kv.reserve(min(200, head.context) + 50 + head.step)
+    reserved = drafter.request_bytes(200, 50, SpeculationConfig())
+    assert reserved == slot.kv.nbytes > 0
+    rows = SpeculationConfig().max_nodes + SpeculationConfig().max_draws + 1
+    limit = EngineLimits(max_kv_bytes=target.request_bytes(200, 50, rows, rows) + reserved - 1)
+    engine = engine_on(head, tmp_path, model, limits=limit)
+    with pytest.raises(CapacityError, match="max_kv_bytes"):
+        engine.submit(random_ids(1, 200), SamplingParams(max_tokens=50))
+    without = SpeculationConfig(drafters=("prompt",))
+    engine.submit(random_ids(1, 200), SamplingParams(max_tokens=50), speculation=without).cancel()
+    engine.close()
+
+
+@EACH
+def test_nothing_is_kept_where_the_head_is_not_named(name: str, tmp_path: Path) -> None:
+    """An engine that drafts otherwise keeps no states and builds no drafter of it."""
+    head = HEADS[name]
+    engine = engine_on(head, tmp_path, speculation=SpeculationConfig(drafters=("prompt",)))
+    assert engine.target.kv_shape == TargetModel(head.model(tmp_path)).kv_shape
+    assert engine.drafters == ("prompt",)
+    engine.close()
+
+
+@EACH
+def test_drawing_ahead_is_refused(name: str, tmp_path: Path) -> None:
+    """The states that the head would read are not there yet."""
+    head = HEADS[name]
+    draft = {"draft_model": tiny_causal_lm()} if head.drafter == "mtp" else {}
+    with pytest.raises(ConfigError, match=f"{head.drafter} reads what the target computed"):
+        engine_on(head, tmp_path, loop="pearl", **draft)
+
+
+IN_FIXED_SIZES = [name for name, head in HEADS.items() if head.drafter != "mtp" and head.per_token != 0]
+"""Heads that read states of a target that can run in forwards of fixed size, as those with MTP heads cannot."""
+
+
+@pytest.mark.parametrize("name", IN_FIXED_SIZES)
+def test_a_target_that_keeps_no_states_is_refused(name: str, tmp_path: Path) -> None:
+    """Forwards of fixed size have no place for them."""
+    head = HEADS[name]
+    model = head.model(tmp_path)
+    target = TargetModel(model, cuda_graphs=graph_settings(arena_tokens=1024, capture=False))
+    draft = load_draft(head.draft(model, tmp_path), model, byte_tokenizer())
+    kind: Any = kind_of(draft)
+    with pytest.raises(UnsupportedError, match=r"forwards of fixed size .*bitwise=True on a GPU.* keep no hidden"):
+        kind.beside(target, draft)
+
+
+# Heads that know their targets
+
+
+@torch.no_grad()
+def eagle_that_knows(model: Any, folder: Path) -> Path:
+    """Let a target look at its last token alone, and write a head that knows what it says.
+
+    Each key is the same but for its position, so a row attends to itself alone; what it reads there is its own normed
+    embedding, which the target's head reads as well, and its states are normed to nothing.
+    """
+    for layer in model.base_model.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    zero, same = torch.zeros(48, 96, dtype=torch.float64), torch.full((48,), 30.0, dtype=torch.float64)
+    weights = random_weights(SPECFORGE, range(259)) | {
+        "midlayer.hidden_norm.weight": torch.zeros(48, dtype=torch.float64),
+        "lm_head.weight": model.get_output_embeddings().weight.clone(),
+        "norm.weight": model.base_model.norm.weight.clone(),
+        "midlayer.input_layernorm.weight": torch.ones(48, dtype=torch.float64),
+        "midlayer.self_attn.v_proj.weight": torch.eye(48, 96, dtype=torch.float64),
+        "midlayer.self_attn.o_proj.weight": torch.eye(48, dtype=torch.float64),
+        "midlayer.mlp.down_proj.weight": torch.zeros(48, 40, dtype=torch.float64),
+    }
+    weights |= {f"midlayer.self_attn.{name}_proj.weight": zero.clone() for name in ("q", "k")}
+    biases = {"q": same, "k": same, "v": zero[:, 0], "o": zero[:, 0]}
+    weights |= {f"midlayer.self_attn.{name}_proj.bias": bias.clone() for name, bias in biases.items()}
+    sizes = {"num_key_value_heads": 4, "draft_vocab_size": 259}
+    return write_head(folder, SPECFORGE | {"attention_bias": True, "norm_before_residual": True} | sizes, weights)
+
+
+@torch.no_grad()
+def block_that_knows(model: Any, folder: Path) -> Any:
+    """Let a target repeat one token for ever, and make a draft whose Markov term says so."""
+    model.get_output_embeddings().weight.zero_()  # all rows are equal, so the lowest id wins
+    draft = tiny_block_draft(model)
+    draft.markov.left.fill_(1.0)
+    draft.markov.right.zero_()
+    draft.markov.right[:, 0] = 5.0
+    draft.head.rows.weight.zero_()
+    return draft
+
+
+KNOWING = {
+    "EAGLE-3": Head("eagle", lambda folder: small_target(), eagle_that_knows),
+    "MTP like DeepSeek": Head(
+        "mtp", lambda folder: loaded(settling(checkpoint(folder / "a", "glm4_moe"), folder / "b"))
+    ),
+    "MTP like Qwen": Head("mtp", lambda folder: loaded(settling(checkpoint(folder / "a", "qwen3_next"), folder / "b"))),
+    "block": Head("block-draft", lambda folder: tiny_causal_lm(scale=1.5), block_that_knows),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("name", KNOWING)
+def test_a_head_that_knows_its_target_saves_steps(name: str, tmp_path: Path, temperature: float) -> None:
+    """The end token is forbidden: a sampled answer that happens to end early has too few steps to say anything."""
+    if name == "block" and temperature:
+        pytest.skip("a target that says every token alike is known by nobody")
+    head = KNOWING[name]
+    engine = engine_on(head, tmp_path)
+    sampling = SamplingParams(
+        temperature=temperature, max_tokens=40, logit_bias={engine.tokenizer.eos_token_id: -100.0}
+    )
+    stats = engine.submit(PROMPT, sampling, speculation=head.alone).result().stats
+    engine.close()
+    assert stats.tokens_per_step > 4
+    assert stats.accepted_by_source[head.drafter] >= 3 * stats.num_steps

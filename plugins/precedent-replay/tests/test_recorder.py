@@ -1,0 +1,224 @@
+"""The recorder beside LangChain's own fake chat models, and `precedent replay` on what it wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.recorded import CALL, lines, says
+from langchain.agents import create_agent
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models.fake_chat_models import (
+    FakeListChatModel,
+    FakeListChatModelError,
+    GenericFakeChatModel,
+)
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.tools import tool
+from typer.testing import CliRunner
+
+from precedent import PrecedentRecorder
+from precedent.cli.app import app
+from precedent.testing.tiny_models import byte_tokenizer
+from precedent.text.traces import read_trajectories
+from precedent_replay.turns import TurnReader
+
+
+@tool
+def look_up(order: str) -> str:
+    """Find an order."""
+    return f"order {order} is on its way"
+
+
+class ToolModel(GenericFakeChatModel):
+    """A fake that lets tools be bound."""
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self.bind(tools=[{"type": "function", "function": {"name": each.name}} for each in tools], **kwargs)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the log goes."""
+    return tmp_path / "log.jsonl"
+
+
+def test_a_call_becomes_one_line_in_openai_form(path: Path) -> None:
+    usage = {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}
+    said = AIMessage("", tool_calls=[CALL], usage_metadata=usage, response_metadata={"model_name": "gpt-x"})
+    says(said).invoke([("system", "be kind"), ("human", "where is it?")], {"callbacks": [PrecedentRecorder(path)]})
+
+    (record,) = lines(path)
+    assert record["messages"] == [
+        {"role": "system", "content": "be kind"}, {"role": "user", "content": "where is it?"}
+    ]  # fmt: skip
+    function = {"name": "look_up", "arguments": '{"order": "A 1"}'}
+    assert record["response"]["tool_calls"] == [{"type": "function", "id": "call-1", "function": function}]
+    assert record["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert record["model"] == "gpt-x"
+    assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00$", record["time"])
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_stream_is_recorded_whole_and_once(path: Path) -> None:
+    heard = [chunk.content for chunk in says("on its way home").stream("?", {"callbacks": [PrecedentRecorder(path)]})]
+    assert len(heard) > 2
+    assert [record["response"]["content"] for record in lines(path)] == ["on its way home"]
+
+
+def test_a_stream_that_is_abandoned_or_fails_is_dropped(path: Path) -> None:
+    recorder = PrecedentRecorder(path)
+    stream = says("one two three").stream("?", {"callbacks": [recorder]})
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]  # it is a generator
+    broken = FakeListChatModel(responses=["abc"], error_on_chunk_number=1)
+    with pytest.raises(FakeListChatModelError):
+        list(broken.stream("?", {"callbacks": [recorder]}))
+    assert lines(path) == []
+    assert not recorder._calls
+
+
+async def test_it_works_from_async_code(path: Path) -> None:
+    recorder = PrecedentRecorder(path)
+    models = [says(f"answer {number}") for number in range(20)]
+    await asyncio.gather(*(model.ainvoke(f"q {n}", {"callbacks": [recorder]}) for n, model in enumerate(models)))
+    assert [chunk.content async for chunk in says("a b").astream("?", {"callbacks": [recorder]})]
+    found = {record["messages"][0]["content"]: record["response"]["content"] for record in lines(path)}
+    assert found == {**{f"q {n}": f"answer {n}" for n in range(20)}, "?": "a b"}
+
+
+def test_parallel_threads_write_whole_lines(path: Path) -> None:
+    recorder = PrecedentRecorder(path)
+
+    def talk(name: int) -> None:
+        for turn in range(25):
+            says("word " * 400).invoke(f"{name}.{turn}", {"callbacks": [recorder]})
+
+    threads = [threading.Thread(target=talk, args=(name,)) for name in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({record["messages"][0]["content"] for record in lines(path)}) == 150 == recorder.num_recorded
+
+
+def test_the_calls_of_an_agent_run_are_one_conversation(path: Path) -> None:
+    """By the agent's run where the handler hears of it, by the talk that goes on where it hears of the model alone."""
+    for at_the_model in (False, True):
+        recorder = PrecedentRecorder(path.with_suffix(f".{at_the_model}"))
+        model = ToolModel(messages=iter([AIMessage("", tool_calls=[CALL]), "on its way", "you are welcome"]))
+        if at_the_model:
+            model.callbacks = [recorder]
+        config: Any = {} if at_the_model else {"callbacks": [recorder]}
+        agent = create_agent(model, [look_up])
+        state = agent.invoke({"messages": [HumanMessage("where is A 1?")]}, config)
+        agent.invoke({"messages": [*state["messages"], HumanMessage("thanks")]}, config)
+
+        found = lines(recorder.path)
+        assert [len(record["messages"]) for record in found] == [1, 3, 5]
+        assert len({record["conversation_id"] for record in found}) == 1
+        assert found[0]["tools"] == [{"type": "function", "function": {"name": "look_up"}}]
+        assert [(message["role"], message["content"]) for message in found[2]["messages"]] == [
+            ("user", "where is A 1?"),
+            ("assistant", ""),
+            ("tool", "order A 1 is on its way"),
+            ("assistant", "on its way"),
+            ("user", "thanks"),
+        ]
+        assert found[2]["messages"][1]["tool_calls"] == found[0]["response"]["tool_calls"]
+        assert found[0]["workflow_step"] == "model"
+
+
+def test_a_thread_id_names_the_conversation_and_group_by_the_customer(path: Path) -> None:
+    recorder = PrecedentRecorder(path, group_by="customer")
+    config: Any = {"callbacks": [recorder], "metadata": {"thread_id": "t-9", "customer": "ann"}}
+    for question in ("one", "two"):
+        says("yes").invoke(question, config)
+    says("yes").invoke("three", {"callbacks": [recorder]})
+    assert [record["conversation_id"] for record in lines(path)][:2] == ["t-9", "t-9"]
+    assert [record.get("group") for record in lines(path)] == ["ann", "ann", None]
+    assert lines(path)[2]["conversation_id"] not in ("t-9", None)
+
+
+def test_of_pictures_only_the_kind_is_kept_and_broken_calls_are_kept_raw(path: Path) -> None:
+    broken = {"name": "look_up", "args": "{oops", "id": "1", "error": None, "type": "invalid_tool_call"}
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    question = HumanMessage([{"type": "text", "text": "what is it?"}, picture])
+    says(AIMessage("", invalid_tool_calls=[broken])).invoke([question], {"callbacks": [PrecedentRecorder(path)]})
+    (record,) = lines(path)
+    assert "AAAA" not in path.read_text()
+    assert record["messages"][0]["content"][1] == {"type": "image_url", "omitted": True}
+    assert record["response"]["tool_calls"][0]["function"] == {"name": "look_up", "arguments": "{oops"}
+
+
+def test_copies_of_a_configuration_share_the_recorder(path: Path) -> None:
+    recorder = PrecedentRecorder(path)
+    assert copy.deepcopy({"callbacks": [recorder]})["callbacks"][0] is recorder
+    assert isinstance(recorder, BaseCallbackHandler)
+
+
+def test_importing_the_recorder_loads_no_torch() -> None:
+    script = "import sys; from precedent import PrecedentRecorder; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+class Steady(BaseChatModel):
+    """Answers the same question alike, each time with a tool call first."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "steady"
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        order = re.findall(r"[A-Z] \d+", str(messages[0].content))[0]
+        if isinstance(messages[-1], ToolMessage):
+            said = AIMessage(f"I looked it up for you: your order {order} is on its way and arrives on monday.")
+        else:
+            said = AIMessage("", tool_calls=[{**CALL, "args": {"order": order}}])
+        return ChatResult(generations=[ChatGeneration(message=said)])
+
+
+@pytest.fixture
+def agent_log(path: Path) -> Path:
+    """Six runs of an agent, interleaved with one another as parallel users would."""
+    with PrecedentRecorder(path) as recorder:
+        agent = create_agent(Steady(), [look_up])
+        questions = [{"messages": [HumanMessage(f"where is order {name} {n}?")]} for n, name in enumerate("ABCDEF")]
+        agent.batch(questions, {"callbacks": [recorder], "max_concurrency": 3})
+    return path
+
+
+def test_replay_reads_what_was_recorded(agent_log: Path, tmp_path: Path) -> None:
+    """Conversations in one piece, every call's answer measured once, tool calls apart from text."""
+    runs = list(read_trajectories([agent_log]))
+    assert [run.number for run in runs] == [n for n in range(6) for _ in range(2)]
+    reader = TurnReader(byte_tokenizer())
+    turns = [turn for run in runs for turn in reader.turns(run)]
+    assert [turn.calls_tools for turn in turns] == [True, False] * 6
+    assert len({turn.group for turn in turns}) == 6
+
+    folder, out = tmp_path / "tokenizer", tmp_path / "out.json"
+    byte_tokenizer().save_pretrained(folder)
+    result = CliRunner().invoke(
+        app, ["replay", str(agent_log), "--tokenizer", str(folder), "--embedder", "none", "--json", str(out)]
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    assert found["turns"] == 12
+    together = found["drafters"][-1]
+    assert together["tokens_per_step_tool_calls"] > 2
+    assert together["tokens_per_step_text"] > 2

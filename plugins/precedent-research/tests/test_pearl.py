@@ -1,0 +1,246 @@
+"""PEARL: the draft model draws while the target scores, and the answer stays the target's own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+from helpers.pearl import CHOSEN_TEXTS, PlannerOfAllCandidates, in_place, run, start
+from helpers.prefilled import as_on_a_gpu
+from torch import Tensor
+
+from precedent.config import SamplingParams
+from precedent.decoding.sequence import DecodingSequence
+from precedent.drafters.model.distribution import DraftedToken
+from precedent.drafters.request import Request
+from precedent.errors import GenerationError
+from precedent.runtime.fence import Fences
+from precedent.runtime.inline_executor import AtOnce
+from precedent.sampling.rng import Rng
+from precedent.target import TargetModel
+from precedent.testing.drafters import OracleDrafter, RandomDrafter
+from precedent.testing.tiny_models import tiny_causal_lm
+from precedent.tree import Fixed, TreeBuilder
+from precedent_research.pearl import DrawsAhead, PearlDrafter, PearlLoop
+
+
+@pytest.fixture(scope="module")
+def target() -> TargetModel:
+    """A tiny float64 Llama."""
+    return TargetModel(tiny_causal_lm("llama", seed=5))
+
+
+@pytest.fixture(params=["in place", "on a thread"])
+def pearl(request: pytest.FixtureRequest, target: TargetModel):
+    """Both ways to draw ahead."""
+    pearl = in_place(target) if request.param == "in place" else PearlLoop(target, PlannerOfAllCandidates())
+    yield pearl
+    pearl.close()
+
+
+def good_draft() -> PearlDrafter:
+    """A draft model that is the target over again."""
+    return PearlDrafter(TargetModel(tiny_causal_lm("llama", seed=5)))
+
+
+def bad_draft() -> PearlDrafter:
+    """A draft model that knows nothing."""
+    return PearlDrafter(TargetModel(tiny_causal_lm("llama", seed=6, num_hidden_layers=1)))
+
+
+# Texts that are functions of the target alone
+
+
+@pytest.mark.parametrize("read_at_once", [False, True], ids=["", "read at once"])
+@pytest.mark.parametrize("sampling", CHOSEN_TEXTS.values(), ids=CHOSEN_TEXTS)
+def test_chosen_texts_are_those_of_plain_decoding(
+    target: TargetModel, pearl: PearlLoop, sampling: SamplingParams, read_at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy, and with a seed: a helpful draft model, a useless one, memory and nonsense beside them change nothing."""
+    plain = run(target, start(target, [], sampling))
+    if read_at_once:
+        as_on_a_gpu(monkeypatch)
+    oracle, adversary = OracleDrafter(plain), RandomDrafter(target.vocab_size)
+    for others in ([], [oracle], [adversary], [oracle, adversary]):
+        for draft in (good_draft(), bad_draft()):
+            assert run(target, start(target, [*others, draft], sampling), pearl) == plain
+
+
+def test_a_draft_model_that_agrees_is_never_waited_for_and_always_used(target: TargetModel) -> None:
+    """The first step verifies one sample by the row it has anyway; each later one begins with the three behind it."""
+    sampling = SamplingParams(max_tokens=25)
+    plain = run(target, start(target, [], sampling))
+    sequence = start(target, [good_draft()], sampling)
+    assert run(target, sequence, in_place(target, PlannerOfAllCandidates(most_ahead=4))) == plain
+    stats = sequence.stats
+    assert stats.num_steps == 7  # 1 token, then 4 each: three at hand, and the next one verified at once
+    assert stats.accepted_by_source == {"draft-model": 25}
+    assert stats.extra["num_lookaheads"] == 7
+    assert stats.extra["num_lookaheads_used"] == 6  # after the last step the answer is over
+    assert stats.as_dict()["num_lookaheads_used"] == 6
+
+
+def test_a_draft_model_that_errs_is_forgotten_after_each_error(target: TargetModel) -> None:
+    """Every lookahead is dropped, and every step costs what a plain one costs: one token, one row."""
+    sampling = SamplingParams(max_tokens=20)
+    plain = run(target, start(target, [], sampling))
+    sequence = start(target, [AlwaysWrong(plain)], sampling)
+    assert run(target, sequence, in_place(target)) == plain
+    assert sequence.stats.num_steps == sequence.stats.extra["num_lookaheads"] == 20
+    assert sequence.stats.extra["num_lookaheads_used"] == sequence.stats.num_accepted_tokens == 0
+    assert sequence.stats.num_draft_tokens == 20  # the one that is verified at once
+
+
+def test_a_lossy_mode_shows_samples_at_hand_and_verifies_none_without_a_row(target: TargetModel) -> None:
+    """Its rule sees what is proposed below a node before the target's row is used: nothing may be added later."""
+    sequence = start(target, [good_draft()], SamplingParams(temperature=1.0, max_tokens=20), mode="lossy_typical")
+    run(target, sequence, in_place(target))
+    stats = sequence.stats
+    assert stats.extra["num_lookaheads"] >= stats.extra["num_lookaheads_used"] > 0
+    assert stats.extra["num_lookaheads"] == stats.num_steps
+    assert stats.num_draft_tokens <= 3 * stats.num_steps, "three at hand, and no leaf more"
+
+
+class AlwaysWrong:
+    """Draws ahead, never what the target says."""
+
+    name = "wrong"
+
+    def __init__(self, answer: Sequence[int]) -> None:
+        self._answer = answer
+
+    def begin(self, request: Request) -> WrongSession:
+        return WrongSession(self._answer)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class WrongSession(DrawsAhead):
+    name, behind = "wrong", 0
+
+    def __init__(self, answer: Sequence[int]) -> None:
+        self._answer, self._done, self.chain, self.num_shown = answer, 0, [], 0
+
+    def draw(self, builder: TreeBuilder, number: int, rng: Rng) -> None:
+        assert number == 0
+
+    def draw_ahead(self, rng: Rng) -> bool:
+        self.chain.append(DraftedToken((self._answer[self._done] + 1) % 250 + 1, Fixed()))
+        return True
+
+    def committed(self, token_ids: Sequence[int]) -> None:
+        self._done = min(self._done + len(token_ids), len(self._answer) - 1)
+        self.chain, self.num_shown = self.unseen_after(token_ids), 0
+
+    def end(self) -> None:
+        """Nothing is held."""
+
+
+# What is left behind
+
+
+class Watched(WrongSession):
+    """Draws when it is told to, and knows whether it is at it."""
+
+    def __init__(self, answer: Sequence[int], before: Callable[[], object]) -> None:
+        super().__init__(answer)
+        self.made, self.at_it, self._before = 0, False, before
+
+    def draw_ahead(self, rng: Rng) -> bool:
+        self.at_it = True
+        self._before()
+        self.made, self.at_it = self.made + 1, False
+        return super().draw_ahead(rng)
+
+
+def watched(target: TargetModel, before: Callable[[], object]) -> tuple[DecodingSequence, Watched]:
+    sequence = start(target, [AlwaysWrong([1] * 400)], SamplingParams(max_tokens=400))
+    session = sequence.sessions["wrong"] = Watched([1] * 400, before)
+    return sequence, session
+
+
+def test_drawing_ends_with_the_forward(target: TargetModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many samples as the target leaves time for, not as many as there is room for."""
+    allowed = threading.Semaphore(0)
+    sequence, session = watched(target, lambda: allowed.acquire(timeout=5.0))
+    scored = target.score
+
+    def score(batch: Sequence) -> list[Tensor]:
+        allowed.release(2)
+        while session.made < 2:
+            threading.Event().wait(0.001)
+        rows = scored(batch)
+        allowed.release()  # for the one that was begun meanwhile
+        return rows
+
+    monkeypatch.setattr(target, "score", score)
+    pearl = PearlLoop(target, PlannerOfAllCandidates(most_ahead=300))
+    pearl.step([sequence])
+    pearl.close()
+    assert 2 <= session.made <= 4
+    assert not session.at_it
+
+
+def test_a_forward_that_fails_leaves_no_draft_model_at_work(
+    target: TargetModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step returns when the sample that was begun is there, and the error is the request's own."""
+    begun, allowed = threading.Event(), threading.Event()
+    sequence, session = watched(target, lambda: begun.set() or allowed.wait(5.0))
+
+    def score(batch: Sequence) -> list[Tensor]:
+        begun.wait(5.0)
+        threading.Timer(0.05, allowed.set).start()
+        raise RuntimeError("the target is ill")
+
+    monkeypatch.setattr(target, "score", score)
+    pearl = PearlLoop(target, PlannerOfAllCandidates(most_ahead=300))
+    pearl.step([sequence])
+    pearl.close()
+    assert isinstance(sequence.error, GenerationError)
+    assert "the target is ill" in str(sequence.error)
+    assert session.made >= 1
+    assert not session.at_it
+
+
+@pytest.mark.parametrize("executor", [AtOnce(), None], ids=["in place", "on a thread"])
+def test_a_draft_model_that_fails_ahead_fails_nobody(target: TargetModel, executor: AtOnce | None) -> None:
+    """Its request goes on without it; both answers are the plain ones."""
+    sampling = SamplingParams(max_tokens=12)
+    plain = run(target, start(target, [], sampling))
+
+    def ill() -> None:
+        raise RuntimeError("the draft model is ill")
+
+    failing, healthy = start(target, [AlwaysWrong([1] * 400)], sampling), start(target, [good_draft()], sampling)
+    failing.sessions["wrong"] = Watched([1] * 400, ill)
+    pearl = PearlLoop(target, PlannerOfAllCandidates(), fences := Fences(), executor)
+    while running := [sequence for sequence in (failing, healthy) if not sequence.finished]:
+        pearl.step(running)
+    pearl.close()
+    assert tuple(failing.output_ids) == tuple(healthy.output_ids) == plain
+    assert "wrong" not in failing.sessions
+    assert fences.faults() == {"wrong": 1}
+
+
+def test_a_draft_model_that_does_not_come_back_is_given_up(target: TargetModel) -> None:
+    """The step waits for it until the deadline, once; the drafter stays switched off until its thread is free."""
+    sampling, go_on = SamplingParams(max_tokens=12), threading.Event()
+    plain = run(target, start(target, [], sampling))
+    sequence = start(target, [AlwaysWrong([1] * 400)], sampling)
+    sequence.sessions["wrong"] = Watched([1] * 400, lambda: go_on.wait(60.0))
+    pearl = PearlLoop(target, PlannerOfAllCandidates(), fences := Fences(deadline=0.05))
+    while not sequence.finished:
+        pearl.step([sequence])
+    assert tuple(sequence.output_ids) == plain
+    assert fences.faults() == {"wrong": 1}
+    assert fences.degraded() == ("wrong",)
+    go_on.set()
+    pearl.close()
+    for _ in range(1000):
+        if fences.of("wrong").is_on:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("its thread is free, and it is still switched off")

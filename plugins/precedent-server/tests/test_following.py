@@ -1,0 +1,178 @@
+"""What one process forgets leaves the memory of the others: a look is enough, without a request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from precedent.cache import SpeculationCache
+from precedent.config import SamplingParams
+from precedent.engine.engine import Engine
+from precedent.errors import CacheError
+from precedent.planning.costs import CostCurve
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.store_contract import completion
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_server.following import Following
+
+PROMPT = b"an order, please: "
+
+
+def opened(folder: Path) -> SpeculationCache:
+    return SpeculationCache.open(folder / "cache", embedder=HashEmbedder())
+
+
+def bounded(folder: Path, max_records: int) -> SpeculationCache:
+    return SpeculationCache.open(folder / "cache", embedder=HashEmbedder(), max_records=max_records)
+
+
+@pytest.fixture
+def caches(tmp_path: Path) -> Iterator[tuple[SpeculationCache, SpeculationCache]]:
+    with opened(tmp_path) as here, opened(tmp_path) as elsewhere:
+        yield here, elsewhere
+
+
+@pytest.fixture
+def engine(caches: tuple[SpeculationCache, SpeculationCache]) -> Iterator[Engine]:
+    running = Engine(tiny_causal_lm(scale=4.0), byte_tokenizer(), name="tiny", cache=caches[0], cost=CostCurve())
+    yield running
+    running.close()
+
+
+def answer(engine: Engine, tenant: str) -> None:
+    engine.submit(list(PROMPT), SamplingParams(max_tokens=24), query="an order", tenant=tenant).result()
+
+
+def words_held(engine: Engine) -> dict[str, int]:
+    """Tokens of each tenant in recall's memory."""
+    memories = engine._drafters["recall"]._memories._memories  # type: ignore[attr-defined]
+    return {tenant: memory.index.num_tokens for tenant, memory in memories.items()}
+
+
+def test_a_look_erases_what_another_process_forgot(caches, engine) -> None:
+    here, elsewhere = caches
+    for tenant in ("shop", "bank"):
+        answer(engine, tenant)
+        answer(engine, tenant)
+    following = Following(here)
+    following.look()
+    held = words_held(engine)
+    assert min(held.values()) > 0
+    assert elsewhere.forget(tenant="shop") == 1
+    assert words_held(engine) == held  # nobody asked yet
+    assert following.look()
+    assert words_held(engine) == {**held, "shop": 0}
+    assert not following.look()
+
+
+def test_kept_conversations_go_as_well(caches, engine) -> None:
+    """Their keys and values, and their tokens, are words of the tenant."""
+    here, elsewhere = caches
+    following = Following(here)
+    following.look()
+    answer(engine, "shop")
+    answer(engine, "shop")
+    reused = engine.metrics().cached_prompt_tokens
+    assert reused > 0
+    elsewhere.forget(tenant="shop")
+    following.look()
+    answer(engine, "shop")
+    assert engine.metrics().cached_prompt_tokens == reused
+
+
+def test_conversations_stay_where_completions_were_only_evicted(tmp_path: Path) -> None:
+    """An eviction makes room; nobody asked for the words to be erased."""
+    with bounded(tmp_path, 2) as here, bounded(tmp_path, 2) as elsewhere:
+        engine = Engine(tiny_causal_lm(scale=4.0), byte_tokenizer(), name="tiny", cache=here, cost=CostCurve())
+        with closing(engine):
+            following = Following(here)
+            following.look()
+            answer(engine, "shop")
+            held = words_held(engine)
+            for number in range(4):
+                elsewhere.insert(completion(number, query=f"refund {number}", tenant="bank"))
+            assert following.look(), "nothing was evicted, so this test shows nothing"
+            answer(engine, "shop")
+            assert engine.metrics().cached_prompt_tokens > 0
+            assert words_held(engine) == held
+
+
+def test_what_is_forgotten_after_its_eviction_leaves_conversations_as_well(caches, engine) -> None:
+    """The completions are gone from the store; a conversation that an engine kept still holds their words."""
+    here, elsewhere = caches
+    following = Following(here)
+    following.look()
+    answer(engine, "shop")
+    assert elsewhere.forget(containing="no completion has this") == 0
+    assert following.look()
+    answer(engine, "shop")
+    assert engine.metrics().cached_prompt_tokens == 0
+
+
+def test_vectors_and_remembered_queries_go_as_well(caches) -> None:
+    here, elsewhere = caches
+    for number in range(3):
+        elsewhere.insert(completion(number, query=f"refund {number}", tenant="shop"))
+    assert len(here.recall("refund", tenant="shop", tokenizer="tok")) == 3
+    elsewhere.forget(containing="refund 1")
+    here.erase_gone()
+    (partition,) = here._index._partitions.values()  # type: ignore[attr-defined]
+    assert partition.num_gone == 1
+    assert here._vector_of.cache_info().currsize == 0  # no public method tells what is remembered
+    assert len(here.recall("refund", tenant="shop", tokenizer="tok")) == 2
+
+
+def test_what_was_read_before_the_first_look_is_followed_too(caches, engine) -> None:
+    here, elsewhere = caches
+    answer(engine, "shop")
+    answer(engine, "shop")
+    elsewhere.forget(tenant="shop")
+    Following(here).look()
+    assert words_held(engine)["shop"] == 0
+
+
+class Failing:
+    """A cache whose store is away for a while; each look at it is an event."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures, self.looks, self.erased = failures, 0, threading.Event()
+
+    def epoch(self) -> int:
+        self.looks += 1
+        if self.looks <= self.failures:
+            raise CacheError("the server is away")
+        return 1
+
+    def forgets(self) -> int:
+        return 0
+
+    def erase_gone(self, *, forgotten: bool) -> None:
+        self.erased.set()
+
+
+def test_a_store_that_is_away_is_asked_again_and_told_of_once(caplog) -> None:
+    cache = Failing(3)
+    with Following(cache, seconds=0.001) as following:  # type: ignore[arg-type]
+        assert cache.erased.wait(60)
+    assert caplog.text.count("until the store is back") == 1
+    assert following.seconds_behind >= 0
+    following.close()  # a second time
+
+
+def test_an_erasure_that_fails_is_repeated() -> None:
+    cache = Failing(0)
+
+    def fails_once(*, forgotten: bool) -> None:
+        cache.erase_gone = Failing.erase_gone.__get__(cache)  # type: ignore[method-assign]
+        raise CacheError("the server went away in between")
+
+    cache.erase_gone = fails_once  # type: ignore[method-assign]
+    following = Following(cache)  # type: ignore[arg-type]
+    with pytest.raises(CacheError, match="in between"):
+        following.look()
+    assert following.look()
+    assert cache.erased.is_set()

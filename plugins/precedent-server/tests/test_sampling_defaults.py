@@ -1,0 +1,94 @@
+"""Settings of requests that give none: OpenAI's, or those that the checkpoint recommends; and the longest answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from precedent.engine.options import EngineOptions
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_server.app import server_app
+from precedent_server.opening import opened
+from precedent_server.settings import ServerLimits
+
+ROUTES: dict[str, tuple[dict[str, Any], str]] = {
+    "/v1/chat/completions": ({"messages": [{"role": "user", "content": "Where?"}]}, "max_tokens"),
+    "/v1/completions": ({"prompt": "Where?"}, "max_tokens"),
+    "/v1/responses": ({"input": "Where?"}, "max_output_tokens"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose publisher recommends the likeliest token, which makes its answers recognisable."""
+    model = tiny_causal_lm(dtype=torch.float32, max_position_embeddings=256)
+    found = tmp_path_factory.mktemp("model")
+    model.generation_config = GenerationConfig(do_sample=True, temperature=0.8, top_k=1, repetition_penalty=1.5)
+    model.save_pretrained(found)
+    byte_tokenizer().save_pretrained(found)
+    return found
+
+
+@contextmanager
+def client_of(folder: Path, sampling: Literal["model", "precedent"]) -> Iterator[httpx.AsyncClient]:
+    with opened({"tiny": str(folder)}, EngineOptions(device="cpu"), ServerLimits(), sampling=sampling) as serving:
+        yield httpx.AsyncClient(transport=httpx.ASGITransport(server_app(serving)), base_url="http://127.0.0.1:8000")
+
+
+async def text_of(client: httpx.AsyncClient, route: str, **given: Any) -> str:
+    body, limit = ROUTES[route]
+    answer = await client.post(route, json={"model": "tiny", limit: 16, **body, **given})
+    assert answer.status_code == 200, answer.text
+    said = answer.json()
+    if "output" in said:
+        return str(said["output"][0]["content"][0]["text"])
+    (choice,) = said["choices"]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])
+
+
+async def test_requests_that_give_no_settings_sample_as_the_operator_chose(folder: Path) -> None:
+    routes = list(ROUTES)
+    with client_of(folder, "model") as client:
+        recommended = {route: [await text_of(client, route) for _ in range(2)] for route in routes}
+        plain = {route: await text_of(client, route, temperature=0) for route in routes}
+        own = {"temperature": 0, "top_k": -1, "repetition_penalty": 1}
+        given = {route: await text_of(client, route, **own) for route in routes[:2]}
+        unfiltered = {route: {await text_of(client, route, top_k=-1) for _ in range(3)} for route in routes[:2]}
+    with client_of(folder, "precedent") as client:
+        usual = {route: {await text_of(client, route) for _ in range(3)} for route in routes}
+        greedy = {route: await text_of(client, route, temperature=0) for route in routes}
+    for route in routes:
+        assert recommended[route] == [plain[route]] * 2, "the likeliest token, under the recommended penalty"
+        assert plain[route] != greedy[route], "the penalty holds for requests that give a temperature alone"
+        assert len(usual[route]) == 3, "OpenAI's temperature 1"
+    for route in routes[:2]:
+        assert given[route] == greedy[route], "what a request gives goes first"
+        assert len(unfiltered[route]) == 3, "-1 switches the recommended top_k off"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_an_answer_longer_than_the_context_is_refused_and_one_that_fills_it_ends_with_length(
+    route: str, folder: Path
+) -> None:
+    body, limit = ROUTES[route]
+    with client_of(folder, "precedent") as client:
+        longest = (await client.get("/v1/models")).json()["data"][0]["max_model_len"]
+        for number in (longest + 1, 10**9, 10**30):
+            refused = await client.post(route, json={"model": "tiny", **body, limit: number})
+            assert refused.status_code == 400
+            error = refused.json()["error"]
+            assert (error["param"], "context" in error["message"] or number > 2**63) == (limit, True), error
+        never_ends = {} if route == "/v1/responses" else {"logit_bias": {"257": -100, "256": -100}}
+        answer = await client.post(route, json={"model": "tiny", **body, limit: longest, **never_ends})
+        usual = await client.post(route, json={"model": "tiny", **body})
+    assert (answer.status_code, usual.status_code) == (200, 200), (answer.text, usual.text)
+    if never_ends:
+        assert answer.json()["choices"][0]["finish_reason"] == "length"
+        assert answer.json()["usage"]["total_tokens"] == longest

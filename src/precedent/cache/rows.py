@@ -1,0 +1,329 @@
+"""Converts completions to rows and rows to completions; reads and counts rows."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from precedent.cache.database import Database, folded
+from precedent.cache.records import (
+    TEXTS,
+    Completion,
+    Completions,
+    EmbedderIdentity,
+    Ids,
+    Mask,
+    Selection,
+    TenantStats,
+    Vector,
+    vector_checksum,
+)
+from precedent.errors import CacheError
+
+INSERT = """
+INSERT INTO completion (tenant, tokenizer, identity, created, size, model, prompt_fingerprint, tools, workflow_step,
+                        checksum, vector_checksum, token_ids, query, text, vector)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+# the order of Completion's fields, then the checksum
+COLUMNS = (
+    "token_ids, tokenizer, model, tenant, query, prompt_fingerprint, tools, workflow_step, text, "
+    "id, created, count, hits, accepted, rejected, checksum"
+)
+
+ID = COLUMNS.split(", ").index("id")
+
+MOST_RECORDS = 2**62
+"""No cache has added or removed this many records; much larger numbers would overflow SQLite's counters."""
+
+ROWS_AT_ONCE = 2000
+"""Rows read under one lock, so that a waiting request waits a few milliseconds at most."""
+
+
+def insert_row(connection: sqlite3.Connection, new: Completion, now: float) -> int:
+    """Add a completion, or increase its count if the same answer to the same query is stored; returns its id."""
+    known = _whole_row_of_same(connection, new)
+    if known is None:
+        return _add_row(connection, new, now)
+    connection.execute("UPDATE completion SET count = count + 1 WHERE id = ?", (known,))
+    return known
+
+
+def restore_row(connection: sqlite3.Connection, recorded: Completion) -> int:
+    """Add a completion with its time and counters; an existing one keeps the larger of each. Returns its id."""
+    row_id = _whole_row_of_same(connection, recorded) or _add_row(connection, recorded, recorded.created)
+    names = ("count", "hits", "accepted", "rejected")
+    larger = ", ".join(f"{name} = max({name}, ?)" for name in names)
+    values = (recorded.created, *(getattr(recorded, name) for name in names), row_id)
+    connection.execute(f"UPDATE completion SET created = min(created, ?), {larger} WHERE id = ?", values)
+    return row_id
+
+
+def _whole_row_of_same(connection: sqlite3.Connection, new: Completion) -> int | None:
+    """The id of the same answer to the same query; deletes it if it is damaged, since it would never be served.
+
+    Raises CacheError if only an index contains it.
+    """
+    known = id_of_same(connection, new)
+    if known is None:
+        return None
+    row = connection.execute(f"SELECT {COLUMNS} FROM completion WHERE id = ?", (known,)).fetchone()
+    found = None if row is None else completion_of(row)
+    if found is not None and found.identity == new.identity:
+        return known
+    if found is not None or row is None:
+        raise CacheError(
+            f"an index of the cache names record {known} wrongly: export the cache, and import it at another path"
+        )
+    connection.execute("DELETE FROM completion WHERE id = ?", (known,))
+    return None
+
+
+def id_of_same(connection: sqlite3.Connection, new: Completion) -> int | None:
+    """The id of the same answer to the same query; None if there is none."""
+    query = "SELECT id FROM completion WHERE tenant = ? AND tokenizer = ? AND identity = ?"
+    found = connection.execute(query, (new.tenant, new.tokenizer, new.identity)).fetchone()
+    return None if found is None else int(found[0])
+
+
+def _add_row(connection: sqlite3.Connection, new: Completion, now: float) -> int:
+    key = (new.tenant, new.tokenizer, new.identity)
+    soft = (new.model, new.prompt_fingerprint, new.tools, new.workflow_step)
+    sums = (new.checksum, new.vector_checksum)
+    large = (new.token_bytes, new.query, new.text, new.vector_bytes)
+    row = connection.execute(INSERT, (*key, now, new.size, *soft, *sums, *large)).lastrowid
+    assert row is not None
+    return row
+
+
+def add_credit(connection: sqlite3.Connection, counts: Mapping[int, tuple[int, int]]) -> None:
+    """Add (accepted, rejected) tokens by id, within the database: additions of other processes are kept."""
+    update = "UPDATE completion SET hits = hits + ?, accepted = accepted + ?, rejected = rejected + ? WHERE id = ?"
+    changes = [(accepted > 0, accepted, rejected, row_id) for row_id, (accepted, rejected) in counts.items()]
+    connection.executemany(update, changes)
+
+
+def completion_of(row: Sequence[Any]) -> Completion | None:
+    """The completion in a row of `COLUMNS`, or None if its bytes differ from those that were written."""
+    blob, *values, checksum = row
+    try:
+        completion = Completion(tuple(np.frombuffer(blob, "<i4").tolist()), *values)
+        texts = all(isinstance(one, str) for one in values[: len(TEXTS)])  # bytes have the checksum of their text
+        whole = texts and completion.has_plausible_record and completion.checksum == checksum
+        return completion if whole else None
+    except (TypeError, ValueError, AttributeError):  # a damaged row may hold a value of another type or length
+        return None
+
+
+def vector_of(blob: Any, checksum: Any, dimension: int | None = None) -> Vector | None:
+    """The vector in a row, or None if its bytes differ from those that were written, or are not `dimension` numbers."""
+    whole = isinstance(blob, bytes) and len(blob) % 4 == 0 and vector_checksum(blob) == checksum
+    vector = np.frombuffer(blob, "<f4") if whole else None
+    return vector if vector is not None and dimension in (None, vector.size) else None
+
+
+def with_vector(row: Sequence[Any]) -> Completion | None:
+    """The completion in a row of `COLUMNS`, `vector` and its checksum, or None if the completion is damaged."""
+    completion = completion_of(row[:-2])
+    return None if completion is None else replace(completion, vector=vector_of(row[-2], row[-1]))
+
+
+def as_number(column: str) -> str:
+    """SQL for a column as the integer it should be, 0 if a damaged row holds something else."""
+    return f"coalesce(CAST({column} AS INTEGER), 0)"
+
+
+def conditions(selection: Selection) -> tuple[str, list[object]]:
+    """The WHERE clause of a selection, and its parameters."""
+    needle = None if selection.containing is None else folded(selection.containing)
+    ids = None if selection.ids is None else json.dumps(selection.ids)
+    clauses: dict[str, object] = {
+        "tenant = ?": selection.tenant,
+        "created < ?": selection.before,
+        "id IN (SELECT value FROM json_each(?))": ids,
+        "folded_contains(CAST(query || char(10) || text AS BLOB), ?)": needle,
+    }
+    given = {clause: value for clause, value in clauses.items() if value is not None}
+    return (f"WHERE {' AND '.join(given)}" if given else ""), list(given.values())
+
+
+def delete_rows(connection: sqlite3.Connection, selection: Selection) -> int:
+    """Delete the selected completions, tell other processes of a forget, and return the number deleted."""
+    where, values = conditions(selection)
+    number = connection.execute(f"DELETE FROM completion {where}", values).rowcount
+    # once no vector is left, the next one may come from any embedder
+    left = "EXISTS (SELECT 1 FROM completion WHERE vector_checksum IS NOT NULL)"
+    connection.execute(f"DELETE FROM meta WHERE key = 'embedder' AND NOT {left}")
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('forgets', ?)", (forgets_of(connection) + 1,))
+    return number
+
+
+def stats_by_tenant(connection: sqlite3.Connection) -> list[TenantStats]:
+    """Each tenant's share, largest first."""
+    names = ("num_tokens", "size", "hits", "accepted", "rejected")
+    sums = ", ".join(f"CAST(total({name}) AS INTEGER)" for name in names)  # a sum of damaged numbers overflows
+    query = f"SELECT CAST(tenant AS TEXT), count(*), {sums} FROM completion GROUP BY 1 ORDER BY 4 DESC, 1"
+    return [TenantStats(*row) for row in connection.execute(query)]
+
+
+def recorded_embedder(connection: sqlite3.Connection) -> EmbedderIdentity | None:
+    """The embedder that made the vectors; None while there are none."""
+    value = _meta(connection, "embedder")
+    if value is None:
+        return None
+    recorded = embedder_in(value)
+    if recorded is None:
+        raise CacheError("the cache's record of its embedder is damaged")
+    return recorded
+
+
+def record_embedder(connection: sqlite3.Connection, identity: EmbedderIdentity) -> None:
+    """Record the embedder of the first vector."""
+    value = json.dumps({"name": identity.name, "fingerprint": identity.fingerprint, "dimension": identity.dimension})
+    connection.execute("INSERT INTO meta VALUES ('embedder', ?)", (value,))
+
+
+def embedder_in(value: Any) -> EmbedderIdentity | None:
+    """The embedder that a JSON text names; None if the text is damaged."""
+    try:
+        found = EmbedderIdentity(**json.loads(value))
+    except (TypeError, ValueError, RecursionError):
+        return None
+    named = isinstance(found.name, str) and isinstance(found.fingerprint, str)
+    return found if named and type(found.dimension) is int and found.dimension > 0 else None
+
+
+def epoch_of(connection: sqlite3.Connection) -> int:
+    """The number that increases whenever records are removed. Raises CacheError if it is missing."""
+    value = _meta(connection, "epoch")
+    if type(value) is not int or not 0 <= value < MOST_RECORDS:
+        raise CacheError("the table meta has no epoch, which counts removed records")
+    return value
+
+
+def forgets_of(connection: sqlite3.Connection) -> int:
+    """The number of forgets; 0 before the first, and where the number is damaged, which is a change as well."""
+    value = _meta(connection, "forgets")
+    return value if type(value) is int and 0 < value < MOST_RECORDS else 0
+
+
+def _meta(connection: sqlite3.Connection, key: str) -> Any:
+    row = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return None if row is None else row[0]
+
+
+def check_numbers(connection: sqlite3.Connection) -> None:
+    """Raise CacheError unless the numbers of the next record and of the next removal have never been used."""
+    epoch, gone = epoch_of(connection), connection.execute("SELECT coalesce(max(epoch), 0) FROM gone").fetchone()[0]
+    if gone > epoch:
+        raise CacheError(f"removals are counted up to {epoch}, and the last one has number {gone}")
+    found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'completion'").fetchone()
+    highest = connection.execute("SELECT max(id) FROM completion").fetchone()[0]
+    last = 0 if found is None else found[0]
+    if type(last) is not int or not (highest or 0) <= last < MOST_RECORDS:
+        raise CacheError(f"the number of the last record is {last!r}, and the highest is {highest!r}")
+
+
+Checksums = NDArray[np.uint64]
+
+
+class Directory(NamedTuple):
+    """Completions in order of their ids: checksums of the rows, write-back counts and prompt fingerprints, all `[n]`.
+
+    It tells which completions exist, without reading their tokens. For a whole cache, counts and prompts are empty.
+    """
+
+    ids: Ids
+    checksums: Checksums
+    counts: Ids
+    prompts: list[bytes]
+
+    def holds(self, completions: NDArray[np.void]) -> Mask:
+        """For each of a segment's completions, whether its row still exists unchanged."""
+        known = self.checksums_of(completions["id"]) == completions["checksum"]
+        return np.asarray(known & np.isin(completions["id"], self.ids))
+
+    def checksums_of(self, ids: Ids) -> Checksums:
+        """The checksums of these rows; 0 for missing ones."""
+        if not self.ids.size:
+            return np.zeros(ids.size, dtype=np.uint64)
+        places = np.minimum(np.searchsorted(self.ids, ids), self.ids.size - 1)
+        return np.where(self.ids[places] == ids, self.checksums[places], np.uint64(0))
+
+
+def directory_of(database: Database, tenant: str, tokenizer: str) -> Directory:
+    """The rows of one partition."""
+    # as BLOB, not TEXT: a Python function would decode every text
+    columns = f"id, checksum, max(1, {as_number('count')}), coalesce(CAST(prompt_fingerprint AS BLOB), x'')"
+    where = "tenant = ? AND tokenizer = ? AND id > ?"
+    ids, sums, counts, prompts = _columns(database, columns, where, (tenant, tokenizer), 4)
+    return Directory(_as_ids(ids), _as_checksums(sums), _as_ids(counts), prompts)
+
+
+def directory_of_all(database: Database) -> Directory:
+    """Ids and checksums of all rows of the cache."""
+    ids, sums = _columns(database, "id, checksum", "id > ?", (), 2)
+    return Directory(_as_ids(ids), _as_checksums(sums), _as_ids(()), [])
+
+
+def lengths_of(database: Database, tenant: str, tokenizer: str) -> tuple[Ids, Ids]:
+    """The ids of a partition's rows in increasing order, and the number of tokens of each."""
+    where = "tenant = ? AND tokenizer = ? AND id > ?"
+    ids, lengths = _columns(database, f"id, {as_number('num_tokens')}", where, (tenant, tokenizer), 2)
+    return _as_ids(ids), _as_ids(lengths)
+
+
+def tenant_bytes(database: Database, tenant: str) -> int:
+    """Bytes of everything that a tenant has stored, tokens (4 bytes each) included; takes microseconds."""
+    query = f"SELECT {as_number('bytes')} FROM usage WHERE tenant = ?"
+    with database.read() as connection:
+        found = connection.execute(query, (tenant,)).fetchone()
+    return int(found[0]) if found else 0
+
+
+def _columns(database: Database, columns: str, where: str, values: tuple[str, ...], width: int) -> tuple[Any, ...]:
+    """The selected columns, each as a list, in order of increasing ids; the first column is the id."""
+    query = f"SELECT {columns} FROM completion WHERE {where} ORDER BY id LIMIT {ROWS_AT_ONCE}"
+    found: tuple[list[Any], ...] = tuple([] for _ in range(width))
+    last, more = 0, True
+    while more:
+        with database.read() as connection:
+            page = connection.execute(query, (*values, last)).fetchall()
+        for column, read in zip(found, zip(*page, strict=True), strict=False):  # an empty page has no columns
+            column.extend(read)
+        more = len(page) == ROWS_AT_ONCE
+        last = page[-1][0] if page else last
+    return found
+
+
+def read_completions(database: Database, tenant: str, tokenizer: str, ids: Ids) -> Completions:
+    """These completions of a partition in order of their ids, without damaged or missing ones."""
+    query = (
+        f"SELECT {COLUMNS} FROM completion WHERE tenant = ? AND tokenizer = ? "
+        "AND id IN (SELECT value FROM json_each(?)) ORDER BY id"
+    )
+    completions: Completions = []
+    for begin in range(0, ids.size, ROWS_AT_ONCE):
+        wanted = json.dumps(ids[begin : begin + ROWS_AT_ONCE].tolist())
+        with database.read() as connection:
+            found = connection.execute(query, (tenant, tokenizer, wanted)).fetchall()
+        completions += [completion for row in found if (completion := completion_of(row)) is not None]
+    return completions
+
+
+def _as_ids(numbers: Sequence[int]) -> Ids:
+    return np.array(numbers, dtype=np.int64)
+
+
+def _as_checksums(values: Sequence[Any]) -> Checksums:
+    """Checksums as numbers; 0 for one of another length or type, which a damaged row may have."""
+    sound = set(map(type, values)) <= {bytes} and set(map(len, values)) <= {8}
+    whole = values if sound else [one if isinstance(one, bytes) and len(one) == 8 else bytes(8) for one in values]
+    return np.frombuffer(b"".join(whole), dtype="<u8").astype(np.uint64)
