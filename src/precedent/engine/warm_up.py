@@ -26,11 +26,19 @@ def compile_inner_loops() -> None:
 
 def costs_of(target: Target, remembered: RememberedCosts, fences: Fences) -> StepCosts:
     """The cost curve of a target: remembered, and confirmed by a step of each width, or else measured for a second."""
-    run, costs = target.measure_costs, fences.of(REMEMBERED).run(remembered.read, None)
+    run = target.measure_costs
+
+    def confirmed() -> StepCosts | None:
+        costs = remembered.read()
+        if costs is not None:
+            if not isinstance(costs, StepCosts):
+                raise TypeError(f"expected step costs, got {type(costs).__name__}")
+            for width in START_UP_WIDTHS:
+                costs.observe(width, run(width), 0, target.threads)
+        return costs
+
+    costs = fences.of(REMEMBERED).run(confirmed, None)
     if costs is None:
         costs = StepCosts()
         costs.measure(run, lambda: target.threads)
-    else:
-        for width in START_UP_WIDTHS:
-            costs.observe(width, run(width), 0, target.threads)
     return costs

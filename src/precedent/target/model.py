@@ -34,8 +34,8 @@ class TargetModel(Target):
     `runner` calls the model; `kv_shape` is what its layers store per token. With `bitwise`, a token's logits and stored
     values are bit-identical whatever is computed beside it (`target.bitwise`): no forward has more than `most_rows`
     rows. With `cuda_graphs`, forwards are padded to one of a few sizes and replayed as CUDA graphs; pass True, or the
-    settings of precedent-cuda. Raises UnsupportedError for a model that allows neither, and ConfigError where the
-    package that computes them is not installed.
+    settings of the package that makes the graphs. Raises UnsupportedError for a model that allows neither, and
+    ConfigError where the package that computes them is not installed.
     """
 
     model: PreTrainedModel

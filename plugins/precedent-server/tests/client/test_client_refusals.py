@@ -31,7 +31,7 @@ def made(**fields: Any) -> ChatPrecedentServer:
     [
         *(
             (name, TO_THE_SERVER)
-            for name in (*OF_THE_ENGINE, *OF_LOADING, "trust_remote_code", "num_gpu", "keep_alive")
+            for name in (*OF_THE_ENGINE, *OF_LOADING, "trust_remote_code", "num_gpu", "keep_alive", "sampling")
         ),
         *((name, BY_THE_KEY) for name in ("tenant", "tenant_from", "user", "cache_salt")),
         *(

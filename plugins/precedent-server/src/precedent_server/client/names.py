@@ -66,7 +66,7 @@ _BY_THE_KEY = Elsewhere(
     ("tenant", "tenant_from", "user", "cache_salt"), "the API key says the tenant: write api_key= with a key of it"
 )
 _BY_THE_SERVER = Elsewhere(
-    (*OF_THE_ENGINE, *OF_LOADING, *_OTHERS_NAMES_FOR_LOADING),
+    (*OF_THE_ENGINE, *OF_LOADING, *_OTHERS_NAMES_FOR_LOADING, "sampling"),
     "it says how the model is loaded or decoded: give it to `precedent serve`",
 )
 _NOWHERE = Elsewhere(_NOT_OFFERED, "a Precedent server has no such setting: leave it out")
