@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from precedent.cache import SpeculationCache
 from precedent.engine import kept_prefixes
 from precedent.engine.kept_prefixes import opened, sealed
-from precedent.target import TargetModel, identity
+from precedent.target import TargetModel, fingerprints
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import tiny_causal_lm
 
@@ -130,9 +130,9 @@ def test_another_surrounding_gets_nothing(
 ) -> None:
     keep(cache, target)
     if difference == "version":
-        monkeypatch.setattr(identity, "version", lambda package: "0")
+        monkeypatch.setattr(fingerprints, "version", lambda package: "0")
     elif difference == "processor":
-        monkeypatch.setattr(identity.binding, "get_host_cpu_name", lambda: "another")
+        monkeypatch.setattr(fingerprints.binding, "get_host_cpu_name", lambda: "another")
     elif difference == "format":
         monkeypatch.setattr(kept_prefixes, "FORMAT", 0)
     changed = {difference: "another"} if difference in ("tokenizer", "model") else {}
