@@ -26,10 +26,10 @@ from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from precedent.target.contract import Slot
     from precedent.target.kv.shape import KVShape
     from precedent.target.model import TargetModel
     from precedent.target.runner import Runner
-    from precedent.target.slot import Slot
 
 MOST_ROWS = 64
 """Rows of one forward, prompts included."""
