@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from precedent.cli import doctor_checks
 from precedent.testing.sweep import tiny_model
 from precedent.testing.tiny_gguf import write_gguf
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
-from precedent_drafts.trained import DraftSettings
 
 
 def write(folder: Path, *, tokenizer: Any = None, **settings: Any) -> str:
@@ -136,7 +134,6 @@ def test_a_hybrid_has_keys_in_some_layers_and_states_in_others(tmp_path: Path) -
     assert (status, found["usable"]) == (0, True)
     assert found["attention"] == ("yes", "qwen3_next: 2 × linear_attention, 2 × full_attention")
     assert "bitwise" in found["states"][1]
-    assert "checkpoints of qwen3_next carry a trained MTP head" in found["mtp"][1]
     config = AutoConfig.from_pretrained(tmp_path / "model")
     assert doctor_checks._kv_bytes_per_token(config) == 2 * 2 * 2 * 12 * 8
 
@@ -244,16 +241,6 @@ def test_a_gguf_file_is_examined_without_a_conversion(tmp_path: Path, monkeypatc
     assert (status, found["usable"], found["file"][0]) == (0, True, "note")
     assert found["chat template"] == ("yes", "the model's own")
     assert not (tmp_path / "caches").exists()
-
-
-def test_a_draft_trained_for_a_target_is_not_refused_unseen(tmp_path: Path) -> None:
-    model, draft = write(tmp_path / "model"), tmp_path / "draft"
-    draft.mkdir()
-    settings = DraftSettings("my-model", "embeddings", "layers", (0, 2))
-    (draft / "draft.json").write_text(json.dumps(dataclasses.asdict(settings)))
-    status, found = examined(model, "--draft-model", str(draft), tmp_path=tmp_path)
-    assert (status, found["draft model"][0]) == (0, "note")
-    assert found["draft model"][1].startswith("a chain, trained for my-model")
 
 
 def test_an_encoder_decoder_model_works_without_chat(tmp_path: Path) -> None:

@@ -18,12 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precedent.cache import SentenceTransformerEmbedder
-from precedent.drafters import load_draft
+from precedent.drafters import kind_of, load_draft
 from precedent.errors import CacheError, ModelLoadError
 from precedent.target.load.loading import load_config, load_target, load_tokenizer
 from precedent.target.load.source import DEMO_TARGET, check_name
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
-from precedent_drafts.eagle import EagleHead
 
 HTTP: Any = importlib.import_module(type(huggingface_hub.get_session()).__module__.split(".")[0])
 """The HTTP library that the hub's library uses, whichever it is."""
@@ -250,5 +249,5 @@ def test_a_published_draft_that_was_fetched_before_is_loaded_without_a_network(h
     (repo / "refs" / "main").write_text(commit)
     for name in ("somebody/a-head", snapshot):
         draft = load_draft(name, small_target(), byte_tokenizer())
-        assert isinstance(draft, EagleHead)
+        assert kind_of(draft) is not None
     assert len(hub.asked) == 1

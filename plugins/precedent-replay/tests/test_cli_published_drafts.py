@@ -12,7 +12,7 @@ import torch
 from helpers.command_line import precedent
 from helpers.published_blocks import SPECULATORS as DFLASH
 from helpers.published_blocks import block_weights
-from helpers.published_heads import COVERED, SPECFORGE, SPECULATORS, random_weights, small_target, write_head
+from helpers.published_heads import COVERED, SPECULATORS, random_weights, small_target, write_head
 
 from precedent.cli.progress import Progress
 from precedent.drafters import kind_of, load_draft
@@ -43,38 +43,6 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def block(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_head(tmp_path_factory.mktemp("block"), DFLASH, block_weights(DFLASH, COVERED))
-
-
-def finding(target: Path, draft: Path, tmp_path: Path) -> tuple[int, str, str]:
-    """What `precedent doctor` says of a draft model: its status, and the state and text of the finding."""
-    report = tmp_path / "report.json"
-    status = precedent("doctor", target, "--draft-model", draft, "--json", report)
-    found = {one["check"]: one for one in json.loads(report.read_text())["findings"]}["draft model"]
-    return status, found["state"], found["finding"]
-
-
-def test_doctor_says_what_was_recognised(target: Path, head: Path, block: Path, tmp_path: Path) -> None:
-    """Format, layers and the model that a draft was trained for; without its weights, which may be large."""
-    assert finding(target, head, tmp_path) == (
-        0,
-        "note",
-        f"the EAGLE-3 head {head} (in the format of speculators); it reads layers 1, 2, 3 of the target; trained for "
-        "somebody/a-llama",
-    )
-    status, state, says = finding(target, block, tmp_path)
-    assert (status, state) == (0, "note")
-    assert "(in the format of speculators); it fills 4 positions from layers 1, 3 of the target" in says
-    nameless = write_head(tmp_path / "nameless", SPECFORGE, {})
-    assert finding(target, nameless, tmp_path)[2].endswith("trained for a target that it does not name")
-
-
-def test_doctor_refuses_what_does_not_fit(target: Path, tmp_path: Path) -> None:
-    """Another target's head, and a head in the place of a model."""
-    other = write_head(tmp_path / "other", SPECFORGE | {"hidden_size": 64}, {})
-    status, state, says = finding(target, other, tmp_path)
-    assert (status, state) == (1, "no")
-    assert "was trained for a target of hidden_size=64, and this one has 48" in says
-    assert precedent("doctor", other) == 2
 
 
 def test_measure_draft_measures_blocks_and_refuses_heads(
