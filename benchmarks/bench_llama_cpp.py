@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from measuring import options, run
-from precedent.target.load.packaged import DEMO_TARGET, packaged_file
+from precedent.target.load.source import DEMO_TARGET, packaged_file
 from precedent_replay.bench_lineup import Lineup
 from precedent_replay.bench_modes import Timing
 from precedent_replay.bench_prompts import order_desk_prompts, trace_prompts

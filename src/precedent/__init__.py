@@ -82,8 +82,9 @@ OPTIONS = {
     "bitwise": "precedent-cpu",
     "bitwise on cuda": "precedent-llm[cuda]",
     "cuda_graphs": "precedent-llm[cuda]",
+    "models": "precedent-llm[models]",
 }
-"""Options that other packages compute, each with what to install."""
+"""Options and kinds of models that other packages compute, each with what to install."""
 
 COMMANDS = {
     "bench": "replay",

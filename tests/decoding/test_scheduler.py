@@ -17,7 +17,7 @@ from helpers.scheduling import (
 )
 
 from precedent.config import EngineLimits
-from precedent.target.model import PREFILL_CHUNK
+from precedent.target.contract import PREFILL_CHUNK
 from precedent.testing.drafters import RandomDrafter
 
 

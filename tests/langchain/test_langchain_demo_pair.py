@@ -19,7 +19,7 @@ from precedent.cache import SpeculationCache
 from precedent.engine.engine import Engine
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.engines import EngineHolder
-from precedent.target.load.packaged import DEMO_TARGET
+from precedent.target.load.source import DEMO_TARGET
 from precedent.testing.embedders import HashEmbedder
 
 pytestmark = [pytest.mark.integration, pytest.mark.model, pytest.mark.filterwarnings("default")]

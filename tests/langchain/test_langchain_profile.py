@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from precedent.errors import ModelLoadError
 from precedent.langchain import ChatPrecedent
 from precedent.target.load.gguf_header import read_header
-from precedent.target.load.packaged import DEMO_TARGET
+from precedent.target.load.source import DEMO_TARGET
 from precedent.testing.tiny_gguf import write_gguf
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.prompt import hermes_template

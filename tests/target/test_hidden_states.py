@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import Slot, TargetModel
-from precedent.target.encoder_decoder.opening import target_of
-from precedent.target.identity import identity_of
+from precedent.target.fingerprints import identity_of
+from precedent.target.model import target_of
 from precedent.target.prefix_pool import PrefixPool
 from precedent.testing.sweep import in_float64, tiny_model
 from precedent.testing.tiny_models import tiny_causal_lm, tiny_seq2seq_lm
@@ -124,7 +124,7 @@ def test_states_follow_rewinds_forks_and_reused_prefixes(name: str, reads: str) 
     assert target.prefill(again, [*prompt, 5, 6, 7]) > 0
     target.rewind(again, 30)
     target.prefill(again, [*prompt[:30], *random_ids(7, 12)])
-    restored = target.restored(again.token_ids, again.kv.copied(again.kv.length))
+    restored = target.restore(again.token_ids, again.kv.copied(again.kv.length))
     for each in (slot, fork, again, restored, target.fork(again, again.kv.nearest(20))):
         kept.check(each)
 

@@ -20,7 +20,7 @@ from transformers import RwkvConfig, WhisperConfig
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.target import TargetModel
-from precedent.target.load import packaged
+from precedent.target.load import source as packaged
 from precedent.target.load.loading import DEMO_TARGET, load_target
 from precedent.testing.tiny_gguf import write_gguf
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm

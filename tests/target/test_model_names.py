@@ -21,8 +21,7 @@ from precedent.cache import SentenceTransformerEmbedder
 from precedent.drafters import load_draft
 from precedent.errors import CacheError, ModelLoadError
 from precedent.target.load.loading import load_config, load_target, load_tokenizer
-from precedent.target.load.names import check_name
-from precedent.target.load.packaged import DEMO_TARGET
+from precedent.target.load.source import DEMO_TARGET, check_name
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_drafts.eagle import EagleHead
 

@@ -18,7 +18,7 @@ from precedent.cache import model_fingerprint
 from precedent.config import SamplingParams
 from precedent.errors import UnsupportedError
 from precedent.target import TargetModel
-from precedent.target.identity import weights_digest
+from precedent.target.fingerprints import weights_digest
 from precedent.target.load.loading import load_draft, load_target
 from precedent.testing.embedders import HashEmbedder
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm

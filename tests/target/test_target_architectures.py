@@ -12,8 +12,9 @@ from transformers import AutoConfig
 
 from precedent.errors import UnsupportedError
 from precedent.target import KVCache, Slot, TargetModel
-from precedent.target.kv.layer_kinds import check_supported, why_only_chains
-from precedent.target.model import PREFILL_CHUNK
+from precedent.target.contract import PREFILL_CHUNK
+from precedent.target.kv.layer_kinds import why_only_chains
+from precedent.target.support import check_supported
 from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
 
@@ -252,7 +253,7 @@ def test_the_examination_sees_what_should_be_hidden(
     TargetModel(model)
     assert caplog.records == []
     monkeypatch.setattr(
-        "precedent.target.kv.visibility.within", lambda rows, _: torch.ones((len(rows), len(rows)), dtype=torch.bool)
+        "precedent.target.kv.rows.within", lambda rows, _: torch.ones((len(rows), len(rows)), dtype=torch.bool)
     )
     target = TargetModel(model)
     assert ("a scored tree is" if dtype == torch.bfloat16 else "a tree is") in caplog.text

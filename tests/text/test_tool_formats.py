@@ -69,8 +69,9 @@ def parts_of(name: str, answer: str) -> list[Part]:
 
 HARMONY_CALL = '<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"number": "1042"}<|call|>'
 XML_CALL = "<tool_call>\n<function=look_up>\n<parameter=number>\n1042\n</parameter>\n</function>\n</tool_call>"
+HERMES_CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "1042"}}\n</tool_call>'
 ONE_CALL = {
-    "hermes": '<tool_call>\n{"name": "look_up", "arguments": {"number": "1042"}}\n</tool_call>',
+    "hermes": HERMES_CALL,
     "qwen3-coder": XML_CALL,
     "llama-json": '{"name": "look_up", "parameters": {"number": "1042"}}',
     "llama-pythonic": "[look_up(number='1042')]",
@@ -99,7 +100,25 @@ def test_reasoning_comes_apart_from_what_follows(name: str) -> None:
 
 
 TWO = {"a": 1, "b": [True, None, {"c": "é \" ' \\ \n"}]}
+TAGS = {"note": 'say "</tool_call>" or <tool_call> \\'}
+"""Tags inside a JSON string do not end the call."""
+
 ANSWERS: list[tuple[str, str, list[Part]]] = [
+    ("hermes", "", []),
+    ("hermes", "no call at all\n", [TextPiece("no call at all\n")]),
+    ("hermes", f"{HERMES_CALL}\n{HERMES_CALL}\n", [LOOK_UP, LOOK_UP]),
+    ("hermes", f"I look.\n\n{HERMES_CALL}", [TextPiece("I look.\n"), LOOK_UP]),
+    ("hermes", f"{HERMES_CALL}\n\nDone.", [LOOK_UP, TextPiece("Done.")]),
+    ("hermes", f"A{HERMES_CALL}\nB\n{HERMES_CALL}", [TextPiece("A"), LOOK_UP, TextPiece("\nB"), LOOK_UP]),
+    ("hermes", f"\n \n{HERMES_CALL}", [LOOK_UP]),
+    ("hermes", "a < b and <tool_", [TextPiece("a < b and <tool_")]),
+    ("hermes", HERMES_CALL.removesuffix("\n</tool_call>"), [LOOK_UP]),
+    ("hermes", f"{HERMES_CALL.removesuffix('</tool_call>')}{HERMES_CALL}", [LOOK_UP, LOOK_UP]),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>', [ParsedCall("f", {})]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [ParsedCall("f", {"a": 1})]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "1\n2"}}</tool_call>', [ParsedCall("f", {"a": "1\n2"})]),
+    ("hermes", f"<tool_call>{json.dumps({'name': 'f', 'arguments': TAGS})}</tool_call>after", [
+        ParsedCall("f", TAGS), TextPiece("after")]),
     ("qwen3-coder", f"I look.\n{XML_CALL}\n{XML_CALL}\n", [TextPiece("I look."), LOOK_UP, LOOK_UP]),
     (
         "qwen3-coder",
@@ -214,6 +233,42 @@ def test_a_call_that_cannot_be_read_keeps_its_text(
     assert invalid.rest is not None
     assert invalid.rest in invalid.raw
     assert rest in (None, invalid.rest)
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "problem"),
+    [
+        ('{"name": "f", "arguments": {"a": 1', "f", "delimiter"),
+        ('{"name": "f", "arguments": [1]}', "f", "must be an object, not list"),
+        ('{"name": "f", "arguments": {"a": NaN}}', "f", "NaN"),
+        ('{"name": "f", "arguments": {"a": 1e999}}', "f", "not JSON compliant"),
+        ('{"name": "f", "arguments": {"a": "\\ud800"}}', "f", "surrogates"),
+        ('{"arguments": {}}', None, "expected"),
+        ('{"name": ""}', None, "expected"),
+        ("look_up(1042)", None, "Expecting value"),
+        ("[" * 100_000, None, "recursion"),
+        (f'{{"name": "f", "arguments": {{"a": {"1" * 5000}}}}}', "f", "limit"),
+    ],
+)
+@pytest.mark.parametrize("close", ["</tool_call>", ""])
+def test_a_call_that_cannot_be_read_says_why(body: str, name: str | None, problem: str, close: str) -> None:
+    (event,) = whole_parts(events_of("hermes", [f"<tool_call>{body}{close}"]))
+    assert isinstance(event, InvalidCall)
+    assert (event.raw, event.name) == (f"<tool_call>{body}{close}", name)
+    assert problem in event.error
+
+
+def test_a_call_with_an_open_string_does_not_swallow_the_next_one() -> None:
+    broken = '<tool_call>{"name": "f", "arguments": {"a": "1}}</tool_call>'
+    first, second, third = parts_of("hermes", f"{broken}\n{HERMES_CALL}\nend")
+    assert isinstance(first, InvalidCall)
+    assert (first.raw, second, third) == (broken, LOOK_UP, TextPiece("end"))
+
+
+@given(st.text(max_size=60))
+def test_text_without_a_tag_stays_as_it_is(text: str) -> None:
+    parts = events_of("hermes", list(text))
+    assert "".join(part.text for part in parts if isinstance(part, TextPiece)) == text
 
 
 def test_a_call_goes_on_behind_a_broken_one() -> None:

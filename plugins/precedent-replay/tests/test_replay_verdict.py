@@ -14,6 +14,7 @@ from precedent.cli.app import app
 from precedent.errors import ConfigError
 from precedent.planning.costs import WIDTHS
 from precedent.runtime.machine_load import BUSY_SHARE
+from precedent.target import TargetModel
 from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_replay.measured_steps import ROUNDS, measured_steps, widths_up_to
 from precedent_replay.run import Settings, replay
@@ -111,11 +112,11 @@ def test_a_measured_curve_can_be_named_only_where_there_is_one() -> None:
 def test_every_width_is_timed_several_times_and_the_best_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[int] = []
 
-    def milliseconds(target: Any, width: int) -> float:
+    def milliseconds(target: TargetModel, width: int) -> float:
         timed.append(width)
         return 100.0 / len(timed)
 
-    monkeypatch.setattr("precedent_replay.measured_steps.milliseconds_of_width", milliseconds)
+    monkeypatch.setattr(TargetModel, "measure_costs", milliseconds)
     rounds: list[int] = []
     steps = measured_steps(tiny_causal_lm(dtype=torch.float32), "tiny", 10, lambda done, total: rounds.append(done))
     assert list(steps.milliseconds) == [1, 2, 4, 8, 12]

@@ -75,7 +75,7 @@ def test_a_cancelled_request_leaves_an_engine_that_answers(monkeypatch: pytest.M
         while engine.metrics().num_requests_running:
             time.sleep(0.001)  # its caller knows before its place is free
         assert engine.submit(PROMPT_OF_ENGINE, short).result().token_ids == plain
-        kept = engine._drafters["draft-model"]._pool  # type: ignore[attr-defined]
+        kept = engine._drafters["draft-model"].pool  # type: ignore[attr-defined]
         assert len(kept._idle) == 1  # the second request went on where the first one was left
 
 

@@ -102,6 +102,51 @@ async def test_eight_megabytes_of_another_kind(serve: Any, path: str, raw: bytes
     assert len(answer.content) < 3000
 
 
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
+async def test_a_body_that_no_context_can_use_is_refused_before_it_is_parsed(
+    serve: Any, path: str, declared: bool
+) -> None:
+    """That bounds how long a body can make other streams pause: it is not read beyond what the context can use."""
+    client = serve(lambda prompt: LONG, may_stray=True)
+    most, sent = client.serving.most_body_bytes, 0
+    assert most == 32 * client.serving.models["scripted"].engine.context_length + 3 * 256 * 1024
+
+    async def body() -> Any:
+        nonlocal sent
+        while sent < 10_000_000:
+            yield b" " * 65_536
+            sent += 65_536
+
+    headers = {"Content-Length": "10000000"} if declared else {}
+    answer = await client.post(path, content=body(), headers=headers)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert f"longer than {most:,} bytes" in answer.json()["error"]["message"]
+    assert sent <= most
+
+
+async def test_the_longest_body_is_answered(serve: Any) -> None:
+    client = serve(lambda prompt: "x", may_stray=True)
+    raw = json.dumps(asked()).encode()
+    longest = raw + b" " * (client.serving.most_body_bytes - len(raw))
+    assert (await client.post(CHAT, content=longest)).status_code == 200
+    assert (await client.post(CHAT, content=longest + b" ")).status_code == 413
+
+
+async def test_texts_to_embed_need_no_context(serve: Any) -> None:
+    client = serve(lambda prompt: "x", may_stray=True)
+    texts = ["word " * 6000] * (client.serving.most_body_bytes // 30_000 + 1)
+    answer = await client.post("/v1/embeddings", json={"model": "scripted", "input": texts})
+    assert answer.status_code == 200, answer.text[:500]
+
+
+def test_a_long_context_may_have_longer_bodies_up_to_a_bound() -> None:
+    assert ServerLimits().most_body_bytes(32_768) == 32 * 32_768 + 3 * 256 * 1024
+    assert ServerLimits().most_body_bytes(10**7) == 8 * 2**20
+    assert ServerLimits(max_body_bytes=1000).most_body_bytes(32_768) == 1000
+
+
 async def test_a_body_that_says_it_is_too_long_is_not_read(serve: Any) -> None:
     async def body() -> Any:
         yield b"{"

@@ -166,8 +166,8 @@ async def test_embeddings_that_are_refused(client: Client, texts: Any) -> None:
 
 
 @pytest.mark.parametrize(("path", "asked"), [(CHAT, "messages"), ("/v1/completions", "prompt")])
-async def test_a_million_tokens(client: Client, path: str, asked: str) -> None:
-    text = "word " * 1_000_000
+async def test_a_hundred_thousand_tokens(client: Client, path: str, asked: str) -> None:
+    text = "word " * 150_000
     body = {"messages": [{"role": "user", "content": text}], "prompt": text}
     answer = await client.post(path, json={"model": "scripted", asked: body[asked]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")

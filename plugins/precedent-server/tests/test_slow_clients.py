@@ -92,6 +92,23 @@ def test_a_body_has_a_time() -> None:
         assert dribbled(connect(), head).startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.parametrize(
+    "begun", [b"", b"Content-Length: 100000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n1000\r\n"]
+)
+def test_headers_and_body_share_one_time(begun: bytes) -> None:
+    """It runs from the first byte, and nothing is waited for after it."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
+    with server(header_seconds=1000, upload_seconds=0.5) as connect:
+        sent = head + (b"" if not begun else b"x\r\n" + begun)
+        assert dribbled(connect(), sent).startswith(b"HTTP/1.1 408 ")
+
+
+def test_the_rest_of_a_refused_body_has_the_same_time() -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000000\r\n\r\n"
+    with server(header_seconds=1000, upload_seconds=0.5, max_body_bytes=1000) as connect:
+        assert dribbled(connect(), head).startswith(b"HTTP/1.1 413 ")
+
+
 def test_only_so_many_connections_are_open() -> None:
     with server(max_connections=4) as connect:
         held = [connect() for _ in range(4)]

@@ -124,7 +124,7 @@ def _empty_database() -> bytes:
 
 
 BUSY_SECONDS = 20.0
-"""How long a transaction waits for another process's transaction."""
+"""Seconds that a transaction waits for another process's transaction."""
 
 BUSY_ERRORS = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
 
@@ -188,12 +188,12 @@ def error_name(error: Exception) -> str:
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether an error concerns the file itself, not a passing state, the machine or access rights."""
+    """Return whether an error concerns the file itself, not a passing state, the machine or access rights."""
     return not error_name(error).startswith(PASSING_ERRORS)
 
 
 def advice(error: sqlite3.Error) -> str:
-    """What the user can do about an error."""
+    """Tell the user what to do about an error."""
     if error_name(error).startswith(BUSY_ERRORS):
         return f"another process has held it for {BUSY_SECONDS:.0f} seconds; try again, or close that process"
     if error_name(error).startswith(PASSING_ERRORS):
@@ -341,7 +341,7 @@ class Database(OfOneProcess):
 
     @property
     def read_only(self) -> bool:
-        """Whether nothing new is stored: the cache was opened so, or its last write failed (a full disk)."""
+        """True if nothing new is stored: the cache was opened so, or its last write failed (a full disk)."""
         return self.opened_read_only or self._cannot_write
 
     def _can_write_again(self) -> None:
@@ -351,11 +351,11 @@ class Database(OfOneProcess):
 
     @property
     def closed(self) -> bool:
-        """Whether the file has been closed."""
+        """True if the file has been closed."""
         return self._closed
 
     def refuses_writes(self) -> bool:
-        """Whether the cache is read-only; logs it the first time."""
+        """Return whether the cache is read-only; logs it the first time."""
         if self.read_only and not self._warned:
             self._warned = True
             logger.warning("%s is read-only: it is used, but nothing new is stored in it", self)
@@ -391,7 +391,7 @@ class Database(OfOneProcess):
             raise CacheError(f"{self}: {error}; {advice(error)}") from error
 
     def is_open_at(self, path: Path) -> bool:
-        """Whether this database is open, in this process, on the file at `path`."""
+        """Return whether this database is open, in this process, on the file at `path`."""
         if self.path is None or self._closed or not self.is_here:
             return False
         return self.path.exists() and self.path.samefile(path)

@@ -26,7 +26,7 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 class Embedder(Protocol):
-    """What the cache needs from an embedder. Several threads may call it at once."""
+    """The part of an embedder that the cache uses. Several threads may call it at once."""
 
     @property
     def fingerprint(self) -> str:

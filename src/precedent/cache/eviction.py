@@ -76,7 +76,7 @@ def _keep_bound(connection: sqlite3.Connection, measure: str, bound: int, keep_i
 
 
 def _evictable(connection: sqlite3.Connection, measure: str, keep_id: int) -> list[tuple[str, int]]:
-    """What each tenant holds besides `keep_id`, largest first."""
+    """Bytes or records that each tenant holds besides `keep_id`, largest first."""
     query = f"""
     SELECT tenant, {measure} - coalesce((SELECT {_of_row(measure)} FROM completion
                                          WHERE id = ? AND tenant = usage.tenant), 0) AS evictable

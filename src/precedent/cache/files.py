@@ -73,7 +73,7 @@ def log_of(path: Path) -> Path:
 
 
 def journal_of(path: Path) -> Path:
-    """What SQLite rolls back when it opens a file; a cache has none, unless another program changed its mode."""
+    """The journal that SQLite rolls back when it opens a file; only another program leaves one."""
     return path.with_name(path.name + "-journal")
 
 
@@ -90,7 +90,7 @@ def check_links(path: Path) -> None:
 
 
 def is_own_folder(path: Path) -> bool:
-    """Whether a folder is there. Raises CacheError if the path is a link: files elsewhere would be read and erased."""
+    """Return whether a folder is there. Raises CacheError for a link: files elsewhere would be read and erased."""
     try:
         mode = path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -21,7 +21,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class FillCounts:
-    """How many records were newly `stored`, already `known`, `refused` or `withheld`.
+    """Numbers of records that were newly `stored`, already `known`, `refused` or `withheld`.
 
     The store refuses records if it is read-only or they are too large; redaction withholds records entirely.
     """

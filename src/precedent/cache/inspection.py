@@ -56,7 +56,7 @@ CHECKED_WHOLE = 16 * 2**20
 """A cache up to this size is checked page by page each time it is opened (some 20 ms); `verify` checks any size."""
 
 LOOKS = 3
-"""How often to inspect a file that other processes keep changing meanwhile."""
+"""Number of times to inspect a file that other processes keep changing meanwhile."""
 
 FRAME_HEADER_BYTES = 24
 """Bytes that a log adds to each page."""

@@ -1,4 +1,4 @@
-"""Keys and values of prompts' beginnings on disk: whole files, bounded in bytes and age, in a folder beside a cache.
+"""KV cache of prompt prefixes on disk: whole files, bounded in bytes and age, in a folder beside a cache.
 
 What a file holds is not known here (`precedent.engine.kept_prefixes` writes and reads it). Each tenant has a folder of
 its own. A file's modification time is when it was written, its access time when it was last used.
@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from precedent.cache.database import Database
 from precedent.cache.files import ABANDONED, NEW_FILE, erase_file, is_own_folder, new_file, read_own
 from precedent.cache.records import Bounds, Selection, digest
 from precedent.errors import CacheError
@@ -57,7 +56,7 @@ class PrefixFiles:
             raise CacheError(f"prefixes cannot be kept in {self.path}: {error}") from error
 
     def holds(self, tenant: str, name: str) -> bool:
-        """Whether a file is there and young enough; counts as a use of it."""
+        """Return whether a file is there and young enough; counts as a use of it."""
         return self._use(self._file(tenant, name))
 
     def read(self, tenant: str, name: str) -> bytes | None:
@@ -140,7 +139,7 @@ class PrefixFiles:
             size -= freed
 
     def _use(self, file: Path) -> bool:
-        """Whether a file may be used; notes that it was."""
+        """Return whether a file may be used, and note that it was."""
         try:
             found = file.lstat()
         except OSError:
@@ -171,15 +170,8 @@ def bytes_of(tenant: str) -> bytes:
     return tenant.encode("utf-8", "surrogatepass")
 
 
-def prefixes_beside(database: Database, bounds: Bounds, generation: Callable[[], int]) -> PrefixFiles | None:
-    """The files beside a database; None for one in memory."""
-    if database.path is None:
-        return None
-    return PrefixFiles(database.path, bounds, generation, read_only=database.read_only)
-
-
 def _listed(folder: Path, names: re.Pattern[str]) -> list[Path]:
-    """What Precedent made in a folder. Raises CacheError if the folder is a link."""
+    """List the files that Precedent made in a folder. Raises CacheError if the folder is a link."""
     return sorted(path for path in folder.iterdir() if names.fullmatch(path.name)) if is_own_folder(folder) else []
 
 

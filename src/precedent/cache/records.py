@@ -112,7 +112,7 @@ class Completion:
 
     @property
     def has_plausible_record(self) -> bool:
-        """Whether time and counters are valid; no checksum covers them, since they change."""
+        """True if time and counters are valid; no checksum covers them, since they change."""
         counters = (self.hits, self.accepted, self.rejected)
         whole = all(type(number) is int for number in (self.id, self.count, *counters))
         if not whole or self.count < 1 or min(counters) < 0 or max(self.count, *counters) > MAX_COUNT:
@@ -176,7 +176,7 @@ class CacheStats:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which completions to list or forget: all given conditions must hold.
+    """Conditions on the completions to list or forget: all given conditions must hold.
 
     `before` is a time in seconds since the epoch; `containing` is searched for in text and query, ignoring case.
     """

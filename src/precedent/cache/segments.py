@@ -65,10 +65,10 @@ MAX_SEGMENTS = 12
 """Above this number, segments are merged whatever their sizes; parts not in memory are then read from rows again."""
 
 READ_AGAIN = 3
-"""How often to read segments again while another process replaces them; after that, their rows are read."""
+"""Number of times to read segments again while another process replaces them; after that, their rows are read."""
 
 LOCK_SECONDS = 20.0
-"""How long `forget` waits for a process that seals."""
+"""Seconds that `forget` waits for a process that seals."""
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -123,7 +123,7 @@ class Segment(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """Whether following the arrays stays within them: compiled code does not check indices."""
+        """True if following the arrays stays within them: compiled code does not check indices."""
         begins, size, order = self.completions["begin"], self.tokens.size, self.order
         if not begins.size:
             return size == 0 and order.size == 0
@@ -238,7 +238,7 @@ class Partition:
 
 
 def _to_merge(sealed: Sequence[Sealed], held: Sequence[Ids], in_memory: Ids, size: int) -> set[int]:
-    """Which segments to merge with `size` new tokens: from the smallest on, while they are not much larger.
+    """Choose the segments to merge with `size` new tokens: from the smallest on, while they are not much larger.
 
     A segment with completions that are not in this process's memory stays, unless there are too many segments.
     """

@@ -157,7 +157,7 @@ class SpeculationCache(OfOneProcess):
 
     @property
     def embedder(self) -> Embedder:
-        """What turns texts into vectors; its model is loaded at first use."""
+        """The model that turns texts into vectors; it is loaded at first use."""
         return self._embedder
 
     def warm_up(self) -> None:
@@ -243,11 +243,11 @@ class SpeculationCache(OfOneProcess):
 
     @property
     def prefixes(self) -> PrefixFiles | None:
-        """Where keys and values of prompts' beginnings can be kept; None for a cache in memory or at a URL."""
+        """The KV cache of prompt prefixes on disk; None for a cache in memory or at a URL."""
         return self._store.prefixes if isinstance(self._store, SQLiteStore) else None
 
     def lets_pass(self, prefix: Completion) -> bool:
-        """Whether `redact` leaves a prompt's beginning, given as a completion, as it is. Raises CacheError."""
+        """Return whether `redact` leaves a prompt's prefix, given as a completion, as it is. Raises CacheError."""
         self.check_process()
         return self._redact is None or apply(self._redact, prefix) == prefix
 

@@ -122,7 +122,7 @@ def hide_secrets(text: str) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a URL parameter must not be shown."""
+    """Return whether the value of a URL parameter must not be shown."""
     plain = re.sub("[-_]", "", unquote(name).strip().lower())
     return plain in SECRET_NAMES or any(part in plain for part in SECRET_PARTS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -64,10 +64,17 @@ def show(
     if not found:
         raise CacheError(f"there is no completion {completion_id}; see `precedent cache list`")
     if json_file is not None:
-        write_json(json_file, {"completion": dataclasses.asdict(found[0])})
+        write_json(json_file, {"completion": _shown(found[0])})
     print_completion(found[0])
 
 
 def _write(completions: Sequence[Completion], json_file: Path | None) -> None:
     if json_file is not None:
-        write_json(json_file, {"completions": [dataclasses.asdict(one) for one in completions]})
+        write_json(json_file, {"completions": [_shown(one) for one in completions]})
+
+
+def _shown(completion: Completion) -> dict[str, Any]:
+    """Return a completion for JSON, without the vector, which these commands do not read."""
+    values = dataclasses.asdict(completion)
+    del values["vector"]
+    return values

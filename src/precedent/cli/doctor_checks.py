@@ -16,14 +16,11 @@ from precedent.drafters.kinds import draft_kinds
 from precedent.errors import ModelLoadError, PrecedentError, UnsupportedError
 from precedent.grammar import is_installed
 from precedent.runtime.device_memory import free_bytes
-from precedent.target.encoder_decoder.opening import check_loadable, is_encoder_decoder
-from precedent.target.encoder_decoder.settings import longest
 from precedent.target.kv.layer_kinds import (
+    OF_A_PACKAGE,
     UNLIMITED,
     WITH_KEYS,
     context_length,
-    has_indexers,
-    is_recurrent,
     why_only_chains,
 )
 from precedent.target.load import chat_template as templates
@@ -31,12 +28,17 @@ from precedent.target.load.adapters import with_base
 from precedent.target.load.draft_folders import check_readable
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
 from precedent.target.load.gguf import read_end_tokens
-from precedent.target.load.loading import check_same_vocabulary, load_config, load_generation_config, load_tokenizer
-from precedent.target.load.multimodal import auto_class
-from precedent.target.load.quantised import DISTRIBUTIONS, PACKAGES, loads_dense, quant_method
-from precedent.target.load.sampling_defaults import sampling_defaults
+from precedent.target.load.loading import (
+    auto_class,
+    check_same_vocabulary,
+    load_config,
+    load_generation_config,
+    load_tokenizer,
+    sampling_defaults,
+)
 from precedent.target.load.source import find_source, gguf_file
-from precedent.target.load.weight_files import faults_of
+from precedent.target.load.weight_files import DISTRIBUTIONS, PACKAGES, faults_of, loads_dense, quant_method
+from precedent.target.support import check_loadable
 from precedent.text.answers import answer_syntax
 from precedent.text.end_tokens import configured_ends, end_tokens
 from precedent.text.prompt import render_prompt
@@ -81,7 +83,7 @@ def examine_files(
     except ModelLoadError as error:
         return [*findings, Finding("tokenizer", "no", str(error), needed=True)]
     chat = [_template(tokenizer, given=chat_template is not None), _tools(tokenizer)]
-    findings += _NO_CHAT if is_encoder_decoder(config) else chat
+    findings += _NO_CHAT if config.is_encoder_decoder else chat
     findings += [_ends(model, config, tokenizer), _sampling(model), _grammar(tokenizer), _reasoning(tokenizer)]
     return [*findings, _draft(draft_model, tokenizer, config)]
 
@@ -123,19 +125,17 @@ def _attention(config: Any) -> Finding:
         return Finding("attention", "no", str(error), needed=True)
     kinds, _ = get_layer_types_and_kwargs(config.get_text_config())
     layers = ", ".join(f"{number} × {kind}" for kind, number in Counter(kinds).items())
-    layers = "an encoder-decoder model" if is_encoder_decoder(config) else layers
+    layers = "an encoder-decoder model" if config.is_encoder_decoder else layers
     return Finding("attention", "yes", f"{config.model_type}: {layers}", needed=True)
 
 
 def _states(config: Any) -> Iterator[Finding]:
     """What is different with a model that has states or indexers, follows single paths, or may carry a draft head."""
     text = config.get_text_config()
-    if is_recurrent(text):
-        note = "recurrent states follow every path; bitwise and cuda_graphs are refused"
+    kinds = get_layer_types_and_kwargs(text)[0]
+    if OF_A_PACKAGE.intersection(kinds):
+        note = "recurrent states and indexers follow every path; bitwise and cuda_graphs are refused"
         yield Finding("states", "note", note)
-    if has_indexers(text):
-        note = "indexers choose along every path; bitwise and cuda_graphs are refused"
-        yield Finding("indexers", "note", note)
     why = why_only_chains(text)
     if why is not None:
         yield Finding("trees", "note", f"it {why}: drafts are single paths")
@@ -146,11 +146,12 @@ def _states(config: Any) -> Iterator[Finding]:
 
 
 def _context(config: Any) -> Iterator[Finding]:
-    text = config.get_text_config()
-    if is_encoder_decoder(config):
-        yield Finding("context", "yes", f"{longest(config):,} tokens for the prompt, and as many for the answer")
-    elif (length := context_length(text)) != UNLIMITED:
-        yield Finding("context", "yes", f"{length:,} tokens for prompt and answer together")
+    length = context_length(config.get_text_config(decoder=config.is_encoder_decoder or None))
+    if length != UNLIMITED:
+        of_what = (
+            "the prompt, and as many for the answer" if config.is_encoder_decoder else "prompt and answer together"
+        )
+        yield Finding("context", "yes", f"{length:,} tokens for {of_what}")
 
 
 def _memory(config: Any, device: str | None) -> Iterator[Finding]:
@@ -199,7 +200,7 @@ def _itemsize(config: Any) -> int:
 
 
 def _kv_bytes_per_token(config: Any) -> int | None:
-    if is_encoder_decoder(config):
+    if config.is_encoder_decoder:
         return None  # prompt and answer take different bytes
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", None)

@@ -18,7 +18,7 @@ from precedent.runtime.fence import Fences
 from precedent.runtime.plugins import load_plugin, not_installed
 from precedent.sampling.logprobs import logprobs_of
 from precedent.sampling.target_rows import TargetRows
-from precedent.target import TargetModel
+from precedent.target import Target
 from precedent.tree import ROOT
 
 GROUP = "precedent.loops"
@@ -35,7 +35,7 @@ class DecodeLoop:
     A plugin's loop (entry-point group `precedent.loops`) is a subclass, chosen by name in `EngineOptions.loop`.
     """
 
-    def __init__(self, target: TargetModel, planner: Planner, fences: Fences | None = None) -> None:
+    def __init__(self, target: Target, planner: Planner, fences: Fences | None = None) -> None:
         self.target, self.aids = target, Aids(planner, fences or Fences())
         self.on_verified: Callable[[Verified, tuple[int, ...]], None] | None = None
 

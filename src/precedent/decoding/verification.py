@@ -17,10 +17,12 @@ from precedent.decoding.sequence import DecodingSequence
 from precedent.runtime.isolate import together
 from precedent.sampling.rng import KeyedRng
 from precedent.sampling.target_rows import TargetRows
-from precedent.target import TargetModel
-from precedent.target.hidden_states import HiddenStates
+from precedent.target import Slot, Target
 from precedent.verify import Verdict, verifier_of
 from precedent.verify.ahead import COUPLED, MODES, Ahead, Scored, computed_alike, read_together
+
+HiddenStatesOf = Callable[[Slot, int, int], Tensor]
+"""`Target.hidden_states`."""
 
 DURING_A_FORWARD = 2e-3
 """Seconds allowed for computing the masks of all nodes of a step's trees, while a GPU computes their rows."""
@@ -34,14 +36,14 @@ class Forward:
     """The logits of every scored proposal, the seconds and threads of scoring; a failure means more than one try.
 
     `hidden` are the hidden states of their rows, where the target keeps them. `settled` is false where the time says
-    nothing about later steps (`Runner.settled`).
+    nothing about later steps (`Target.settled`).
     """
 
     scored: Sequence[tuple[Proposal, Tensor]]
     seconds: float
     num_tries: int
     threads: int = 1
-    hidden: HiddenStates | None = None
+    hidden: HiddenStatesOf | None = None
     settled: bool = True
 
     @property
@@ -98,7 +100,7 @@ def counted(
             setattr(sequence.stats, clock, getattr(sequence.stats, clock) + seconds)
 
 
-def score(proposals: Sequence[Proposal], target: TargetModel) -> Forward:
+def score(proposals: Sequence[Proposal], target: Target) -> Forward:
     """Compute the rows of every tree in one forward; if it fails, in one forward per tree.
 
     The retry keeps the trees as they are: sampling new ones could bias the answer.
@@ -113,8 +115,9 @@ def score(proposals: Sequence[Proposal], target: TargetModel) -> Forward:
         return target.score([(each.sequence.slot, each.tree) for each in some])
 
     sound = [each for each in proposals if each.sequence.error is None]
-    scored, runner = together(sound, forward, _fail_scoring), target.runner
-    return Forward(scored, perf_counter() - started, tries, runner.threads, runner.hidden, runner.settled)
+    scored = together(sound, forward, _fail_scoring)
+    hidden = target.hidden_states if target.keeps_hidden_states else None
+    return Forward(scored, perf_counter() - started, tries, target.threads, hidden, target.settled)
 
 
 def _fail_scoring(proposal: Proposal, error: Exception) -> None:
@@ -151,7 +154,7 @@ def _prepared_each(forward: Forward, rows: Rows, until: float) -> list[_Prepared
 
 
 def _prepared(
-    proposal: Proposal, logits: Tensor, rows_of: Rows, until: float, hidden: HiddenStates | None
+    proposal: Proposal, logits: Tensor, rows_of: Rows, until: float, hidden: HiddenStatesOf | None
 ) -> _Prepared:
     sequence, request, rng = proposal.sequence, proposal.sequence.request, proposal.sequence.rng()
     logits, at_once = logits[:, : request.num_tokens], on_accelerator(logits)
@@ -166,10 +169,10 @@ def _prepared(
     return _Prepared(proposal, rows, lambda: decide(rng))
 
 
-def _hidden_state(hidden: HiddenStates, sequence: DecodingSequence, node: int) -> Tensor:
+def _hidden_state(hidden: HiddenStatesOf, sequence: DecodingSequence, node: int) -> Tensor:
     """The hidden state of a scored node, whose row stands behind those of the committed and the pending tokens."""
     row = sequence.prefix + 1 + node
-    return hidden.of(sequence.slot.kv, row, row + 1)[0]
+    return hidden(sequence.slot, row, row + 1)[0]
 
 
 def _read_together(prepared: list[_Prepared]) -> list[_Prepared]:

@@ -11,7 +11,7 @@ from precedent.engine.kept_prefixes import KeptPrefixes
 from precedent.engine.sequence import QueuedSequence
 from precedent.errors import CapacityError
 from precedent.runtime.device_memory import free_bytes
-from precedent.target import Slot, TargetModel
+from precedent.target import Slot, Target
 from precedent.target.prefix_pool import PrefixPool
 
 SHARE_OF_FREE_MEMORY = {"cpu": 0.5}
@@ -24,14 +24,14 @@ class Admission:
     """Accounts for the memory of keys and values: `reserved_bytes` for admitted requests, the rest for idle slots.
 
     A reservation covers prompt, answer and the largest tree. Idle conversations are evicted first, oldest first. If
-    keys and values must be in an arena (`TargetModel.keeps_to_arena`), a request also waits until the arena has a
+    keys and values must be in an arena (`Target.keeps_to_arena`), a request also waits until the arena has a
     contiguous place for all of its own, and takes it when it starts. Without a limit, keys and values may take a share
     of the `free` bytes of the target's device.
     """
 
     def __init__(
         self,
-        target: TargetModel,
+        target: Target,
         limits: EngineLimits,
         kept: KeptPrefixes | None = None,
         *,
@@ -72,7 +72,7 @@ class Admission:
         self._clear(rows)
         slot = self._pool.acquire(sequence.request.tenant, sequence.prompt_ids, rows or None, sequence.prefix_tokens)
         self._make_room()
-        slot.kv.reserve(rows)
+        self._target.reserve(slot, rows)
         self._num_unplaced -= 1
         return slot
 
@@ -108,15 +108,14 @@ class Admission:
 
     def _rows_in_place(self, sequence: QueuedSequence) -> int:
         """Rows that a request reserves in the arena; 0 if its keys and values may grow and move."""
-        return sequence.kv_bytes // self._target.kv_shape.row_bytes if self._target.keeps_to_arena else 0
+        return self._target.tokens_in_arena(sequence.kv_bytes)
 
     def _clear(self, rows: int) -> bool:
         """Whether the arena has a place for that many rows; evicts idle conversations if needed."""
-        arena = self._target.arena
-        if not rows or arena is None or arena.has_room(rows):
+        if not rows or self._target.has_room(rows):
             return True
         self.drop_idle()
-        return arena.has_room(rows)
+        return self._target.has_room(rows)
 
     def _make_room(self) -> None:
         self._shrink_idle(max(0, self.max_kv_bytes - self.reserved_bytes))
@@ -126,7 +125,7 @@ class Admission:
         self.idle_bytes = self._pool.nbytes
 
 
-def _default_bytes(target: TargetModel, free: Callable[[torch.device], int]) -> int:
+def _default_bytes(target: Target, free: Callable[[torch.device], int]) -> int:
     if target.keeps_to_arena:
         return target.arena_bytes
     share = SHARE_OF_FREE_MEMORY.get(target.device.type, SHARE_ON_ACCELERATORS)

@@ -14,7 +14,7 @@ from precedent.runtime.plain_values import checked_ids, shown
 from precedent.verify import verifier_of
 
 if TYPE_CHECKING:
-    from precedent.target import TargetModel
+    from precedent.target import Target
 
 SWITCH = "PRECEDENT_SPECULATION"
 """Environment variable that turns speculation off in a running process: `off`, or `on` (the default)."""
@@ -38,7 +38,7 @@ MOST_QUERY_CHARACTERS = 16_384
 """Characters of a query that are embedded and stored; embedders read the first few thousand at most."""
 
 
-def checked_prompt(prompt_ids: Sequence[int], target: TargetModel) -> tuple[int, ...]:
+def checked_prompt(prompt_ids: Sequence[int], target: Target) -> tuple[int, ...]:
     """The prompt's token ids, which are not read if there are too many of them.
 
     Raises PromptError for anything but token ids, an empty prompt or an unknown token, ContextOverflowError if no
@@ -64,7 +64,7 @@ def checked_prompt(prompt_ids: Sequence[int], target: TargetModel) -> tuple[int,
     return prompt
 
 
-def check_answer_length(max_tokens: int, target: TargetModel) -> None:
+def check_answer_length(max_tokens: int, target: Target) -> None:
     """Raise ConfigError for an answer that is longer than any that the model's context holds.
 
     Whoever leaves the default asks for nothing, and a prompt that leaves less room shortens the answer.
@@ -127,12 +127,12 @@ def mode_of(speculation: SpeculationConfig, sampling: SamplingParams, most_rows:
     return mode
 
 
-def checked_mode(speculation: SpeculationConfig, sampling: SamplingParams, target: TargetModel) -> str:
+def checked_mode(speculation: SpeculationConfig, sampling: SamplingParams, target: Target) -> str:
     """`mode_of` a request to this target. Raises ConfigError too if the mode needs what the target lacks."""
-    mode = mode_of(speculation, sampling, target.most_rows)
+    mode = mode_of(speculation, sampling, target.capabilities.most_rows)
     verifier = verifier_of(mode)
     verifier.check_target(target)
-    if target.runner.hidden is None and verifier.reads_hidden_states:
+    if not target.keeps_hidden_states and verifier.reads_hidden_states:
         raise ConfigError(
             f"mode={mode!r} reads the target's hidden states, which are kept from the engine's start: name the mode in "
             "the engine's own speculation=SpeculationConfig(mode=…)"
@@ -140,7 +140,7 @@ def checked_mode(speculation: SpeculationConfig, sampling: SamplingParams, targe
     return mode
 
 
-def prepare_target(target: TargetModel, mode: str) -> None:
+def prepare_target(target: Target, mode: str) -> None:
     """Let the target keep hidden states if the engine's default mode reads them.
 
     Raises ConfigError for a mode that does not suit the target, and what `keep_hidden_states` raises.

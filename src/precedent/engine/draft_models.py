@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from precedent.drafters.kinds import DRAFT_MODEL, DraftKind, kind_of
 from precedent.drafters.registry import kind_named
-from precedent.target import TargetModel
-from precedent.target.load.draft_for import draft_for
+from precedent.target import Target, TargetModel
+from precedent.target.load.first_layers import draft_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,8 +28,12 @@ class DraftModels:
     heads: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def beside(cls, target: TargetModel, draft_model: PreTrainedModel | None, drafters: Iterable[str]) -> Self:
+    def beside(cls, target: Target, draft_model: PreTrainedModel | None, drafters: Iterable[str]) -> Self:
         """Prepare the models of these drafters. Raises what `draft_for` and `DraftKind.beside` raise."""
+        if not isinstance(target, TargetModel):
+            if any(kind_named(name) is not None for name in drafters):
+                target.keep_hidden_states()  # raises UnsupportedError
+            return cls()
         kind = None if draft_model is None else kind_of(draft_model)
         models = cls(*draft_for(target, draft_model)) if kind is None else cls(kind=kind)
         heads: dict[str, Any] = {}

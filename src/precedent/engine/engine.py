@@ -53,9 +53,9 @@ from precedent.runtime.openmp import release_workers
 from precedent.runtime.process import OfOneProcess, check_fork, computing
 from precedent.sampling.constraints import constraints_for
 from precedent.sampling.rng import entropy_rng
-from precedent.target import TargetModel
-from precedent.target.encoder_decoder.opening import target_of
-from precedent.target.load.sampling_defaults import sampling_defaults
+from precedent.target import Target
+from precedent.target.load.loading import sampling_defaults
+from precedent.target.model import target_of
 from precedent.text.assembly import TextAssembler
 from precedent.text.codec import TokenizerCodec
 from precedent.text.end_tokens import end_token_ids
@@ -95,7 +95,7 @@ class Engine(OfOneProcess):
     @computing()
     def __init__(
         self,
-        model: PreTrainedModel | TargetModel,
+        model: PreTrainedModel | Target,
         tokenizer: PreTrainedTokenizerBase,
         options: EngineOptions | None = None,
         *,
@@ -115,14 +115,14 @@ class Engine(OfOneProcess):
         self.cache = opened_cache(options)
         if self.cache is not None:
             self.cache.check_process()
-        draft_model = loaded_draft(options, model.model if isinstance(model, TargetModel) else model, tokenizer)
+        draft_model = loaded_draft(options, model.model if isinstance(model, Target) else model, tokenizer)
         self.target = target_of(model, bitwise=options.bitwise, cuda_graphs=options.cuda_graphs)
         self._fences = fences or Fences()
-        self._fences.add(self.target.runner.team.fence)
+        self._fences.add(self.target.team.fence)
         prepare_target(self.target, self.speculation.mode)
-        self.encodes_prompt, weights = self.target.encodes_prompt, self.target.model
+        self.encodes_prompt = self.target.encodes_prompt
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
-        self.model_fingerprint = model_fingerprint(weights.config.to_dict(), self.target.weights())
+        self.model_fingerprint = model_fingerprint(self.target.config.to_dict(), self.target.weights())
         self._own_threads = own = set[threading.Thread]()
         self._executor = executor or Background(2, "precedent-cache", lambda: own.add(threading.current_thread()))
         self._loop_class = loop_class(options.loop)
@@ -140,7 +140,7 @@ class Engine(OfOneProcess):
         self._remembered = RememberedCosts(self.target, self.model_fingerprint)
         self.planner = self._loop_class.planner(cost or costs_of(self.target, self._remembered, self._fences))
         release_workers()  # the model was loaded and timed on this thread, and runs on another
-        self._end_ids = end_token_ids(weights, tokenizer)
+        self._end_ids = end_token_ids(self.target, tokenizer)
         self._grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
         self.admission = Admission(self.target, limits := options.limits or EngineLimits(), self.kept_prefixes)
         loop = self._loop_class(self.target, self.planner, self._fences)
@@ -202,7 +202,7 @@ class Engine(OfOneProcess):
 
         No request uses them by itself: `SamplingParams(**engine.sampling_defaults)` does.
         """
-        return sampling_defaults(self.target.model.generation_config)
+        return sampling_defaults(self.target.generation_config)
 
     @property
     def context_length(self) -> int:
@@ -271,7 +271,7 @@ class Engine(OfOneProcess):
             templates=tuple(Templates(templates)),
         )
         store = None if self.cache is None or not speculation.write_back else write_back or self.cache.insert
-        bitwise = self.target.bitwise and mode in ("greedy", "coupled")
+        bitwise = self.target.capabilities.bitwise and mode in ("greedy", "coupled")
         wanted, room = sampling.max_tokens, self.target.most_answer_tokens(len(prompt))
         if room < wanted:
             log.info(

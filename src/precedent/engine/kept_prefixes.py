@@ -27,9 +27,7 @@ from precedent.drafters import DrafterParts
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.runtime.plain_values import is_whole, shown
-from precedent.target import Slot, TargetModel
-from precedent.target.encoder_decoder.opening import check_options
-from precedent.target.identity import identity_of
+from precedent.target import Slot, Target
 from precedent.target.prefix_pool import WORTH_KEEPING
 from precedent.text.prompt import FixedPart
 
@@ -52,19 +50,17 @@ class KeptPrefixes:
     """The kept beginnings of one model's prompts, by tenant. `restore` and `keep` belong to the worker's thread.
 
     The cache of `parts` is one on disk. `fixed_part` tells how many tokens of a chat prompt are its beginning. Raises
-    what `identity_of` raises.
+    what `Target.identity` raises.
     """
 
-    def __init__(
-        self, parts: DrafterParts, target: TargetModel, tokenizer: PreTrainedTokenizerBase, model: str
-    ) -> None:
+    def __init__(self, parts: DrafterParts, target: Target, tokenizer: PreTrainedTokenizerBase, model: str) -> None:
         assert parts.cache is not None
         assert parts.cache.prefixes is not None
         self._cache, self._files, self._executor = parts.cache, parts.cache.prefixes, parts.executor
         self._target, self._tokenizer, self.fixed_part = target, parts.tokenizer_fingerprint, FixedPart(tokenizer)
         self._files.create()
         self._fence = parts.fences.of("kept prefixes")
-        identity = [FORMAT, model, self._tokenizer, identity_of(target)]
+        identity = [FORMAT, model, self._tokenizer, target.identity()]
         self._model = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
         self._waiting: dict[str, int] = {}
         self._gate = threading.Lock()
@@ -79,7 +75,7 @@ class KeptPrefixes:
         if content is None:
             return None
         try:
-            return self._target.restored(token_ids, opened(content, name, token_ids), room)
+            return self._target.restore(token_ids, opened(content, name, token_ids), room)
         except ValueError as damage:
             log.info("a kept prefix is removed: %s", damage)
             self._files.discard(tenant, name)
@@ -93,15 +89,14 @@ class KeptPrefixes:
         token_ids = slot.token_ids[:num_tokens]
         if num_tokens < WORTH_KEEPING or len(token_ids) < num_tokens or self._files.read_only:
             return
-        if not slot.kv.can_rewind(num_tokens):  # a recurrent state has no snapshot there
+        if self._target.nearest(slot, num_tokens) < num_tokens:  # a recurrent state has no snapshot there
             return
         name = self._name(tenant, token_ids)
         if self._files.holds(tenant, name):
             return
-        shape = self._target.kv_shape
-        if self._takes(name, shape.row_bytes * num_tokens + shape.state_bytes):
+        if self._takes(name, self._target.saved_bytes(num_tokens)):
             try:
-                generation, rows = self._files.generation(), slot.kv.copied(num_tokens)
+                generation, rows = self._files.generation(), self._target.save(slot, num_tokens)
                 written = self._fence.submit(self._executor, self._write, tenant, name, token_ids, rows, generation)
             except Exception:  # no memory for the copy
                 self._done(name)
@@ -148,13 +143,11 @@ class KeptPrefixes:
 
 
 def kept_prefixes(
-    options: EngineOptions, parts: DrafterParts, target: TargetModel, tokenizer: PreTrainedTokenizerBase, model: str
+    options: EngineOptions, parts: DrafterParts, target: Target, tokenizer: PreTrainedTokenizerBase, model: str
 ) -> KeptPrefixes | None:
-    """What the options ask for: `keep_prefixes`, or nothing. Raises UnsupportedError, and what `identity_of` raises."""
+    """What the options ask for: `keep_prefixes`, or nothing. Raises UnsupportedError for a target that cannot."""
     if not options.keep_prefixes:
         return None
-    if target.encodes_prompt:
-        check_options(target.model.config.model_type, keep_prefixes=True)
     return KeptPrefixes(parts, target, tokenizer, model)
 
 
@@ -169,7 +162,7 @@ def check_prefix(prefix_tokens: int, prompt: Sequence[int], kept: KeptPrefixes |
 
 
 def sealed(name: str, token_ids: Sequence[int], rows: Sequence[Tensor]) -> bytes:
-    """The content of the file `name`: tokens, `KVCache.copied` rows, and a seal over all of it."""
+    """The content of the file `name`: tokens, what `Target.save` returned, and a seal over all of it."""
     tensors = {TOKENS: torch.tensor(token_ids, dtype=torch.int64)}
     tensors |= {f"{number:04}": part for number, part in enumerate(rows)}
     return save({**tensors, SEAL: _seal(name, tensors)})

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from precedent.drafters.kinds import load_draft
 from precedent.engine.options import OF_LOADING, EngineOptions
-from precedent.errors import ConfigError
-from precedent.target import TargetModel
-from precedent.target.load.loading import load_target
+from precedent.errors import ConfigError, UnsupportedError
+from precedent.target import Target
+from precedent.target.load.loading import load_target, load_tokenizer
+from precedent.target.load.source import gguf_file
+from precedent.target.support import ModelSource, TargetOptions, support_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 class LoadedTarget(NamedTuple):
     """A target, its tokenizer and its name, and the options that are left to be applied."""
 
-    model: PreTrainedModel | TargetModel
+    model: PreTrainedModel | Target
     tokenizer: PreTrainedTokenizerBase
     name: str
     options: EngineOptions
@@ -36,6 +38,11 @@ def loaded_target(
     if tokenizer is not None:
         raise ConfigError(f"tokenizer is for a model object: {target} brings its own, leave it out")
     name = str(target)
+    source, wanted = ModelSource(gguf_file(name) or name), target_options(options)
+    support = support_for(source, wanted)
+    if support is not None:
+        tokenizer = load_tokenizer(name, options.chat_template)
+        return LoadedTarget(support.load(source, wanted), tokenizer, name, _applied(options))
     loaded = load_target(
         name,
         device=options.device,
@@ -47,12 +54,23 @@ def loaded_target(
 
 
 def loaded_draft(
-    options: EngineOptions, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    options: EngineOptions, target: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel | None:
     """The draft model of the options, None without one. Raises what `load_draft` raises."""
     if options.draft_model is None:
         return None
+    if target is None:
+        raise UnsupportedError(
+            f"draft_model={options.draft_model!r} needs a target that transformers loads: leave it out"
+        )
     return load_draft(options.draft_model, target, tokenizer, device=options.draft_device)
+
+
+def target_options(options: EngineOptions) -> TargetOptions:
+    """Those of an engine's options that decide how its target is made."""
+    return TargetOptions(
+        options.device, options.dtype, options.model_kwargs or {}, options.bitwise, options.cuda_graphs
+    )
 
 
 def _applied(options: EngineOptions) -> EngineOptions:

@@ -22,7 +22,7 @@ from precedent.planning.step_costs import StepCosts
 from precedent.runtime.instructions import FEATURES
 from precedent.runtime.processor import processor
 from precedent.runtime.recomputable import sealed, unsealed
-from precedent.target import TargetModel
+from precedent.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +39,9 @@ MOST_BYTES = 1 << 20
 class RememberedCosts:
     """The file of one processor, model, torch and way of computing. Reading and writing never raise."""
 
-    def __init__(self, target: TargetModel, model_fingerprint: str) -> None:
+    def __init__(self, target: Target, model_fingerprint: str) -> None:
         machine = [processor(), FEATURES.flatten(), torch.get_num_threads(), torch.__version__, str(target.device)]
-        identity = json.dumps([*machine, model_fingerprint, target.bitwise, target.arena is not None])
+        identity = json.dumps([*machine, model_fingerprint, target.capabilities.bitwise, target.arena_bytes > 0])
         name = hashlib.sha256(identity.encode()).hexdigest()[:32]
         self._file = user_cache_path("precedent") / "step-costs" / f"{name}.json"
 

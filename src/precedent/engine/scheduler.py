@@ -23,8 +23,8 @@ from precedent.errors import PrecedentError, RequestCancelled
 from precedent.runtime.failures import OutOfMemory, as_ours
 from precedent.runtime.fence import Fences
 from precedent.runtime.team import fitted_team
-from precedent.target import TargetModel
-from precedent.target.model import PREFILL_CHUNK
+from precedent.target import Target
+from precedent.target.contract import PREFILL_CHUNK
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Scheduler:
     recorder: MetricsRecorder = field(default_factory=MetricsRecorder)
 
     @property
-    def target(self) -> TargetModel:
+    def target(self) -> Target:
         """The model that all requests share."""
         return self.loop.target
 
@@ -142,7 +142,7 @@ class Scheduler:
                 self._start(sequence)
             number = min(most, sequence.num_missing)
             until_kept = sequence.prefix_tokens - sequence.num_prefilled
-            if until_kept > 0 and self.target.kv_shape.states:  # recurrent states are kept where a piece ends
+            if until_kept > 0 and not self.target.capabilities.rewinds_anywhere:  # it goes back to ends of pieces
                 number = min(number, until_kept)
             ready = self.target.continue_prefill(sequence.slot, sequence.prompt_ids, max(number, 1))
         except Exception as error:
@@ -169,7 +169,7 @@ class Scheduler:
         running, started = list(self.running), perf_counter()
         plain = self.loop.aids.plain_seconds(len(running))
         try:
-            with fitted_team(self.target.runner.team):  # drafts and verification wait for lost threads as forwards do
+            with fitted_team(self.target.team):  # drafts and verification wait for lost threads as forwards do
                 results = self.loop.step(running)
         except Exception as error:  # raised by the loop itself, so it cannot be assigned to one request
             self._fail_running(as_ours(error, "stepping"))

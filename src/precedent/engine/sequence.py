@@ -13,7 +13,7 @@ from precedent.drafters.together import Session, begin_all, end_all
 from precedent.engine.generation import Emission, Generation, GenerationResult
 from precedent.runtime.fence import Fences
 from precedent.sampling.logprobs import TokenLogprob
-from precedent.target import Slot, TargetModel, common_prefix
+from precedent.target import Slot, Target, common_prefix
 from precedent.text.assembly import TextAssembler
 
 WORTH_WAITING = 32
@@ -59,7 +59,7 @@ class QueuedSequence(DecodingSequence):
         """Number of prompt tokens still to be computed, without the last one, which the first step computes."""
         return len(self.prompt_ids) - 1 - self.num_prefilled
 
-    def begin(self, target: TargetModel, fences: Fences) -> None:
+    def begin(self, target: Target, fences: Fences) -> None:
         """Take an empty slot and begin the drafters: recall embeds while others prefill.
 
         A drafter that fails, or is switched off, is left out.

@@ -99,8 +99,7 @@ def profile_of_files(
 
 def _known(name: str, model_kwargs: Mapping[str, Any]) -> _Known | None:
     from precedent.target.load.adapters import base_of
-    from precedent.target.load.packaged import DEMO_TARGET, packaged_file
-    from precedent.target.load.source import is_adapter
+    from precedent.target.load.source import DEMO_TARGET, is_adapter, packaged_file
 
     path = packaged_file() if name == DEMO_TARGET else Path(name).expanduser()
     if path.is_file():

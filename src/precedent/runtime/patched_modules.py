@@ -1,9 +1,10 @@
-"""Modules with a class swapped for a faster one; copies and saved files have the original class."""
+"""Swap the class of a module for a faster one, which copies and saved files do not have; rebind functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from types import CellType, FunctionType
 from typing import Any
 
 from torch import nn
@@ -37,3 +38,19 @@ def as_original(module: nn.Module, original: Any, dropped: tuple[str, ...] = ("f
 def _empty(original: Any) -> Any:
     """An empty module; its state follows."""
     return original.__new__(original)
+
+
+def rebound(function: Any, replaced: Mapping[str, Any]) -> Callable[..., Any]:
+    """A copy of a function, and of the decorated one inside it, that finds other globals under these names."""
+    wrapped = getattr(function, "__wrapped__", None)
+    inner = None if wrapped is None else rebound(wrapped, replaced)
+    cells = tuple(
+        CellType(inner) if inner is not None and cell.cell_contents is wrapped else cell
+        for cell in function.__closure__ or ()
+    )
+    names = {name: value for name, value in replaced.items() if name in function.__globals__}
+    copy = FunctionType(
+        function.__code__, {**function.__globals__, **names}, function.__name__, function.__defaults__, cells
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy

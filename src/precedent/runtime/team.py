@@ -3,7 +3,7 @@
 The threads of a forward wait for each other some hundred times. If another program runs in the place of one of them,
 all the others wait: on two processors of which one is taken, two threads need 2.7 times as long as on a quiet machine,
 one thread 1.45 times. So the size of the team is chosen before each forward, from the processor time that other
-programs took a moment ago. The rows of a tree give the same bits with any number of threads (`precedent_cpu`).
+programs took a moment ago. The rows of a tree give the same bits with any number of threads.
 """
 
 from __future__ import annotations

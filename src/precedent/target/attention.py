@@ -19,8 +19,7 @@ from transformers.masking_utils import sdpa_mask
 
 from precedent.errors import UnsupportedError
 from precedent.target import support
-from precedent.target.kv.rows import Forward, Running, running_forward
-from precedent.target.kv.visibility import RowMasks, Rule, View
+from precedent.target.kv.rows import Forward, RowMasks, Rule, Running, View, running_forward
 
 NAME = "precedent"
 

@@ -2,10 +2,10 @@
 
 Greedy text in bfloat16 depends on rounding, and rounding depends on the order of sums. That order must not change
 whether a row stands alone, in a candidate tree, in a piece of a prompt or beside other requests. torch does not promise
-that; packages of the group `precedent.models` do. On a CPU, the kernels for few rows (precedent-cpu) compute every row
-alike. On a GPU, every forward has the same number of rows, so that libraries choose the same kernels, and attention
-sums keys in the order of their positions (precedent-cuda). A model that uses nothing else, and never more than
-`MOST_ROWS` rows at a time, stores and returns the same bits whatever was drafted, reused or answered beside it.
+that; packages of the group `precedent.models` do. On a CPU, their kernels for few rows compute every row alike. On a
+GPU, every forward has the same number of rows, so that libraries choose the same kernels, and attention sums keys in
+the order of their positions. A model that uses nothing else, and never more than `MOST_ROWS` rows at a time, stores and
+returns the same bits whatever was drafted, reused or answered beside it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from precedent.target.contract import Slot
     from precedent.target.kv.shape import KVShape
     from precedent.target.model import TargetModel
     from precedent.target.runner import Runner
-    from precedent.target.slot import Slot
 
 MOST_ROWS = 64
 """Rows of one forward, prompts included."""

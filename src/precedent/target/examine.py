@@ -17,12 +17,11 @@ from transformers import PreTrainedModel
 
 from precedent.errors import UnsupportedError
 from precedent.target.kv.cache import KVCache
-from precedent.target.kv.layer_kinds import MISFITS, is_recurrent, why_only_chains
+from precedent.target.kv.layer_kinds import MISFITS, why_only_chains
 from precedent.target.kv.rows import Forward, chain_rows, tree_rows
 from precedent.target.kv.shape import KVShape, ShapeObserver
-from precedent.target.recurrent.adapters import adapt
-from precedent.target.recurrent.step import RecurrentStep
 from precedent.target.runner import Runner, use_tree_attention
+from precedent.target.support import LayerState
 from precedent.tree import ROOT, CandidateTree, TreeBuilder, chain
 
 TEXT = (0, 1, 1, 0, 1)
@@ -54,14 +53,14 @@ class Examined(NamedTuple):
 
 
 @torch.inference_mode()
-def examine(model: PreTrainedModel) -> Examined:
+def examine(model: PreTrainedModel, layer_state: LayerState) -> Examined:
     """Observe a model and choose how to run it. Raises UnsupportedError, naming it, when a tree cannot be scored."""
-    runners = _ways(model)
+    runners = _ways(model, layer_state)
     shape, expected = attempt(model, lambda: observe(runners[-1]))
     for runner in runners[:-1]:
         try:
             error = tree_error(runner, lambda: KVCache(shape), expected)
-            if error <= (_most(model) if runner is runners[-2] else tolerance(model)):
+            if error <= (_most(runner) if runner is runners[-2] else tolerance(model, layer_state)):
                 return _examined(runner, error, shape, expected)
             log.warning("%s runs in a slower way: %s is %.2g off plain text", type(model).__name__, runner.way, error)
         except torch.OutOfMemoryError:
@@ -72,43 +71,44 @@ def examine(model: PreTrainedModel) -> Examined:
     return _examined(runners[-1], error, shape, expected)
 
 
-def check_error(model: PreTrainedModel, error: float) -> None:
+def check_error(runner: Runner, error: float) -> None:
     """Raise UnsupportedError if a scored tree is further off plain forwards than rounding; log what may be rounding."""
-    if error > _most(model):
+    model = runner.model
+    if error > _most(runner):
         raise _unfit(model, f"a scored tree is {error:.2g} off")
-    if error > tolerance(model):
+    if error > tolerance(model, runner.layer_state):
         log.warning("%s: a scored tree is %.2g off plain forwards; try it in float32", type(model).__name__, error)
 
 
 def _examined(runner: Runner, error: float, shape: KVShape, expected: Tensor) -> Examined:
-    check_error(runner.model, error)
+    check_error(runner, error)
     return Examined(runner, _with_states(runner, shape), expected.shape[-1])
 
 
-def _most(model: PreTrainedModel) -> float:
+def _most(runner: Runner) -> float:
     """The difference above which a model surely computes something else."""
-    accepted = tolerance(model)
+    accepted = tolerance(runner.model, runner.layer_state)
     return SURELY_WRONG if accepted == LOW_PRECISION else accepted
 
 
-def _ways(model: PreTrainedModel) -> list[Runner]:
+def _ways(model: PreTrainedModel, layer_state: LayerState) -> list[Runner]:
     """How a model may be run, the best way first; the last one scores single paths instead of trees."""
-    followers, known = adapt(model), why_only_chains(model.config.get_text_config())
-    if followers:
-        known = f"{', '.join(followers)} has a state that follows one path of tokens"
-    trees = [] if known else [Runner(model, packed=True)] * use_tree_attention(model) + [Runner(model, packed=False)]
-    return [*trees, Runner(model, packed=False, only_chains=known or "its forward pass cannot score candidate trees")]
+    known = layer_state.adapt(model) or why_only_chains(model.config.get_text_config())
+    packings = [] if known else [True] * use_tree_attention(model, layer_state.packs) + [False]
+    trees = [Runner(model, packed=packed, layer_state=layer_state) for packed in packings]
+    only_chains = known or "its forward pass cannot score candidate trees"
+    return [*trees, Runner(model, packed=False, only_chains=only_chains, layer_state=layer_state)]
 
 
 def _with_states(runner: Runner, shape: KVShape) -> KVShape:
-    """The shape with the states of recurrent layers, as a forward of `TEXT` leaves them."""
-    if not runner.recurrent:
+    """The shape with the state of layers that have one, as a forward of `TEXT` leaves it."""
+    if not runner.layer_state.stateful:
         return shape
     kv = KVCache(shape)
     runner.logits([tree_rows(kv, TEXT[0], chain(TEXT[1:]))])
-    kept = -(-kv.states.kept_bytes // len(TEXT))
+    kept = -(-kv.state.kept_bytes // len(TEXT))
     kv.keep(range(len(TEXT)))
-    return replace(shape, states=kv.states.shapes, kept_bytes=kept)
+    return replace(shape, state=replace(kv.state.shape, kept_bytes=kept))
 
 
 def attempt(model: PreTrainedModel, action: Callable[[], Result]) -> Result:
@@ -131,27 +131,29 @@ def _unfit(model: PreTrainedModel, reason: str) -> UnsupportedError:
 
 def observe(runner: Runner) -> tuple[KVShape, Tensor]:
     """What a forward stores in each layer, and the logits of `TEXT`, `[tokens, vocab_size]`."""
-    observer = ShapeObserver(int(runner.model.config.get_text_config().num_hidden_layers))
+    state = runner.layer_state
+    observer = ShapeObserver(int(runner.model.config.get_text_config().num_hidden_layers), state.observer_layer)
     token_ids = torch.tensor([TEXT], device=runner.device)
-    if runner.recurrent:
-        _observe_recurrent(runner, observer)
-        return observer.shape, runner.model(input_ids=token_ids, use_cache=False).logits[0]
+    if state.stateful:
+        _observe_stateful(runner, observer)
+        shape = replace(observer.shape, state=state.state)
+        return shape, runner.model(input_ids=token_ids, use_cache=False).logits[0]
     logits: Tensor = runner.model(input_ids=token_ids, past_key_values=observer, use_cache=True).logits
     if not any(observer.shape.layers):
         name = runner.model.config.get_text_config().model_type
         raise UnsupportedError(f"{name} has no KV cache, so every step would compute the whole text again")
-    return observer.shape, logits[0]
+    return replace(observer.shape, state=state.state), logits[0]
 
 
-def _observe_recurrent(runner: Runner, observer: ShapeObserver) -> None:
-    """Run `TEXT` through our recurrent modules, so that `observer` sees the keys and values beside them."""
-    kv = KVCache(KVShape(()))
+def _observe_stateful(runner: Runner, observer: ShapeObserver) -> None:
+    """Run `TEXT` through modules that have a state, so that `observer` sees the keys and values beside it."""
+    kv = KVCache(KVShape((), state=runner.layer_state.state))
     forward = Forward([chain_rows(kv, TEXT)])
     forward.cache = observer
-    with RecurrentStep(forward).running():
+    with runner.layer_state.running(forward):
         runner.model(**runner.inputs(forward))
     kv.keep(range(len(TEXT)))
-    if not len(kv.states):
+    if not kv.state.nbytes:
         raise ValueError("its recurrent layers do not use transformers' cache")
 
 
@@ -165,7 +167,7 @@ def tree_error(runner: Runner, new_kv: Callable[[], KVCache], expected: Tensor) 
     rows = tree_rows(long, TEXT[2], tree), chain_rows(short, TEXT[1:3])
     scored, beside = runner.logits(rows)
     pairs = [*zip(scored[path], expected[2:], strict=True), *zip(beside, expected[1:3], strict=True)]
-    if runner.recurrent:  # the state after an accepted path
+    if runner.layer_state.stateful:  # the state after an accepted path
         long.keep(path[:2])
         pairs.append((runner.logits([chain_rows(long, TEXT[4:])])[0][0], expected[4]))
     return max(relative(*(row.float() for row in pair)) for pair in pairs)
@@ -191,9 +193,9 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / spread)
 
 
-def tolerance(model: PreTrainedModel) -> float:
+def tolerance(model: PreTrainedModel, layer_state: LayerState) -> float:
     """The relative difference that rounding may cause in a correct forward of this model."""
     if getattr(model.config, "quantization_config", None) is not None:
         return LOW_PRECISION
-    in_float32 = model.dtype == torch.float64 and is_recurrent(model.config.get_text_config())  # as transformers does
+    in_float32 = model.dtype == torch.float64 and layer_state.in_float32
     return TOLERANCE.get(torch.float32 if in_float32 else model.dtype, LOW_PRECISION)

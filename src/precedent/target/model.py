@@ -1,8 +1,6 @@
-"""The target model behind four calls: `prefill`, `score`, `commit`, `discard`.
+"""The torch target: a causal language model of transformers behind the contract `Target`.
 
-A `Slot` is one sequence's place in the model: committed tokens with their keys and values, and the *pending* token,
-which was chosen but has not been through the model yet. Scoring runs the pending token and the whole candidate tree
-behind it in one forward pass.
+Scoring runs the pending token and the whole candidate tree behind it in one forward pass.
 """
 
 from __future__ import annotations
@@ -12,49 +10,43 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from precedent.errors import ConfigError, ContextOverflowError, PromptError, UnsupportedError
+from precedent.errors import ConfigError, UnsupportedError
+from precedent.runtime.team import Team
 from precedent.target import bitwise as same_bits
 from precedent.target import support
+from precedent.target.contract import NOTHING_PENDING, PREFILL_CHUNK, Capabilities, Commit, Slot, Target
 from precedent.target.examine import examine
+from precedent.target.fingerprints import identity_of
 from precedent.target.hidden_states import HiddenStates, final_states_of, layer_outputs_of
 from precedent.target.kv.arena import KVArena, Moves
 from precedent.target.kv.cache import KVCache
-from precedent.target.kv.layer_kinds import check_supported, context_length
+from precedent.target.kv.layer_kinds import context_length
 from precedent.target.kv.rows import chain_rows, tree_rows
-from precedent.target.prefixes import common_prefix
-from precedent.target.slot import NOTHING_PENDING, Commit, Slot, keep_path
-from precedent.target.support import TargetOptions, missing
-from precedent.tree import EMPTY_TREE, CandidateTree
-
-PREFILL_CHUNK = 512
-"""Tokens per prefill forward: bounds the memory of activations at no measurable cost."""
+from precedent.target.support import ModelSource, TargetOptions, layer_state_of, missing, support_for
+from precedent.tree import CandidateTree
 
 
-class TargetModel:
+class TargetModel(Target):
     """Wraps an `AutoModelForCausalLM`. Raises UnsupportedError for layers that cannot be rewound.
 
     `runner` calls the model; `kv_shape` is what its layers store per token. With `bitwise`, a token's logits and stored
     values are bit-identical whatever is computed beside it (`target.bitwise`): no forward has more than `most_rows`
     rows. With `cuda_graphs`, forwards are padded to one of a few sizes and replayed as CUDA graphs; pass True, or the
-    settings of precedent-cuda. Raises UnsupportedError for a model that allows neither, and ConfigError where the
-    package that computes them is not installed.
+    settings of the package that makes the graphs. Raises UnsupportedError for a model that allows neither, and
+    ConfigError where the package that computes them is not installed.
     """
 
-    encodes_prompt: bool = False
-    """Whether an encoder reads the prompt, so that a slot holds only the answer's tokens (`target.encoder_decoder`)."""
-
-    answer_start: tuple[int, ...] = ()
-    """Tokens that stand before an answer's first where `encodes_prompt`."""
+    model: PreTrainedModel
 
     def __init__(self, model: PreTrainedModel, *, bitwise: bool = False, cuda_graphs: object = False) -> None:
-        check_supported(model.config)
+        layer_state = layer_state_of(model.config)
         check_one_process(model)
         self.model, self.bitwise = model.eval(), bitwise
         for package in support.installed():
             package.prepare(self.model, bitwise=bitwise)
-        self.runner, self.kv_shape, self.vocab_size = examine(self.model)
+        self.runner, self.kv_shape, self.vocab_size = examine(self.model, layer_state)
         self.context_length = context_length(model.config.get_text_config())
         options = TargetOptions(bitwise=bitwise, cuda_graphs=cuda_graphs)
         if bitwise:
@@ -120,6 +112,28 @@ class TargetModel:
             )
 
     @property
+    def config(self) -> PreTrainedConfig:
+        """The model's configuration."""
+        config: PreTrainedConfig = self.model.config
+        return config
+
+    @property
+    def generation_config(self) -> GenerationConfig | None:
+        """The model's generation config."""
+        return getattr(self.model, "generation_config", None)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this target can do."""
+        return Capabilities(
+            most_leaves=1 if self.one_path else None,
+            most_rows=self.most_rows,
+            bitwise=self.bitwise,
+            hidden_states=self.arena is None,
+            rewinds_anywhere=not self.kv_shape.state.nbytes,
+        )
+
+    @property
     def arena(self) -> KVArena | None:
         """The memory of all sequences where forwards have fixed sizes; None otherwise."""
         return next((backend.arena for backend in self.runner.backends if backend.arena is not None), None)
@@ -162,41 +176,13 @@ class TargetModel:
         return Slot(slot.kv.fork(length, room), slot.token_ids[:length], one_path=slot.one_path)
 
     @torch.inference_mode()
-    def restored(self, token_ids: Sequence[int], rows: Sequence[Tensor], room: int = 0) -> Slot:
-        """A new slot of these tokens, with their `rows` (`KVCache.copied`). Raises ValueError if these do not fit."""
+    def restore(self, token_ids: Sequence[int], saved: Sequence[Tensor], room: int = 0) -> Slot:
+        """A new slot of these tokens, with their `saved` rows. Raises ValueError if these do not fit."""
         slot = self.new_slot()
         slot.kv.reserve(room)
-        slot.kv.fill(rows, len(token_ids))
+        slot.kv.fill(saved, len(token_ids))
         slot.token_ids.extend(token_ids)
         return slot
-
-    def prefill(self, slot: Slot, prompt_ids: Sequence[int], *, chunk: int = PREFILL_CHUNK) -> int:
-        """Bring `slot` to `prompt_ids`, the last one pending; returns how many tokens its KV cache already held.
-
-        A forward computes at most `chunk` tokens. A failed prefill leaves the slot at the last whole chunk. Raises what
-        `begin_prefill` raises.
-        """
-        reused = self.begin_prefill(slot, prompt_ids)
-        while not self.continue_prefill(slot, prompt_ids, chunk):
-            pass
-        return reused
-
-    def begin_prefill(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
-        """Keep the longest common prefix of `prompt_ids` and the slot, rewind the rest; returns how much was kept.
-
-        Computes nothing: `continue_prefill` does. Raises PromptError when the prompt is empty, ContextOverflowError
-        when it does not fit.
-        """
-        if not prompt_ids:
-            raise PromptError("the prompt is empty: give at least one token")
-        if len(prompt_ids) >= self.context_length:
-            raise ContextOverflowError(
-                f"the prompt has {len(prompt_ids)} tokens, the model's context holds {self.context_length}: "
-                "shorten the conversation or the tool results"
-            )
-        reused = self.rewind(slot, common_prefix(slot.token_ids, prompt_ids[:-1]))
-        slot.pending = NOTHING_PENDING
-        return reused
 
     @torch.inference_mode()
     def continue_prefill(self, slot: Slot, prompt_ids: Sequence[int], max_tokens: int) -> bool:
@@ -220,23 +206,80 @@ class TargetModel:
 
         Recurrent layers add their states, and what they keep of the `num_rows` of a step.
         """
-        return self.kv_shape.nbytes(num_tokens) + num_rows * self.kv_shape.kept_bytes
-
-    def most_answer_tokens(self, prompt_tokens: int) -> int:
-        """The longest answer to a prompt of so many tokens."""
-        return self.context_length - prompt_tokens
+        return self.kv_shape.nbytes(num_tokens) + num_rows * self.kv_shape.state.kept_bytes
 
     def request_bytes(self, prompt_tokens: int, answer_tokens: int, tree_tokens: int, num_rows: int = 0) -> int:
         """The most bytes that a request takes in the KV cache, with the largest tree behind its answer.
 
-        Recurrent layers also keep something of the `num_rows` of a step.
+        Layers with a state also keep something of the `num_rows` of a step, or of a piece of the prompt.
         """
-        return self.kv_bytes(prompt_tokens + answer_tokens + tree_tokens, num_rows)
+        most_rows = max(num_rows, min(prompt_tokens, PREFILL_CHUNK))
+        return self.kv_bytes(prompt_tokens + answer_tokens + tree_tokens, most_rows)
 
     @property
     def arena_bytes(self) -> int:
         """Bytes set aside for the keys and values of forwards of fixed size."""
         return 0 if self.arena is None else self.arena.nbytes
+
+    @property
+    def team(self) -> Team:
+        """Chooses the number of threads of a forward."""
+        return self.runner.team
+
+    @property
+    def threads(self) -> int:
+        """Threads of the last forward."""
+        return self.runner.threads
+
+    @property
+    def settled(self) -> bool:
+        """Whether the last forward took as long as such a forward will again."""
+        return self.runner.settled
+
+    def slot_bytes(self, slot: Slot) -> int:
+        """Bytes of a slot's keys, values and states."""
+        num_bytes: int = slot.kv.nbytes
+        return num_bytes
+
+    def nearest(self, slot: Slot, length: int) -> int:
+        """The most tokens, up to `length`, that the slot can go back to: fewer only with recurrent layers."""
+        nearest: int = slot.kv.nearest(length)
+        return nearest
+
+    def reserve(self, slot: Slot, num_tokens: int) -> None:
+        """Make room for `num_tokens` tokens in the slot's KV cache."""
+        slot.kv.reserve(num_tokens)
+
+    def tokens_in_arena(self, num_bytes: int) -> int:
+        """Tokens of a request that must fit in the arena; 0 if its keys and values may grow and move."""
+        return num_bytes // self.kv_shape.row_bytes if self.keeps_to_arena else 0
+
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether the arena has a contiguous place for that many tokens."""
+        return self.arena is None or self.arena.has_room(num_tokens)
+
+    def save(self, slot: Slot, num_tokens: int) -> list[Tensor]:
+        """Copies of a slot's first keys and values, and of its states there."""
+        rows: list[Tensor] = slot.kv.copied(num_tokens)
+        return rows
+
+    def saved_bytes(self, num_tokens: int) -> int:
+        """Bytes of what `save` returns."""
+        return self.kv_shape.row_bytes * num_tokens + self.kv_shape.state.nbytes
+
+    def identity(self) -> dict[str, object]:
+        """What decides which keys and values a token gets. Reads all weights once."""
+        return identity_of(self)
+
+    @property
+    def keeps_hidden_states(self) -> bool:
+        """Whether `keep_hidden_states` was called."""
+        return self.runner.hidden is not None
+
+    def hidden_states(self, slot: Slot, first: int, end: int) -> Tensor:
+        """Hidden states of these rows of a slot's KV cache, `[end - first, hidden_size]`, without a copy."""
+        assert self.runner.hidden is not None, "call keep_hidden_states first"
+        return self.runner.hidden.of(slot.kv, first, end)
 
     def _prefill_chunk(self, slot: Slot, token_ids: Sequence[int]) -> None:
         step = self.most_rows or len(token_ids)
@@ -258,12 +301,6 @@ class TargetModel:
         if any(slot.pending == NOTHING_PENDING for slot, _ in batch):
             raise ValueError("a sequence without a pending token cannot be scored: finish its prefill first")
         return self.runner.logits([tree_rows(slot.kv, slot.pending, tree) for slot, tree in batch])
-
-    def commit(self, slot: Slot, tree: CandidateTree, path: Sequence[int], next_token: int) -> None:
-        """Keep the pending token and the accepted `path` (node indices); `next_token` becomes pending."""
-        (error,) = self.commit_all([(slot, tree, path, next_token)])
-        if error is not None:
-            raise error
 
     @torch.inference_mode()
     def commit_all(self, batch: Sequence[Commit]) -> list[Exception | None]:
@@ -287,7 +324,7 @@ class TargetModel:
 
         With recurrent layers these may be fewer than `length`: a state can only go back to its snapshots.
         """
-        nearest = slot.kv.nearest(length)
+        nearest = self.nearest(slot, length)
         slot.kv.rewind(nearest)
         del slot.token_ids[nearest:]
         return nearest
@@ -296,9 +333,33 @@ class TargetModel:
         """Forget everything scored but not committed; may be called at any time, also after a failed forward."""
         self.rewind(slot, min(slot.kv.length, len(slot.token_ids)))
 
-    def plain_step(self, slot: Slot) -> Tensor:
-        """Logits after the pending token alone, `[1, vocab_size]`."""
-        return self.score([(slot, EMPTY_TREE)])[0]
+
+def keep_path(slot: Slot, tree: CandidateTree, path: Sequence[int], next_token: int, moves: Moves) -> None:
+    """Commit one sequence's pending token and the accepted `path`; rows in an arena move once `moves` are made."""
+    accepted = [tree.token_ids[node] for node in path]
+    slot.kv.keep([0, *(node + 1 for node in path)], moves)
+    slot.token_ids += [slot.pending, *accepted]
+    slot.pending = next_token
+
+
+def target_of(model: PreTrainedModel | Target, *, bitwise: bool = False, cuda_graphs: bool = False) -> Target:
+    """Wrap a model by its kind, or return a target as it is.
+
+    Raises ConfigError for a target made without these options, UnsupportedError for a model that cannot have them.
+    """
+    if isinstance(model, TargetModel):
+        return TargetModel.of(model, bitwise=bitwise, cuda_graphs=cuda_graphs)
+    if isinstance(model, Target):
+        if bitwise and not model.capabilities.bitwise:
+            raise ConfigError(
+                f"{type(model).__name__} does not round a row the same way in every forward: leave bitwise out"
+            )
+        return model
+    source, options = ModelSource(None, model.config, model), TargetOptions(bitwise=bitwise, cuda_graphs=cuda_graphs)
+    support = support_for(source, options)
+    if support is not None:
+        return support.load(source, options)
+    return TargetModel.of(model, bitwise=bitwise, cuda_graphs=cuda_graphs)
 
 
 def check_one_process(model: PreTrainedModel) -> None:

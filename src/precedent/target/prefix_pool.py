@@ -10,9 +10,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.target.model import TargetModel
+from precedent.target.contract import Slot, Target
 from precedent.target.prefixes import common_prefix
-from precedent.target.slot import Slot
 
 DEFAULT_MAX_BYTES = 512 * 2**20
 
@@ -38,10 +37,6 @@ class _Idle:
     slot: Slot
     token_ids: NDArray[np.int64]
 
-    @property
-    def nbytes(self) -> int:
-        return self.slot.kv.nbytes
-
 
 @dataclass(slots=True)
 class PrefixPool:
@@ -53,7 +48,7 @@ class PrefixPool:
     from the thread that runs the target, between forwards.
     """
 
-    target: TargetModel
+    target: Target
     max_bytes: int = DEFAULT_MAX_BYTES
     kept: Kept | None = None
     _idle: list[_Idle] = field(default_factory=list)
@@ -62,7 +57,7 @@ class PrefixPool:
     @property
     def nbytes(self) -> int:
         """Bytes that the idle slots hold."""
-        return sum(idle.nbytes for idle in self._idle)
+        return sum(self.target.slot_bytes(idle.slot) for idle in self._idle)
 
     def acquire(self, tenant: str, prompt_ids: Sequence[int], room: int | None = None, prefix_tokens: int = 0) -> Slot:
         """The tenant's slot that holds most of the prompt, or a fork of it; it is no longer idle.
@@ -86,7 +81,7 @@ class PrefixPool:
         self.target.discard(slot)
         if self.target.encodes_prompt:
             return
-        if slot.token_ids and slot.kv.nbytes <= self.max_bytes:
+        if slot.token_ids and self.target.slot_bytes(slot) <= self.max_bytes:
             self._idle.append(_Idle(tenant, slot, np.asarray(slot.token_ids, dtype=np.int64)))
             self.shrink(self.max_bytes)
 
@@ -98,7 +93,7 @@ class PrefixPool:
         """Drop the least recently used idle slots until the others hold at most `max_bytes`."""
         held, gone = self.nbytes, 0
         while held > max_bytes:
-            held -= self._idle[gone].nbytes
+            held -= self.target.slot_bytes(self._idle[gone].slot)
             gone += 1
         del self._idle[:gone]
 
@@ -128,7 +123,7 @@ class PrefixPool:
         for idle in reversed(self._idle):
             if idle.tenant == tenant:
                 shared = common_prefix(idle.token_ids, context)
-                usable = idle.slot.kv.nearest(shared)
+                usable = self.target.nearest(idle.slot, shared)
                 best = (shared, usable, idle) if usable > best[1] else best
         return best
 
@@ -136,6 +131,6 @@ class PrefixPool:
         best: tuple[int, Slot | None] = (0, None)
         for slot, user in self._in_use.items():
             if user == tenant:
-                shared = slot.kv.nearest(common_prefix(slot.token_ids, context))
+                shared = self.target.nearest(slot, common_prefix(slot.token_ids, context))
                 best = (shared, slot) if shared > best[0] else best
         return best

@@ -20,31 +20,23 @@ from precedent.target.attention import NAME
 from precedent.target.hidden_states import HiddenStates
 from precedent.target.kv.layer_kinds import (
     FULL_ATTENTION,
-    INDEXED_ATTENTION,
-    RECURRENT,
     SLIDING_ATTENTION,
     attention_kinds,
-    has_indexers,
-    is_recurrent,
 )
-from precedent.target.kv.rows import Forward, Rows
-from precedent.target.kv.visibility import Rule, additive, visible_keys
-from precedent.target.recurrent.step import RecurrentStep
-from precedent.target.support import Backend
+from precedent.target.kv.rows import Forward, Rows, Rule, additive, visible_keys
+from precedent.target.support import Backend, LayerState
 
 
-def use_tree_attention(model: PreTrainedModel) -> bool:
+def use_tree_attention(model: PreTrainedModel, packs: bool | None = None) -> bool:
     """Switch a model to `precedent` attention; False if its architecture has no such switch or `eager` was asked for.
 
-    Most hybrids go through the interface without declaring it; their examination tells. A layer with an indexer turns
-    what it chose into a mask only for attention that it knows, so it keeps that.
-
+    `packs` replaces what the architecture declares (`LayerState.packs`).
     A model without `sdpa` support (gpt-oss) has `eager` as its default, so there `eager` does not count as asked for.
     """
     chosen = model.config._attn_implementation
-    if has_indexers(model.config.get_text_config()):
+    if packs is False:
         return False
-    declared = model._supports_attention_backend or is_recurrent(model.config.get_text_config())
+    declared = model._supports_attention_backend or packs
     if not (declared or chosen == NAME) or (chosen == "eager" and model._supports_sdpa):
         return False
     if chosen != NAME:
@@ -60,15 +52,23 @@ class Runner:
     `hidden` and `outputs`, if set, keep what drafters read of every row. `team` chooses the number of threads; the last
     forward had `threads`.
 
-    With `only_chains`, the reason why the model follows no trees, a forward is one chain of one sequence.
+    `layer_state` says how its layers run. With `only_chains`, the reason why the model follows no trees, a forward is
+    one chain of one sequence.
 
     Architectures that bypass transformers' attention interface, or change keys or masks on the way, run one sequence at
     a time and get the tree as a 4D mask.
     """
 
-    def __init__(self, model: PreTrainedModel, *, packed: bool, only_chains: str | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        packed: bool,
+        only_chains: str | None = None,
+        layer_state: LayerState | None = None,
+    ) -> None:
         self.model, self.packed, self.only_chains = model, packed, only_chains
-        self.recurrent = is_recurrent(model.config.get_text_config())
+        self.layer_state = layer_state or LayerState()
         self.team, self.threads = TEAM, 1
         self.most_rows: int | None = None
         self.backends: list[Backend] = []
@@ -140,8 +140,7 @@ class Runner:
 
     def _one(self, rows: Rows, **settings: Any) -> Tensor:
         forward = Forward([rows])
-        step = RecurrentStep(forward).running() if self.recurrent else nullcontext()
-        with self._keeping(forward), self._hooked(), step:
+        with self._keeping(forward), self._hooked(), self.layer_state.running(forward):
             logits: Tensor = self.model(**self.inputs(forward), attention_mask=self._mask(rows), **settings).logits
         return logits
 
@@ -160,14 +159,13 @@ class Runner:
         return nullcontext() if self.outputs is None else self.outputs.hooked()
 
     def _running(self, forward: Forward) -> AbstractContextManager[object]:
-        """Announces a forward to attention functions, and to recurrent modules where there are some."""
-        if not self.recurrent and self.outputs is None:
+        """Announces a forward to attention functions, and to modules that need more."""
+        if not self.layer_state.stateful and self.outputs is None:
             return forward.running()
         both = ExitStack()
         both.enter_context(self._hooked())
         both.enter_context(forward.running())
-        if self.recurrent:
-            both.enter_context(RecurrentStep(forward).running())
+        both.enter_context(self.layer_state.running(forward))
         return both
 
     def inputs(self, forward: Forward) -> dict[str, Any]:
@@ -183,9 +181,7 @@ class Runner:
         """A 4D mask, or one per kind of layer; None for a chain, which every model masks by itself."""
         if rows.ancestors is None or self.only_chains or not self._rules:
             return None
-        masks = {kind: self._mask_of(rows, rule) for kind, rule in self._rules.items()}
-        if self.recurrent:
-            return {**dict.fromkeys(RECURRENT), **masks}
+        masks = {kind: None if rule is None else self._mask_of(rows, rule) for kind, rule in self._rules.items()}
         return dict(masks) if len(masks) > 1 else next(iter(masks.values()))
 
     def _mask_of(self, rows: Rows, rule: Rule) -> Tensor:
@@ -197,19 +193,16 @@ class Runner:
         return pad(allowed, (num_keys - allowed.shape[1], 0), value=True)[None, None]
 
     @cached_property
-    def _rules(self) -> dict[str, Rule]:
+    def _rules(self) -> dict[str, Rule | None]:
         config = self.model.config.get_text_config()
-        kinds = attention_kinds(config)
-        if not kinds.isdisjoint({"hybrid", "hybrid_sliding"}):
-            kinds = kinds | {FULL_ATTENTION}
-        kinds = kinds - RECURRENT
-        rules: dict[str, Rule] = dict.fromkeys((FULL_ATTENTION, INDEXED_ATTENTION), causal_mask_function)
-        if SLIDING_ATTENTION in kinds:
+        masks = self.layer_state.masks(attention_kinds(config))
+        rules: dict[str | None, Rule | None] = {None: None, FULL_ATTENTION: causal_mask_function}
+        if SLIDING_ATTENTION in masks.values():
             rules[SLIDING_ATTENTION] = sliding_window_causal_mask_function(config.sliding_window)
-        unknown = sorted(kinds - rules.keys())
+        unknown = sorted(kind for kind in masks.values() if kind not in rules and kind is not None)
         if unknown:
             raise UnsupportedError(f"{config.model_type} with eager attention does not support {', '.join(unknown)}")
-        return {kind: rule for kind, rule in rules.items() if kind in kinds}
+        return {name: rules[kind] for name, kind in masks.items()}
 
     @cached_property
     def _takes_logits_to_keep(self) -> bool:

@@ -8,25 +8,29 @@ state) implements only the hooks below them. Everything that a package leaves ou
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import Distribution, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
 from precedent import OPTIONS, __version__
-from precedent.errors import ConfigError
+from precedent.errors import ConfigError, UnsupportedError
+from precedent.target.kv.layer_kinds import COMPRESSED, OF_A_PACKAGE, REWINDABLE, check_type, is_stateful, layers_of
+from precedent.target.kv.shape import ObserverLayer, StateShape
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedModel
 
+    from precedent.target.contract import Target
     from precedent.target.kv.arena import KVArena
-    from precedent.target.kv.rows import Forward
+    from precedent.target.kv.rows import Forward, RowMasks
     from precedent.target.kv.shape import KVShape
-    from precedent.target.kv.visibility import RowMasks
-    from precedent.target.model import TargetModel
     from precedent.target.runner import Runner
 
 GROUP = "precedent.models"
@@ -59,6 +63,46 @@ class TargetOptions:
     """True, or the settings of the package that makes the graphs."""
 
 
+class LayerState:
+    """How the layers of a model run and what they remember; this one: attention that keeps all keys and values.
+
+    `ModelSupport.layer_state` returns others, for kinds of layers that core does not know.
+    """
+
+    kinds: Set[str] = frozenset()
+    """Kinds of layers that it runs beyond core's, by transformers' names."""
+
+    observer_layer: type[ObserverLayer] = ObserverLayer
+    """What transformers' modules find in the cache for each layer while the model is observed."""
+
+    state = StateShape()
+    """What the layers remember before the model was observed."""
+
+    packs: bool | None = None
+    """Whether several sequences fit in one forward: None where the model's class says that it takes our attention."""
+
+    in_float32: bool = False
+    """Whether transformers computes the layers in float32 in a model of float64."""
+
+    why_varies: str | None = None
+    """Why its forwards have no fixed size, and rounding depends on what else is computed; None where they have."""
+
+    stateful: bool = False
+    """Whether the layers have a state that has to be observed."""
+
+    def adapt(self, model: PreTrainedModel) -> str | None:
+        """Prepare a model's modules; returns why it follows single paths and no trees, None if it follows trees."""
+        return None
+
+    def running(self, forward: Forward) -> AbstractContextManager[object]:
+        """Announce a forward to the model's modules."""
+        return nullcontext()
+
+    def masks(self, kinds: set[str]) -> dict[str, str | None]:
+        """For each kind of mask that the model's forward takes, the kind of attention it is for, None for no mask."""
+        return {kind: kind for kind in kinds}
+
+
 class Backend:
     """Computes the rows of some forwards in place of the model's own forward, with the same result up to rounding."""
 
@@ -85,10 +129,13 @@ class ModelSupport:
     """What a package of the group `precedent.models` brings. Override some of the methods; the others do nothing."""
 
     def recognises(self, source: ModelSource, options: TargetOptions) -> bool:
-        """Whether `load` makes the target of this source. Called before any weight is read; must be quick."""
+        """Whether `load` makes the target of this source. Called before any weight is read; must be quick.
+
+        Raises UnsupportedError for a source of its kind that cannot be a target, or not with these options.
+        """
         return False
 
-    def load(self, source: ModelSource, options: TargetOptions) -> TargetModel:
+    def load(self, source: ModelSource, options: TargetOptions) -> Target:
         """Make the target of a source that `recognises` accepted.
 
         Raises ModelLoadError for weights that cannot be read, UnsupportedError, naming the option or the model, for
@@ -98,6 +145,10 @@ class ModelSupport:
 
     def prepare(self, model: PreTrainedModel, *, bitwise: bool) -> None:
         """Replace modules of a model of the torch target by faster ones, before it is examined."""
+
+    def layer_state(self, config: Any) -> LayerState | None:
+        """How to run the layers of a text model's config; None for layers that this package does not know."""
+        return None
 
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, masks: RowMasks, index: int, scaling: float | None
@@ -142,9 +193,83 @@ def installed() -> tuple[ModelSupport, ...]:
     return tuple(found)
 
 
+def support_for(source: ModelSource, options: TargetOptions | None = None) -> ModelSupport | None:
+    """The package that makes the target of a source; None where the torch target does.
+
+    Raises UnsupportedError for a source that no installed package can run, saying which package brings it.
+    """
+    options = options or TargetOptions()
+    found = next((each for each in installed() if each.recognises(source, options)), None)
+    if found is None and getattr(source.config, "is_encoder_decoder", False):
+        raise UnsupportedError(
+            f"{class_of(source.config)} is an encoder-decoder model, which needs a package: "
+            f"pip install '{OPTIONS['models']}'"
+        )
+    return found
+
+
+def layer_state_of(config: Any) -> LayerState:
+    """How the layers of a model run. Raises UnsupportedError, naming its class, for layers that nothing here knows."""
+    text, _ = layers_of(config)
+    found = next((state for each in installed() if (state := each.layer_state(text)) is not None), LayerState())
+    check_supported(config, found.kinds)
+    return found
+
+
+def check_supported(config: Any, known: Set[str] = frozenset()) -> None:
+    """Raise UnsupportedError, naming the layer kind, if a model's layers cannot be rewound to any earlier token.
+
+    `known` are kinds of layers that a package runs.
+    """
+    check_type(config.model_type)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedError(
+            f"{config.model_type} is an encoder-decoder model, which only Engine and PrecedentLLM take"
+        )
+    text, kinds = layers_of(config)
+    if getattr(text, "ple_layer_ids", None):
+        raise UnsupportedError(
+            f"{text.model_type} has n-gram embeddings (ple_layer_ids), which look back along one path of tokens only"
+        )
+    if kinds & COMPRESSED:
+        raise UnsupportedError(
+            f"{text.model_type} has {', '.join(sorted(kinds & COMPRESSED))} layers, which store one compressed key for "
+            "several tokens: a rejected draft cannot be taken out of it, and candidate trees would need one per branch"
+        )
+    others = sorted(kinds - REWINDABLE - known)
+    missing = OF_A_PACKAGE.intersection(others)
+    if missing:
+        raise UnsupportedError(
+            f"{class_of(config)} has {', '.join(sorted(missing))} layers, which need a package: "
+            f"pip install '{OPTIONS['models']}'"
+        )
+    if not others and kinds <= REWINDABLE and is_stateful(text):
+        others = ["recurrent"]
+    if others:
+        raise UnsupportedError(
+            f"{text.model_type} has {', '.join(others)} layers, which cannot be rewound after a rejected draft; "
+            "give a model of another kind (docs/reference/models.md lists those that work)"
+        )
+
+
+def class_of(config: Any) -> str:
+    """The name of the class that a config is for."""
+    named = getattr(config, "architectures", None) or ()
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return str(named[0]) if named else getattr(found, "__name__", config.model_type)
+
+
+def check_loadable(config: Any) -> None:
+    """Raise UnsupportedError, with the reason, for a model that can be neither target nor draft model."""
+    if support_for(ModelSource(None, config)) is None:
+        layer_state_of(config)
+
+
 def check_version(package: Distribution | None) -> None:
     """Raise ConfigError for a package that pins another version of precedent-llm than this one."""
-    for requirement in () if package is None else package.requires or ():
+    if package is None:
+        return
+    for requirement in package.requires or ():
         name, _, pinned = requirement.partition("==")
         if name.strip() == "precedent-llm" and pinned and pinned != __version__:
             own = f"precedent-llm=={__version__}"

@@ -21,7 +21,7 @@ from precedent.engine.options import EngineOptions
 from precedent.planning.costs import CostCurve
 from precedent.runtime.inline_executor import AtOnce
 from precedent.target import TargetModel
-from precedent.target.slot import Commit, Slot
+from precedent.target.contract import Commit, Slot
 from precedent.testing.overheard import LISTENER
 from precedent.testing.scripted_engine import Script, answers_of
 from precedent.testing.scripted_text import WEIGHTS, ScriptedText, forbidden

@@ -17,10 +17,11 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from precedent.errors import UnsupportedError
+from precedent.runtime.patched_modules import rebound
 from precedent.runtime.plain_values import first_line
 from precedent.target import Slot, TargetModel
-from precedent.target.kv.layer_kinds import check_supported, check_type
-from precedent.target.recurrent.adapters import rebound
+from precedent.target.kv.layer_kinds import check_type
+from precedent.target.support import layer_state_of
 from precedent.testing.tiny_configs import tiny_config
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 
@@ -54,7 +55,7 @@ def try_architecture(model_type: str) -> Outcome:
     """Build a tiny model, make it a target and compare; never raises what the architecture is to blame for."""
     try:
         check_type(model_type)
-        check_supported(config_class_of(model_type)())
+        layer_state_of(config_class_of(model_type)())
         model, plain = tiny_model(model_type), in_float64(tiny_model(model_type))
     except UnsupportedError as refusal:
         return Outcome(model_type, REFUSED, str(refusal))

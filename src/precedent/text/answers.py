@@ -36,7 +36,7 @@ TAIL_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class AnswerSyntax:
-    """How to read the answers to one prompt.
+    """The syntax of the answers to one prompt.
 
     `form` is the tool format, None if no tool is bound or if the tokenizer's own response template reads the calls.
     `shown_tokens` are the ids of special tokens that stay in the answer's text because they mark calls or reasoning.
@@ -73,7 +73,7 @@ class AnswerSyntax:
 
     @property
     def opened_by_prompt(self) -> bool:
-        """Whether the prompt ends inside the reasoning."""
+        """True if the prompt ends inside the reasoning."""
         if self.reasoning is None:
             return False
         tail = self.tokenizer.decode(list(self.prompt_ids[-TAIL_TOKENS:]), skip_special_tokens=False)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What decoders write for bytes that are not (yet) a complete UTF-8 character."""
+"""The character that decoders write for bytes that are not (yet) a complete UTF-8 character."""
 
 REMEMBERED = 1 << 16
 """Number of token runs whose text is cached: agents write the same words again and again."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 TOKENIZER, GENERATION_CONFIG, CONFIG, BY_NAME = "tokenizer", "generation_config", "config", "name"
 
@@ -50,8 +50,8 @@ def end_tokens(
     return tuple(EndToken(one, _text(tokenizer, one), tuple(found)) for one, found in sorted(sources.items()))
 
 
-def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Ids of the end tokens of a loaded model."""
+def end_token_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Ids of the end tokens of a model or target, by its `config` and `generation_config`."""
     found = end_tokens(tokenizer, configured_ends(model.config, getattr(model, "generation_config", None)))
     return frozenset(one.token_id for one in found)
 

@@ -380,5 +380,5 @@ class FixedPart:
 
 
 def _begins(prompt_ids: Sequence[int], beginning: list[int]) -> bool:
-    """Whether a prompt begins so and goes on."""
+    """Return whether a prompt begins so and goes on."""
     return len(beginning) < len(prompt_ids) and list(prompt_ids[: len(beginning)]) == beginning

@@ -1,4 +1,4 @@
-"""What a caller passes to a chat template besides messages and tools: variables, and whether the model should think."""
+"""Settings that a caller passes to a chat template besides messages and tools: variables and a switch for thinking."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ MOST_HOLES = 512
 """Holes of all premade responses of one list together."""
 
 KINDS = ("text", "string", "number", "json")
-"""What fills a hole: plain text, the inside of a JSON string, a JSON number, or any JSON value."""
+"""Kinds of text that fill a hole: plain text, the inside of a JSON string, a JSON number, or any JSON value."""
 
 
 @dataclass(frozen=True, slots=True)

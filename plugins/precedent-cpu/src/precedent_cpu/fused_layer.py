@@ -23,8 +23,7 @@ from precedent.errors import UnsupportedError
 from precedent.runtime.compiled import Int64s
 from precedent.runtime.patched_modules import is_swapped, swapped_class
 from precedent.target.attention import NAME, Terms, TermsObserver
-from precedent.target.kv.rows import running_forward
-from precedent.target.kv.visibility import RowMasks
+from precedent.target.kv.rows import RowMasks, running_forward
 from precedent_cpu.kernel_code import LANES
 from precedent_cpu.linear import PackedLinear
 from precedent_cpu.norm import epsilon_of, offset_of

@@ -17,7 +17,7 @@ from numba import from_dtype
 from torch import Tensor
 
 from precedent.runtime.compiled import Int64s
-from precedent.target.kv.visibility import RowMasks, within
+from precedent.target.kv.rows import RowMasks, within
 from precedent_cpu.kernel_code import CACHE_LINE, LANES
 from precedent_cpu.layer_work import CONSTANTS, JOB, NORMS, OF_THE_LAYER, SEQUENCE, WEIGHTS, layers_work
 from precedent_cpu.row_attention import QUERIES, Sight

@@ -14,11 +14,9 @@ from precedent.target.kv.layer_kinds import (
     FULL_ATTENTION,
     SLIDING_ATTENTION,
     attention_kinds,
-    has_indexers,
-    is_recurrent,
 )
+from precedent.target.kv.rows import RowMasks
 from precedent.target.kv.shape import KVShape
-from precedent.target.kv.visibility import RowMasks
 from precedent.target.runner import Runner
 from precedent.target.support import Backend, ModelSupport, TargetOptions
 from precedent_cpu.all_layers import all_layers
@@ -80,11 +78,7 @@ def check_fit(model: PreTrainedModel, *, packed: bool) -> None:
     config = model.config.get_text_config()
     layers = config.num_hidden_layers
     fused = sum(is_swapped(module) and hasattr(module, "fused") for module in model.modules())
-    if is_recurrent(config):
-        raise refusal(model, "the sums of its recurrent layers depend on what is computed beside a row")
     others = sorted(attention_kinds(config) - {FULL_ATTENTION, SLIDING_ATTENTION})
-    if has_indexers(config):
-        raise refusal(model, f"it has {', '.join(others)} layers, and what their indexers choose depends on rounding")
     if others:
         raise refusal(model, f"it has {', '.join(others)} layers, which have no row-wise kernels")
     if not packed:

@@ -20,7 +20,7 @@ from precedent.runtime.placing import placed
 from precedent.target.examine import TEXT, observe, tolerance, tree_error
 from precedent.target.kv.arena import KVArena
 from precedent.target.kv.cache import KVCache
-from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds, has_indexers
+from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds
 from precedent.target.kv.rows import Forward, Rows, chain_rows
 from precedent.target.kv.shape import KVShape
 from precedent.target.runner import Runner
@@ -180,10 +180,8 @@ def _check_settings(runner: Runner, settings: StaticSettings) -> None:
     devices = {parameter.device for parameter in runner.model.parameters()}
     if settings.capture and runner.device.type != "cuda":
         raise Hindrance(f"CUDA graphs need CUDA devices, and it is on {runner.device.type}")
-    if runner.recurrent:
-        raise Hindrance("the states of its recurrent layers follow the tree, whose shape differs from step to step")
-    if has_indexers(runner.model.config.get_text_config()):
-        raise Hindrance(f"the indexers of its {', '.join(others)} layers choose other keys at every step")
+    if runner.layer_state.why_varies is not None:
+        raise Hindrance(runner.layer_state.why_varies)
     if not runner.packed:
         raise Hindrance("its attention does not go through transformers' attention interface")
     if others:
@@ -212,5 +210,5 @@ def _prove(runner: Runner, static: StaticRunner) -> None:
         before, error = static.forwards, tree_error(runner, lambda: KVCache(static.arena.shape, static.arena), expected)
         if static.forwards != before + 2:
             raise Hindrance("arena_tokens leaves no room for two sequences")
-        if error > tolerance(runner.model):
+        if error > tolerance(runner.model, runner.layer_state):
             raise Hindrance(f"a scored tree is {error:.2g} off")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from precedent.errors import ModelLoadError
 from precedent.runtime.recomputable import MANIFEST, computed_folder
-from precedent.target.load.packaged import demo_folder
+from precedent.target.load.source import demo_folder
 
 NAME = "smollm2-135m-order-desk"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"

@@ -20,10 +20,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from precedent.errors import ModelLoadError, UnsupportedError
+from precedent.errors import ModelLoadError
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.kv.layer_kinds import context_length
-from precedent_drafts.borrowed import HEAD_TOKENS, linear
+from precedent_drafts.borrowed import HEAD_TOKENS, check_on_one_device, linear
 
 SETTINGS_FILE = "config.json"
 
@@ -299,7 +299,7 @@ def new_block_draft(
 
     Raises UnsupportedError for a target that is spread over devices.
     """
-    check_on_one_device(target)
+    check_on_one_device(target, "block-draft")
     config = LlamaConfig(
         vocab_size=1, hidden_size=settings.hidden_size, intermediate_size=settings.intermediate_size,
         num_hidden_layers=settings.num_layers, num_attention_heads=settings.num_heads, head_dim=settings.head_dim,
@@ -314,12 +314,6 @@ def new_block_draft(
     draft = assembled(LlamaBlockDraft(config), settings, target.get_input_embeddings(), rows, ids, dtype)
     _initialise(draft)
     return draft
-
-
-def check_on_one_device(target: PreTrainedModel) -> None:
-    """Raise UnsupportedError for a target that is spread over devices."""
-    if len({parameter.device for parameter in target.parameters()}) > 1:
-        raise UnsupportedError("block-draft needs the whole target on one device: load it there, or leave it out")
 
 
 def assembled(

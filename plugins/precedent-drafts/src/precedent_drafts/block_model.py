@@ -31,7 +31,8 @@ class BlockPlace:
     @property
     def behind(self) -> int:
         """Committed tokens whose keys and values are missing."""
-        return max(0, self.target_slot().kv.length - self.first - self.kv.length)
+        committed: int = self.target_slot().kv.length
+        return max(0, committed - self.first - self.kv.length)
 
 
 @dataclass(frozen=True, slots=True)

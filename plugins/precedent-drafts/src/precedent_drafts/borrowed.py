@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
+from precedent.errors import UnsupportedError
+
 HEAD_TOKENS = "head.token_ids"
 """The tensor of a draft's folder with the token ids of its head, `[num_head_tokens]`, in increasing order."""
 
@@ -80,3 +82,9 @@ class RestrictedHead(nn.Module):
 def restrict_head(draft: PreTrainedModel, target: PreTrainedModel, token_ids: Tensor) -> None:
     """Give a draft the target's head for these tokens only: most of a small draft's work is its head."""
     draft.set_output_embeddings(RestrictedHead.of(target.get_output_embeddings(), token_ids))
+
+
+def check_on_one_device(target: PreTrainedModel, what: str) -> None:
+    """Raise UnsupportedError, naming what would go beside it, for a target that is spread over devices."""
+    if len({parameter.device for parameter in target.parameters()}) > 1:
+        raise UnsupportedError(f"{what} needs the whole target on one device: load it there, or leave it out")

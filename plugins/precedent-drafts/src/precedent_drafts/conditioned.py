@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from precedent.errors import ModelLoadError, UnsupportedError
+from precedent.errors import ModelLoadError
 from precedent.target.load.first_layers import base_of
+from precedent_drafts.borrowed import check_on_one_device
 from precedent_drafts.head import GivenStates
 from precedent_drafts.trained import draft_beside
 
@@ -97,8 +98,7 @@ def conditioned_beside(
 
     Raises UnsupportedError for a target that is spread over devices.
     """
-    if len({parameter.device for parameter in target.parameters()}) > 1:
-        raise UnsupportedError("a draft that reads hidden states needs the whole target on one device")
+    check_on_one_device(target, "a draft that reads hidden states")
     draft = draft_beside(target, initial_layers, weights, dtype)
     base: Any = base_of(draft)
     base.embed_tokens = ConditionedInputs(base.embed_tokens, fusion.to(target.device, dtype or target.dtype)).eval()

@@ -10,7 +10,7 @@ import logging
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from precedent.errors import ModelLoadError, UnsupportedError
@@ -22,13 +22,15 @@ from precedent_drafts.block_draft import (
     BlockSettings,
     Qwen3BlockDraft,
     assembled,
-    check_on_one_device,
     fill,
 )
-from precedent_drafts.borrowed import RawEmbeddings, linear
-from precedent_drafts.published import D2T, SPECULATORS, T2D, PublishedDraft, covered_tokens
-
-EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
+from precedent_drafts.borrowed import check_on_one_device
+from precedent_drafts.published import (
+    SPECULATORS,
+    PublishedDraft,
+    own_or_borrowed_embeddings,
+    own_or_borrowed_rows,
+)
 
 RENAMED = {"fc.weight": "fusion.linear.weight", "hidden_norm.weight": "fusion.norm.weight"}
 """The names of tensors that are not ours."""
@@ -47,12 +49,12 @@ def load_dflash(draft: PublishedDraft, target: PreTrainedModel) -> BlockDraft:
     Raises ModelLoadError, naming what does not fit, for a draft of another target or with other tensors, and
     UnsupportedError for variants that are not read and for a target that is spread over devices.
     """
-    check_on_one_device(target)
+    check_on_one_device(target, "block-draft")
     text, dtype = target.config.get_text_config(), target.dtype
     config: Any = draft.layers(text)
     weights = draft.weights()
-    table = _embeddings(draft, weights, target)
-    rows, ids = _rows(draft, weights, target)
+    table = own_or_borrowed_embeddings(draft, weights, target, text.hidden_size)
+    rows, ids = own_or_borrowed_rows(draft, weights, target, text.hidden_size)
     settings = dflash_settings(draft, text, ids.numel())
     config.vocab_size = 1  # embeddings and head are given
     with torch.device("meta"):
@@ -139,33 +141,6 @@ def _reads(draft: PublishedDraft, num_layers: int) -> tuple[int, ...]:
             f"{num_layers}: give the target that it was trained for"
         )
     return reads
-
-
-def _embeddings(draft: PublishedDraft, weights: Weights, target: PreTrainedModel) -> nn.Module:
-    """The draft's own embeddings, or the target's. Takes them out of `weights`."""
-    own, theirs = weights.pop(EMBEDDINGS, None), RawEmbeddings(target.get_input_embeddings())
-    if own is None:
-        return theirs
-    if own.shape != theirs.weight.shape:
-        raise ModelLoadError(
-            f"{EMBEDDINGS} of {draft} has the shape {tuple(own.shape)}, and the target's {tuple(theirs.weight.shape)}: "
-            "give the target that it was trained for"
-        )
-    return theirs.or_own(own)
-
-
-def _rows(draft: PublishedDraft, weights: Weights, target: PreTrainedModel) -> tuple[nn.Module, Tensor]:
-    """The rows of the head and their tokens: the target's own head where the draft has none. Takes out of `weights`."""
-    width = target.config.get_text_config().vocab_size
-    theirs: Any = target.get_output_embeddings()
-    own, offsets = weights.pop(HEAD, None), weights.get(D2T)
-    num_rows = own.shape[0] if own is not None else width if offsets is None else offsets.numel()
-    ids = covered_tokens(weights, num_rows, width, draft).to(target.device)
-    for name in (D2T, T2D):
-        weights.pop(name, None)
-    if own is not None:
-        return linear(own.to(target.device, target.dtype)), ids
-    return (theirs if num_rows == width else linear(theirs.weight.detach()[ids])), ids
 
 
 def _parts_it_lacks(made: BlockDraft, draft: PublishedDraft, table: Any) -> Weights:

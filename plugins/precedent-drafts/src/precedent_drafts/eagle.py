@@ -20,9 +20,15 @@ from transformers import LlamaForCausalLM, PreTrainedConfig, PreTrainedModel, Qw
 from precedent.errors import ModelLoadError, UnsupportedError
 from precedent.target.kv.cache import KVCache
 from precedent.target.model import TargetModel
-from precedent_drafts.borrowed import RawEmbeddings, RestrictedHead, linear
+from precedent_drafts.borrowed import RestrictedHead, check_on_one_device
 from precedent_drafts.head import GivenStates, HeadModel
-from precedent_drafts.published import D2T, SPECULATORS, T2D, PublishedDraft, covered_tokens
+from precedent_drafts.published import (
+    SPECULATORS,
+    PublishedDraft,
+    misshapen,
+    own_or_borrowed_embeddings,
+    own_or_borrowed_rows,
+)
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -173,8 +179,6 @@ if TYPE_CHECKING:
 else:
     _Model = object  # a second base of transformers would hide what the class of the layers sets
 
-EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
-
 RENAMED = (
     ("midlayer.", "model.layers.0."),
     ("layers.", "model.layers."),
@@ -214,14 +218,13 @@ def load_eagle(draft: PublishedDraft, target: PreTrainedModel) -> EagleHead:
     Raises ModelLoadError, naming what does not fit, for a head of another target or with other tensors, and
     UnsupportedError for variants that are not read and for a target that is spread over devices.
     """
-    if len({parameter.device for parameter in target.parameters()}) > 1:
-        raise UnsupportedError("eagle needs the whole target on one device: load it there, or leave it out")
+    check_on_one_device(target, "eagle")
     text = target.config.get_text_config()
     settings, config, weights = EagleSettings.of(draft, text), draft.layers(text), draft.weights()
     head = _framed(config, settings)
     size = int(head.config.hidden_size)
-    head.model.embed_tokens = EagleInputs(_embeddings(draft, weights, target, size))
-    head.lm_head = _output_head(draft, weights, target, size)
+    head.model.embed_tokens = EagleInputs(own_or_borrowed_embeddings(draft, weights, target, size))
+    head.lm_head = _output_head(*own_or_borrowed_rows(draft, weights, target, size), settings.vocab_size)
     _fill(draft, head, weights, target)
     head.config.vocab_size = settings.vocab_size
     log.info(
@@ -247,36 +250,8 @@ def _framed(config: PreTrainedConfig, settings: EagleSettings) -> Any:
     return head
 
 
-def _embeddings(draft: PublishedDraft, weights: Weights, target: PreTrainedModel, hidden_size: int) -> RawEmbeddings:
-    """The head's own embeddings, or the target's where it has none, or equal ones. Takes them out of `weights`."""
-    theirs = RawEmbeddings(target.get_input_embeddings())
-    own = weights.pop(EMBEDDINGS, None)
-    if own is None and theirs.weight.shape[1] != hidden_size:
-        raise ModelLoadError(
-            f"{draft} has no {EMBEDDINGS}, and the target's embeddings have {theirs.weight.shape[1]} numbers where it "
-            f"reads {hidden_size}: give the target that it was trained for"
-        )
-    expected = target.config.get_text_config().vocab_size, hidden_size
-    if own is not None and own.shape != expected:
-        raise _misshapen(draft, EMBEDDINGS, own, expected)
-    return theirs if own is None else theirs.or_own(own)
-
-
-def _output_head(draft: PublishedDraft, weights: Weights, target: PreTrainedModel, hidden_size: int) -> nn.Module:
-    """The head's rows for the tokens that it covers, the target's where it has none. Takes them out of `weights`."""
-    width = target.config.get_text_config().vocab_size
-    own = weights.pop(HEAD, None)
-    offsets = weights.get(D2T)
-    num_rows = own.shape[0] if own is not None else width if offsets is None else offsets.numel()
-    ids = covered_tokens(weights, num_rows, width, draft).to(target.device)
-    for name in (D2T, T2D):
-        weights.pop(name, None)
-    if own is None:
-        theirs: Any = target.get_output_embeddings()
-        return theirs if num_rows == width else RestrictedHead.of(theirs, ids)
-    if own.shape[1] != hidden_size:
-        raise _misshapen(draft, HEAD, own, (num_rows, hidden_size))
-    rows = linear(own.to(target.device, target.dtype))
+def _output_head(rows: nn.Module, ids: Tensor, width: int) -> nn.Module:
+    """A head of these rows, whose logits are as wide as the target's."""
     return rows if torch.equal(ids, torch.arange(width, device=ids.device)) else RestrictedHead(rows, ids, width)
 
 
@@ -289,7 +264,7 @@ def _fill(draft: PublishedDraft, head: Any, weights: Weights, target: PreTrained
         raise ModelLoadError(f"{draft} {says} {name}: get all of its files again, or give another draft")
     for name, tensor in empty.items():
         if given[name].shape != tensor.shape:
-            raise _misshapen(draft, name, given[name], tuple(tensor.shape))
+            raise misshapen(draft, name, given[name], tuple(tensor.shape))
     placed = {name: tensor.to(target.device, target.dtype) for name, tensor in given.items()}
     head.load_state_dict(placed, strict=False, assign=True)
     head.model.rotary_emb.to(target.device)
@@ -302,13 +277,6 @@ def _renamed(name: str) -> str:
 def _num_covered(head: Any) -> int:
     covered: Any = getattr(head.lm_head, "rows", head.lm_head)
     return int(covered.weight.shape[0])
-
-
-def _misshapen(draft: PublishedDraft, name: str, found: Tensor, expected: tuple[int, ...]) -> ModelLoadError:
-    return ModelLoadError(
-        f"{name} of {draft} has the shape {tuple(found.shape)}, and its config and this target ask for {expected}: "
-        "give the target that it was trained for"
-    )
 
 
 def eagle_beside(head: EagleHead, target: TargetModel) -> HeadModel:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from precedent.errors import ModelLoadError, UnsupportedError
 from precedent.target.fingerprints import name_of
 from precedent.target.load.first_layers import base_of, first_layers, layers_of
-from precedent_drafts.borrowed import HEAD_TOKENS, restrict_head
+from precedent_drafts.borrowed import HEAD_TOKENS, check_on_one_device, restrict_head
 
 ADAPTER = "adapter."
 """How the names of an adapter's weights begin in a draft's folder."""
@@ -66,8 +66,7 @@ def check_exits(target: PreTrainedModel) -> None:
     layers_of(target)
     if not isinstance(getattr(base_of(target), "norm", None), nn.Module):
         raise UnsupportedError(f"{name_of(target)} has no final `norm`, before which an exit puts its adapter")
-    if len({parameter.device for parameter in target.parameters()}) > 1:
-        raise UnsupportedError("an exit needs the whole target on one device: load it there, or leave it out")
+    check_on_one_device(target, "an exit")
 
 
 def exit_beside(target: PreTrainedModel, layer: int, weights: Mapping[str, Tensor]) -> PreTrainedModel:

@@ -21,10 +21,10 @@ from precedent.drafters.model.place import CATCH_UP_LIMIT, SlotOf
 from precedent.drafters.request import Request
 from precedent.errors import ConfigError
 from precedent.target import common_prefix
+from precedent.target.contract import Slot
 from precedent.target.kv.cache import KVCache
 from precedent.target.model import TargetModel
 from precedent.target.prefix_pool import PrefixPool
-from precedent.target.slot import Slot
 from precedent.tree import CandidateTree, chain
 
 

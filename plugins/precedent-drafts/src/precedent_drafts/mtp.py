@@ -24,6 +24,7 @@ from precedent.target.checkpoint import INDEX, WHOLE, safetensors_in
 from precedent.target.load.first_layers import base_of, layers_of
 from precedent.target.load.source import explained
 from precedent.target.model import TargetModel
+from precedent_drafts.borrowed import check_on_one_device
 from precedent_drafts.head import GivenStates, HeadModel, reading_hidden_states
 
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
@@ -184,8 +185,7 @@ def load_head(target: PreTrainedModel, family: Family) -> PreTrainedModel:
     are missing or do not fit, UnsupportedError for a target that is spread over devices.
     """
     layers_of(target)  # raises UnsupportedError if the layers are elsewhere
-    if len({parameter.device for parameter in target.parameters()}) > 1:
-        raise UnsupportedError("mtp needs the whole target on one device: load it there, or leave mtp out")
+    check_on_one_device(target, "mtp")
     with explained(target.config._name_or_path, "the MTP head of"):
         tensors = _checked(tensors_below(family.prefixes, target.config), family, target)
     head = _one_layer(target, _as_first_layer(tensors, family))

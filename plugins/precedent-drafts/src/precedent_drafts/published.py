@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub import snapshot_download
-from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
+from torch import Tensor, nn
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
 from precedent.errors import ModelLoadError, UnsupportedError
 from precedent.runtime.plain_values import first_line
@@ -27,6 +27,7 @@ from precedent.target.kv.layer_kinds import (
     context_length,
 )
 from precedent.target.load.draft_folders import OWN_VOCABULARY, architecture_of, config_at, is_named_draft
+from precedent_drafts.borrowed import RawEmbeddings, RestrictedHead, linear
 
 EAGLE, DFLASH = "EAGLE-3 head", "DFlash draft"
 """What is read."""
@@ -39,6 +40,8 @@ LAYERS: dict[str, type[PreTrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen
 
 NOT_OF_LAYERS = frozenset({"model_type", "architectures", "auto_map", "pad_token_id", "bos_token_id", "eos_token_id"})
 """Fields of a config that its layers do not need."""
+
+EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 COPIES = ("verifier_lm_head.", "verifier_norm.")
 """How the names of tensors begin that training kept of the target, and that a draft never reads."""
@@ -218,6 +221,47 @@ def _misfit(draft: object, has: str) -> ModelLoadError:
 
 def _torn(draft: object, says: str) -> ModelLoadError:
     return ModelLoadError(f"the vocabulary of {draft} is damaged: {says}; get its files again")
+
+
+def own_or_borrowed_embeddings(
+    draft: PublishedDraft, weights: dict[str, Tensor], target: PreTrainedModel, hidden_size: int
+) -> RawEmbeddings:
+    """A draft's own embeddings, or the target's where it has none, or equal ones. Takes them out of `weights`."""
+    theirs, own = RawEmbeddings(target.get_input_embeddings()), weights.pop(EMBEDDINGS, None)
+    if own is None and theirs.weight.shape[1] != hidden_size:
+        raise ModelLoadError(
+            f"{draft} has no {EMBEDDINGS}, and the target's embeddings have {theirs.weight.shape[1]} numbers where it "
+            f"reads {hidden_size}: give the target that it was trained for"
+        )
+    expected = target.config.get_text_config().vocab_size, hidden_size
+    if own is not None and own.shape != expected:
+        raise misshapen(draft, EMBEDDINGS, own, expected)
+    return theirs if own is None else theirs.or_own(own)
+
+
+def own_or_borrowed_rows(
+    draft: PublishedDraft, weights: dict[str, Tensor], target: PreTrainedModel, hidden_size: int
+) -> tuple[nn.Module, Tensor]:
+    """The rows of a draft's head and their tokens; the target's rows where it has none. Takes them out of `weights`."""
+    width, theirs = target.config.get_text_config().vocab_size, cast(Any, target.get_output_embeddings())
+    own, offsets = weights.pop(HEAD, None), weights.get(D2T)
+    num_rows = own.shape[0] if own is not None else width if offsets is None else offsets.numel()
+    ids = covered_tokens(weights, num_rows, width, draft).to(target.device)
+    for name in (D2T, T2D):
+        weights.pop(name, None)
+    if own is None:
+        return (theirs if num_rows == width else RestrictedHead.of(theirs, ids).rows), ids
+    if own.shape[1] != hidden_size:
+        raise misshapen(draft, HEAD, own, (num_rows, hidden_size))
+    return linear(own.to(target.device, target.dtype)), ids
+
+
+def misshapen(draft: PublishedDraft, name: str, found: Tensor, expected: tuple[int, ...]) -> ModelLoadError:
+    """The error for a tensor of another shape than a draft's config and this target ask for."""
+    return ModelLoadError(
+        f"{name} of {draft} has the shape {tuple(found.shape)}, and its config and this target ask for {expected}: "
+        "give the target that it was trained for"
+    )
 
 
 def find_published(source: str | Path, *, weights: bool = True) -> PublishedDraft | None:

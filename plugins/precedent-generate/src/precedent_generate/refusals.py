@@ -13,7 +13,6 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
 from precedent.errors import ConfigError, PromptError, UnsupportedError
-from precedent.target.encoder_decoder.settings import is_encoder_decoder
 from precedent_generate.processors import CRITERIA, check_criteria, check_processors, end_token_ids
 
 PLAIN_MODES = ("greedy_search", "sample")
@@ -68,7 +67,7 @@ def check_call(
     dropped: Dropped,
 ) -> None:
     """Raise UnsupportedError, ConfigError or PromptError for a call that our loop cannot serve."""
-    if is_encoder_decoder(model.config):
+    if model.config.is_encoder_decoder:
         raise UnsupportedError(
             f"{model.config.model_type} is an encoder-decoder model, which custom_generate=precedent.generate does not "
             "decode: use precedent.Engine or PrecedentLLM"

@@ -36,7 +36,7 @@ PAUSE_SECONDS = 30.0
 NO_PASSWORD = "set PGPASSWORD, or a line in ~/.pgpass: a URL that was written down or pickled has lost its password"
 
 ATTEMPTS = 3
-"""How often a transaction is tried if PostgreSQL ends it because of a deadlock."""
+"""Number of times that a transaction is tried if PostgreSQL ends it because of a deadlock."""
 
 
 class NoPassword(psycopg.OperationalError):
@@ -170,7 +170,7 @@ def _seconds(patient: bool) -> int:
 
 
 def _answers(connection: Connection) -> bool:
-    """Whether the server still holds a connection since its last use; closes it if not."""
+    """Return whether the server still holds a connection since its last use; closes it if not."""
     try:
         connection.execute("")
     except psycopg.OperationalError:

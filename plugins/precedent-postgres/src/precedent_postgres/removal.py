@@ -100,7 +100,7 @@ def bounds_by_measure(bounds: Bounds) -> dict[str, float]:
 
 
 def exceeds(connection: Connection, bounds: Bounds) -> bool:
-    """Whether `evict` would delete anything; reads one small table."""
+    """Return whether `evict` would delete anything; reads one small table."""
     sums = ", ".join(f"coalesce({sum_of}, 0)" for sum_of in ("sum(bytes)", "sum(records)", "max(bytes)"))
     num_bytes, num_records, largest = one(connection, f"SELECT {sums} FROM {SCHEMA}.tenant")
     most = bounds_by_measure(bounds)
@@ -109,7 +109,7 @@ def exceeds(connection: Connection, bounds: Bounds) -> bool:
 
 
 def _to_free(connection: Connection, measure: str, bound: float, quota: int | None) -> dict[str, float]:
-    """How much each tenant has to free: the excess over its quota, and what brings the largest to a common level."""
+    """Amount that each tenant has to free: the excess over its quota, and what brings the largest to a common level."""
     query = f"SELECT tenant, {measure} FROM {SCHEMA}.tenant ORDER BY {measure} DESC, tenant"
     held = {tenant: float(share) for tenant, share in connection.execute(query).fetchall()}
     most = quota if quota is not None and measure == "bytes" else math.inf

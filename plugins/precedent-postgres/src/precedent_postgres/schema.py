@@ -73,7 +73,7 @@ TABLES = {
         *("token_ids bytea", "query bytea", "text bytea", "vector bytea"),
     ),
 }
-"""What `CREATE` makes: columns with their types, in order."""
+"""The tables that `CREATE` makes: columns with their types, in order."""
 
 _COLUMNS = """
 SELECT relation.relname, relation.relkind = 'r',

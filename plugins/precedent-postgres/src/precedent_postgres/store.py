@@ -42,7 +42,7 @@ RowIds = list[int]
 
 ALL = Selection()
 LOCK_SECONDS = 20
-"""How long an erasure waits for readers of the table."""
+"""Seconds that an erasure waits for readers of the table."""
 
 
 class PostgresStore:
@@ -292,7 +292,7 @@ class PostgresStore:
         return self._server.of_every_tenant(work, patient=True)
 
     def _refuses(self, new: Completion) -> bool:
-        """Whether the store is read-only or the completion exceeds its bounds; logs it."""
+        """Return whether the store is read-only or the completion exceeds its bounds; logs it."""
         if new.size > self._bounds.largest:
             most = self._bounds.largest
             logger.warning("a completion of %d bytes was not stored: at most %d bytes are allowed", new.size, most)

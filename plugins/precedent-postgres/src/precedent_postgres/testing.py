@@ -123,7 +123,7 @@ def _account() -> pwd.struct_passwd | None:
 
 
 def _for_everybody(folder: Path) -> bool:
-    """Whether other users may enter a folder: those of a Python environment may lie in somebody's home."""
+    """Return whether other users may enter a folder: those of a Python environment may lie in somebody's home."""
     return all(each.stat().st_mode & 0o001 for each in (folder, *folder.parents))
 
 

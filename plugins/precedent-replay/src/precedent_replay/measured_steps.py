@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from precedent.engine.warm_up import milliseconds_of_width
 from precedent.planning.costs import WIDTHS
 from precedent.runtime.machine_load import OtherPrograms
 from precedent.target import TargetModel
@@ -28,7 +27,7 @@ def measured_steps(
     for number in range(ROUNDS):
         progress(number, ROUNDS)
         for width in widths_up_to(most_nodes + 1):
-            best[width] = min(best.get(width, float("inf")), milliseconds_of_width(target, width))
+            best[width] = min(best.get(width, float("inf")), target.measure_costs(width))
     dtype = str(model.dtype).removeprefix("torch.")
     threads = f", {torch.get_num_threads()} threads" if model.device.type == "cpu" else ""
     return MeasuredSteps(f"{name} ({dtype}, {model.device}{threads})", best, others.share())

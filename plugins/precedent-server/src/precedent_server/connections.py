@@ -6,6 +6,7 @@ uvicorn bounds neither: it waits for ever for the end of a request's headers, an
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import h11
@@ -16,6 +17,9 @@ from precedent_server.settings import ServerLimits
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
+FIRST_BYTE = "precedent.first_byte"
+"""Key of a request's scope: the moment, on the event loop's clock, at which its first byte arrived."""
+
 LAST_WORDS_SECONDS = 5
 """Time for a client to read the last answer on a connection that is being closed."""
 
@@ -25,6 +29,7 @@ class Connection(H11Protocol):
 
     Beyond `max_connections` it is closed with 503. A request's headers must arrive within `header_seconds` of the
     connection or of the request's first byte, and so must the rest of a body whose answer has been sent already (408).
+    `upload_seconds` after its first byte a request must have arrived as a whole.
     A client that reads nothing for `request_seconds` is cut off.
     """
 
@@ -33,6 +38,7 @@ class Connection(H11Protocol):
         self._limits = limits
         self._head_timer: asyncio.TimerHandle | None = None
         self._abort_timer: asyncio.TimerHandle | None = None
+        self._first_byte: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Wait for the first request, unless there are too many connections."""
@@ -44,8 +50,13 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read on; time runs until a request's headers are complete."""
+        if self._first_byte is None:
+            self._first_byte = self.loop.time()
+            if self._head_timer is not None:
+                self._wait_for_head(self._head_timer.when())
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.scope.setdefault(FIRST_BYTE, self._first_byte)  # type: ignore[typeddict-item]  # a key of ours
             self._stop(self._head_timer)
             self._head_timer = None
         elif self._head_timer is None:
@@ -53,6 +64,8 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """End the exchange."""
+        if self.conn.their_state is not h11.SEND_BODY:
+            self._first_byte = None
         super().on_response_complete()
         if self.transport.is_closing():
             self._abort_in(self._limits.request_seconds)
@@ -79,8 +92,11 @@ class Connection(H11Protocol):
         self._stop(self._head_timer)
         self._stop(self._abort_timer)
 
-    def _wait_for_head(self) -> None:
-        self._head_timer = self.loop.call_later(self._limits.header_seconds, self._too_slow)
+    def _wait_for_head(self, until: float = math.inf) -> None:
+        begun = math.inf if self._first_byte is None else self._first_byte
+        until = min(until, self.loop.time() + self._limits.header_seconds, begun + self._limits.upload_seconds)
+        self._stop(self._head_timer)
+        self._head_timer = self.loop.call_at(until, self._too_slow)
 
     def _too_slow(self) -> None:
         self._close(TOO_SLOW if self.conn.our_state is h11.IDLE else b"")

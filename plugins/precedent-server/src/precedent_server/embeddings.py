@@ -20,6 +20,7 @@ from precedent_server.bodies import Keys, checked, parsed
 from precedent_server.errors import ApiError, api_error
 from precedent_server.keys import Caller
 from precedent_server.serving import Served, Serving
+from precedent_server.settings import MOST_BODY_BYTES
 from precedent_server.transport import read_body, unless_gone
 
 KEYS = Keys(
@@ -50,7 +51,7 @@ class PackedResponse(CreateEmbeddingResponse):
 
 async def embeddings(serving: Serving, caller: Caller, request: Request) -> Response:
     """The vectors of some texts."""
-    said = await read_body(request, serving, _said)
+    said = await read_body(request, serving, _said, serving.limits.max_body_bytes or MOST_BODY_BYTES)
     with serving.places.taken(caller.name):
         found = serving.prepared(partial(_embedded, said, serving))
         return JSONResponse(await unless_gone(request, serving.limits, found))

@@ -27,6 +27,11 @@ from precedent_server.serving import Serving
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 30
+
+SWITCH_SECONDS = 0.0005
+"""After so long a thread that prepares a request gives way to the one that decodes; Python's default is ten times that,
+which the decoding thread would wait again and again in every step."""
+
 LARGEST_HEADERS = 32 * 1024
 
 
@@ -56,8 +61,13 @@ def serve(serving: Serving, host: str, port: int, *, ready: Callable[[str], obje
     _write_logs(log_json)
     gc.collect()
     gc.freeze()  # models stay: looking through them for garbage makes all streams pause
-    with _listening(host, port) as listener:
-        _Server(uvicorn_config(serving), serving, ready, _address(listener)).run([listener])
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        with _listening(host, port) as listener:
+            _Server(uvicorn_config(serving), serving, ready, _address(listener)).run([listener])
+    finally:
+        sys.setswitchinterval(before)
 
 
 def uvicorn_config(serving: Serving) -> uvicorn.Config:

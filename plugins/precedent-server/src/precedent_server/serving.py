@@ -85,8 +85,12 @@ class Serving:
     places: Places = field(init=False)
     uploads: Uploads = field(init=False)
     _threads: Executor = field(init=False)
+    most_body_bytes: int = field(init=False)
+    """Bytes of the longest body that some model can use."""
 
     def __post_init__(self) -> None:
+        contexts = [served.engine.context_length for served in self.models.values()]
+        self.most_body_bytes = self.limits.most_body_bytes(max(contexts, default=0))
         self.places, self.uploads = Places(self.limits), Uploads(self.limits)
         self._threads = Background(PREPARING_THREADS, "precedent-prepare")
 

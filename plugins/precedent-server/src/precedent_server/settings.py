@@ -10,6 +10,12 @@ from precedent.runtime.plain_values import is_number, is_whole
 
 MEBIBYTE = 1 << 20
 
+MOST_BODY_BYTES = 8 * MEBIBYTE
+"""Of a body, however long the context is."""
+
+BYTES_PER_TOKEN = 32
+"""Of a body's texts (the conversation, a prediction, templates), for each token of the context; English has 4."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
@@ -17,7 +23,8 @@ class ServerLimits:
 
     `max_queued` answers may run or wait at once, `max_queued_per_key` of one key; beyond them a request is refused with
     429. `max_connections` may be open at once. `max_upload_bytes` of bodies that are not read to their ends may be held
-    at once, `max_upload_bytes_per_key` of one key. `default_max_tokens` bounds answers whose request says nothing.
+    at once, `max_upload_bytes_per_key` of one key. A body has at most `max_body_bytes` (None: what the context of the
+    served models can use, see `most_body_bytes`). `default_max_tokens` bounds answers whose request says nothing.
     Times are in seconds: `request_seconds` for a whole answer, `header_seconds` for a request's headers to arrive,
     `upload_seconds` for its body, `prepare_seconds` for prompts and grammars, `grace_seconds` for running requests when
     the server stops. `/health` fails while an engine works on one step for `stalled_seconds`.
@@ -27,7 +34,7 @@ class ServerLimits:
     max_queued_per_key: int = 64
     max_choices: int = 16
     max_connections: int = 512
-    max_body_bytes: int = 8 * MEBIBYTE
+    max_body_bytes: int | None = None
     max_upload_bytes: int = 256 * MEBIBYTE
     max_upload_bytes_per_key: int = 64 * MEBIBYTE
     max_schema_bytes: int = 256 * 1024
@@ -40,6 +47,12 @@ class ServerLimits:
     prepare_seconds: float = 30.0
     grace_seconds: float = 30.0
     stalled_seconds: float = STALLED_SECONDS
+
+    def most_body_bytes(self, context_length: int) -> int:
+        """Bytes of the longest body that is read, for a model with such a context."""
+        if self.max_body_bytes is not None:
+            return self.max_body_bytes
+        return min(BYTES_PER_TOKEN * context_length + 3 * self.max_schema_bytes, MOST_BODY_BYTES)
 
     def __post_init__(self) -> None:
         counts = ("max_queued", "max_queued_per_key", "max_choices", "max_connections", "max_stops")
@@ -54,6 +67,7 @@ class ServerLimits:
         wholes = [
             (name, is_whole(value := getattr(self, name)) and value >= 1, "must be at least 1")
             for name in (*counts, *sizes)
+            if name != "max_body_bytes" or self.max_body_bytes is not None
         ]
         numbers = [(name, is_number(value := getattr(self, name)) and value > 0, "must be above 0") for name in times]
         check_fields(self, [*wholes, *numbers])

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from precedent_server.connections import FIRST_BYTE
 from precedent_server.errors import FAILED, ApiError, api_error, stopping
 from precedent_server.places import Places
 from precedent_server.serving import Serving
@@ -46,36 +47,44 @@ def error_event(error: ApiError) -> str:
     return event(json.dumps(error.body()))
 
 
-async def read_body(request: Request, serving: Serving, read: Callable[[bytes], Result]) -> Result:
-    """What the request's body says.
+async def read_body(
+    request: Request, serving: Serving, read: Callable[[bytes], Result], most: int | None = None
+) -> Result:
+    """What the request's body says; it has at most `most` bytes (None: what the served models can use).
 
     Raises ApiError if it is too long, arrives too slowly, or while too many others arrive; and what `read` raises.
     """
     with serving.uploads.counted(request.state.key_name) as count:
-        raw = await _body(request, serving.limits, count)
+        raw = await _body(request, serving.limits, most or serving.most_body_bytes, count)
         return await serving.read(raw, read)
 
 
-async def _body(request: Request, limits: ServerLimits, count: Callable[[int], None]) -> bytes:
+async def _body(request: Request, limits: ServerLimits, most: int, count: Callable[[int], None]) -> bytes:
+    """The body, read until `upload_seconds` after the request's first byte."""
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limits.max_body_bytes:
-        raise _too_long(limits)
+    if declared.isdecimal() and int(declared) > most:
+        raise _too_long(most)
     parts, size = list[bytes](), 0
+    begun = request.scope.get(FIRST_BYTE, asyncio.get_running_loop().time())
     try:
-        async with asyncio.timeout(limits.upload_seconds):
+        async with asyncio.timeout_at(begun + limits.upload_seconds):
             async for part in request.stream():
                 size += len(part)
-                if size > limits.max_body_bytes:
-                    raise _too_long(limits)
+                if size > most:
+                    raise _too_long(most)
                 count(len(part))
                 parts.append(part)
     except TimeoutError:
-        raise ApiError(f"the body took longer than {limits.upload_seconds:g} seconds", status=408) from None
+        message = f"the request took longer than {limits.upload_seconds:g} seconds to arrive"
+        raise ApiError(message, status=408, headers={"Connection": "close"}) from None
     return b"".join(parts)
 
 
-def _too_long(limits: ServerLimits) -> ApiError:
-    return ApiError(f"the body is longer than {limits.max_body_bytes} bytes", status=413)
+def _too_long(most: int) -> ApiError:
+    return ApiError(
+        f"the body is longer than {most:,} bytes, which is the most that this server's models can use: shorten it",
+        status=413, code="context_length_exceeded",
+    )  # fmt: skip
 
 
 async def unless_gone(request: Request, limits: ServerLimits, work: Awaitable[Result]) -> Result:

@@ -20,12 +20,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from precedent.runtime.compiled import Int64s
 from precedent.runtime.placing import placed
-from precedent.target.kv.arena import KVArena, Moves
-from precedent.target.kv.block import KVBlock
-from precedent.target.kv.index_keys import IndexKeys
-from precedent.target.kv.no_states import NoStates
+from precedent.target.kv.arena import KVArena, KVBlock, Moves
 from precedent.target.kv.shape import KVShape
-from precedent.target.kv.states import RecurrentStates
 
 
 @dataclass(slots=True)
@@ -38,7 +34,7 @@ class _Filled:
 class KVLayer(CacheLayerMixin):
     """One attention layer's part of a block, in transformers' interface; a layer without KV has no block.
 
-    `indexer` holds the keys of the layer's indexer, if it has one: as keys of one head, with no values.
+    `extra` holds the rows that the layer keeps beside its own keys and values, if there are any (`KVShape.extra`).
     """
 
     is_sliding = False  # even with a sliding window: nothing is dropped, the mask hides it
@@ -48,12 +44,12 @@ class KVLayer(CacheLayerMixin):
     def __init__(self, filled: _Filled, block: KVBlock | None = None, index: int = 0) -> None:
         self._filled, self.block, self._index = filled, block, index
         self.is_initialized = block is not None
-        self.indexer: KVLayer | None = None
+        self.extra: KVLayer | None = None
 
     def shared_with(self, filled: _Filled) -> KVLayer:
         """The same rows for a cache with a different length."""
-        layer = KVLayer(filled, self.block, self._index)
-        layer.indexer = None if self.indexer is None else self.indexer.shared_with(filled)
+        layer = type(self)(filled, self.block, self._index)
+        layer.extra = None if self.extra is None else self.extra.shared_with(filled)
         return layer
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -88,28 +84,6 @@ class KVLayer(CacheLayerMixin):
         """Write rows behind the committed ones and return all of them, `[1, heads, length + rows, dim]`."""
         return self.rows(0, self.write(key_states, value_states))
 
-    def update_indexer(self, indexer_key_states: Tensor) -> IndexKeys:
-        """Write an indexer's keys `[1, rows, dim]` behind the committed ones; all, `[1, length + rows, dim]`."""
-        assert self.indexer is not None, "a layer's indexer stored keys, which stored none when the model was examined"
-        rows = indexer_key_states[:, None]
-        keys, _ = self.indexer.update(rows, rows[..., :0])
-        return keys[:, 0].as_subclass(IndexKeys)
-
-    def update_index(self, indexer_key_states: Tensor) -> Tensor:
-        """The same for keys `[1, 1, rows, dim]` (MiniMax-M3); returns all, `[1, 1, length + rows, dim]`."""
-        return self.update_indexer(indexer_key_states[:, 0]).as_subclass(Tensor)[:, None]
-
-    @property
-    def indexer_position_ids(self) -> Tensor | None:
-        """Positions of all committed rows, `[3, 1, length]`: a few indexers want them. None before the first token."""
-        if not self._filled.length or self.block is None:
-            return None
-        return torch.arange(self._filled.length, device=self.block.keys.device).expand(3, 1, -1)
-
-    @indexer_position_ids.setter
-    def indexer_position_ids(self, positions: Tensor | None) -> None:
-        """Ignored: the positions of committed rows are known, and the others may be discarded."""
-
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Number of keys that a query of `query_length` tokens sees, and their offset."""
         return self._filled.length + query_length, 0
@@ -123,24 +97,25 @@ class KVLayer(CacheLayerMixin):
         return -1
 
 
-class KVCache(NoStates, Cache):
+class KVCache(Cache):
     """One sequence's keys and values for all layers, with `keep` and `rewind`; in `arena` while it has room.
 
-    `states` are those of its recurrent layers, which follow every change.
+    `state`, what layers remember beside them, follows every change.
     """
 
     def __init__(self, shape: KVShape, arena: KVArena | None = None) -> None:
         self._filled, self._shape, self._arena = _Filled(), shape, arena
         self._blocks: list[KVBlock] = []
         layers: list[KVLayer] = []
+        layer_type = shape.state.cache_layer or KVLayer
         arenas = [None] * len(shape.blocks) if arena is None else arena.blocks
         for (layer, count), block_arena in zip(shape.blocks, arenas, strict=True):
             block = None if layer is None else KVBlock(layer, count, block_arena)
-            layers.extend(KVLayer(self._filled, block, index) for index in range(count))
+            layers.extend(layer_type(self._filled, block, index) for index in range(count))
             self._blocks.extend([] if block is None else [block])
-        self._layers, self.states = tuple(layers[: len(shape.layers)]), RecurrentStates()
-        for own, indexer in zip(self._layers, layers[len(shape.layers) :], strict=False):
-            own.indexer = indexer if indexer.block is not None else None
+        self._layers, self.state = tuple(layers[: len(shape.layers)]), shape.state.new()
+        for own, extra in zip(self._layers, layers[len(shape.layers) :], strict=False):
+            own.extra = extra if extra.block is not None else None
         super().__init__(layers=list(self._layers))
 
     @property
@@ -164,7 +139,7 @@ class KVCache(NoStates, Cache):
     @property
     def nbytes(self) -> int:
         """Bytes held by all buffers and states."""
-        return sum(block.nbytes for block in self._blocks) + self.states.nbytes
+        return sum(block.nbytes for block in self._blocks) + self.state.nbytes
 
     def starts_in(self, arena: KVArena) -> list[int] | None:
         """Where the cache's rows begin in each block of `arena`; None unless all of them are there."""
@@ -185,7 +160,7 @@ class KVCache(NoStates, Cache):
         fork.reserve(max(length, room))
         for mine, theirs in zip(self._blocks, fork._blocks, strict=True):
             theirs.copy_from(mine, length)
-        fork._filled.length, fork.states = length, self.states.fork(self.length, length)
+        fork._filled.length, fork.state = length, self.state.fork(self.length, length)
         return fork
 
     def _unfilled(self) -> KVCache:
@@ -195,20 +170,20 @@ class KVCache(NoStates, Cache):
     def copied(self, length: int) -> list[Tensor]:
         """Copies, in the computer's memory, of the first `length` rows: keys and values of each block in turn.
 
-        `[num_layers, heads, length, dim]` each; then the states after them, if layers have some.
+        `[num_layers, heads, length, dim]` each; then the parts of the state after them, if layers have one.
         """
         stored = [stored[:, :, :length] for block in self._blocks for stored in (block.keys, block.values)]
-        parts = [*stored, *self.states.parts(self.length, length)]
+        parts = [*stored, *self.state.parts(self.length, length)]
         return [part.to("cpu", copy=True, memory_format=torch.contiguous_format) for part in parts]
 
     def fill(self, rows: Sequence[Tensor], length: int) -> None:
         """Commit what `copied` gave to an empty cache. Raises ValueError for another model's shapes or dtypes."""
         self.reserve(length)
         stored = [part[:, :, :length] for block in self._blocks for part in (block.keys, block.values)]
-        own, states = rows[: len(stored)], rows[len(stored) :]
+        own, state = rows[: len(stored)], rows[len(stored) :]
         if [(part.shape, part.dtype) for part in stored] != [(part.shape, part.dtype) for part in own]:
             raise ValueError("these keys and values are not of this model")
-        self.states = RecurrentStates.filled(self._shape.states, states)
+        self.state = self._shape.state.restored(state)
         for mine, theirs in zip(stored, own, strict=True):
             mine.copy_(theirs)
         self._filled.length = length
@@ -221,9 +196,9 @@ class KVCache(NoStates, Cache):
         """
         early = KVCache(KVShape(()))
         early._shape, early._filled.length = self._shape.first_layers(count), self.length
-        early.states = self.states.first_layers(count)
+        early.state = self.state.first_layers(count)
         early._layers = tuple(layer.shared_with(early._filled) for layer in self._layers[:count])
-        parts = [part for layer in early._layers for part in (layer, layer.indexer) if part is not None]
+        parts = [part for layer in early._layers for part in (layer, layer.extra) if part is not None]
         early._blocks = list(dict.fromkeys(part.block for part in parts if part.block is not None))
         early.layers = list(early._layers)
         return early
@@ -238,7 +213,7 @@ class KVCache(NoStates, Cache):
         in_place = next((i for i, row in enumerate(rows) if row != i), len(rows))
         if in_place < len(rows):
             self._move(length + np.array(rows[in_place:], dtype=np.int64), length + in_place, moves)
-        self.states.keep(length, rows)
+        self.state.keep(length, rows)
         self._filled.length = length + len(rows)
 
     def _move(self, sources: Int64s, start: int, moves: Moves | None) -> None:
@@ -253,12 +228,12 @@ class KVCache(NoStates, Cache):
             block.move(on[device], start)
 
     def mark(self) -> None:
-        """Take a snapshot of the recurrent states, to go back to."""
-        self.states.mark(self.length)
+        """Take a snapshot of the state, to go back to."""
+        self.state.mark(self.length)
 
     def nearest(self, length: int) -> int:
-        """The most tokens, up to `length`, that the cache can go back to: fewer only with recurrent layers."""
-        return self.states.nearest(self.length, length)
+        """The most tokens, up to `length`, that the cache can go back to: fewer only with layers that have a state."""
+        return self.state.nearest(self.length, length)
 
     def can_rewind(self, length: int) -> bool:
         """Whether exactly the first `length` tokens can be kept."""
@@ -268,5 +243,5 @@ class KVCache(NoStates, Cache):
         """Forget all tokens from `length` on. Raises ValueError unless `can_rewind`."""
         if not self.can_rewind(length):
             raise ValueError(f"cannot rewind to {length} tokens: the KV cache holds {self.length}")
-        self.states.rewind(self.length, length)
+        self.state.rewind(self.length, length)
         self._filled.length = length

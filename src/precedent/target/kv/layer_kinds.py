@@ -1,4 +1,4 @@
-"""Which models can be target or draft models; refuses the others by name."""
+"""Kinds of layers, by transformers' names, and what a config tells about models that are no targets."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ INDEXED_ATTENTION = "indexed_attention"
 BLOCK_SPARSE = "minimax_m3_sparse"
 """Attention to blocks of neighbouring keys, which an indexer chooses (MiniMax-M3)."""
 
-REWINDABLE = frozenset({FULL_ATTENTION, SLIDING_ATTENTION, "chunked_attention", INDEXED_ATTENTION, BLOCK_SPARSE})
+REWINDABLE = frozenset({FULL_ATTENTION, SLIDING_ATTENTION, "chunked_attention"})
 """Attention that can be rewound to any earlier token: all keys and values are kept, and masks hide the rest."""
 
-RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
-"""Layers with a state that follows the tree (`target.recurrent`), some beside attention."""
+OF_A_PACKAGE = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding", INDEXED_ATTENTION, BLOCK_SPARSE})
+"""Layers with a state or an indexer, which precedent-models brings."""
 
-WITH_KEYS = REWINDABLE | {"hybrid", "hybrid_sliding"}
+WITH_KEYS = REWINDABLE | {"hybrid", "hybrid_sliding", INDEXED_ATTENTION, BLOCK_SPARSE}
 """Layers that keep keys and values."""
 
 WITHOUT_ATTENTION = frozenset({"dummy", "moe", "mlp"})
@@ -65,41 +65,18 @@ LENGTH_DEPENDENT_ROPE = frozenset({"longrope", "dynamic"})
 """Rotary embeddings that change the frequencies of all tokens once a forward exceeds their training length."""
 
 
-def check_supported(config: Any) -> None:
-    """Raise UnsupportedError, naming the layer kind, if a model's layers cannot be rewound to any earlier token."""
-    check_type(config.model_type)
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedError(
-            f"{config.model_type} is an encoder-decoder model, which only Engine and PrecedentLLM take"
-        )
-    text, kinds = _layers_of(config)
-    if getattr(text, "ple_layer_ids", None):
-        raise UnsupportedError(
-            f"{text.model_type} has n-gram embeddings (ple_layer_ids), which look back along one path of tokens only"
-        )
-    if kinds & COMPRESSED:
-        raise UnsupportedError(
-            f"{text.model_type} has {', '.join(sorted(kinds & COMPRESSED))} layers, which store one compressed key for "
-            "several tokens: a rejected draft cannot be taken out of it, and candidate trees would need one per branch"
-        )
-    others = sorted(kinds - REWINDABLE - RECURRENT)
-    if not others and not is_recurrent(text) and _is_stateful(text):
-        others = ["recurrent"]
-    if others:
-        raise UnsupportedError(
-            f"{text.model_type} has {', '.join(others)} layers, which cannot be rewound after a rejected draft; "
-            "give a model of another kind (docs/reference/models.md lists those that work)"
-        )
-
-
 def check_type(model_type: str) -> None:
     """Raise UnsupportedError for a type of models that cannot be a target whatever its layers are."""
     if model_type in NO_TARGETS:
         raise UnsupportedError(f"{model_type} {NO_TARGETS[model_type]}")
 
 
-def _layers_of(config: Any) -> tuple[Any, set[str]]:
-    """The text model's config and its kinds of layers. Raises UnsupportedError for a config that does not tell."""
+def layers_of(config: Any) -> tuple[Any, set[str]]:
+    """The text model's config and its kinds of layers.
+
+    Raises UnsupportedError for a config that does not tell, and for a type of models that cannot be a target.
+    """
+    check_type(config.model_type)
     try:
         text = config.get_text_config()
         return text, attention_kinds(text)
@@ -112,27 +89,15 @@ def _layers_of(config: Any) -> tuple[Any, set[str]]:
 
 def why_only_chains(config: Any) -> str | None:
     """Why a text model can follow one path of tokens, but no tree, as far as its config tells."""
-    if BLOCK_SPARSE in (getattr(config, "layer_types", None) or ()):
-        return "chooses blocks of keys by their place in the KV cache"
     return next(
         (why for marker, why in BY_INDEX.items() if marker == config.model_type or getattr(config, marker, None)), None
     )
-
-
-def has_indexers(config: Any) -> bool:
-    """Whether some layers of a text model choose the keys that they attend to, by keys of their own."""
-    return not attention_kinds(config).isdisjoint({INDEXED_ATTENTION, BLOCK_SPARSE})
 
 
 def attention_kinds(config: Any) -> set[str]:
     """The kinds of attention among a text model's layers, by transformers' names."""
     kinds, _ = get_layer_types_and_kwargs(config)
     return set(kinds) - WITHOUT_ATTENTION
-
-
-def is_recurrent(config: Any) -> bool:
-    """Whether some layers of a text model have a state instead of keys and values, or beside them."""
-    return not attention_kinds(config).isdisjoint(RECURRENT)
 
 
 def context_length(config: Any) -> int:
@@ -150,7 +115,7 @@ def context_length(config: Any) -> int:
     return longest
 
 
-def _is_stateful(config: Any) -> bool:
+def is_stateful(config: Any) -> bool:
     """Whether the model class declares state that is not in transformers' cache (RWKV, xLSTM).
 
     A class with several kinds of layers, Qwen3-Next, may have none with a state among those that its config lists.

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from precedent.target.kv.index_keys import IndexKeys
-from precedent.target.kv.no_states import NoStates
-from precedent.target.kv.states import MOST_SNAPSHOTS, Key, StateShape
+if TYPE_CHECKING:
+    from precedent.target.kv.cache import KVLayer
 
 BUCKET = 256
 """Buffers hold a multiple of this many tokens, so that a growing answer rarely reallocates."""
@@ -22,9 +22,6 @@ GROWTH_SHARE = 8
 
 BLOCK_LAYERS = 8
 """The most layers that share a buffer."""
-
-STATES_HELD = MOST_SNAPSHOTS + 3
-"""States of a sequence at most: snapshots, the present one, the one before the last step, and one in the making."""
 
 
 def capacity_for(num_tokens: int) -> int:
@@ -50,23 +47,100 @@ class LayerShape:
         return (self.key_heads * self.key_dim + self.value_heads * self.value_dim) * self.dtype.itemsize
 
 
+class SequenceState:
+    """What some layers remember of one sequence instead of keys and values, or beside them; this one, nothing.
+
+    `KVCache` calls it at every change of its rows. A state is a function of all tokens before it and cannot be cut back
+    as keys can, so an implementation says with `nearest` how far it can go back. Lengths are in tokens.
+    """
+
+    nbytes = 0
+    """Bytes held, snapshots included."""
+
+    kept_bytes = 0
+    """Bytes that the last forward keeps until a path is committed."""
+
+    @property
+    def shape(self) -> StateShape:
+        """The shape of the committed state."""
+        return StateShape()
+
+    def keep(self, length: int, rows: Sequence[int]) -> None:
+        """Commit these rows of the last forward, before which `length` tokens were committed."""
+
+    def mark(self, length: int) -> None:
+        """Remember the current `length` as one to go back to."""
+
+    def nearest(self, length: int, wanted: int) -> int:
+        """The most tokens up to `wanted`, of the current `length`, that it can go back to."""
+        return wanted
+
+    def rewind(self, length: int, to: int) -> None:
+        """Go back from `length` tokens to `to`, which `nearest` returned; forget what was not committed."""
+
+    def fork(self, length: int, at: int) -> SequenceState:
+        """The state of another sequence that begins with the first `at` of these `length` tokens."""
+        return self
+
+    def first_layers(self, count: int) -> SequenceState:
+        """The state of the first `count` layers, to run ahead with."""
+        return self
+
+    def parts(self, length: int, at: int) -> list[Tensor]:
+        """All tensors of the state after the first `at` tokens, in a fixed order."""
+        return []
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """What the `SequenceState` of a model takes; this one, nothing.
+
+    A forward keeps `kept_bytes` of each row until its path is known.
+    """
+
+    kept_bytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one state of all layers."""
+        return 0
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes that a sequence holds, snapshots included."""
+        return 0
+
+    @property
+    def cache_layer(self) -> type[KVLayer] | None:
+        """What transformers' modules find in the cache for each layer; None for core's own `KVLayer`."""
+        return None
+
+    def new(self) -> SequenceState:
+        """The state of an empty sequence."""
+        return SequenceState()
+
+    def restored(self, parts: Sequence[Tensor]) -> SequenceState:
+        """The state that `SequenceState.parts` gave. Raises ValueError for tensors of another model."""
+        if parts:
+            raise ValueError("these keys and values are not of this model")
+        return self.new()
+
+
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """The shapes of all layers; None for a layer without its own keys and values.
 
-    `states` are those of the recurrent layers. A forward keeps `kept_bytes` of each row's inputs until its path is
-    known. `index_keys` are those that layers with an indexer keep beside their own keys and values, `()` if none does.
+    `extra` are rows that layers keep beside their own keys and values, `()` if none does: an indexer's keys.
     """
 
     layers: tuple[LayerShape | None, ...]
-    states: tuple[tuple[Key, StateShape], ...] = ()
-    kept_bytes: int = 0
-    index_keys: tuple[LayerShape | None, ...] = ()
+    state: StateShape = StateShape()
+    extra: tuple[LayerShape | None, ...] = ()
 
     @property
     def blocks(self) -> list[tuple[LayerShape | None, int]]:
-        """Runs of consecutive equal layers with their lengths, none longer than `BLOCK_LAYERS`; then the index keys."""
-        runs = [(shape, len(list(run))) for shape, run in groupby((*self.layers, *self.index_keys))]
+        """Runs of consecutive equal layers with their lengths, none longer than `BLOCK_LAYERS`; then `extra`."""
+        runs = [(shape, len(list(run))) for shape, run in groupby((*self.layers, *self.extra))]
         return [
             (shape, min(BLOCK_LAYERS, count - start))
             for shape, count in runs
@@ -76,73 +150,64 @@ class KVShape:
     @property
     def row_bytes(self) -> int:
         """Bytes of one token in all layers."""
-        return sum(shape.row_bytes for shape in (*self.layers, *self.index_keys) if shape is not None)
+        return sum(shape.row_bytes for shape in (*self.layers, *self.extra) if shape is not None)
 
     def first_layers(self, count: int) -> KVShape:
         """The keys and values of the first `count` layers, without states."""
-        return KVShape(self.layers[:count], index_keys=_if_any(self.index_keys[:count]))
+        return KVShape(self.layers[:count], extra=_if_any(self.extra[:count]))
 
     def nbytes(self, num_tokens: int) -> int:
         """Bytes of a cache for `num_tokens` tokens, rounding included, with all states that it may hold."""
-        return capacity_for(num_tokens) * self.row_bytes + STATES_HELD * self.state_bytes
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the states of all recurrent layers."""
-        return sum(shape.nbytes for _, shape in self.states)
+        return capacity_for(num_tokens) * self.row_bytes + self.state.most_bytes
 
 
 def _if_any(layers: tuple[LayerShape | None, ...]) -> tuple[LayerShape | None, ...]:
     return layers if any(layers) else ()
 
 
-class ShapeObserver(NoStates, Cache):
+class ShapeObserver(Cache):
     """Takes the KV cache's place in a model's first forward and records what each layer would store."""
 
-    def __init__(self, num_layers: int) -> None:
-        self._observing = [_ObserverLayer() for _ in range(num_layers)]
+    def __init__(self, num_layers: int, layer: type[ObserverLayer] | None = None) -> None:
+        self._observing = [(layer or ObserverLayer)() for _ in range(num_layers)]
         super().__init__(layers=list(self._observing))
 
     @property
     def shape(self) -> KVShape:
         """The shapes recorded."""
-        index_keys = tuple(layer.index_shape for layer in self._observing)
-        return KVShape(tuple(layer.shape for layer in self._observing), index_keys=_if_any(index_keys))
+        extra = tuple(layer.extra_shape for layer in self._observing)
+        return KVShape(tuple(layer.shape for layer in self._observing), extra=_if_any(extra))
 
 
-class _ObserverLayer(CacheLayerMixin):
+class ObserverLayer(CacheLayerMixin):
+    """Records what one layer stores."""
+
     is_sliding = False
     is_croppable = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers does not type it
         self.shape: LayerShape | None = None
-        self.index_shape: LayerShape | None = None
-        self.indexer_position_ids: Tensor | None = None
+        self.extra_shape: LayerShape | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing is stored."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Record the shapes."""
         (_, key_heads, _, key_dim), (_, value_heads, _, value_dim) = key_states.shape, value_states.shape
         place = key_states.dtype, key_states.device
         self.shape = LayerShape(key_heads, key_dim, value_heads, value_dim, *place)
         return key_states, value_states
 
-    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
-        place = indexer_key_states.dtype, indexer_key_states.device
-        self.index_shape = LayerShape(1, indexer_key_states.shape[-1], 1, 0, *place)
-        return indexer_key_states.as_subclass(IndexKeys)
-
-    def update_index(self, indexer_key_states: Tensor) -> Tensor:
-        self.update_indexer(indexer_key_states)
-        return indexer_key_states
-
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The new rows alone."""
         return query_length, 0
 
     def get_seq_length(self) -> int:
+        """Nothing is stored."""
         return 0
 
     def get_max_length(self) -> int:
+        """No limit."""
         return -1

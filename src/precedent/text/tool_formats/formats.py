@@ -25,7 +25,7 @@ Reader = Callable[["ToolFormat", Tools], CallReader]
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model family writes tool calls.
+    """A model family's way of writing tool calls.
 
     Writing: a call is `call_open`, the call itself, `call_close`. `separator` precedes a call that follows text and
     separates two calls (`between` overrides the latter); `list_open` and `list_close` enclose all calls of an answer.
@@ -69,7 +69,7 @@ class ToolFormat:
     reasoning_key: str = "reasoning_content"
 
     def wrote(self, template: str) -> bool:
-        """Whether a chat template writes calls in this format."""
+        """Return whether a chat template writes calls in this format."""
         return all(text in template for text in self.known_by) and not any(text in template for text in self.not_by)
 
     def around_arguments(self, name: str) -> tuple[str, str]:

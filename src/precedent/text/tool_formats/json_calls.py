@@ -196,7 +196,7 @@ class JsonCall(CallReader):
         self._log.end()
 
     def _agrees(self, call: ParsedCall) -> bool:
-        """Whether the arguments handed out are those of the whole call."""
+        """Return whether the arguments handed out are those of the whole call."""
         return call == ParsedCall(self._log.name or "", load_object(self._log.written + "".join(self._pending)))
 
     def _parsed(self, body: str) -> ParsedCall | ValueError | RecursionError:

@@ -34,7 +34,7 @@ _KINDS: dict[str, type[TextPiece] | type[ReasoningPiece]] = {
 
 
 def reads_calls(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer ships a response template that parses tool calls."""
+    """Return whether the tokenizer ships a response template that parses tool calls."""
     template = getattr(tokenizer, "response_template", None)
     return isinstance(template, dict) and CALLS in template.get("fields", {})
 

@@ -20,8 +20,8 @@ from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, PromptError
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
-from precedent.target.encoder_decoder.opening import target_of
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
+from precedent.target.model import target_of
 from precedent.text.traces import Trajectory
 from precedent_drafts.training.prompts import fingerprint_of_json
 from precedent_research.judge import HIDDEN, TrainedJudge
@@ -207,7 +207,9 @@ class _Labeller:
         self._reruns, self._agent, self._seed = RerunEngine(self._engine), agent, recipe.seed
         self._chat_model = agent.chat_model_of(self._reruns)
         num_tokens = min(len(tokenizer), reading.vocab_size)
-        self._finder = MismatchFinder(reading, target_of(draft), num_tokens, recipe.features)
+        drafting = target_of(draft)
+        assert isinstance(drafting, TargetModel), "draft models are loaded by transformers"
+        self._finder = MismatchFinder(reading, drafting, num_tokens, recipe.features)
 
     def piece(self, run: Trajectory, number: int, most: int) -> Piece:
         """Serve a run, and label at most so many of its mismatches, chosen by the seed."""

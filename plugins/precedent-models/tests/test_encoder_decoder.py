@@ -1,0 +1,267 @@
+"""Encoder-decoder targets: trees in the decoder equal plain forwards, and requests do not see each other's prompts."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.saved_models import assert_one_clear_line, saved
+from helpers.two_sided import FAMILIES, model_of, plain_logits, random_ids, random_tree, target_of
+from transformers import AutoConfig, GenerationConfig
+
+from precedent.errors import ConfigError, ContextOverflowError, PromptError, UnsupportedError
+from precedent.target import Slot, TargetModel
+from precedent.target.load.first_layers import draft_for
+from precedent.target.load.loading import load_draft, load_target
+from precedent.target.model import target_of as opened
+from precedent.target.prefix_pool import PrefixPool
+from precedent.target.support import check_loadable, check_supported
+from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
+from precedent.tree import EMPTY_TREE, ROOT
+from precedent_models.encoder_decoder.kv import DecoderForward
+from precedent_models.encoder_decoder.target import EncoderDecoderTarget
+
+EXACT = 1e-9
+FLOAT32_INSIDE = {"t5gemma": 1e-5}
+"""transformers computes this one's norms and softmax in float32 whatever the model's dtype is."""
+
+QUICK = ("t5", "bart")
+EVERY = [pytest.param(family, marks=() if family in QUICK else pytest.mark.slow) for family in FAMILIES]
+
+
+def prefilled(target: TargetModel, prompt: list[int]) -> Slot:
+    slot = target.new_slot()
+    target.prefill(slot, prompt)
+    return slot
+
+
+def stored(slot: Slot) -> list[torch.Tensor]:
+    """Keys and values of every layer: the decoder's own, and those of the encoder's output."""
+    own = [part for layer in slot.kv.layers for part in layer.rows(0, slot.kv.length)]
+    return [*own, *(part for pair in slot.kv.cross for part in pair)]
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_every_path_of_ragged_trees_equals_a_plain_forward_step_after_step(family: str) -> None:
+    """Three requests of other lengths share each forward; after every commit all nodes are compared (float64)."""
+    untouched, target = model_of(family), target_of(family)
+    prompts = [random_ids(1, 9), random_ids(2, 3), random_ids(3, 40)]
+    slots = [prefilled(target, prompt) for prompt in prompts]
+    for step in range(4):
+        trees = [random_tree(10 * step + number, size) for number, size in enumerate((14, 5, 1))]
+        scored = target.score(list(zip(slots, trees, strict=True)))
+        for prompt, slot, tree, logits in zip(prompts, slots, trees, scored, strict=True):
+            for node in (ROOT, *range(len(tree))):
+                decoded = [*slot.token_ids, slot.pending, *tree.tokens_to(node)]
+                expected = plain_logits(untouched, prompt, decoded)
+                near = FLOAT32_INSIDE.get(family, EXACT)
+                torch.testing.assert_close(logits[node + 1], expected, rtol=0, atol=near)
+            target.commit(slot, tree, tree.path_to(random.Random(step).randrange(len(tree))), next_token=step + 1)
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_the_kv_cache_is_that_of_plain_decoding(family: str) -> None:
+    """After scattered paths every layer holds what one token after the other would have put there."""
+    target = target_of(family)
+    slots = [prefilled(target, random_ids(4, 21)), prefilled(target, random_ids(5, 6))]
+    for step in range(3):
+        trees = [random_tree(20 + step, 10), random_tree(30 + step, 6)]
+        target.score(list(zip(slots, trees, strict=True)))
+        for slot, tree in zip(slots, trees, strict=True):
+            target.commit(slot, tree, tree.path_to(random.Random(step).randrange(len(tree))), next_token=step)
+    for slot, prompt in zip(slots, (random_ids(4, 21), random_ids(5, 6)), strict=True):
+        plain = prefilled(target, prompt)
+        for token in [*slot.token_ids, slot.pending][1:]:
+            target.plain_step(plain)
+            target.commit(plain, EMPTY_TREE, (), token)
+        assert (plain.token_ids, plain.pending) == (slot.token_ids, slot.pending)
+        for found, expected in zip(stored(slot), stored(plain), strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_the_encoder_runs_once_and_a_batch_is_one_forward(family: str) -> None:
+    target, encoded, decoded = target_of(family), [], []
+    hooks = [
+        target.model.get_encoder().register_forward_hook(lambda *_: encoded.append(1)),
+        target.model.get_decoder().register_forward_hook(lambda *_: decoded.append(1)),
+    ]
+    try:
+        slots = [prefilled(target, random_ids(seed, 5 + seed)) for seed in range(3)]
+        assert (len(encoded), len(decoded)) == (3, 3)  # the decoder's row makes the encoder's keys and values
+        for _ in range(4):
+            target.score([(slot, random_tree(1, 6)) for slot in slots])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert (len(encoded), len(decoded)) == (3, 7)
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_positions_by_row_are_noticed_at_load(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: siblings that take the next position instead of their depth."""
+    by_row = property(lambda rows: rows.kv.length + np.arange(len(rows)))
+    monkeypatch.setattr("precedent.target.kv.rows.Rows.positions", by_row)
+    with pytest.raises(UnsupportedError, match=r"\(a scored tree is"):
+        EncoderDecoderTarget(model_of(family))
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_a_prompt_of_another_request_is_noticed_at_load(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other negative control: every sequence attends to the first one's prompt."""
+    own = DecoderForward.cross_kv
+    monkeypatch.setattr(DecoderForward, "cross_kv", lambda forward, index, layer: own(forward, 0, layer))
+    with pytest.raises(UnsupportedError, match=r"\(a scored tree is"):
+        EncoderDecoderTarget(model_of(family))
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_bfloat16_computes_nearly_the_same(family: str) -> None:
+    model = model_of(family, dtype=torch.bfloat16)
+    target, prompt, tree = EncoderDecoderTarget(model), random_ids(16, 30), random_tree(17, 12)
+    scored = target.score([(prefilled(target, prompt), tree)])[0]
+    for node in range(len(tree)):
+        expected = plain_logits(model, prompt, [*target.answer_start, *tree.tokens_to(node)])
+        assert torch.cosine_similarity(scored[node + 1].float(), expected.float(), dim=0) > 0.99
+
+
+def test_the_users_model_still_answers_as_before() -> None:
+    """Positions by depth and our attention are for our own forwards alone: training and `generate` go on."""
+    for family in (*QUICK, "t5gemma"):
+        model, untouched, near = model_of(family), model_of(family), FLOAT32_INSIDE.get(family, EXACT)
+        EncoderDecoderTarget(model)
+        prompt, decoded = random_ids(6, 12), random_ids(7, 9)
+        torch.testing.assert_close(
+            plain_logits(model, prompt, decoded), plain_logits(untouched, prompt, decoded), rtol=0, atol=near
+        )
+        ids = {name: torch.tensor([decoded]) for name in ("decoder_input_ids", "labels")}
+        found, expected = (each(input_ids=torch.tensor([prompt]), **ids).loss for each in (model, untouched))
+        torch.testing.assert_close(found, expected, rtol=0, atol=near)
+
+
+def test_a_model_wrapped_twice_counts_positions_once() -> None:
+    model = model_of("bart")
+    EncoderDecoderTarget(model)
+    target, prompt = EncoderDecoderTarget(model), random_ids(8, 7)
+    row = target.plain_step(prefilled(target, prompt))[0]
+    torch.testing.assert_close(row, plain_logits(model_of("bart"), prompt, target.answer_start), rtol=0, atol=EXACT)
+
+
+def test_answers_begin_as_the_generation_config_says() -> None:
+    """A forced first token stands before the answer; tokens that may never come have no probability."""
+    model, untouched, prompt = model_of("marian"), model_of("marian"), random_ids(9, 8)
+    model.generation_config = GenerationConfig(
+        decoder_start_token_id=256, forced_bos_token_id=17, bad_words_ids=[[5], [6, 7]], suppress_tokens=[9]
+    )
+    target = EncoderDecoderTarget(model)
+    slot = prefilled(target, prompt)
+    assert ([*slot.token_ids, slot.pending], target.answer_start) == ([256, 17], (256, 17))
+    row, expected = target.plain_step(slot)[0], plain_logits(untouched, prompt, (256, 17)).clone()
+    expected[[5, 9]] = -torch.inf
+    torch.testing.assert_close(row, expected, rtol=0, atol=EXACT)
+
+
+def test_settings_that_are_not_applied_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = model_of("bart")
+    model.generation_config = GenerationConfig(decoder_start_token_id=256, num_beams=4, no_repeat_ngram_size=3)
+    EncoderDecoderTarget(model)
+    assert "the generation config's num_beams, no_repeat_ngram_size is not applied" in caplog.text
+
+
+def test_a_model_without_a_first_token_is_refused() -> None:
+    model = model_of("t5")
+    model.generation_config = GenerationConfig()
+    with pytest.raises(UnsupportedError, match="decoder_start_token_id") as refused:
+        EncoderDecoderTarget(model)
+    assert_one_clear_line(refused.value)
+
+
+def test_memory_is_counted_to_the_byte() -> None:
+    """What a request takes is at most what is reserved, and the encoder's part is exact."""
+    for family in QUICK:
+        target = target_of(family)
+        slot, tree = prefilled(target, random_ids(10, 33)), random_tree(11, 20)
+        for step in range(5):
+            target.score([(slot, tree)])
+            target.commit(slot, tree, tree.path_to(3), step)
+        cross = sum(part.untyped_storage().nbytes() for pair in slot.kv.cross for part in pair)
+        assert target.request_bytes(33, 0, 0) - target.request_bytes(0, 0, 0) == cross
+        assert slot.kv.nbytes <= target.request_bytes(33, len(slot.token_ids), len(tree) + 1)
+
+
+def test_prompts_share_nothing() -> None:
+    """The decoder's tokens of one prompt say nothing of another's: a pool gives new slots and keeps none."""
+    target = target_of("t5")
+    pool, prompt = PrefixPool(target), random_ids(12, 30)
+    slot = pool.acquire("a", prompt)
+    target.prefill(slot, prompt)
+    assert pool.acquire("a", prompt) is not slot
+    pool.release("a", slot)
+    assert (pool.nbytes, pool.acquire("a", prompt).token_ids) == (0, [])
+
+
+def test_a_slot_that_is_prefilled_again_forgets_its_prompt() -> None:
+    target, first, second = target_of("bart"), random_ids(13, 11), random_ids(14, 4)
+    slot = prefilled(target, first)
+    target.score([(slot, random_tree(15, 4))])
+    target.commit(slot, random_tree(15, 4), (), 3)
+    target.prefill(slot, second)
+    expected = plain_logits(model_of("bart"), second, target.answer_start)
+    torch.testing.assert_close(target.plain_step(slot)[0], expected, rtol=0, atol=EXACT)
+
+
+def test_bad_prompts_are_refused() -> None:
+    target = target_of("bart")
+    with pytest.raises(PromptError, match="empty"):
+        target.prefill(target.new_slot(), [])
+    with pytest.raises(ContextOverflowError, match="513 tokens, the encoder reads 512"):
+        target.prefill(target.new_slot(), [1] * 513)
+    target.prefill(target.new_slot(), [1] * 512)
+
+
+@pytest.mark.parametrize("option", ["bitwise", "cuda_graphs"])
+def test_what_does_not_hold_is_refused_by_name(option: str) -> None:
+    chosen: dict[str, Any] = {option: True}
+    with pytest.raises(UnsupportedError, match=f"{option}=True does not work with the encoder-decoder model t5"):
+        opened(model_of("t5"), **chosen)
+    with pytest.raises((UnsupportedError, ConfigError), match=r"encoder-decoder|TargetModel was made without"):
+        opened(target_of("t5"), **chosen)
+
+
+@pytest.mark.parametrize("model_type", ["mvp", "bigbird_pegasus", "pegasus_x"])
+@pytest.mark.slow
+def test_families_whose_decoder_cannot_follow_a_tree_are_refused_by_name(model_type: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"{model_type} cannot be the target") as refused:
+        EncoderDecoderTarget(tiny_seq2seq_lm(model_type))
+    assert_one_clear_line(refused.value)
+
+
+def test_prophetnet_is_refused_before_anything_is_loaded() -> None:
+    """Neither as an encoder-decoder nor as a causal model."""
+    config = AutoConfig.for_model("prophetnet")
+    for check in (check_loadable, check_supported):
+        with pytest.raises(UnsupportedError, match=r"prophetnet predicts several tokens ahead in streams of its own"):
+            check(config)
+
+
+def test_a_folder_is_loaded_as_what_it_is(tmp_path: Path) -> None:
+    model, tokenizer = load_target(saved(tmp_path, model_of("t5")), dtype="float64")
+    target, prompt = opened(model), list(tokenizer.encode("hello"))
+    row = target.plain_step(prefilled(target, prompt))[0]
+    torch.testing.assert_close(row, plain_logits(model_of("t5"), prompt, (256,)), rtol=0, atol=EXACT)
+
+
+def test_a_draft_model_must_suit_its_target(tmp_path: Path) -> None:
+    """A decoder-only draft continues prompt and answer as one text; the reverse pair makes no sense."""
+    target, folder = target_of("t5"), saved(tmp_path, model_of("bart"))
+    draft = load_draft(folder, target.model, byte_tokenizer())
+    assert draft_for(target, draft)[0].encodes_prompt
+    assert not draft_for(target, tiny_causal_lm())[0].encodes_prompt
+    with pytest.raises(UnsupportedError, match="bart drafts only for a target of its kind"):
+        draft_for(TargetModel(tiny_causal_lm()), draft)
+    with pytest.raises(UnsupportedError, match="first layers of a T5ForConditionalGeneration"):
+        load_draft("first-layers:1", target.model, byte_tokenizer())

@@ -1,0 +1,181 @@
+"""Engines on hybrids, and on indexers: what works on attention alone works on them, token for token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from helpers.hybrids import random_ids
+from helpers.small_engines import PLAIN, PROMPT
+
+from precedent.cache import SpeculationCache
+from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.engine.engine import Engine
+from precedent.errors import CapacityError, ContextOverflowError, UnsupportedError
+from precedent.grammar import JsonSchema
+from precedent.planning.costs import CostCurve
+from precedent.testing.embedders import HashEmbedder
+from precedent.testing.sweep import tiny_model
+from precedent.testing.tiny_models import byte_tokenizer
+
+SLOW = ("falcon_h1", "jamba", "glm_moe_dsa", "qwen4_exp_text")
+HYBRIDS = ("qwen3_next", "lfm2", "deepseek_v32", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
+ONE_PATH = ("zaya", pytest.param("bloom", marks=pytest.mark.slow))
+
+
+def engine_on(model_type: str, cache: SpeculationCache | None = None, **settings: object) -> Engine:
+    """An engine on a tiny float64 model, for which width is free."""
+    engine = Engine.load(tiny_model(model_type), tokenizer=byte_tokenizer(), cache=cache, **settings)
+    engine.planner.cost = CostCurve()
+    return engine
+
+
+@pytest.fixture(scope="module", params=[*HYBRIDS, *ONE_PATH])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
+        engine = engine_on(request.param, cache, draft_model=tiny_model("qwen3_next"))
+        yield engine
+        engine.close()
+
+
+@pytest.mark.usefixtures("searches_at_once")
+def test_every_way_of_drafting_gives_the_plain_answer(engine: Engine) -> None:
+    """Recall, prompt lookup and a hybrid as draft model, for concurrent requests of ragged lengths."""
+    prompts = [PROMPT, PROMPT[:9], random_ids(1, 70)]
+    sampling = SamplingParams(max_tokens=24)
+    expected = [engine.submit(prompt, sampling, speculation=PLAIN).result().token_ids for prompt in prompts]
+    for names in (("recall",), ("recall", "prompt", "draft-model")):
+        for _ in range(2):
+            asked = [
+                engine.submit(prompt, sampling, speculation=SpeculationConfig(drafters=names), query="order")
+                for prompt in prompts
+            ]
+            assert [each.result().token_ids for each in asked] == expected
+    warm = engine.submit(PROMPT, sampling, speculation=SpeculationConfig(drafters=("recall",)), query="order").result()
+    assert warm.stats.num_accepted_tokens > 10
+
+
+def test_seeds_fix_the_text(engine: Engine) -> None:
+    """Seeded sampling gives one text, whatever was drafted."""
+    sampling = SamplingParams(temperature=0.8, seed=7, max_tokens=20)
+    plain = engine.submit(PROMPT, sampling, speculation=PLAIN).result().token_ids
+    for names in (("recall",), ("prompt", "draft-model")):
+        assert (
+            engine.submit(PROMPT, sampling, speculation=SpeculationConfig(drafters=names), query="order")
+            .result()
+            .token_ids
+            == plain
+        )
+
+
+def test_grammar_and_prediction(engine: Engine) -> None:
+    """Forced tokens and the caller's own guess are drafts as on any model."""
+    schema = JsonSchema.of({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
+    sampling = SamplingParams(max_tokens=30)
+    plain, drafted = (
+        engine.submit(PROMPT, sampling, grammar=schema, speculation=each).result().token_ids
+        for each in (PLAIN, SpeculationConfig(drafters=("grammar",)))
+    )
+    assert drafted == plain
+    answer = engine.submit(PROMPT, sampling, speculation=PLAIN).result()
+    told = engine.submit(
+        PROMPT, sampling, prediction=answer.token_ids, speculation=SpeculationConfig(drafters=("prediction",))
+    ).result()
+    assert told.token_ids == answer.token_ids
+    assert told.stats.num_accepted_tokens > 10
+
+
+@pytest.mark.parametrize("model_type", HYBRIDS)
+def test_the_next_turn_prefills_what_is_new(model_type: str) -> None:
+    """The prompt and the answer of the turn before are there, states included."""
+    engine = engine_on(model_type)
+    first = engine.submit(PROMPT, SamplingParams(max_tokens=10), speculation=PLAIN).result()
+    prompt = [*PROMPT, *first.token_ids, *b" and then?"]
+    second = engine.submit(prompt, SamplingParams(max_tokens=10)).result()
+    alone = engine_on(model_type)
+    fresh = alone.submit(prompt, SamplingParams(max_tokens=10)).result()
+    engine.close()
+    alone.close()
+    assert second.cached_prompt_tokens >= len(PROMPT) + 8
+    assert second.token_ids == fresh.token_ids
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "lfm2", "glm_moe_dsa"])
+def test_the_first_layers_draft(model_type: str) -> None:
+    """An early exit over recurrent layers runs ahead on states of its own, and changes nothing; so with indexers."""
+    engine = engine_on(model_type, draft_model="first-layers:2")
+    sampling = SamplingParams(max_tokens=24)
+    plain = engine.submit(PROMPT, sampling, speculation=PLAIN).result()
+    drafted = engine.submit(PROMPT, sampling, speculation=SpeculationConfig(drafters=("draft-model",))).result()
+    engine.close()
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "deepseek_v32"])
+def test_a_prompts_beginning_is_kept_on_disk_with_its_states(model_type: str, tmp_path: Path) -> None:
+    """A new engine reads the system prompt's keys, values, states or index keys back, and answers the same."""
+    prompt, sampling = [*random_ids(5, 100), *PROMPT], SamplingParams(max_tokens=12)
+    answers, cached = [], []
+    for _ in range(2):
+        with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache:
+            engine = engine_on(model_type, cache, keep_prefixes=True)
+            result = engine.submit(prompt, sampling, prefix_tokens=100).result()
+            engine.close()
+        answers.append(result.token_ids)
+        cached.append(result.cached_prompt_tokens)
+    assert answers[0] == answers[1]
+    assert cached == [0, 100]
+
+
+def test_memory_covers_the_states() -> None:
+    """A limit that keys and values alone would meet is too small for the states as well."""
+    engine = engine_on("qwen3_next", limits=EngineLimits(max_kv_bytes=200_000))
+    shape = engine.target.kv_shape
+    assert shape.row_bytes * 256 < 200_000 < engine.target.kv_bytes(60) + shape.state.kept_bytes
+    with pytest.raises(CapacityError, match="max_kv_bytes"):
+        engine.submit(PROMPT, SamplingParams(max_tokens=10))
+    engine.close()
+
+
+def test_bad_input_gets_one_clear_line() -> None:
+    """A prompt longer than the model was made for; modes that do not hold on states."""
+    engine = engine_on("qwen3_next")
+    with pytest.raises(ContextOverflowError, match="the model's context holds 512"):
+        engine.submit(random_ids(1, 600), SamplingParams(max_tokens=4)).result()
+    engine.close()
+    with pytest.raises(UnsupportedError, match="bitwise=True is not available for this qwen3_next"):
+        engine_on("qwen3_next", bitwise=True)
+
+
+def test_a_cancelled_request_leaves_nothing_behind() -> None:
+    """Its slot is dropped or kept whole; the next request with the same prompt gets the plain answer."""
+    engine = engine_on("qwen3_next")
+    sampling = SamplingParams(max_tokens=60)
+    cancelled = engine.submit(PROMPT, sampling)
+    next(iter(cancelled))
+    cancelled.cancel()
+    got = engine.submit(PROMPT, SamplingParams(max_tokens=12)).result().token_ids
+    expected = engine.submit(PROMPT, SamplingParams(max_tokens=12), speculation=PLAIN).result().token_ids
+    engine.close()
+    assert got == expected
+
+
+@pytest.mark.parametrize("model_type", ["jamba", "bamba", "mamba", "lfm2"])
+def test_first_layers_of_a_hybrid_draft(model_type: str) -> None:
+    """Also where a configuration derives the kinds of its layers from their number."""
+    with closing(engine_on(model_type, draft_model="first-layers:1")) as engine:
+        sampling = SamplingParams(max_tokens=24)
+        plain = engine.submit(PROMPT, sampling, speculation=PLAIN).result()
+        drafted = engine.submit(PROMPT, sampling, speculation=SpeculationConfig(drafters=("draft-model",))).result()
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize(("model_type", "count"), [("recurrent_gemma", 1), ("zamba", 3)])
+def test_first_layers_that_a_hybrid_cannot_have_are_refused(model_type: str, count: int) -> None:
+    model = tiny_model(model_type)
+    with pytest.raises(UnsupportedError, match=f"first layers of a {type(model).__name__} .*give a smaller model"):
+        Engine.load(model, tokenizer=byte_tokenizer(), draft_model=f"first-layers:{count}")

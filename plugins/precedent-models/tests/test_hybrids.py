@@ -1,0 +1,208 @@
+"""Hybrids as target models: trees, batches, commits, rewinds, forks and prefixes are those of plain forwards."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from helpers.hybrids import FAMILIES, ONE_PATH, hybrid, prefilled, random_ids, random_tree
+from helpers.packages import graph_settings
+
+from precedent.errors import UnsupportedError
+from precedent.target import Slot, TargetModel
+from precedent.target.prefix_pool import PrefixPool
+from precedent.testing.sweep import IN_FLOAT32, compare, in_float64, tiny_model
+from precedent.tree import EMPTY_TREE
+from precedent_models.recurrent.states import MOST_SNAPSHOTS
+
+EXACT = 1e-9
+"""Ours against ours: all of our recurrences compute in the model's dtype, or more precisely."""
+
+FLOAT32_INSIDE = frozenset(FAMILIES) - {"lfm2", "minimax"} | {"bloom"}
+"""Their gates or norms are in float32 whatever the model's dtype is."""
+
+ALL = (*FAMILIES, *ONE_PATH)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, model_type: str) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 if model_type in FLOAT32_INSIDE else EXACT)
+
+
+def next_logits(slot: Slot, target: TargetModel) -> torch.Tensor:
+    logits = target.plain_step(slot)
+    target.discard(slot)
+    return logits
+
+
+@pytest.mark.parametrize("model_type", ALL)
+def test_trees_are_plain_forwards_along_every_path(model_type: str) -> None:
+    """Of transformers' own module, untouched and without a cache; again after an accepted path."""
+    assert compare(hybrid(model_type), in_float64(tiny_model(model_type))) < IN_FLOAT32
+
+
+@pytest.mark.parametrize("model_type", ALL)
+def test_a_batch_is_its_sequences_alone(model_type: str) -> None:
+    """Ragged lengths and trees, one of them empty; and after commits."""
+    target = hybrid(model_type)
+    slots = [prefilled(target, random_ids(seed, length)) for seed, length in ((3, 41), (4, 2), (5, 17), (6, 9))]
+    trees = [random_tree(7, 12, one_path=target.one_path), random_tree(8, 5, one_path=target.one_path)]
+    batch = list(zip(slots, (*trees, EMPTY_TREE, trees[1]), strict=True))
+    together = target.score(batch)
+    for slot, _ in batch:
+        target.discard(slot)
+    for single, logits in zip(batch, together, strict=True):
+        close(target.score([single])[0], logits, model_type)
+        target.discard(single[0])
+    target.score(batch)
+    commits = [(slot, tree, tree.path_to(len(tree) - 1) if len(tree) else (), 7) for slot, tree in batch]
+    assert target.commit_all(commits) == [None] * 4
+    for slot in slots:
+        fresh = prefilled(target, [*slot.token_ids, slot.pending])
+        close(next_logits(slot, target), next_logits(fresh, target), model_type)
+
+
+@pytest.mark.parametrize("model_type", ALL)
+def test_prompts_in_pieces_are_the_prompt(model_type: str) -> None:
+    """Pieces of any size, one token among them."""
+    target, prompt = hybrid(model_type), random_ids(1, 80)
+    expected = next_logits(prefilled(target, prompt), target)
+    for chunk in (1, 7, 64, 70):
+        close(next_logits(prefilled(target, prompt, chunk), target), expected, model_type)
+
+
+@pytest.mark.parametrize("model_type", ALL)
+def test_going_back_is_never_having_gone_there(model_type: str) -> None:
+    """Random commits, rewinds and forks: the next logits are those of a fresh prefill of what remains."""
+    target, choose = hybrid(model_type), random.Random(2)
+    slot = prefilled(target, random_ids(2, 60), chunk=20)
+    for step in range(8):
+        tree = random_tree(step, 8, one_path=target.one_path)
+        target.score([(slot, tree)])
+        target.commit(slot, tree, tree.path_to(choose.randrange(8)), choose.randrange(250))
+        if step % 2:
+            length = len(slot.token_ids) - choose.choice([0, 1, 2, 30])
+            remain = target.rewind(slot, length)
+            assert remain <= length
+            assert remain == len(slot.token_ids) == slot.kv.length
+            slot.pending = 5
+        fork = target.fork(slot, len(slot.token_ids))
+        fork.pending = slot.pending
+        fresh = prefilled(target, [*slot.token_ids, slot.pending])
+        expected = next_logits(fresh, target)
+        close(next_logits(slot, target), expected, model_type)
+        close(next_logits(fork, target), expected, model_type)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_within_the_last_step_every_length_can_be_gone_back_to(model_type: str) -> None:
+    """An answer that ends in the middle of an accepted path leaves the state at its end."""
+    target, slot = hybrid(model_type), prefilled(hybrid(model_type), random_ids(3, 30))
+    tree = random_tree(1, 6, one_path=True)
+    target.score([(slot, tree)])
+    target.commit(slot, tree, range(6), 3)
+    for length in (34, 31, 29):
+        assert target.rewind(slot, length) == length
+        slot.pending = 9
+        fresh = prefilled(target, [*slot.token_ids, 9])
+        close(next_logits(slot, target), next_logits(fresh, target), model_type)
+        if length == 34:  # once gone back, the step is forgotten; the prompt's end remains
+            assert slot.kv.nearest(31) == 29
+            slot = prefilled(target, random_ids(3, 30))
+            target.score([(slot, tree)])
+            target.commit(slot, tree, range(6), 3)
+        if length == 31:
+            assert slot.kv.nearest(30) == 29
+
+
+def test_a_failed_forward_leaves_every_state_as_it_was() -> None:
+    """Out of memory in the last layer of a batch: the same logits as before, once there is memory."""
+    target = TargetModel(tiny_model("qwen3_next"))
+    slots = [prefilled(target, random_ids(seed, 20)) for seed in (1, 2)]
+    batch = [(slot, random_tree(3, 6)) for slot in slots]
+    expected = [logits.clone() for logits in target.score(batch)]
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    hook = target.model.model.layers[-1].mlp.register_forward_pre_hook(fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        target.score(batch)
+    hook.remove()
+    for slot in slots:
+        target.discard(slot)
+    for found, before in zip(target.score(batch), expected, strict=True):
+        torch.testing.assert_close(found, before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "jamba", "zaya"])
+def test_a_conversation_computes_what_is_new(model_type: str) -> None:
+    """The next turn continues; one that was rendered anew goes back to the prompt's end; another shares the system."""
+    target = hybrid(model_type)
+    pool, system = PrefixPool(target), random_ids(5, 100)
+    slot = pool.acquire("a", [*system, 1, 2])
+    assert target.prefill(slot, [*system, 1, 2], chunk=50) == 0
+    for token in (3, 4, 5):
+        target.plain_step(slot)
+        target.commit(slot, EMPTY_TREE, (), token)
+    pool.release("a", slot)
+    for prompt, reused in (
+        ([*system, 1, 2, 3, 4, 5, 6], 104),
+        ([*system, 1, 2, 3, 9, 9], 101),
+        ([*system[:90], *range(40)], 50),
+    ):
+        slot = pool.acquire("a", prompt)
+        assert target.prefill(slot, prompt) == reused
+        fresh = prefilled(target, prompt)
+        close(next_logits(slot, target), next_logits(fresh, target), model_type)
+        target.rewind(slot, len(prompt) - 1)
+        pool.release("a", slot)
+
+
+def test_snapshots_are_bounded_and_counted() -> None:
+    """A long prompt leaves a few, far apart, the last at its end; the account of a request covers all of them.
+
+    A prompt's last piece is long: it is kept whole, so that only snapshots remain.
+    """
+    target = hybrid("qwen3_next")
+    slot = prefilled(target, random_ids(1, 331), chunk=66)
+    kept = [length for length in range(1, 331) if slot.kv.can_rewind(length)]
+    assert len(kept) == MOST_SNAPSHOTS
+    assert kept[-1] == 330
+    assert max(after - before for before, after in zip([0, *kept], kept, strict=False)) < 200
+    rows = 9
+    target.score([(slot, random_tree(1, rows - 1))])
+    assert target.kv_shape.state.nbytes > 0
+    assert slot.kv.state.kept_bytes <= rows * target.kv_shape.state.kept_bytes
+    target.commit(slot, random_tree(1, rows - 1), (), 1)
+    assert slot.kv.nbytes <= target.kv_bytes(331 + rows, rows)
+
+
+def test_what_comes_back_from_elsewhere_fits_or_is_refused() -> None:
+    """Keys, values and states of a prefix are restored bit for bit; those of another dtype are refused."""
+    target, ids = hybrid("qwen3_next"), random_ids(1, 70)
+    slot = prefilled(target, [*ids, 1])
+    rows = slot.kv.copied(70)
+    back = target.restore(ids, rows)
+    back.pending = slot.pending
+    torch.testing.assert_close(next_logits(back, target), next_logits(slot, target), rtol=0, atol=0)
+    for wrong in ([*rows[:-1], rows[-1].float()], rows[:-1], [*rows, rows[-1]]):
+        with pytest.raises(ValueError, match="not of this model"):
+            target.restore(ids, wrong)
+
+
+def test_what_does_not_hold_on_hybrids_is_refused_by_name() -> None:
+    """Bit-identical mode and CUDA graphs, before anything else happens."""
+    model = tiny_model("qwen3_next")
+    with pytest.raises(UnsupportedError, match=r"bitwise=True is not available for this qwen3_next.*recurrent layers"):
+        TargetModel(model, bitwise=True)
+    with pytest.raises(UnsupportedError, match=r"qwen3_next cannot run as CUDA graphs.*recurrent layers"):
+        TargetModel(model, cuda_graphs=graph_settings(arena_tokens=256, capture=False))
+
+
+def test_models_without_recurrent_layers_keep_no_states() -> None:
+    """Nothing is kept, nothing is counted, and every length can be gone back to."""
+    target = TargetModel(tiny_model("llama"))
+    slot = prefilled(target, random_ids(1, 40))
+    assert slot.kv.state.nbytes == target.kv_shape.state.nbytes == target.kv_shape.state.kept_bytes == 0
+    assert all(slot.kv.can_rewind(length) for length in range(40))

@@ -1,0 +1,244 @@
+"""Layers with an indexer: nodes attend to what plain decoding would choose among the prefix and their ancestors.
+
+The tiny models choose four tokens, qwen4_exp two blocks of four and the last ones: a wrong choice shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.hybrids import hybrid, prefilled, random_ids, random_tree
+from helpers.packages import graph_settings
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from precedent.errors import UnsupportedError
+from precedent.target import Slot, TargetModel
+from precedent.target.load.first_layers import exits_early, first_layers
+from precedent.testing.sweep import IN_FLOAT32, compare, config_class_of, in_float64, tiny_model
+from precedent.testing.tiny_configs import tiny_config
+from precedent.tree import EMPTY_TREE, ROOT
+from precedent_models import index_keys
+
+FAMILIES = (
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "qwen4_exp_text",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("axk2", "hy_v4", "dots3_note_text")),
+)
+
+NEAR = 1e-5
+"""transformers computes norms and an indexer's scores in float32 whatever the model's dtype is."""
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=NEAR)
+
+
+def next_logits(slot: Slot, target: TargetModel) -> torch.Tensor:
+    logits = target.plain_step(slot)[0].clone()
+    target.discard(slot)
+    return logits
+
+
+def stored(slot: Slot) -> list[torch.Tensor]:
+    """Committed keys, values and index keys of every layer."""
+    layers = [part for layer in slot.kv.layers for part in (layer, layer.extra) if part is not None and part.block]
+    return [tensor for layer in layers for tensor in layer.rows(0, slot.kv.length)]
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_trees_equal_plain_forwards_along_every_path(model_type: str) -> None:
+    """At every node, and after scattered paths were accepted; and what is chosen matters."""
+    target, plain = hybrid(model_type), in_float64(tiny_model(model_type))
+    assert target.runner.way == "a tree"
+    assert compare(target, plain) < IN_FLOAT32
+    sees_all(plain)
+    assert compare(target, plain) > 100 * IN_FLOAT32
+
+
+def sees_all(model: PreTrainedModel) -> None:
+    """Let the indexers choose everything."""
+    for module in model.modules():
+        for name in ("index_topk", "block_topk"):
+            if hasattr(module, name):
+                setattr(module, name, 512)
+        if hasattr(module, "token_budget"):
+            module.token_budget = 512
+
+
+def siblings_too(mask: torch.Tensor, count: int) -> torch.Tensor:
+    """Every node may choose every node."""
+    mask[..., -count:] = True
+    return mask
+
+
+def no_ancestors(mask: torch.Tensor, count: int) -> torch.Tensor:
+    """No node may choose its ancestors within the tree."""
+    mask[..., -count:] &= torch.eye(count, dtype=torch.bool)
+    return mask
+
+
+@pytest.mark.parametrize("wrong", [siblings_too, no_ancestors])
+@pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])
+def test_a_choice_among_other_nodes_would_be_seen(
+    model_type: str, wrong: Callable[[torch.Tensor, int], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An indexer that took siblings into account, or left ancestors out, is far from plain forwards."""
+    target, plain = hybrid(model_type), in_float64(tiny_model(model_type))
+    for layer in target.model.model.layers:
+        if layer.self_attn.indexer is not None:
+            monkeypatch.setattr(layer.self_attn.indexer, "forward", misled(layer.self_attn.indexer, wrong))
+    assert compare(target, plain) > 100 * IN_FLOAT32
+
+
+def misled(indexer: Any, wrong: Callable[[torch.Tensor, int], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The forward of an indexer that gets a wrong mask for trees; prompts and plain decoding get their own."""
+    right = type(indexer).forward
+
+    def forward(hidden: torch.Tensor, queries: torch.Tensor, turns: Any, mask: torch.Tensor, *args: Any, **kw: Any):
+        rows = mask.shape[-2]
+        is_tree = rows == 9  # `compare` scores eight nodes behind the pending token
+        mask = wrong(mask.clone(), rows) if is_tree else mask
+        chosen: torch.Tensor = right(indexer, hidden, queries, turns, mask, *args, **kw)
+        return chosen
+
+    return forward
+
+
+def with_ties(model_type: str) -> PreTrainedModel:
+    """A tiny model with two heads in its indexers: many scores are exactly 0."""
+    config = tiny_config(config_class_of(model_type))
+    config.index_n_heads, config._experts_implementation = 2, "eager"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+    return model.eval()
+
+
+@torch.inference_mode()
+def decoded(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
+    """Logits after the last token, as transformers decodes with its own cache, token by token."""
+    cache = DynamicCache(config=model.config)
+    for token in token_ids:
+        logits = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True).logits[0, -1]
+    return logits
+
+
+def distance_from_decoding(model_type: str) -> float:
+    """How far a tree behind a prompt in pieces is off transformers' own decoding, at most."""
+    target, plain = TargetModel(with_ties(model_type)), with_ties(model_type)
+    prompt, tree = random_ids(1, 40), random_tree(2, 8)
+    (scored,) = target.score([(prefilled(target, prompt, chunk=17), tree)])
+    paths = [decoded(plain, [*prompt, *tree.tokens_to(node)]) for node in (ROOT, *range(len(tree)))]
+    return float((scored - torch.stack(paths)).abs().max())
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])
+def test_equal_scores_are_settled_as_plain_decoding_settles_them(
+    model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's choice among equal scores depends on their number: in trees and prompts, on what is hidden."""
+    settled, right = [], index_keys._settled
+
+    def watch(scores: torch.Tensor, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        before = indices.clone()
+        after = right(scores, values, indices)
+        settled.append(not torch.equal(before.sort().values, after.sort().values))
+        return after
+
+    monkeypatch.setattr(index_keys, "_settled", watch)
+    assert distance_from_decoding(model_type) < NEAR
+    assert any(settled)
+    monkeypatch.setattr(index_keys, "_settled", lambda scores, values, indices: indices)
+    assert distance_from_decoding(model_type) > 100 * NEAR
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_batches_pieces_forks_and_restored_prefixes_compute_the_same(model_type: str) -> None:
+    """Ragged sequences together, prompts in pieces, a fork, and rows that were written elsewhere."""
+    target, prompt, tree = hybrid(model_type), random_ids(3, 60), random_tree(4, 12)
+    slot, other = prefilled(target, prompt, chunk=7), prefilled(target, prompt[:9])
+    together = [rows.clone() for rows in target.score([(slot, tree), (other, random_tree(5, 6))])]
+    target.discard(slot)
+    close(target.score([(prefilled(target, prompt), tree)])[0], together[0])
+    shared = slot.kv.nearest(50)  # fewer for a hybrid
+    fork = target.fork(slot, shared, room=70)
+    target.prefill(fork, prompt)
+    restored = target.restore(prompt[:shared], slot.kv.copied(shared))
+    target.prefill(restored, prompt)
+    for again in (fork, restored):
+        close(target.score([(again, tree)])[0], together[0])
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_what_is_kept_is_what_plain_decoding_keeps(model_type: str) -> None:
+    """Index keys follow accepted paths and rewinds, as keys and values do."""
+    target = hybrid(model_type)
+    slot = prefilled(target, random_ids(6, 30))
+    for step in range(3):
+        tree = random_tree(10 + step, 9)
+        target.score([(slot, tree)])
+        target.commit(slot, tree, tree.path_to(len(tree) - 1 - step), next_token=step)
+    if not target.kv_shape.state.nbytes:
+        target.rewind(slot, slot.kv.length - 2)
+        slot.pending = 7
+    plain = prefilled(target, [*slot.token_ids, slot.pending])
+    assert len(stored(slot)) == len(stored(plain))
+    for found, expected in zip(stored(slot), stored(plain), strict=True):
+        close(found, expected)
+    close(next_logits(slot, target), next_logits(plain, target))
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])
+def test_index_keys_are_counted_and_checked(model_type: str) -> None:
+    """Admission covers them; rows of a prefix without them are not of this model."""
+    target = hybrid(model_type)
+    shape = target.kv_shape
+    own = sum(layer.row_bytes for layer in shape.layers if layer is not None)
+    indexed = [layer for layer in shape.extra if layer is not None]
+    assert len(indexed) == sum(each.self_attn.indexer is not None for each in target.model.model.layers)
+    assert shape.row_bytes == own + sum(layer.row_bytes for layer in indexed) > own
+    slot = prefilled(target, random_ids(1, 70))
+    assert slot.kv.nbytes == target.kv_bytes(70)
+    with pytest.raises(ValueError, match="not of this model"):
+        target.restore(slot.token_ids, slot.kv.copied(60)[:-2])
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])
+def test_the_first_layers_share_the_index_keys(model_type: str) -> None:
+    """An early exit runs ahead over the target's cache and leaves what is committed alone."""
+    target = hybrid(model_type)
+    draft = TargetModel(first_layers(target.model, 2))
+    assert exits_early(draft, target)
+    slot = prefilled(target, random_ids(1, 40))
+    before = [part.clone() for part in stored(slot)]
+    early = Slot(slot.kv.first_layers(2), pending=slot.pending)
+    own = prefilled(draft, [*slot.token_ids, slot.pending])
+    close(draft.score([(early, EMPTY_TREE)])[0], draft.score([(own, EMPTY_TREE)])[0])
+    for part, as_before in zip(stored(slot), before, strict=True):
+        torch.testing.assert_close(part, as_before, rtol=0, atol=0)
+
+
+def test_what_does_not_hold_there_is_refused_by_name() -> None:
+    """Bit-identical mode and CUDA graphs."""
+    model = tiny_model("deepseek_v32")
+    with pytest.raises(UnsupportedError, match=r"bitwise=True is not available for this deepseek_v32.*indexers"):
+        TargetModel(model, bitwise=True)
+    with pytest.raises(UnsupportedError, match=r"deepseek_v32 cannot run as CUDA graphs.*indexers"):
+        TargetModel(model, cuda_graphs=graph_settings(arena_tokens=256, capture=False))
+
+
+def test_blocks_of_keys_follow_single_paths() -> None:
+    """MiniMax-M3 counts its blocks by places in the cache: along one path those are positions."""
+    target = TargetModel(tiny_model("minimax_m3_vl_text"))
+    assert target.one_path
+    assert "blocks of keys" in (target.runner.only_chains or "")
+    assert any(target.kv_shape.extra)
+    assert compare(target, tiny_model("minimax_m3_vl_text")) < IN_FLOAT32
