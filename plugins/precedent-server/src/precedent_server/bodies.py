@@ -49,6 +49,9 @@ MOST_MESSAGES = 16_384
 MOST_METADATA, MOST_METADATA_KEY, MOST_METADATA_VALUE = 16, 64, 512
 """Pairs of a request's metadata, and characters of a key and of a value, as in OpenAI's API."""
 
+MOST_BIASES = 16_384
+"""Tokens whose logits a request changes; every step adds them."""
+
 CHECKED_AT_ONCE = 1000
 """Pairs of an object that are checked in one go: pydantic lists every error, and all threads wait for it."""
 
@@ -167,6 +170,8 @@ def checked(body: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
             if _is_neutral(name, value):
                 continue
             _refuse(name, keys)
+        if name == "logit_bias" and isinstance(value, dict) and len(value) > MOST_BIASES:
+            raise ApiError(f"logit_bias names {len(value):,} tokens: at most {MOST_BIASES:,} are allowed", param=name)
         if name != "messages":
             for part in _parts_of(value):
                 fits(part, keys.kind(name), name)
