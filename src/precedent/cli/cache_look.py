@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -64,10 +64,15 @@ def show(
     if not found:
         raise CacheError(f"there is no completion {completion_id}; see `precedent cache list`")
     if json_file is not None:
-        write_json(json_file, {"completion": dataclasses.asdict(found[0])})
+        write_json(json_file, {"completion": _values(found[0])})
     print_completion(found[0])
 
 
 def _write(completions: Sequence[Completion], json_file: Path | None) -> None:
     if json_file is not None:
-        write_json(json_file, {"completions": [dataclasses.asdict(one) for one in completions]})
+        write_json(json_file, {"completions": [_values(one) for one in completions]})
+
+
+def _values(found: Completion) -> dict[str, Any]:
+    """The fields of a completion for JSON; no command shows its vector."""
+    return {name: value for name, value in dataclasses.asdict(found).items() if name != "vector"}
