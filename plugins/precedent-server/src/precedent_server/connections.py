@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any
+from typing import Any, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -56,7 +56,7 @@ class Connection(H11Protocol):
                 self._wait_for_head(self._head_timer.when())
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.scope.setdefault(FIRST_BYTE, self._first_byte)  # type: ignore[misc]  # a key of ours
+            cast(dict[str, Any], self.cycle.scope).setdefault(FIRST_BYTE, self._first_byte)
             self._stop(self._head_timer)
             self._head_timer = None
         elif self._head_timer is None:
