@@ -23,7 +23,7 @@ SGLANG     := plugins/precedent-sglang
 LLAMA      := plugins/precedent-llama-cpp
 RAY        := plugins/precedent-ray
 # those that need nothing but what the others install anyway
-LIGHT      := $(addprefix plugins/precedent-,cpu cuda server run-ahead replay drafts research generate engines models)
+LIGHT      := $(addprefix plugins/precedent-,cpu cuda server run-ahead replay drafts research generate engines testing models)
 EDITABLE   := $(addprefix -e ,$(LIGHT))
 SOURCES    := $(wildcard src plugins tests benchmarks examples .ci docs)
 DEMO_ARGS   ?=

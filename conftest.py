@@ -13,7 +13,7 @@ from hypothesis import settings
 from pytest_socket import disable_socket
 
 from precedent.runtime.inline_executor import AtOnce
-from precedent.testing.pytest_plugin import assert_lossless, precedent_engine
+from precedent_testing.pytest_plugin import assert_lossless, precedent_engine
 
 __all__ = ["assert_lossless", "precedent_engine"]  # fixtures, whether or not the installed package announces them
 

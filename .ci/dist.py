@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[1]
 TRIED = """
 import precedent
 from precedent import ChatPrecedent, SpeculationCache
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_model_engine
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_model_engine
 
 assert "site-packages" in precedent.__file__, precedent.__file__
 cache = SpeculationCache.open("cache", embedder=HashEmbedder())

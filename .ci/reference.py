@@ -26,11 +26,11 @@ MODULES = (
     "precedent_engines",
     "precedent.tree",
     "precedent.verify",
-    "precedent.testing.drafter_contract",
-    "precedent.testing.embedders",
-    "precedent.testing.lossless",
-    "precedent.testing.scripted_model",
-    "precedent.testing.store_contract",
+    "precedent_testing.drafter_contract",
+    "precedent_testing.embedders",
+    "precedent_testing.lossless",
+    "precedent_testing.scripted_model",
+    "precedent_testing.store_contract",
     "precedent.text.tool_formats",
 )
 """The import paths that users and authors of packages may rely on (tests/test_layers.py)."""

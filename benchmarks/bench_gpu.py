@@ -38,8 +38,6 @@ from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import Slot, TargetModel
 from precedent.target.load.loading import load_target
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.traces import read_trajectories
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import Verdict, verify
@@ -53,6 +51,8 @@ from precedent_replay.pool import Answer, Pool
 from precedent_replay.run import Observer, Settings, replay
 from precedent_replay.simulate import Report, replay_turn
 from precedent_replay.turns import TurnReader
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 LLAMA_3_8B: dict[str, Any] = {
     "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,

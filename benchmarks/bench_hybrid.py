@@ -25,9 +25,9 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer
 
 SIZE: dict[str, Any] = {
     "vocab_size": 259, "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4,

@@ -34,10 +34,10 @@ from precedent.routing import preferred
 from measuring import options, run
 from precedent.engine.engine import Engine
 from precedent.target.load.loading import load_target
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.text.end_tokens import end_token_ids
 from precedent_postgres.testing import TemporaryServer
 from precedent_server.stored_keys import add_key
+from precedent_testing.tiny_models import tiny_causal_lm
 
 TENANTS = tuple(f"tenant-{number}" for number in range(8))
 STREAMS, FIRSTS_PER_ROUND, EVENTS, STORED = 2, 8, 100, 5

@@ -21,8 +21,8 @@ from typing import Any
 from measuring import options, run
 from precedent.config import SamplingParams
 from precedent.engine.engine import Engine
-from precedent.testing.embedders import HashEmbedder
 from precedent.text.prompt import render_prompt
+from precedent_testing.embedders import HashEmbedder
 
 POLICY = "Rule {n}: an order of class {n} is shipped within {n} days, and refunds of it need the consent of desk {n}. "
 QUESTION = "An order of class 7 is late. What do I tell the customer?"

@@ -22,10 +22,10 @@ from measuring import options, run
 from precedent.cache import Completion, SpeculationCache, SQLiteStore
 from precedent.cache.backend import identity_of
 from precedent.planning.costs import CostCurve
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent.text.codec import TokenizerCodec
 from precedent_engines import DRAFTERS, DraftingService, DraftingSession
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer
 
 TENANT, QUERY, CHAIN, STEPS, PROMPT, LENGTH = "bench", "order 7 of a customer", 16, 400, 2000, 240
 VOCABULARY, STORED_LENGTH, PASSAGES = 49_152, 60, 400

@@ -25,8 +25,8 @@ from pydantic import BaseModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, pipeline
 
 from precedent import ChatPrecedent
-from precedent.testing.scripted_model import scripted_tokenizer
-from precedent.testing.tiny_models import tiny_causal_lm
+from precedent_testing.scripted_model import scripted_tokenizer
+from precedent_testing.tiny_models import tiny_causal_lm
 
 MOST = 24
 

@@ -16,7 +16,7 @@ from langchain_core.tools import tool
 from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
 from precedent import ChatPrecedent
-from precedent.testing.tiny_models import byte_tokenizer
+from precedent_testing.tiny_models import byte_tokenizer
 
 
 @tool

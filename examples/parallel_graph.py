@@ -12,7 +12,7 @@ from typing import Annotated, TypedDict
 from langgraph.graph import END, START, StateGraph
 
 from precedent import ChatPrecedent
-from precedent.testing.scripted_model import scripted_model_engine
+from precedent_testing.scripted_model import scripted_model_engine
 
 ANSWERS = {
     "sum up": "A fair price and good quality, but be patient with the service.",

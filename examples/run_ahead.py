@@ -14,9 +14,9 @@ from langchain.agents import create_agent
 from langchain_core.tools import tool
 
 from precedent import ChatPrecedent, SpeculationCache
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_model_engine
 from precedent_run_ahead import RunAheadMiddleware, read_only
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_model_engine
 
 
 @read_only  # your word: it changes nothing, and reading it early, or in vain, does no harm

@@ -14,8 +14,8 @@ from langchain_core.tools import tool
 
 from precedent import ChatPrecedent, SpeculationCache
 from precedent.langchain import SpeculationMiddleware
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_model_engine
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_model_engine
 
 
 class Customer(TypedDict):

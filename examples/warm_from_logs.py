@@ -11,8 +11,8 @@ from pathlib import Path
 from langchain_core.language_models import FakeListChatModel
 
 from precedent import ChatPrecedent, PrecedentRecorder, SpeculationCache
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_model_engine
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_model_engine
 
 ANSWER = "We are open from nine to six, on Saturdays until one, and closed on Sundays."
 QUESTION = "When are you open?"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from helpers.saved_models import saved
 
-from precedent.testing.tiny_models import tiny_causal_lm
+from precedent_testing.tiny_models import tiny_causal_lm
 
 MOST_LINES = 38_500
 """What is reached; 24,000 is the goal."""
@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from langchain_core.tools import tool
 from precedent import ChatPrecedent, SpeculationCache
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 
 @tool
@@ -47,7 +47,7 @@ def test_a_default_call_with_a_cache_and_a_tool_loads_a_bounded_part_of_the_code
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     sizes = dict(line.split() for line in done.stdout.splitlines())
-    needed = {name: int(lines) for name, lines in sizes.items() if not name.startswith("precedent.testing")}
+    needed = {name: int(lines) for name, lines in sizes.items() if not name.startswith("precedent_testing")}
     assert len(needed) > 50, "the call was made"
     total = sum(needed.values())
     print(total, "lines of", len(needed), "modules")

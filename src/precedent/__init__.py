@@ -90,6 +90,7 @@ COMMANDS = {
     "bench": "replay",
     "demo": "demo",
     "keys": "serve",
+    "models": "testing",
     "replay": "replay",
     "serve": "serve",
     "train-draft": "drafts",

@@ -16,7 +16,7 @@ from crashing_store import record
 
 from precedent.cache import Bounds, Completion, Selection, SQLiteStore, verify_cache
 from precedent.drafters.matching.token_index import sorted_segment
-from precedent.testing.store_contract import EMBEDDER, unit_vector
+from precedent_testing.store_contract import EMBEDDER, unit_vector
 
 PATIENCE = 300.0
 """Seconds until a process that does nothing is a failure; nothing else depends on time."""

@@ -23,7 +23,7 @@ from precedent.cache import Completion, Selection, SQLiteStore, verify_cache
 from precedent.cache.index import SimilarityIndex
 from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError
-from precedent.testing.store_contract import EMBEDDER, unit_vector
+from precedent_testing.store_contract import EMBEDDER, unit_vector
 
 PROCESSES = 4
 ROUNDS_PER_CACHE = 25

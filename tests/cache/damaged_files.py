@@ -29,7 +29,7 @@ from sound_files import BASE, NEW, STORED, TENANTS, TOKENS, Content, bases, cont
 from precedent.cache import Completion, Selection, SQLiteStore, verify_cache
 from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError
-from precedent.testing.store_contract import EMBEDDER
+from precedent_testing.store_contract import EMBEDDER
 
 AT_ONCE = 250
 PATIENCE = 120

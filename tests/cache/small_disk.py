@@ -25,7 +25,7 @@ from crashing_store import record
 
 from precedent.cache import Selection, SQLiteStore, verify_cache
 from precedent.errors import CacheError
-from precedent.testing.store_contract import EMBEDDER, unit_vector
+from precedent_testing.store_contract import EMBEDDER, unit_vector
 
 KIB = 1024
 

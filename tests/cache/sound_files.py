@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from precedent.cache import Completion, EmbedderIdentity, Selection, SQLiteStore
-from precedent.testing.store_contract import EMBEDDER, unit_vector
+from precedent_testing.store_contract import EMBEDDER, unit_vector
 
 PAGE = 4096
 TENANTS = ("a", "c")  # one bit apart

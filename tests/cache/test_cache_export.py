@@ -16,9 +16,9 @@ from precedent.cache import Completion, Selection, SpeculationCache, SQLiteStore
 from precedent.cache.embedder import embed_one, identity_of
 from precedent.cache.exports import MANIFEST, NO_TEXT, checksum_of, export_cache, import_cache
 from precedent.errors import CacheError, CacheMismatchError
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent.text.codec import TokenizerCodec
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer
 
 ALL = Selection()
 EMBEDDER = HashEmbedder()

@@ -18,8 +18,8 @@ from helpers.cache_files import damaged
 
 from precedent.cache import Completion, Selection, SpeculationCache, SQLiteStore, verify_cache
 from precedent.errors import CacheError, CacheMismatchError
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.store_contract import EMBEDDER, completion, ids_of, unit_vector
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.store_contract import EMBEDDER, completion, ids_of, unit_vector
 
 
 def filled(file: Path, count: int = 40) -> Path:
@@ -44,7 +44,7 @@ def crashed(folder: Path) -> Path:
     code = """
         import os, signal, sys
         from precedent.cache import Completion, SpeculationCache
-        from precedent.testing.embedders import HashEmbedder
+        from precedent_testing.embedders import HashEmbedder
         cache = SpeculationCache.open(sys.argv[1], embedder=HashEmbedder())
         cache.insert(Completion((1, 2), "tok", "model", query="what"))
         os.kill(os.getpid(), signal.SIGKILL)

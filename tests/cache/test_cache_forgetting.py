@@ -16,7 +16,7 @@ from helpers.quick_store import quick_store
 
 from precedent.cache import Completion, Selection, SQLiteStore
 from precedent.errors import CacheError
-from precedent.testing.store_contract import EMBEDDER, completion, unit_vector
+from precedent_testing.store_contract import EMBEDDER, completion, unit_vector
 
 
 def raw(folder: Path) -> bytes:
@@ -83,7 +83,7 @@ WITHOUT_ROOM = """
     import json, logging, os, resource, sys
     from precedent.cache import Selection, SQLiteStore
     from precedent.errors import CacheError
-    from precedent.testing.store_contract import EMBEDDER, completion, unit_vector
+    from precedent_testing.store_contract import EMBEDDER, completion, unit_vector
     said = []
     logging.getLogger("precedent.cache").addHandler(handler := logging.Handler())
     handler.emit = lambda record: said.append(record.getMessage())

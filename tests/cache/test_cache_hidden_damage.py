@@ -10,7 +10,7 @@ from helpers.cache_files import COUNT, PAGE, changed, damaged, fill, filled, tok
 from precedent.cache import Selection, SQLiteStore, verify_cache
 from precedent.cache.records import vector_checksum
 from precedent.errors import CacheError
-from precedent.testing.store_contract import EMBEDDER, completion, ids_of, unit_vector
+from precedent_testing.store_contract import EMBEDDER, completion, ids_of, unit_vector
 
 
 def test_an_index_cannot_show_one_tenants_record_to_another(tmp_path):

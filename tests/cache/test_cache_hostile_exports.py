@@ -16,7 +16,7 @@ from safetensors.numpy import load, save
 from precedent.cache import Completion, SpeculationCache
 from precedent.cache.exports import checksum_of
 from precedent.errors import CacheError
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 from helpers.cache_commands import run  # isort: skip
 

@@ -14,7 +14,7 @@ import pytest
 from precedent.cache import EmbedderIdentity, Selection, SQLiteStore
 from precedent.cache.index import ExactIndex, SimilarityIndex
 from precedent.errors import CacheError
-from precedent.testing.store_contract import EMBEDDER, completion, unit_vector
+from precedent_testing.store_contract import EMBEDDER, completion, unit_vector
 
 
 def unit_rows(random: np.random.Generator, count: int, dimension: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from helpers.cache_files import filled, tokens_in
 from precedent.cache import Selection, SQLiteStore, database
 from precedent.cache.database import connect
 from precedent.cache.segments import IndexFolder
-from precedent.testing.store_contract import completion
+from precedent_testing.store_contract import completion
 
 
 def test_what_a_killed_creation_left_is_swept_up(tmp_path):

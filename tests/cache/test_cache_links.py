@@ -13,7 +13,7 @@ from helpers.prefix_folders import written
 from precedent.cache import Completion, Selection, SpeculationCache, SQLiteStore, verify_cache
 from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links and pipes of this kind are POSIX's")
 

@@ -7,7 +7,7 @@ import pytest
 from precedent.cache import SpeculationCache, SQLiteStore, StoreURL
 from precedent.cache.store import open_store, verify_store
 from precedent.errors import CacheError, ConfigError
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 
 class Entry:

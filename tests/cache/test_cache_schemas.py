@@ -15,7 +15,7 @@ from helpers.cache_files import changed, damaged, fill, filled, refused
 from precedent.cache import SQLiteStore
 from precedent.cache.database import SCHEMA, connect
 from precedent.errors import CacheError
-from precedent.testing.store_contract import completion
+from precedent_testing.store_contract import completion
 
 PLANTED = {
     "trigger 'planted' does not belong to": "CREATE TRIGGER planted AFTER INSERT ON completion BEGIN "

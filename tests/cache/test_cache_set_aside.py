@@ -15,8 +15,8 @@ from helpers.cache_files import PAGE, changed, contents, fill, filled, logged, t
 
 from precedent.cache import SpeculationCache, SQLiteStore
 from precedent.errors import CacheError
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.store_contract import completion
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.store_contract import completion
 
 
 def broken(file: Path) -> Path:

@@ -12,7 +12,7 @@ import pytest
 
 from precedent.cache import Completion, SpeculationCache
 from precedent.errors import CacheError, CacheMismatchError
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 
 class CountingEmbedder(HashEmbedder):
@@ -152,7 +152,7 @@ def test_a_cache_is_warm_after_reopening(tmp_path):
 def test_what_another_process_stores_is_recalled_at_the_next_call(tmp_path):
     code = (
         "import sys; from precedent.cache import Completion, SpeculationCache;"
-        "from precedent.testing.embedders import HashEmbedder;"
+        "from precedent_testing.embedders import HashEmbedder;"
         "cache = SpeculationCache.open(sys.argv[1], embedder=HashEmbedder());"
         "print(cache.insert(Completion((5, 6), 'tok', 'model', query='cancel my order')))"
     )

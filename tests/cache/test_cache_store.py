@@ -19,7 +19,7 @@ from precedent.cache.database import create_file
 from precedent.cache.eviction import common_level
 from precedent.cache.files import database_path
 from precedent.errors import CacheError
-from precedent.testing.store_contract import EMBEDDER, StoreContract, completion, ids_of, unit_vector
+from precedent_testing.store_contract import EMBEDDER, StoreContract, completion, ids_of, unit_vector
 
 
 class TestSQLiteFile(StoreContract):
@@ -46,7 +46,7 @@ def process(code: str, *arguments: object, **options) -> subprocess.Popen:
 WRITER = """
     import itertools, sys
     from precedent.cache import SQLiteStore
-    from precedent.testing.store_contract import EMBEDDER, completion, unit_vector
+    from precedent_testing.store_contract import EMBEDDER, completion, unit_vector
     store = SQLiteStore.open(sys.argv[1])
     count = int(sys.argv[3]) if len(sys.argv) > 3 else None
     for n in itertools.count() if count is None else range(count):

@@ -22,10 +22,10 @@ from precedent.cache.filling import Vectors
 from precedent.errors import PromptError, UnsupportedError
 from precedent.langchain.answer_caches import is_answer_cache, read_answer_cache
 from precedent.langchain.recorded_answers import AnswerReader, store_answers
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_engine import ScriptedEngine
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent.text.traces import read_trajectories
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_engine import ScriptedEngine
+from precedent_testing.tiny_models import byte_tokenizer
 
 ALL = Selection()
 TOOL = {
@@ -222,8 +222,8 @@ from precedent.cache import SQLiteStore
 from precedent.cache.filling import Vectors
 from precedent.langchain.recorded_answers import AnswerReader, store_answers
 from precedent.text.traces import read_trajectories
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer
 
 store = SQLiteStore.open(sys.argv[1])
 reader = AnswerReader(byte_tokenizer())

@@ -52,7 +52,7 @@ WITHOUT_PICKLE = """
     sys.addaudithook(lambda event, _: refused() if event == "pickle.find_class" else None)
     from precedent.cache import Completion, SpeculationCache, verify_cache
     from precedent.cache.segments import COMPLETION, Segment
-    from precedent.testing.embedders import HashEmbedder
+    from precedent_testing.embedders import HashEmbedder
 
     def sealed(ids):
         completions = np.array([(i, 0, 3 * n) for n, i in enumerate(ids)], COMPLETION)

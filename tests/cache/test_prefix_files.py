@@ -12,7 +12,7 @@ from helpers.prefix_folders import aged, all_in, opened, written
 from precedent.cache import Bounds, Selection, SpeculationCache, SQLiteStore
 from precedent.cache.prefixes import ABANDONED, DEFAULT_MAX_AGE, PrefixFiles
 from precedent.errors import CacheError
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 TENANTS = ("shop", "other")
 

@@ -18,7 +18,7 @@ from helpers.prefix_folders import aged, all_in, opened, written
 from precedent.cache import Selection, SpeculationCache
 from precedent.cache import prefixes as prefix_files
 from precedent.errors import CacheError
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 TENANTS = ("shop", "other")
 BETWEEN = time.time() - 500

@@ -15,7 +15,7 @@ from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.drafters.request import Request
 from precedent.errors import CacheError
 from precedent.runtime.inline_executor import AtOnce
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 END = 2
 

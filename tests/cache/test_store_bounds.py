@@ -19,8 +19,8 @@ from precedent.cache import Bounds, Completion, Selection, SpeculationCache, SQL
 from precedent.cache.index import SimilarityIndex
 from precedent.drafters.recall.tenant_memory import TenantMemory
 from precedent.errors import CacheError
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.store_contract import EMBEDDER, completion, ids_of, unit_vector
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.store_contract import EMBEDDER, completion, ids_of, unit_vector
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -189,7 +189,7 @@ def test_compacting_gives_back_what_evicted_completions_left(tmp_path):
 FULL_DISK = """
     import json, logging, resource, sys
     from precedent.cache import SQLiteStore
-    from precedent.testing.store_contract import EMBEDDER, completion, unit_vector
+    from precedent_testing.store_contract import EMBEDDER, completion, unit_vector
     warnings = []
     handler = logging.Handler()
     handler.emit = lambda record: warnings.append(record.levelname)

@@ -16,7 +16,7 @@ from precedent.cache import Completion, EmbedderIdentity, Selection, SQLiteStore
 from precedent.cache.index import SimilarityIndex
 from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError
-from precedent.testing.store_contract import EMBEDDER, completion, unit_vector
+from precedent_testing.store_contract import EMBEDDER, completion, unit_vector
 
 HOSTILE_TEXTS = (
     *("", " ", "\x00", "a\x00b", "'; DROP TABLE completion; --", '" OR ""="', "NEAR(a b) AND NOT c*", "%_[^]"),

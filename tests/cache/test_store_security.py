@@ -18,8 +18,8 @@ from precedent.drafters.matching.token_index import sorted_segment
 from precedent.engine.engine import Engine
 from precedent.errors import CacheError
 from precedent.planning.costs import CostCurve
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 PROMPT = list(b"look up order 17, then order 18, then order 19")
 RECALL = SpeculationConfig(drafters=("recall",))

@@ -11,7 +11,7 @@ from helpers.quick_store import quick_store
 
 from precedent.cache import Selection, SQLiteStore, verify_cache
 from precedent.cache.index import SimilarityIndex
-from precedent.testing.store_contract import EMBEDDER, completion, unit_vector
+from precedent_testing.store_contract import EMBEDDER, completion, unit_vector
 
 TRICKY = (
     "a",

@@ -12,7 +12,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from precedent.cache import Completion, Selection, SpeculationCache, SQLiteStore
 from precedent.errors import CacheError, ConfigError
 from precedent.langchain import LangChainEmbedder, in_vector_store
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 
 class Hashed(Embeddings):

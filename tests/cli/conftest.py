@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from precedent.cache import Completion, SpeculationCache
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 
 @pytest.fixture

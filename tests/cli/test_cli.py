@@ -19,8 +19,8 @@ from precedent.cli.run import _pieces
 from precedent.engine.engine import Emission
 from precedent.errors import ModelLoadError
 from precedent.target.load.loading import DEMO_TARGET
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 COMMANDS = ("demo", "run", "bench", "doctor", "models", "cache", "keys")
 

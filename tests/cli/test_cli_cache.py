@@ -11,7 +11,7 @@ import pytest
 from helpers.cache_commands import COMPLETION_KEYS, run, run_json
 
 from precedent.cache import Completion, SpeculationCache
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 
 def test_stats_count_in_all_and_by_tenant(folder, tmp_path):

@@ -12,8 +12,8 @@ import pytest
 from helpers.cache_commands import run, run_json
 
 from precedent.cache import Completion, SQLiteStore
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer
 
 
 def test_an_export_comes_back_in_another_folder(folder, tmp_path):

@@ -14,9 +14,9 @@ from tokenizers.models import WordLevel
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
 
 from precedent.cli import doctor_checks
-from precedent.testing.sweep import tiny_model
-from precedent.testing.tiny_gguf import write_gguf
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
+from precedent_testing.sweep import tiny_model
+from precedent_testing.tiny_gguf import write_gguf
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
 
 
 def write(folder: Path, *, tokenizer: Any = None, **settings: Any) -> str:

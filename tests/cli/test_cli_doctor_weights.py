@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from precedent.errors import ModelLoadError
 from precedent.target.load.loading import load_target
-from precedent.testing.tiny_gguf import write_gguf
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_gguf import write_gguf
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 590736\n"
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from precedent.cli.progress import FIRST_SECONDS, Clock, Progress, elapsed
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 LONGEST_SILENCE = 15
 """Seconds, of which the documentation speaks."""

@@ -10,8 +10,8 @@ from helpers.small_engines import make_engine
 
 from precedent.cache import SpeculationCache
 from precedent.engine.engine import Engine
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import tiny_causal_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import tiny_causal_lm
 
 
 @pytest.fixture(scope="module")

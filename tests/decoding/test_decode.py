@@ -27,9 +27,9 @@ from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import Rng, entropy_rng
 from precedent.sampling.row_shaper import RowShaper
 from precedent.target import TargetModel
-from precedent.testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
-from precedent.testing.replay_rng import enumerate_outcomes
-from precedent.testing.tiny_models import tiny_causal_lm
+from precedent_testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
+from precedent_testing.replay_rng import enumerate_outcomes
+from precedent_testing.tiny_models import tiny_causal_lm
 
 ENTROPY = entropy_rng(1)
 PROMPT = [11, 7, 200, 31, 5, 7]

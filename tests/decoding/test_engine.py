@@ -12,9 +12,9 @@ from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.planning.costs import CostCurve
-from precedent.testing.drafters import OracleDrafter
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.drafters import OracleDrafter
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
 def test_every_way_of_drafting_gives_the_plain_answer(engine: Engine) -> None:

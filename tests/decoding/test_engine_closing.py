@@ -15,7 +15,7 @@ from precedent.engine.engine import Engine
 from precedent.engine.shared import shared_engine
 from precedent.errors import EngineClosedError, GenerationError, RequestCancelled
 from precedent.planning.costs import CostCurve
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
 def test_equal_settings_share_one_engine_which_ends_with_its_last_user() -> None:
@@ -125,7 +125,7 @@ import threading
 from precedent.config import SamplingParams
 from precedent.engine.engine import Engine
 from precedent.errors import RequestCancelled
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 engine = Engine.load(tiny_causal_lm("llama"), tokenizer=byte_tokenizer())
 unread = engine.submit([65] * 20, SamplingParams(max_tokens=1000))
 streams = [engine.submit([65] * 20, SamplingParams(max_tokens=1000)) for _ in range(2)]

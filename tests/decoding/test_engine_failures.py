@@ -14,9 +14,9 @@ from precedent.engine.engine import Engine
 from precedent.errors import CacheError, GenerationError
 from precedent.planning.costs import CostCurve
 from precedent.target import Slot
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import CandidateTree
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
 def test_logits_that_are_nan_fail_the_request_and_not_the_engine() -> None:

@@ -15,7 +15,7 @@ from precedent.engine.health import EngineHealth, is_internal
 from precedent.errors import GenerationError, GrammarError, RequestCancelled
 from precedent.planning.costs import CostCurve
 from precedent.runtime.fence import Fences
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 ASKED = SamplingParams(max_tokens=2)
 

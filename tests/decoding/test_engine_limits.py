@@ -10,8 +10,8 @@ from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.engine.generation import Generation
 from precedent.errors import CapacityError, ConfigError, ContextOverflowError, PromptError
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import tiny_causal_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import tiny_causal_lm
 
 
 def test_a_stop_string_ends_the_answer_before_itself(engine: Engine) -> None:

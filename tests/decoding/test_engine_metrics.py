@@ -13,7 +13,7 @@ from precedent import SamplingParams
 from precedent.config import EngineLimits
 from precedent.decoding.stats import GenerationStats
 from precedent.engine.metrics import MetricsRecorder, Pulse
-from precedent.testing.pytest_plugin import EngineMaker
+from precedent_testing.pytest_plugin import EngineMaker
 
 
 def test_accepted_tokens_are_counted_by_source(precedent_engine: EngineMaker) -> None:

@@ -22,9 +22,9 @@ from precedent.engine.shared import running_engines, shared_engine
 from precedent.errors import ConfigError, PrecedentError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
 from precedent.langchain.settings import OF_THE_ENGINE
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_engine import ScriptedEngine
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_engine import ScriptedEngine
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 NAMES = [option.name for option in fields(EngineOptions)]
 

@@ -14,7 +14,7 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.engine.generation import Emission, Generation
 from precedent.errors import GenerationError, RequestCancelled
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 
 def test_emissions_add_up_to_the_result(engine: Engine) -> None:

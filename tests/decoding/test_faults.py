@@ -28,10 +28,10 @@ from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits, Plan
 from precedent.runtime.fence import Fences
 from precedent.sampling.rng import Rng
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.replay_rng import enumerate_outcomes
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import ROOT, Sampled, TreeBuilder
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.replay_rng import enumerate_outcomes
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 GREEDY = SamplingParams(max_tokens=12)
 SEEDED = SamplingParams(temperature=1.0, seed=3, max_tokens=12)

@@ -21,8 +21,8 @@ from precedent.planning.step_costs import StepCosts
 from precedent.runtime.fence import Fences
 from precedent.runtime.machine_load import CpuTimes
 from precedent.runtime.team import Team
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 NAN = float("nan")
 FIXED = list(b"You look up orders. Never guess a number. " * 3)

@@ -20,7 +20,7 @@ from precedent.errors import ConfigError, PrecedentError, UnsupportedError
 from precedent.langchain import PrecedentLLM
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel, identity
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from precedent.engine import kept_prefixes
 from precedent.engine.kept_prefixes import opened
 from precedent.target import TargetModel
 from precedent.target.prefix_pool import WORTH_KEEPING
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from precedent.cache import SpeculationCache
 from precedent.engine import kept_prefixes
 from precedent.engine.kept_prefixes import opened, sealed
 from precedent.target import TargetModel, fingerprints
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import tiny_causal_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import tiny_causal_lm
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import torch
 from precedent import Engine, SamplingParams, SpeculationConfig
 from precedent.engine.generation import GenerationResult
 from precedent.errors import ConfigError
-from precedent.testing.scripted_model import fixed_cost
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.scripted_model import fixed_cost
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 PROMPT = tuple(b"the order was sent, the order was")
 

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from precedent.config import SamplingParams
-from precedent.testing.scripted_model import scripted_model_engine
+from precedent_testing.scripted_model import scripted_model_engine
 
 ANSWER = "one two three four five six seven eight nine ten"
 

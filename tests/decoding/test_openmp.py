@@ -13,7 +13,7 @@ from precedent.config import SamplingParams
 from precedent.engine import worker
 from precedent.engine.engine import Engine
 from precedent.runtime import openmp
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 COUNTED = """
 import os, time, torch

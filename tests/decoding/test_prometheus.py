@@ -8,7 +8,7 @@ import pytest
 
 from precedent import SamplingParams
 from precedent.engine.prometheus import prometheus_text
-from precedent.testing.pytest_plugin import EngineMaker
+from precedent_testing.pytest_plugin import EngineMaker
 
 LINE = re.compile(r"# (HELP|TYPE) [a-z_:0-9]+ .+|[a-z_:0-9]+\{.*\} [0-9.e+-]+")
 

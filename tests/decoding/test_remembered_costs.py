@@ -15,7 +15,7 @@ from precedent.planning.costs import CostCurve
 from precedent.planning.step_costs import START_UP_WIDTHS, StepCosts
 from precedent.runtime.recomputable import sealed
 from precedent.target import TargetModel
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,8 @@ from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.templates import TemplateDrafter
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, ContextOverflowError, PromptError
-from precedent.testing.scripted_model import scripted_model_engine, scripted_tokenizer
 from precedent.text.codec import TokenizerCodec
+from precedent_testing.scripted_model import scripted_model_engine, scripted_tokenizer
 
 WORKER = "precedent-worker"
 PROMPT = list(b"Where is order 1042?")

@@ -23,8 +23,8 @@ from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, PromptError
 from precedent.planning.costs import CostCurve
 from precedent.runtime.plain_values import MOST_DEEP, check_plain
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 PROMPT = list(b"look up order 17, then order 18, then order 19")
 

@@ -18,7 +18,7 @@ from helpers.scheduling import (
 
 from precedent.config import EngineLimits
 from precedent.target.contract import PREFILL_CHUNK
-from precedent.testing.drafters import RandomDrafter
+from precedent_testing.drafters import RandomDrafter
 
 
 def test_requests_of_every_length_get_the_answers_they_get_alone(target: WatchedTarget) -> None:

@@ -23,7 +23,7 @@ from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.errors import GenerationError, RequestCancelled
 from precedent.target import TargetModel
 from precedent.target.load.first_layers import first_layers
-from precedent.testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
+from precedent_testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
 
 
 @pytest.mark.parametrize("rounds", range(6))

@@ -8,7 +8,7 @@ from helpers.scheduling import WatchedTarget, prompt_of, request_for, run, sched
 
 from precedent.config import EngineLimits
 from precedent.decoding.stats import GenerationStats
-from precedent.testing.drafters import OracleDrafter
+from precedent_testing.drafters import OracleDrafter
 
 
 def test_the_cost_curve_learns_one_forward_per_step_over_all_rows(target: WatchedTarget) -> None:

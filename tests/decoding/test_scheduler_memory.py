@@ -11,7 +11,7 @@ from precedent.config import EngineLimits, SpeculationConfig
 from precedent.engine.admission import Admission
 from precedent.errors import CapacityError, ConfigError
 from precedent.runtime.failures import OutOfMemory
-from precedent.testing.drafters import RandomDrafter
+from precedent_testing.drafters import RandomDrafter
 
 
 def test_what_does_not_fit_waits_and_nobody_overtakes_it(target: WatchedTarget) -> None:

@@ -18,8 +18,8 @@ from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.errors import RequestCancelled
 from precedent.planning.costs import CostCurve
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 PLAIN = SpeculationConfig(enabled=False, write_back=False)
 DRAFTED = SpeculationConfig(drafters=("recall", "prompt"))

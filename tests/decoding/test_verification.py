@@ -20,10 +20,10 @@ from precedent.planning.plan import Plan
 from precedent.planning.planner import Planner
 from precedent.sampling.row_shaper import RowShaper
 from precedent.target import TargetModel
-from precedent.testing.host_waits import HostWaits
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, Sampled, TreeBuilder
 from precedent.verify.ahead import Ahead, read_together
+from precedent_cuda.host_waits import HostWaits
+from precedent_testing.tiny_models import tiny_causal_lm
 
 
 @pytest.fixture(autouse=True)

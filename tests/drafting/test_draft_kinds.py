@@ -19,7 +19,7 @@ from precedent.errors import CapacityError, ConfigError, ModelLoadError
 from precedent.planning.costs import CostCurve
 from precedent.target.load.first_layers import first_layers
 from precedent.target.load.loading import load_target
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 OUR_FILE = "oracle.json"
 

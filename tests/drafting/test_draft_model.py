@@ -18,11 +18,11 @@ from precedent.errors import GenerationError
 from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import CounterRng
 from precedent.target import TargetModel
-from precedent.testing.drafter_contract import DrafterContract
-from precedent.testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
-from precedent.testing.host_waits import HostWaits
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, Sampled, TreeBuilder
+from precedent_cuda.host_waits import HostWaits
+from precedent_testing.drafter_contract import DrafterContract
+from precedent_testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
+from precedent_testing.tiny_models import tiny_causal_lm
 
 TINY = {"vocab_size": 16, "num_hidden_layers": 2, "hidden_size": 16, "seed": 31}
 

@@ -14,7 +14,7 @@ from precedent.drafters.grammar import GrammarDrafter
 from precedent.drafters.request import Request
 from precedent.sampling.constraints import Chain, RepetitionPenalty
 from precedent.sampling.row_shaper import forced_tokens
-from precedent.testing.drafter_contract import DrafterContract
+from precedent_testing.drafter_contract import DrafterContract
 
 END = 2
 

@@ -13,8 +13,8 @@ from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.drafters.recall.weights import RECORD, SAME_STEP, SAME_TOOLS, YOUTH, kinship
 from precedent.drafters.request import Request
 from precedent.runtime.inline_executor import AtOnce
-from precedent.testing.embedders import HashEmbedder
 from precedent.tree import ROOT
+from precedent_testing.embedders import HashEmbedder
 
 
 def request(**keys: str) -> Request:

@@ -13,11 +13,11 @@ from precedent.drafters.prediction import PredictionDrafter
 from precedent.drafters.request import Request
 from precedent.drafters.slot_values import PromptValues
 from precedent.drafters.templates import TemplateDrafter
-from precedent.testing.drafter_contract import DrafterContract
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent.text.codec import TokenizerCodec
 from precedent.text.templates import Hole, Template, Templates
 from precedent.tree import ROOT
+from precedent_testing.drafter_contract import DrafterContract
+from precedent_testing.tiny_models import byte_tokenizer
 
 END = 2
 

@@ -25,9 +25,9 @@ from precedent.planning.gate import Gate
 from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import CounterRng, Rng
 from precedent.target import Slot, TargetModel
-from precedent.testing.replay_rng import enumerate_outcomes
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Sampled, TreeBuilder, chain
+from precedent_testing.replay_rng import enumerate_outcomes
+from precedent_testing.tiny_models import tiny_causal_lm
 
 
 def builder_with_a_fixed_candidate() -> TreeBuilder:

@@ -19,10 +19,10 @@ from precedent.planning.costs import CostCurve
 from precedent.sampling.rng import CounterRng
 from precedent.target import Slot, TargetModel
 from precedent.target.load.first_layers import exits_early, first_layers
-from precedent.testing.draft_distribution import check_draft_distribution
-from precedent.testing.drafter_contract import DrafterContract
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import ROOT, TreeBuilder, chain
+from precedent_testing.draft_distribution import check_draft_distribution
+from precedent_testing.drafter_contract import DrafterContract
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 TINY = {"vocab_size": 16, "num_hidden_layers": 3, "hidden_size": 16, "seed": 31}

@@ -6,7 +6,7 @@ from helpers.listed_completions import first_path, paths, request
 
 from precedent.drafters.base import Drafter
 from precedent.drafters.prompt import PromptDrafter
-from precedent.testing.drafter_contract import DrafterContract
+from precedent_testing.drafter_contract import DrafterContract
 
 
 class TestPromptContract(DrafterContract):

@@ -22,8 +22,8 @@ from precedent.cache import Completion, Hit, SpeculationCache
 from precedent.drafters.base import Drafter
 from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.runtime.inline_executor import AtOnce
-from precedent.testing.drafter_contract import DrafterContract
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.drafter_contract import DrafterContract
+from precedent_testing.embedders import HashEmbedder
 
 
 class Later(Executor):

@@ -24,10 +24,10 @@ from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import DEEPEST_DRAW, Planner
 from precedent.sampling.rng import CounterRng, Rng, entropy_rng
 from precedent.target import TargetModel
-from precedent.testing.drafters import OracleDrafter
-from precedent.testing.replay_rng import enumerate_outcomes
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, TreeBuilder
+from precedent_testing.drafters import OracleDrafter
+from precedent_testing.replay_rng import enumerate_outcomes
+from precedent_testing.tiny_models import tiny_causal_lm
 
 EXACT = 1e-12
 VOCABULARY = 3

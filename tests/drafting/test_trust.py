@@ -20,8 +20,8 @@ from precedent.planning.planner import Planner
 from precedent.planning.trust import REMEMBERED, STRENGTH, Trust, outcomes_by_source
 from precedent.sampling.rng import entropy_rng
 from precedent.target import TargetModel
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT
+from precedent_testing.tiny_models import tiny_causal_lm
 
 ROOMY = Limits(max_nodes=32, max_draws=0, max_depth=40, end_token_ids=frozenset())
 

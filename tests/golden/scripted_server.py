@@ -12,7 +12,7 @@ from typing import Any
 
 from precedent import Engine
 from precedent.cli.app import main
-from precedent.testing.scripted_model import scripted_model_engine
+from precedent_testing.scripted_model import scripted_model_engine
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "1042"}}\n</tool_call>'
 

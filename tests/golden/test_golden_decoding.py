@@ -21,10 +21,10 @@ from transformers import PreTrainedModel
 from precedent import Engine, SamplingParams, SpeculationCache, SpeculationConfig
 from precedent.engine import EngineOptions, GenerationResult
 from precedent.grammar import Regex
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import fixed_cost
-from precedent.testing.sweep import tiny_model
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import fixed_cost
+from precedent_testing.sweep import tiny_model
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
 
 WINDOW = {"sliding_window": 16}
 EVERY_OTHER = {**WINDOW, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}

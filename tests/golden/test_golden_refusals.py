@@ -26,11 +26,11 @@ from precedent import (
     Templates,
 )
 from precedent.grammar import JsonSchema, Lark, Regex
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
-from precedent.testing.scripted_model import fixed_cost, scripted_tokenizer
-from precedent.testing.sweep import tiny_model
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
+from precedent_testing.scripted_model import fixed_cost, scripted_tokenizer
+from precedent_testing.sweep import tiny_model
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
 
 Golden = Callable[[str, Any], None]
 

@@ -27,9 +27,9 @@ from pytest_socket import enable_socket
 
 from precedent import ChatPrecedent, ChatPrecedentServer, PrecedentError, SpeculationCache
 from precedent.langchain import PrecedentLLM
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_model_engine
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_model_engine
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 Golden = Callable[[str, Any], None]
 

@@ -36,9 +36,9 @@ from precedent.planning.planner import Planner
 from precedent.sampling.rng import Rng, entropy_rng
 from precedent.sampling.row_shaper import RowShaper
 from precedent.sampling.target_rows import TargetRows
-from precedent.testing.drafters import OracleDrafter
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import Decide
+from precedent_testing.drafters import OracleDrafter
 
 EXACT = 1e-12
 LETTERS, END = "abcd", 4

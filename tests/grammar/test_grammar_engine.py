@@ -14,8 +14,8 @@ from precedent.engine.engine import Engine
 from precedent.errors import UnsupportedError
 from precedent.grammar import Grammar, GrammarConstraint, GuidanceEngine, JsonSchema, Regex
 from precedent.planning.costs import CostCurve
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TOKENIZER, MODEL = byte_tokenizer(), tiny_causal_lm("llama", seed=21)
 END = int(TOKENIZER.eos_token_id)

@@ -23,8 +23,8 @@ from precedent.grammar import GrammarConstraint, GuidanceEngine, JsonSchema, clo
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Planner
 from precedent.sampling.rng import entropy_rng
-from precedent.testing.drafters import OracleDrafter
-from precedent.testing.scripted_engine import chatml_tokenizer
+from precedent_testing.drafters import OracleDrafter
+from precedent_testing.scripted_engine import chatml_tokenizer
 
 TOKENIZER = chatml_tokenizer()
 END = int(TOKENIZER.eos_token_id)

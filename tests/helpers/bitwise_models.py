@@ -10,9 +10,9 @@ import torch
 
 from helpers.packages import graph_settings, hide_packages
 from precedent.config import SpeculationConfig
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent_cpu.kernel_code import LANES
 from precedent_cpu.row_attention import VECTORS, fits
+from precedent_testing.tiny_models import tiny_causal_lm
 
 DIM = VECTORS * LANES
 PLAIN = SpeculationConfig(enabled=False, write_back=False)

@@ -10,7 +10,7 @@ import pytest
 
 from precedent.cache import Selection, SQLiteStore, verify_cache
 from precedent.errors import CacheError, CacheMismatchError
-from precedent.testing.store_contract import EMBEDDER, completion, unit_vector
+from precedent_testing.store_contract import EMBEDDER, completion, unit_vector
 
 COUNT = 30
 PAGE = 4096

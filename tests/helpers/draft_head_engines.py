@@ -13,7 +13,7 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.grammar import JsonSchema
 from precedent.planning.gate import Gate
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 SAMPLINGS = {
     "greedy": SamplingParams(max_tokens=20),

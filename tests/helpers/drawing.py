@@ -19,8 +19,8 @@ from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import Planner
 from precedent.sampling.rng import entropy_rng
 from precedent.target import Slot, TargetModel
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import CandidateTree
+from precedent_testing.tiny_models import tiny_causal_lm
 
 TINY = {"vocab_size": 24, "num_hidden_layers": 2, "hidden_size": 16}
 PROMPTS = ([3, 1, 4], [5] * 60, [9, 2, 6, 5, 3, 5])

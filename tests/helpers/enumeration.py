@@ -12,10 +12,10 @@ from torch import Tensor
 from precedent.config import SamplingParams
 from precedent.sampling.rng import Rng
 from precedent.sampling.target_rows import TargetRows
-from precedent.testing.draft_distribution import Drawing
-from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 from precedent.verify import Verifier, verifier_of
+from precedent_testing.draft_distribution import Drawing
+from precedent_testing.replay_rng import enumerate_outcomes
 
 ToyModel = Callable[[tuple[int, ...]], Tensor]
 """A toy target model: the tokens after the committed text to the next token's probabilities `[vocab_size]`, float64."""

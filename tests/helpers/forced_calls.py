@@ -10,7 +10,7 @@ from langchain_core.tools import tool
 from pydantic import BaseModel, Field
 
 from precedent.langchain import ChatPrecedent
-from precedent.testing.scripted_engine import ScriptedEngine, ScriptedRequest, chatml_tokenizer
+from precedent_testing.scripted_engine import ScriptedEngine, ScriptedRequest, chatml_tokenizer
 
 TEXT = "I would rather write prose."
 TOKENIZER = chatml_tokenizer()

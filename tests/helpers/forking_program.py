@@ -21,7 +21,7 @@ from typing import Any
 
 IMPORTED = (
     *("precedent.langchain", "precedent.engine.engine", "precedent_server.running", "precedent_server.serving"),
-    *("precedent.testing.tiny_models", "precedent.testing.scripted_model", "precedent.testing.embedders"),
+    *("precedent_testing.tiny_models", "precedent_testing.scripted_model", "precedent_testing.embedders"),
     *("langchain.agents", "transformers.models.llama.modeling_llama", "transformers.generation.utils"),
 )
 

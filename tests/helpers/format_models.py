@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
-from precedent.testing.scripted_engine import chatml_tokenizer
+from precedent_testing.scripted_engine import chatml_tokenizer
 
 TOOLS = [
     {

@@ -12,9 +12,9 @@ from transformers.generation.streamers import BaseStreamer
 
 import precedent
 from precedent.planning.costs import CostCurve
-from precedent.testing.drafters import OracleDrafter, RandomDrafter
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent_generate.prepared import prepared_for
+from precedent_testing.drafters import OracleDrafter, RandomDrafter
+from precedent_testing.tiny_models import tiny_causal_lm
 
 VOCABULARY = 64
 PROMPT = [7, 8, 9, 10, 7, 8, 9, 11, 7, 8]

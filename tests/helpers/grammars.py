@@ -9,8 +9,8 @@ from tokenizers import AddedToken
 
 from precedent.grammar import Grammar, GrammarConstraint, GuidanceEngine, JsonSchema, Tool, closed
 from precedent.langchain.structured import call_form
-from precedent.testing.scripted_engine import chatml_tokenizer
 from precedent.text.tool_formats import formats as builtin
+from precedent_testing.scripted_engine import chatml_tokenizer
 
 PLAIN = chatml_tokenizer()
 CONTROLLED = chatml_tokenizer()

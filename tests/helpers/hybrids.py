@@ -6,8 +6,8 @@ import random
 from functools import cache
 
 from precedent.target import Slot, TargetModel
-from precedent.testing.sweep import tiny_model
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
+from precedent_testing.sweep import tiny_model
 
 FAMILIES = {
     "qwen3_next": "gated delta rule",

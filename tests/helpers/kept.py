@@ -13,7 +13,7 @@ from precedent.drafters import DrafterParts
 from precedent.engine.kept_prefixes import KeptPrefixes
 from precedent.runtime.inline_executor import AtOnce
 from precedent.target import Slot, TargetModel
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TOKENIZER = byte_tokenizer()
 PREFIX = [random.Random(5).randrange(3, 250) for _ in range(100)]

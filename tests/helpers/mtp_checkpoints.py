@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.target.load.loading import load_target
-from precedent.testing.sweep import in_float64, tiny_model
-from precedent.testing.tiny_models import byte_tokenizer
+from precedent_testing.sweep import in_float64, tiny_model
+from precedent_testing.tiny_models import byte_tokenizer
 
 LIKE_DEEPSEEK = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
 LIKE_QWEN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")

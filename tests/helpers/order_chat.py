@@ -9,8 +9,8 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.tools import tool
 
 from precedent.langchain import ChatPrecedent
-from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 from precedent.text.prompt import hermes_template
+from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
 TOKENIZER = chatml_tokenizer(chat_template=hermes_template())
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "10 €"}}\n</tool_call>'

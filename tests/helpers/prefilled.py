@@ -22,8 +22,8 @@ from precedent.sampling import target_rows
 from precedent.sampling.rng import entropy_rng
 from precedent.sampling.row_shaper import RowShaper
 from precedent.target import TargetModel
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
+from precedent_testing.tiny_models import tiny_causal_lm
 
 VOCABULARY = 40
 END = 0

@@ -17,10 +17,10 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from transformers import PreTrainedModel
 
 from precedent.target import TargetModel
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent_drafts.eagle import eagle_beside, load_eagle
 from precedent_drafts.head import HeadModel
 from precedent_drafts.published import published_draft
+from precedent_testing.tiny_models import tiny_causal_lm
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 48, 40, 4, 2, 12, 259
 

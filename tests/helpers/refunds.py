@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.v1 import BaseModel as BaseModelV1
 
 from precedent.langchain import ChatPrecedent
-from precedent.testing.scripted_engine import ScriptedEngine, ScriptedRequest, chatml_tokenizer
+from precedent_testing.scripted_engine import ScriptedEngine, ScriptedRequest, chatml_tokenizer
 
 TOKENIZER = chatml_tokenizer()
 METHODS = ("json_schema", "json_mode", "function_calling")

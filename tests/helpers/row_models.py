@@ -9,12 +9,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.target import Slot, TargetModel
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 from precedent_cpu.kernel_code import LANES
 from precedent_cpu.linear import PackedLinear
 from precedent_cpu.row_attention import VECTORS
 from precedent_cpu.tile_products import DEPTH
+from precedent_testing.tiny_models import tiny_causal_lm
 
 DIM = VECTORS * LANES
 """Numbers of a head that fill whole registers."""

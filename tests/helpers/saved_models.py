@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from precedent.errors import PrecedentError
-from precedent.testing.tiny_models import byte_tokenizer
+from precedent_testing.tiny_models import byte_tokenizer
 
 PROMPT = torch.tensor([[5, 7, 11, 13]])
 

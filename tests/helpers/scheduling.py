@@ -21,10 +21,10 @@ from precedent.planning.planner import Planner
 from precedent.runtime.inline_executor import AtOnce
 from precedent.sampling.rng import entropy_rng
 from precedent.target import Slot, TargetModel
-from precedent.testing.drafters import RandomDrafter
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.assembly import TextAssembler
 from precedent.tree import CandidateTree
+from precedent_testing.drafters import RandomDrafter
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TOKENIZER = byte_tokenizer()
 MANY_ROUNDS = 3000

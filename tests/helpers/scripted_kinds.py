@@ -8,7 +8,7 @@ import pytest
 
 from helpers.order_chat import TOKENIZER
 from precedent.langchain import ChatPrecedent, PrecedentLLM
-from precedent.testing.scripted_engine import ScriptedEngine, ScriptedRequest
+from precedent_testing.scripted_engine import ScriptedEngine, ScriptedRequest
 
 HALF = "a\ud800"
 """Half a surrogate pair, which no encoding takes."""

@@ -10,8 +10,8 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemM
 from langchain_core.tools import tool
 
 from precedent.langchain import ChatPrecedent, chat_model
-from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 from precedent.text.prompt import hermes_template
+from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
 TOKENIZER = chatml_tokenizer(chat_template=hermes_template())
 NOT_CHATML = chatml_tokenizer(

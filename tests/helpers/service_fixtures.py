@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from precedent.cache import SpeculationCache
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_tokenizer
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_tokenizer
 
 
 @pytest.fixture(scope="session")

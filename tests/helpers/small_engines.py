@@ -10,7 +10,7 @@ from precedent.cache import Completion, SpeculationCache
 from precedent.config import SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.planning.costs import CostCurve
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 PLAIN = SpeculationConfig(enabled=False, write_back=False)
 PROMPT = list(b"look up order 17, then order 18, then order 19")

@@ -8,8 +8,8 @@ from typing import Any
 
 from precedent.cache import Completion, SpeculationCache
 from precedent.engine.engine import Engine
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_model_engine, scripted_tokenizer
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_model_engine, scripted_tokenizer
 
 CALLS = {
     "magic_function": '{"input": 3}',

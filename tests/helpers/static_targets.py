@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from precedent.target import Slot, TargetModel
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 from precedent_cuda import StaticSettings
+from precedent_testing.tiny_models import tiny_causal_lm
 
 WITHOUT_GRAPHS = StaticSettings(arena_tokens=8192, capture=False)
 

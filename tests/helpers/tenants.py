@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from precedent.langchain import ChatPrecedent, PrecedentLLM
-from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
+from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
 TOKENIZER = chatml_tokenizer()
 Model = ChatPrecedent | PrecedentLLM

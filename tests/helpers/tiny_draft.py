@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_drafts.training.distil import Distillation
 from precedent_drafts.training.schedule import Recipe, Schedule
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 PROMPTS = [tuple(range(first, first + 6)) for first in range(40, 48)]
 RECIPE = Recipe(

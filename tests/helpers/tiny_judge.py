@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 from helpers.tiny_draft import tiny_target
 from precedent.langchain import ChatPrecedent
 from precedent.planning.costs import CostCurve
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.traces import Trajectory
 from precedent_research.judge_training.judge_training import Agent, JudgeTraining, TrainedOn
 from precedent_research.judge_training.recipe import JudgeRecipe
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 MAX_TOKENS = 6
 RECIPE = JudgeRecipe(mismatches=24, strength=0.1)

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from precedent.engine.engine import Engine
 from precedent.planning.costs import CostCurve
-from precedent.testing.tiny_models import byte_tokenizer, tiny_seq2seq_lm
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 from precedent_models.encoder_decoder.target import EncoderDecoderTarget
+from precedent_testing.tiny_models import byte_tokenizer, tiny_seq2seq_lm
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("t5", {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}),

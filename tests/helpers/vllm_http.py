@@ -11,7 +11,7 @@ from typing import Any
 
 from helpers.vllm_batch import SECRET
 from precedent.cache import SpeculationCache
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 from precedent_vllm import Middleware
 from precedent_vllm.note import Note, unseal
 

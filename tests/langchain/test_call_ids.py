@@ -13,9 +13,9 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 from precedent.cache import SpeculationCache
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.messages import to_template_messages
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_model_engine
 from precedent.text.prompt import render_prompt
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_model_engine
 
 WAYS: dict[str, dict[str, Any]] = {
     "the same request": {},

@@ -16,10 +16,10 @@ from precedent.engine.engine import Engine
 from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent
 from precedent.planning.costs import CostCurve
-from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.prompt import hermes_template
 from precedent.text.templates import Template, Templates
+from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 PROMPT = list(b"look up order 17, then order 18, then order 19")
 SAMPLING = SamplingParams(max_tokens=48)

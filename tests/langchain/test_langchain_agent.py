@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, ToolMessage
 from langchain_core.tools import tool
 
 from precedent.langchain import ChatPrecedent
-from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
+from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
 ORDERS = {"1042": "sent", "7": "open"}
 

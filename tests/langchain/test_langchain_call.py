@@ -20,9 +20,9 @@ from precedent import SpeculationCache, SpeculationConfig, Templates
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
 from precedent.langchain import profile as profiles
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 from precedent.text.prompt import hermes_template
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
 TOKENIZER = chatml_tokenizer(chat_template=hermes_template())
 

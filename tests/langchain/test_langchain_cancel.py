@@ -13,7 +13,7 @@ import torch
 
 from precedent.engine.engine import Engine
 from precedent.langchain import ChatPrecedent
-from precedent.testing.scripted_model import scripted_model_engine
+from precedent_testing.scripted_model import scripted_model_engine
 
 TEXT = "The order was sent to the new address, and the refund is on its way."
 

@@ -13,8 +13,8 @@ from langchain_core.messages.tool import tool_call
 
 from precedent.errors import PromptError
 from precedent.langchain import ChatPrecedent
-from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 from precedent.text.prompt import hermes_template
+from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
 ALTERNATING = (  # after Mistral's and Gemma's
     "{% for m in messages if m.role != 'system' %}"

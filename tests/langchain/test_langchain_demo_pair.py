@@ -20,7 +20,7 @@ from precedent.engine.engine import Engine
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.engines import EngineHolder
 from precedent.target.load.source import DEMO_TARGET
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 pytestmark = [pytest.mark.integration, pytest.mark.model, pytest.mark.filterwarnings("default")]
 

@@ -14,7 +14,7 @@ from langchain_core.runnables import ConfigurableField
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent
-from precedent.testing.scripted_engine import ScriptedEngine
+from precedent_testing.scripted_engine import ScriptedEngine
 
 
 @pytest.fixture

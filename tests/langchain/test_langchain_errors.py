@@ -13,7 +13,7 @@ from precedent import errors
 from precedent.errors import ConfigError, ContextOverflowError, PromptError, UnsupportedError
 from precedent.langchain import ChatPrecedent
 from precedent.langchain import exceptions as of_both
-from precedent.testing.scripted_engine import ScriptedEngine
+from precedent_testing.scripted_engine import ScriptedEngine
 
 # What belongs to the run
 

@@ -25,9 +25,9 @@ from precedent import SpeculationCache
 from precedent.errors import ConfigError, PrecedentError, PromptError, UnsupportedError
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.messages import to_template_messages
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_model_engine
 from precedent_server.client import ChatPrecedentServer
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_model_engine
 
 CALL = {"type": "function", "id": "c1", "function": {"name": "look_up", "arguments": {"n": 1}}}
 SAID, THOUGHT = {"content": "a"}, {"reasoning_content": "hm"}

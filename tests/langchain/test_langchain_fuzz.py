@@ -34,9 +34,9 @@ from precedent.errors import PrecedentError
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.exceptions import _BOTH
 from precedent.runtime.inline_executor import AtOnce
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import ScriptedTarget, fixed_cost, scripted_tokenizer
-from precedent.testing.tiny_models import tiny_causal_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import ScriptedTarget, fixed_cost, scripted_tokenizer
+from precedent_testing.tiny_models import tiny_causal_lm
 
 MOST_TOKENS = 4
 """Of an answer, unless the example says otherwise."""

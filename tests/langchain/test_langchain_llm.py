@@ -9,7 +9,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
-from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
+from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
 
 def scripted(*answers: str, **engine: Any) -> PrecedentLLM:

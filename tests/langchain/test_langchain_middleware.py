@@ -15,9 +15,9 @@ from precedent import SpeculationCache
 from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent, SpeculationMiddleware
 from precedent.langchain.middleware import ended_well
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
-from precedent.testing.scripted_model import scripted_model_engine
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
+from precedent_testing.scripted_model import scripted_model_engine
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "7"}}\n</tool_call>'
 BROKEN = '<tool_call>\n{"name": "look_up", "arguments": {"nu\n</tool_call>'

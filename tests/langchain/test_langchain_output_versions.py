@@ -11,8 +11,8 @@ from helpers.scripted_kinds import scripted
 from langchain_core.messages import AIMessage, HumanMessage
 
 from precedent.errors import ConfigError
-from precedent.testing.scripted_engine import chatml_tokenizer
 from precedent.text.prompt import hermes_template
+from precedent_testing.scripted_engine import chatml_tokenizer
 
 REASONING = chatml_tokenizer(chat_template=hermes_template())
 REASONING.add_tokens(["<think>", "</think>"])

@@ -10,7 +10,7 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.messages import HumanMessage
 
 from precedent.langchain import ChatPrecedent
-from precedent.testing.scripted_engine import ScriptedEngine
+from precedent_testing.scripted_engine import ScriptedEngine
 
 
 def test_parameters_for_tracing_and_caches() -> None:

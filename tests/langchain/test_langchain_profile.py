@@ -20,9 +20,9 @@ from precedent.errors import ModelLoadError
 from precedent.langchain import ChatPrecedent
 from precedent.target.load.gguf_header import read_header
 from precedent.target.load.source import DEMO_TARGET
-from precedent.testing.tiny_gguf import write_gguf
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.prompt import hermes_template
+from precedent_testing.tiny_gguf import write_gguf
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TOKENIZER = byte_tokenizer((("t", "h"),))
 CHAT = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"

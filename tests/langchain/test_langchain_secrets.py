@@ -23,7 +23,7 @@ from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, PrecedentError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
 from precedent.langchain.engines import EngineHolder
-from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
+from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
 CANARY = "Zyzzogeton"
 URL = f"postgresql://me:p@{CANARY}@db.internal/precedent?sslpassword={CANARY}"

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from precedent.config import SpeculationConfig
 from precedent.langchain import ChatPrecedent
-from precedent.testing.scripted_engine import ScriptedEngine
+from precedent_testing.scripted_engine import ScriptedEngine
 
 
 def test_stop_strings_of_model_and_call_are_merged() -> None:

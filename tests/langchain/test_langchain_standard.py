@@ -2,7 +2,7 @@
 
 Plain, with a draft model, from a cold and a warm cache, with a prediction. Nothing is marked as an expected failure,
 and skipped are only the tests of pictures, sound, files and recorded servers. The suites ask little of an answer, so
-the engine looks at prompts: what a user, a tool or an earlier call said must be there (`precedent.testing.overheard`).
+the engine looks at prompts: what a user, a tool or an earlier call said must be there (`precedent_testing.overheard`).
 """
 
 from __future__ import annotations

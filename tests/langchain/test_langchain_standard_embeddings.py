@@ -9,7 +9,7 @@ from langchain_tests.integration_tests import EmbeddingsIntegrationTests
 from langchain_tests.unit_tests import EmbeddingsUnitTests
 
 from precedent.langchain import PrecedentEmbeddings
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 pytestmark = pytest.mark.filterwarnings("default")  # the suites use what LangChain itself has deprecated
 

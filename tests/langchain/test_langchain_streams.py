@@ -12,9 +12,9 @@ from langchain_core.messages import AIMessageChunk
 
 from precedent.cache import SpeculationCache
 from precedent.langchain import ChatPrecedent
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_engine import ScriptedEngine
-from precedent.testing.scripted_model import scripted_model_engine, scripted_tokenizer
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_engine import ScriptedEngine
+from precedent_testing.scripted_model import scripted_model_engine, scripted_tokenizer
 
 NUM_TOKENS = len(scripted_tokenizer()("The order was sent to the new address.").input_ids) + 1
 

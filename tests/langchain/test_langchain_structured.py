@@ -18,7 +18,7 @@ from precedent.errors import ConfigError
 from precedent.grammar import Answer
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.schemas import schema_of
-from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
+from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1")
 

@@ -11,7 +11,7 @@ from langchain_core.messages import HumanMessage
 
 from precedent.cache import Completion, prompt_fingerprint
 from precedent.errors import ConfigError
-from precedent.testing.scripted_engine import chatml_tokenizer
+from precedent_testing.scripted_engine import chatml_tokenizer
 
 QWEN = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"

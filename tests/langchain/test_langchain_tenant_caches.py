@@ -12,9 +12,9 @@ from langchain_core.caches import InMemoryCache
 from precedent import SpeculationCache
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.langchain import ChatPrecedent, PrecedentLLM, RecordingCache
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_engine import ScriptedEngine
-from precedent.testing.scripted_model import scripted_model_engine
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_engine import ScriptedEngine
+from precedent_testing.scripted_model import scripted_model_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore::langchain_core._api.beta_decorator.LangChainBetaWarning")
 

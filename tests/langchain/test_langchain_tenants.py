@@ -15,7 +15,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 
 from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
-from precedent.testing.scripted_engine import ScriptedEngine
+from precedent_testing.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::langchain_core._api.beta_decorator.LangChainBetaWarning")
 

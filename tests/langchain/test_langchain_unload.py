@@ -15,8 +15,8 @@ from helpers.small_engines import load_by
 from precedent.engine.engine import Engine
 from precedent.errors import UnsupportedError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
-from precedent.testing.scripted_model import scripted_model_engine
-from precedent.testing.tiny_models import tiny_causal_lm
+from precedent_testing.scripted_model import scripted_model_engine
+from precedent_testing.tiny_models import tiny_causal_lm
 
 
 @pytest.fixture

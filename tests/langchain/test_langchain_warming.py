@@ -18,9 +18,9 @@ from langchain_tests.integration_tests import AsyncCacheTestSuite, SyncCacheTest
 from precedent import PrecedentRecorder, SpeculationCache
 from precedent.errors import ConfigError, PromptError
 from precedent.langchain import ChatPrecedent, RecordingCache
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_conversation import conversations
-from precedent.testing.scripted_model import scripted_model_engine
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_conversation import conversations
+from precedent_testing.scripted_model import scripted_model_engine
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "7"}}\n</tool_call>'
 QUESTION = "Where is order 7?"

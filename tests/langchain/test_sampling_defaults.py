@@ -16,8 +16,8 @@ from precedent import ChatPrecedent, Engine
 from precedent.config import SamplingParams
 from precedent.errors import ConfigError
 from precedent.langchain import PrecedentLLM
-from precedent.testing.tiny_gguf import write_gguf
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_gguf import write_gguf
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 RECOMMENDED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
 

@@ -18,9 +18,9 @@ from precedent.langchain import ChatPrecedent, PrecedentLLM
 from precedent.langchain.arguments import FOR_CHAT, OF_THE_CALL
 from precedent.langchain.settings import OF_THE_ENGINE
 from precedent.langchain.synonyms import HARMLESS, HINTS, IDLE, OF_LOADING, SAME
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_engine import ScriptedEngine, ScriptedRequest, chatml_tokenizer
 from precedent.text.prompt import hermes_template
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_engine import ScriptedEngine, ScriptedRequest, chatml_tokenizer
 
 QWEN = (
     "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"

@@ -14,7 +14,7 @@ import precedent
 from precedent.cache import SentenceTransformerEmbedder, embedder
 from precedent.config import SamplingParams
 from precedent.engine import loading as engine_loading
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 
 @scenario

@@ -18,8 +18,8 @@ from precedent.config import SamplingParams
 from precedent.engine.engine import Engine
 from precedent.langchain import PrecedentLLM
 from precedent.planning.costs import CostCurve
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_model_engine
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_model_engine
 
 
 @scenario

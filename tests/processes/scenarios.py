@@ -22,9 +22,9 @@ from precedent.engine import loading as engine_loading
 from precedent.engine.warm_up import compile_inner_loops
 from precedent.langchain import ChatPrecedent
 from precedent.planning.step_costs import StepCosts
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_tokenizer
-from precedent.testing.tiny_models import tiny_causal_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_tokenizer
+from precedent_testing.tiny_models import tiny_causal_lm
 
 PATIENCE = int(os.environ.get("PATIENCE", "240"))
 """Seconds after which a process has hung; the longest scenario takes a few on a quiet machine."""

@@ -32,9 +32,9 @@ from precedent.langchain import (
 )
 from precedent.planning.step_costs import StepCosts
 from precedent.runtime.process import OfOneProcess
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_tokenizer
-from precedent.testing.tiny_models import tiny_causal_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_tokenizer
+from precedent_testing.tiny_models import tiny_causal_lm
 
 Model = ChatPrecedent | PrecedentLLM
 KINDS: tuple[type[Model], ...] = (ChatPrecedent, PrecedentLLM)

@@ -20,7 +20,7 @@ from precedent.config import SamplingParams
 from precedent.engine import open_caches
 from precedent.engine import shared as shared_engines
 from precedent.langchain import ChatPrecedent, engines
-from precedent.testing.scripted_model import scripted_model_engine
+from precedent_testing.scripted_model import scripted_model_engine
 
 
 @scenario

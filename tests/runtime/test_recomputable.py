@@ -13,8 +13,8 @@ import torch
 
 from precedent.runtime.recomputable import MANIFEST, computed_folder, sealed, unsealed
 from precedent.target.load.loading import load_target
-from precedent.testing.tiny_gguf import write_gguf
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_gguf import write_gguf
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 PROGRAM = Path(__file__).with_name("compiling_program.py")
 RIGHT = "[70.0, 70.0, 42]"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.saved_models import saved
 
-from precedent.testing.tiny_models import tiny_causal_lm
+from precedent_testing.tiny_models import tiny_causal_lm
 
 
 @pytest.fixture

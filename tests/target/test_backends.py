@@ -9,8 +9,8 @@ from torch import Tensor
 from precedent.target import TargetModel
 from precedent.target.kv.rows import Forward
 from precedent.target.runner import Backend
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE
+from precedent_testing.tiny_models import tiny_causal_lm
 
 
 class Upto(Backend):

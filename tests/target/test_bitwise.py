@@ -26,9 +26,9 @@ from precedent.langchain import ChatPrecedent
 from precedent.planning.costs import CostCurve
 from precedent.target import Slot, TargetModel
 from precedent.target.bitwise import MOST_ROWS
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 GREEDY, SEEDED = SamplingParams(max_tokens=40), SamplingParams(max_tokens=40, temperature=0.8, seed=5)
 WAYS = [pytest.param(None, id="rows", marks=by_rows), pytest.param(True, id="one size")]

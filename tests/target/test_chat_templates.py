@@ -14,9 +14,9 @@ from precedent import ChatPrecedent, Engine
 from precedent.errors import ConfigError
 from precedent.langchain import PrecedentLLM
 from precedent.target.load.loading import load_target, load_tokenizer
-from precedent.testing.tiny_gguf import write_gguf
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.prompt import render_prompt
+from precedent_testing.tiny_gguf import write_gguf
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TURNS = "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"
 TALK = [

@@ -18,8 +18,8 @@ pytest.importorskip("gguf")
 from precedent.errors import ModelLoadError, PrecedentError
 from precedent.target.kv import layer_kinds
 from precedent.target.load.loading import load_config, load_draft, load_target, load_tokenizer
-from precedent.testing.tiny_gguf import write_gguf
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_gguf import write_gguf
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TEXT = "order 66 is  12\nno"
 

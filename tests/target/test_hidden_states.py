@@ -21,9 +21,9 @@ from precedent.target import Slot, TargetModel
 from precedent.target.fingerprints import identity_of
 from precedent.target.model import target_of
 from precedent.target.prefix_pool import PrefixPool
-from precedent.testing.sweep import in_float64, tiny_model
-from precedent.testing.tiny_models import tiny_causal_lm, tiny_seq2seq_lm
 from precedent.tree import EMPTY_TREE
+from precedent_testing.sweep import in_float64, tiny_model
+from precedent_testing.tiny_models import tiny_causal_lm, tiny_seq2seq_lm
 
 MODELS = {
     "llama": 1e-9,

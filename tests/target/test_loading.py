@@ -22,8 +22,8 @@ from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.target import TargetModel
 from precedent.target.load import source as packaged
 from precedent.target.load.loading import DEMO_TARGET, load_target
-from precedent.testing.tiny_gguf import write_gguf
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_gguf import write_gguf
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
 def test_no_test_reaches_the_network() -> None:

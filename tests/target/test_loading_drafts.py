@@ -11,7 +11,7 @@ from helpers.saved_models import PROMPT, assert_one_clear_line, logits_of, saved
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.target import TargetModel
 from precedent.target.load.loading import load_draft, load_target
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
 def test_a_draft_model_gets_the_dtype_of_its_target(folder: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from precedent.drafters import kind_of, load_draft
 from precedent.errors import CacheError, ModelLoadError
 from precedent.target.load.loading import load_config, load_target, load_tokenizer
 from precedent.target.load.source import DEMO_TARGET, check_name
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 HTTP: Any = importlib.import_module(type(huggingface_hub.get_session()).__module__.split(".")[0])
 """The HTTP library that the hub's library uses, whichever it is."""

@@ -18,9 +18,9 @@ from precedent.target.contract import Slot
 from precedent.target.load.loading import load_target
 from precedent.target.model import target_of
 from precedent.target.support import ModelSource, ModelSupport, TargetOptions
-from precedent.testing.sweep import config_class_of, tiny_model
-from precedent.testing.tiny_configs import tiny_config
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
+from precedent_testing.sweep import config_class_of, tiny_model
+from precedent_testing.tiny_configs import tiny_config
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
 
 NEEDING = {
     "mamba": "MambaForCausalLM has linear_attention layers",

@@ -23,7 +23,7 @@ from precedent import Engine
 from precedent.config import SamplingParams
 from precedent.errors import ModelLoadError, UnsupportedError
 from precedent.target.load.loading import load_target
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 SHAPE = {
     "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

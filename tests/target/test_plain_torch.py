@@ -16,7 +16,7 @@ from precedent.config import SamplingParams
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError
 from precedent.target import TargetModel, support
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
 def wide(dtype: torch.dtype = torch.float32) -> Any:

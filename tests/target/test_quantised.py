@@ -20,8 +20,8 @@ from precedent.errors import UnsupportedError
 from precedent.target import TargetModel
 from precedent.target.fingerprints import weights_digest
 from precedent.target.load.loading import load_draft, load_target
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 KINDS = (with_int8_tensors, with_packed_linears)
 PROMPT = [72, 101, 108, 108, 111]

@@ -10,9 +10,9 @@ import torch
 from precedent.errors import ContextOverflowError, PromptError
 from precedent.target import Slot, TargetModel
 from precedent.target.contract import NOTHING_PENDING
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder, chain
 from precedent_cpu.linear import PackedLinear, pack_linears
+from precedent_testing.tiny_models import tiny_causal_lm
 
 
 def random_tree(seed: int, num_nodes: int, vocab_size: int = 259) -> CandidateTree:

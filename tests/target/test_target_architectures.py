@@ -15,8 +15,8 @@ from precedent.target import KVCache, Slot, TargetModel
 from precedent.target.contract import PREFILL_CHUNK
 from precedent.target.kv.layer_kinds import why_only_chains
 from precedent.target.support import check_supported
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
+from precedent_testing.tiny_models import tiny_causal_lm
 
 EXACT = 1e-9
 

@@ -8,9 +8,9 @@ from helpers.tabled_model import TabledModel
 from helpers.tiny_architectures import settings_of
 
 from precedent.target import Target, TargetModel
-from precedent.testing.sweep import tiny_model
-from precedent.testing.target_contract import TargetContract
-from precedent.testing.tiny_models import tiny_causal_lm
+from precedent_testing.sweep import tiny_model
+from precedent_testing.target_contract import TargetContract
+from precedent_testing.tiny_models import tiny_causal_lm
 
 
 class TestTorchTargets(TargetContract):

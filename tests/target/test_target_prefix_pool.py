@@ -10,8 +10,8 @@ from helpers.tiny_architectures import settings_of
 
 from precedent.target import Slot, TargetModel, common_prefix
 from precedent.target.prefix_pool import PrefixPool
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE
+from precedent_testing.tiny_models import tiny_causal_lm
 
 SYSTEM = [random.Random(0).randrange(256) for _ in range(300)]
 

@@ -12,9 +12,9 @@ from transformers import GenerationConfig
 
 from precedent import Engine
 from precedent.config import SamplingParams
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.end_tokens import end_tokens
 from precedent.text.prompt import render_prompt, told_answer
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 USER = {"role": "user", "content": "hello"}
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from precedent.testing.tiny_models import CHATML, byte_tokenizer
 from precedent.text import prompt as fixed_part
 from precedent.text.prompt import FixedPart, render_prompt
 from precedent.text.template_settings import TemplateSettings
+from precedent_testing.tiny_models import CHATML, byte_tokenizer
 
 SYSTEM = {"role": "system", "content": "You look after orders. Be brief."}
 TOOLS = [{"type": "function", "function": {"name": "look_up", "description": "Look an order up.", "parameters": {}}}]

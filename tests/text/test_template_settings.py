@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precedent.errors import ConfigError, PrecedentError, PromptError, UnsupportedError
-from precedent.testing.scripted_engine import chatml_tokenizer
 from precedent.text.answers import answer_syntax
 from precedent.text.prompt import hermes_template, render_prompt
 from precedent.text.template_settings import TemplateSettings, template_variables
+from precedent_testing.scripted_engine import chatml_tokenizer
 
 MESSAGES = "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}"
 QWEN = f"""{MESSAGES}{{%- if add_generation_prompt %}}{{{{- '<|im_start|>assistant\\n' }}}}

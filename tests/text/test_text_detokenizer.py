@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from precedent.testing.scripted_engine import chatml_tokenizer
 from precedent.text.assembly import IncrementalDetokenizer
+from precedent_testing.scripted_engine import chatml_tokenizer
 
 BYTES = chatml_tokenizer()
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from precedent.errors import ContextOverflowError
-from precedent.testing.scripted_engine import chatml_tokenizer
 from precedent.text.codec import CHARACTERS_PER_TOKEN, check_length
 from precedent.text.prompt import render_prompt
+from precedent_testing.scripted_engine import chatml_tokenizer
 
 CONTEXT = 100
 

@@ -13,11 +13,11 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from precedent.errors import PromptError, UnsupportedError
-from precedent.testing.scripted_engine import chatml_tokenizer
 from precedent.text.prompt import hermes_template, render_prompt, template_for
 from precedent.text.tool_formats import ParsedCall, TextPiece, whole_parts
 from precedent.text.tool_formats.formats import HERMES
 from precedent.text.tool_formats.parser import TaggedParser
+from precedent_testing.scripted_engine import chatml_tokenizer
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PLAIN_CHATML = (

@@ -22,11 +22,11 @@ from precedent.errors import UnsupportedError
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.chunks import AnswerChunks
 from precedent.langchain.messages import to_template_messages
-from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 from precedent.text.answers import answer_syntax
 from precedent.text.assembly import TextAssembler
 from precedent.text.prompt import hermes_template, render_prompt
 from precedent.text.tool_formats import format_of_template, known_formats
+from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
 
 def test_there_is_a_model_of_every_format() -> None:

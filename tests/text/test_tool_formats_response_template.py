@@ -16,7 +16,6 @@ from transformers.utils.chat_parsing import parse_response
 
 from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent
-from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 from precedent.text.tool_formats import (
     InvalidCall,
     ParsedCall,
@@ -30,6 +29,7 @@ from precedent.text.tool_formats import formats as registry
 from precedent.text.tool_formats.formats import BUILTIN, HERMES, REASONING, tagged_json
 from precedent.text.tool_formats.parser import TaggedParser
 from precedent.text.tool_formats.response_template import ResponseTemplateParser
+from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
 FORMS = {form.name: form for form in BUILTIN}
 TOOLS = [

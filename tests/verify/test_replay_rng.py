@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from precedent.testing.replay_rng import ReplayRng, enumerate_outcomes
+from precedent_testing.replay_rng import ReplayRng, enumerate_outcomes
 
 
 def test_a_random_number_that_is_asked_for_twice_is_refused() -> None:

@@ -10,9 +10,9 @@ from helpers.enumeration import DraftProcess, exact_step, toy_rows
 from helpers.random_trees import always, independent_paths, sibling_samples, toy_model
 
 from precedent.sampling.rng import Rng
-from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import prepare
+from precedent_testing.replay_rng import enumerate_outcomes
 
 TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
 DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)

@@ -14,9 +14,9 @@ from precedent.errors import ConfigError
 from precedent.sampling.coupling import chosen, coupled_choice, coupled_noise, exponential, noise_key
 from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
-from precedent.testing.replay_rng import ReplayRng
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder, chain
 from precedent.verify import verify
+from precedent_testing.replay_rng import ReplayRng
 
 TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
 DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)

@@ -9,10 +9,10 @@ from helpers.known_weights import WAYS, Weighed, verifier_of, weighed
 from helpers.random_trees import Problem, always, independent_paths, random_problem, sibling_samples, toy_model
 
 from precedent.sampling.rng import Rng
-from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.tree import NULL, ROOT, CandidateTree, Fixed, Sampled, TreeBuilder
 from precedent.verify import RowWeights
 from precedent.verify.weights import Weights
+from precedent_testing.replay_rng import enumerate_outcomes
 
 REJECTION_MODES = ("traversal", "topdown")
 EXACT = 1e-12

@@ -12,9 +12,9 @@ from precedent.drafters.request import Request
 from precedent.sampling.constraints import constraints_for
 from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
-from precedent.testing.draft_distribution import check_draft_distribution, draft_distribution_error
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, Sampled, TreeBuilder
+from precedent_testing.draft_distribution import check_draft_distribution, draft_distribution_error
+from precedent_testing.tiny_models import tiny_causal_lm
 
 DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
 

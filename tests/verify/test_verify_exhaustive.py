@@ -13,9 +13,9 @@ from helpers.known_weights import verifier_of
 from helpers.random_trees import Problem, random_problem, toy_model
 
 from precedent.sampling.rng import CounterRng
-from precedent.testing.replay_rng import ReplayRng, enumerate_outcomes
 from precedent.tree import EMPTY_TREE
 from precedent.verify import prepare, verify
+from precedent_testing.replay_rng import ReplayRng, enumerate_outcomes
 
 EXACT = 1e-12
 FIRST, COUNT, BLOCK = 20_000, 600, 40

@@ -28,9 +28,9 @@ from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import Planner
 from precedent.sampling.rng import entropy_rng
 from precedent.target import TargetModel
-from precedent.testing.drafters import OracleDrafter
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, TreeBuilder
+from precedent_testing.drafters import OracleDrafter
+from precedent_testing.tiny_models import tiny_causal_lm
 
 VOCABULARY, LENGTH, PROMPT = 4, 3, (0, 1)  # with two tokens, a residual leaves one: nothing would be drawn from it
 FALSE_ALARM, POWER = 1e-5, 0.99

@@ -17,8 +17,8 @@ from helpers.random_trees import always, independent_paths, near, random_problem
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
-from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.tree import ROOT, CandidateTree
+from precedent_testing.replay_rng import enumerate_outcomes
 
 SOLVER = 1e-7
 TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)

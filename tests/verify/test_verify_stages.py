@@ -16,10 +16,10 @@ from precedent.config import SamplingParams
 from precedent.errors import GenerationError
 from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
-from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.tree import NULL, ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import RowWeights, verify
 from precedent.verify.ahead import Ahead, Scored, read_together
+from precedent_testing.replay_rng import enumerate_outcomes
 
 READS_BACK = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique")
 SAMPLED = SamplingParams(temperature=1.0)

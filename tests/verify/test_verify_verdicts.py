@@ -14,10 +14,10 @@ from precedent.decoding.loop import DecodeLoop, loop_class
 from precedent.errors import ConfigError
 from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
-from precedent.testing.replay_rng import ReplayRng, enumerate_outcomes
 from precedent.tree import EMPTY_TREE, ROOT, Sampled, TreeBuilder, chain
 from precedent.verify import LOSSLESS, Verdict, prepare, verify
 from precedent.verify.exact_match import exact_match
+from precedent_testing.replay_rng import ReplayRng, enumerate_outcomes
 
 REJECTION_MODES = ("traversal", "topdown")
 BOTH_WAYS = pytest.mark.parametrize("way", WAYS)

@@ -16,9 +16,9 @@ from precedent.config import SamplingParams
 from precedent.engine.engine import Engine
 from precedent.planning.costs import CostCurve
 from precedent.target import Slot, TargetModel
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer
 
 pytestmark = by_rows
 

@@ -12,7 +12,7 @@ from helpers.tiny_architectures import settings_of
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import TargetModel
-from precedent.testing.tiny_models import byte_tokenizer
+from precedent_testing.tiny_models import byte_tokenizer
 
 
 def with_eager_attention(chosen: Any) -> Any:

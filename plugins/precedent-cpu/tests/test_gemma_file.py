@@ -14,7 +14,7 @@ from precedent.engine.engine import Engine
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
 from precedent.target.load.loading import load_target
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 pytestmark = [pytest.mark.slow, pytest.mark.model, by_rows]
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from precedent.target import TargetModel
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
 from precedent_cpu.kernel_code import LANES
 from precedent_cpu.row_attention import QUERIES, VECTORS, Sight, fits, row_attention
+from precedent_testing.tiny_models import tiny_causal_lm
 
 DIM = VECTORS * LANES
 DTYPES = [torch.bfloat16, torch.float32]

@@ -10,12 +10,12 @@ from helpers.sums_in_order import product_in_order
 from torch import Tensor, nn
 
 from precedent.target import TargetModel
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent_cpu.kernel_code import LANES
 from precedent_cpu.linear import PackedLinear, pack_linears
 from precedent_cpu.product_kernels import LONG_ROW, PIECE, TOGETHER
 from precedent_cpu.row_products import fits, row_product
 from precedent_cpu.tile_products import DEPTH
+from precedent_testing.tiny_models import tiny_causal_lm
 
 pytestmark = pytest.mark.skipif(
     not fits(torch.zeros(1, LANES)), reason="torch runs on other threads here, or the processor lacks fused operations"

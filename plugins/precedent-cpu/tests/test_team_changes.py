@@ -13,8 +13,8 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine import Engine
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_cpu.row_attention import fits
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 pytestmark = pytest.mark.skipif(
     not fits(*[torch.zeros(1, 1, 1, DIM)] * 3), reason="torch runs on other threads here, or lacks fused operations"

@@ -47,11 +47,11 @@ from precedent.sampling.row_shaper import RowShaper
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import TargetModel
 from precedent.target.kv.shape import KVShape
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify.ahead import Ahead, Scored, computed_alike
 from precedent_cuda import StaticSettings
 from precedent_cuda.static_runner import StaticRunner
+from precedent_testing.tiny_models import tiny_causal_lm
 
 NAME = "elsewhere"
 VOCABULARY = 259

@@ -13,8 +13,8 @@ from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.runtime.failures import OutOfMemory
 from precedent.target import TargetModel
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent_cuda import StaticSettings, attention, static_runner
+from precedent_testing.tiny_models import byte_tokenizer
 
 
 def test_what_forwards_of_one_size_would_round_otherwise_is_found_at_load(monkeypatch: pytest.MonkeyPatch) -> None:

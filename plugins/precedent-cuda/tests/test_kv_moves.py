@@ -11,9 +11,9 @@ from torch import Tensor
 
 from precedent.target import Slot, TargetModel
 from precedent.target.kv.arena import BlockArena
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 from precedent_cuda import StaticSettings
+from precedent_testing.tiny_models import tiny_causal_lm
 
 IN_AN_ARENA = StaticSettings(arena_tokens=2048, capture=False)
 

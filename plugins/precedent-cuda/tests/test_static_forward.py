@@ -20,11 +20,11 @@ from precedent.target.attention import attention
 from precedent.target.kv.arena import KEPT_FREE, KVArena
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.rows import chain_rows
-from precedent.testing.host_waits import HostWaits
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import EMPTY_TREE
 from precedent_cuda import StaticSettings
+from precedent_cuda.host_waits import HostWaits
 from precedent_cuda.static_forward import LEAST_KEYS, MOST_WIDTH, StaticForward, StaticShape, shape_for
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "olmo2", "phi3"])

@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from precedent.target import TargetModel
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import EMPTY_TREE
 from precedent_cuda import StaticSettings
 from precedent_cuda.graphs import GraphStore, Replay, Run
 from precedent_cuda.static_forward import LEAST_KEYS, StaticShape
+from precedent_testing.tiny_models import tiny_causal_lm
 
 
 class Pretended:

@@ -14,10 +14,10 @@ pytest.importorskip("precedent_demo")
 from precedent.cache import embedder
 from precedent.cli import app as cli
 from precedent.planning import costs as cost_curve
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_demo import conversation
 from precedent_demo.demo_runs import WAYS
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 NAMES = [way.name for way in WAYS]
 

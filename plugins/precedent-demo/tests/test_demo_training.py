@@ -21,8 +21,6 @@ import peft
 from precedent.engine.generation import GenerationResult
 from precedent.errors import ModelLoadError
 from precedent.target.load.loading import load_target
-from precedent.testing.scripted_model import scripted_model_engine
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.text.prompt import Message, render_prompt
 from precedent_demo import SYSTEM_PROMPT, adapted, make_database
 from precedent_demo.adapted import adapted_target
@@ -33,6 +31,8 @@ from precedent_demo.training.trajectories import Encoder, conversations, expert_
 from precedent_demo.workflows import generate_requests
 from precedent_drafts.training.prompts import read_prompts
 from precedent_drafts.training.texts import Text
+from precedent_testing.scripted_model import scripted_model_engine
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers
 

@@ -11,12 +11,12 @@ from helpers.command_line import precedent
 from helpers.tiny_block import tiny_block_draft
 from helpers.tiny_draft import PROMPTS, tiny_target
 
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_drafts.training.block_lessons import BlockTeacher
 from precedent_drafts.training.block_measure import BlockMeasurement
 from precedent_drafts.training.block_student import block_rows
 from precedent_drafts.training.lesson_plan import LessonPlan
 from precedent_drafts.training.teacher import Author
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TOKENIZER = byte_tokenizer()
 

@@ -20,10 +20,10 @@ from precedent.drafters.base import Asked, Drafter
 from precedent.drafters.request import Request
 from precedent.errors import ConfigError
 from precedent.target import Slot, TargetModel
-from precedent.testing.drafter_contract import DrafterContract
 from precedent_drafts.block_draft import BlockDraft
 from precedent_drafts.block_drafter import BlockDrafter, chances
 from precedent_drafts.block_model import BlockModel
+from precedent_testing.drafter_contract import DrafterContract
 
 
 def written_out(draft: BlockDraft, states: Tensor, tokens: Sequence[int]) -> Tensor:

@@ -19,8 +19,8 @@ from precedent.errors import ConfigError, ModelLoadError
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits
 from precedent.planning.planner import Planner
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_drafts.block_draft import load_block_draft, save_block_draft
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 BLOCK = SpeculationConfig(drafters=("block-draft",))
 

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 
 from precedent.errors import ConfigError, ModelLoadError
 from precedent.target import TargetModel
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent_drafts.block_draft import BlockDraft, load_block_draft
 from precedent_drafts.block_model import BlockModel
 from precedent_drafts.training.block_lessons import BlockLesson, BlockShard, BlockTeacher
@@ -27,6 +26,7 @@ from precedent_drafts.training.block_training import BlockTraining
 from precedent_drafts.training.lesson_plan import BegunLessons, LessonPlan
 from precedent_drafts.training.teacher import Author
 from precedent_drafts.training.texts import Text
+from precedent_testing.tiny_models import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 RECIPE = BlockRecipe(

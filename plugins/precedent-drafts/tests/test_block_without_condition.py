@@ -22,8 +22,6 @@ from precedent.drafters.base import Drafter
 from precedent.drafters.request import Request
 from precedent.errors import ModelLoadError
 from precedent.target import Slot, TargetModel
-from precedent.testing.drafter_contract import DrafterContract
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_drafts.block_draft import BlockDraft, load_block_draft, save_block_draft
 from precedent_drafts.block_drafter import BlockDrafter
 from precedent_drafts.block_model import BlockModel
@@ -33,6 +31,8 @@ from precedent_drafts.training.block_student import BlockStudent, block_rows, bl
 from precedent_drafts.training.block_training import BlockTraining
 from precedent_drafts.training.lesson_plan import LessonPlan
 from precedent_drafts.training.texts import Text
+from precedent_testing.drafter_contract import DrafterContract
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TOKENIZER = byte_tokenizer()
 RECIPE = BlockRecipe(

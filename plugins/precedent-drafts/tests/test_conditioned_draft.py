@@ -17,10 +17,10 @@ from precedent.drafters import load_draft
 from precedent.errors import ConfigError, ModelLoadError
 from precedent.target import TargetModel
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_drafts.conditioned import TOKEN_GUIDED, fusion_from, fusion_of
 from precedent_drafts.head import HeadModel, reading_hidden_states
 from precedent_drafts.trained import DraftSettings, save_draft
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TINY = {"vocab_size": 16, "num_hidden_layers": 3, "hidden_size": 16, "seed": 31}
 

@@ -17,7 +17,6 @@ from torch.nn.functional import silu, smooth_l1_loss
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import TargetModel
 from precedent.target.load.first_layers import base_of
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import EMPTY_TREE
 from precedent_drafts.conditioned import TOKEN_GUIDED, TokenGuidedFusion, conditioned_beside, fusion_of
 from precedent_drafts.head import reading_hidden_states
@@ -36,6 +35,7 @@ from precedent_drafts.training.lesson_plan import LessonPlan
 from precedent_drafts.training.measure import Measurement
 from precedent_drafts.training.teacher import Author
 from precedent_drafts.training.texts import Text
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TOKENIZER = byte_tokenizer()
 RECIPE = ConditionedRecipe(

@@ -19,10 +19,10 @@ from precedent.drafters import load_draft
 from precedent.drafters.request import Request
 from precedent.errors import ConfigError, GenerationError, ModelLoadError, UnsupportedError
 from precedent.target import TargetModel
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_drafts.block_draft import BlockDraft
 from precedent_drafts.block_drafter import BlockDrafter, chances
 from precedent_drafts.block_model import BlockModel, Filled
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 BLOCK = SpeculationConfig(drafters=("block-draft",))
 

@@ -13,9 +13,9 @@ from helpers.published_blocks import SPECULATORS as DFLASH
 from helpers.published_blocks import block_weights
 from helpers.published_heads import COVERED, SPECFORGE, SPECULATORS, random_weights, small_target, write_head
 
-from precedent.testing.sweep import tiny_model
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent_drafts.trained import DraftSettings
+from precedent_testing.sweep import tiny_model
+from precedent_testing.tiny_models import byte_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ from helpers.tiny_draft import PROMPTS, tiny_target
 from transformers import PreTrainedModel
 
 from precedent.target.load.first_layers import first_layers
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_drafts.training.measure import Measurement, expected_tokens
 from precedent_drafts.training.schedule import Recipe, Schedule
 from precedent_drafts.training.teacher import Author
 from precedent_drafts.training.texts import Text
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TOKENIZER = byte_tokenizer()
 

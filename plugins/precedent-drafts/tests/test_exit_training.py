@@ -27,8 +27,6 @@ from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
 from precedent.target.load.first_layers import exits_early, first_layers
 from precedent.target.load.loading import load_target
-from precedent.testing.draft_distribution import check_draft_distribution
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import ROOT, TreeBuilder
 from precedent_drafts.borrowed import HEAD_TOKENS
 from precedent_drafts.early_exit import ADAPTER, ExitAdapter, exit_beside
@@ -39,6 +37,8 @@ from precedent_drafts.training.lesson_plan import LessonPlan
 from precedent_drafts.training.measure import Measurement
 from precedent_drafts.training.teacher import Author
 from precedent_drafts.training.texts import Text
+from precedent_testing.draft_distribution import check_draft_distribution
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TOKENIZER = byte_tokenizer()
 RECIPE = ExitRecipe(

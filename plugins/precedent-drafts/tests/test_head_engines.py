@@ -28,10 +28,10 @@ from precedent.errors import CapacityError, ConfigError, UnsupportedError
 from precedent.planning.costs import CostCurve
 from precedent.runtime.background import Background
 from precedent.target import TargetModel
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_drafts.conditioned import FUSIONS
 from precedent_drafts.kinds import MTP_HEADS
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
 @dataclass(frozen=True)

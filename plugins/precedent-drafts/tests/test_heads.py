@@ -38,13 +38,13 @@ from precedent.drafters.request import Request
 from precedent.errors import ConfigError
 from precedent.sampling.rng import CounterRng
 from precedent.target import Slot, TargetModel
-from precedent.testing.draft_distribution import check_draft_distribution
-from precedent.testing.drafter_contract import DrafterContract
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, TreeBuilder, chain
 from precedent_drafts.conditioned import TOKEN_GUIDED
 from precedent_drafts.head import HeadDrafter, HeadModel, reading_hidden_states
 from precedent_drafts.mtp import mtp_beside
+from precedent_testing.draft_distribution import check_draft_distribution
+from precedent_testing.drafter_contract import DrafterContract
+from precedent_testing.tiny_models import tiny_causal_lm
 
 
 def changed(config: dict[str, Any], **layers: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from helpers.command_line import precedent
 
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_drafts.train_kinds import TAKEN_BY
 from precedent_drafts.training.lesson_plan import LessonPlan
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 KINDS = {
     "exit": ["--kind", "exit", "--exit-layer", "2", "--exit-width", "8"],

@@ -25,7 +25,7 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.planning.costs import CostCurve
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 MTP = SpeculationConfig(drafters=("mtp",))
 ALL = SpeculationConfig(drafters=("recall", "prompt", "grammar", "draft-model", "mtp"))

@@ -28,7 +28,6 @@ from precedent.drafters import kind_of, load_draft
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, ModelLoadError, PrecedentError, UnsupportedError
 from precedent.target.load.loading import load_target
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_drafts.eagle import EagleHead, EagleSettings, load_eagle
 from precedent_drafts.kinds import EAGLE_HEADS
 from precedent_drafts.published import (
@@ -39,6 +38,7 @@ from precedent_drafts.published import (
     looks_published,
     published_draft,
 )
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 UNNAMED = {name: value for name, value in SAFEAILAB.items() if name != "draft_vocab_size"}
 """A head whose config says nothing of it: its tensors tell."""

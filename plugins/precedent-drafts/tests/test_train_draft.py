@@ -12,7 +12,6 @@ from helpers.tiny_draft import PLAN, PROMPTS, RECIPE, tiny_target, train_tiny
 from safetensors.torch import load_file
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_drafts.borrowed import HEAD_TOKENS
 from precedent_drafts.trained import draft_beside, initial_weights
 from precedent_drafts.training.distil import Distillation, most_frequent
@@ -22,6 +21,7 @@ from precedent_drafts.training.schedule import Begun, Recipe, Schedule
 from precedent_drafts.training.student import Student
 from precedent_drafts.training.teacher import Author, Teacher
 from precedent_drafts.training.texts import Shard, Text
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TOKENIZER = byte_tokenizer()
 

@@ -20,12 +20,12 @@ from precedent.engine.engine import Engine
 from precedent.errors import ModelLoadError
 from precedent.target import TargetModel
 from precedent.target.load.loading import load_target
-from precedent.testing.draft_distribution import check_draft_distribution
-from precedent.testing.drafter_contract import DrafterContract
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import ROOT, TreeBuilder
 from precedent_drafts.borrowed import HEAD_TOKENS
 from precedent_drafts.trained import draft_beside, initial_weights
+from precedent_testing.draft_distribution import check_draft_distribution
+from precedent_testing.drafter_contract import DrafterContract
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TOKENIZER = byte_tokenizer()
 

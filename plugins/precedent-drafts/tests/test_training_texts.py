@@ -12,13 +12,13 @@ from helpers.tiny_draft import PROMPTS, RECIPE, tiny_target
 
 from precedent.cache import Completion, SQLiteStore, tokenizer_fingerprint
 from precedent.errors import CacheError, PromptError
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent_drafts.training.completions import read_completions
 from precedent_drafts.training.distil import Distillation
 from precedent_drafts.training.prompts import read_prompts, split
 from precedent_drafts.training.schedule import Schedule
 from precedent_drafts.training.teacher import Teacher
 from precedent_drafts.training.texts import Shard, Text
+from precedent_testing.tiny_models import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 

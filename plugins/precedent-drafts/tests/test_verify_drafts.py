@@ -28,13 +28,13 @@ from precedent.drafters.request import Request
 from precedent.sampling.constraints import constraints_for
 from precedent.sampling.rng import CounterRng, Rng
 from precedent.target import TargetModel
-from precedent.testing.draft_distribution import check_draft_distribution
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent_drafts.block_drafter import BlockDrafter
 from precedent_drafts.block_model import BlockModel
 from precedent_drafts.conditioned import TOKEN_GUIDED
 from precedent_drafts.head import HeadDrafter, reading_hidden_states
+from precedent_testing.draft_distribution import check_draft_distribution
+from precedent_testing.tiny_models import tiny_causal_lm
 
 PROMPT = [1, 2, 1, 0]
 TOY = {"num_hidden_layers": 3, "scale": 0.3, "seed": 4}

@@ -13,9 +13,9 @@ from helpers.services import END, Serve, Waiting, store
 
 from precedent.cache import Completion, SpeculationCache, SQLiteStore, tokenizer_fingerprint
 from precedent.errors import CacheError, CacheMismatchError
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent_engines import DraftingService
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer
 
 ORDER = [40, 41, 42, 43, 44, 45, END]
 PROMPT = [50, 51, 52, 53, 50, 51]

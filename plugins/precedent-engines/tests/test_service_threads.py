@@ -22,9 +22,9 @@ from precedent.cache import SpeculationCache
 from precedent.errors import PrecedentError, UnsupportedError
 from precedent.runtime.background import Background
 from precedent.runtime.inline_executor import AtOnce
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_tokenizer
 from precedent_engines import DraftingService
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_tokenizer
 
 THREADS, REQUESTS, STEPS = 6, 12, 10
 
@@ -177,7 +177,7 @@ FORKING = """
 import os, sys
 from precedent.errors import UnsupportedError
 from precedent_engines import DraftingService
-from precedent.testing.tiny_models import byte_tokenizer
+from precedent_testing.tiny_models import byte_tokenizer
 
 service = DraftingService.open(None, byte_tokenizer(), cost={1: 10.0, 9: 10.0})
 session = service.begin("a", [50, 51, 52, 50])
@@ -211,7 +211,7 @@ WHOLE_LIFE = """
 import sys
 from precedent.cache import SpeculationCache
 from precedent_engines import DraftingService
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 
 with SpeculationCache.open(None, embedder=HashEmbedder()) as cache, DraftingService.open(cache, sys.argv[1]) as service:
     service.write_back([1, 2], [40, 41, 42, 43], tenant="north", query="an order").result()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from precedent.errors import ConfigError, ModelLoadError
-from precedent.testing.scripted_model import scripted_tokenizer
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent_engines.tokenizer import codec_of
+from precedent_testing.scripted_model import scripted_tokenizer
+from precedent_testing.tiny_models import byte_tokenizer
 
 TEXTS = ("", "The order was sent.", ' {"a": 1}\n', "ünï 𝄞\x00", "<|im_end|> no", "  two  spaces ")
 

@@ -19,9 +19,9 @@ from transformers import (
 
 import precedent
 from precedent.sampling.coupling import coupled_choice
-from precedent.testing.drafters import OracleDrafter, RandomDrafter
-from precedent.testing.sweep import tiny_model
-from precedent.testing.tiny_models import byte_tokenizer
+from precedent_testing.drafters import OracleDrafter, RandomDrafter
+from precedent_testing.sweep import tiny_model
+from precedent_testing.tiny_models import byte_tokenizer
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import precedent
 from precedent.cache import SpeculationCache
 from precedent.target import TargetModel
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_generate import prepared
 from precedent_generate.prepared import prepared_for
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
 def test_the_users_model_stays_as_it_was() -> None:

@@ -12,7 +12,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 import precedent
 from precedent.errors import ConfigError
-from precedent.testing.drafters import RandomDrafter
+from precedent_testing.drafters import RandomDrafter
 
 
 class OpenAIs(LogitsProcessor):

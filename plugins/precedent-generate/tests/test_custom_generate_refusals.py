@@ -15,8 +15,8 @@ from transformers.cache_utils import DynamicCache
 import precedent
 from precedent.cache import SpeculationCache
 from precedent.errors import ConfigError, GenerationError, UnsupportedError
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import tiny_causal_lm, tiny_seq2seq_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import tiny_causal_lm, tiny_seq2seq_lm
 
 
 class Counting(LogitsProcessor):

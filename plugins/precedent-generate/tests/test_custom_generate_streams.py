@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 import precedent
-from precedent.testing.drafters import NullDrafter
+from precedent_testing.drafters import NullDrafter
 
 
 def test_a_streamer_hears_what_it_hears_from_generate(model: PreTrainedModel) -> None:

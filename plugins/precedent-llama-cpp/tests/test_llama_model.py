@@ -20,9 +20,9 @@ from transformers import AutoTokenizer
 from precedent.cache import SpeculationCache
 from precedent.errors import CacheMismatchError, UnsupportedError
 from precedent.runtime.inline_executor import AtOnce
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_tokenizer
 from precedent_llama_cpp import PrecedentDraft
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_tokenizer
 
 pytestmark = pytest.mark.llama_cpp
 

@@ -20,10 +20,10 @@ from precedent.target.load.loading import load_draft, load_target
 from precedent.target.model import target_of as opened
 from precedent.target.prefix_pool import PrefixPool
 from precedent.target.support import check_loadable, check_supported
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
 from precedent.tree import EMPTY_TREE, ROOT
 from precedent_models.encoder_decoder.kv import DecoderForward
 from precedent_models.encoder_decoder.target import EncoderDecoderTarget
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
 
 EXACT = 1e-9
 FLOAT32_INSIDE = {"t5gemma": 1e-5}

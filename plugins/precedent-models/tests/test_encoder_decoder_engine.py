@@ -21,12 +21,12 @@ from precedent.errors import CapacityError, ConfigError, ContextOverflowError, R
 from precedent.grammar import JsonSchema
 from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
-from precedent.testing.drafters import OracleDrafter
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.replay_rng import enumerate_outcomes
-from precedent.testing.tiny_models import tiny_causal_lm, tiny_seq2seq_lm
 from precedent_models.encoder_decoder.target import EncoderDecoderTarget
 from precedent_research.pearl import PearlDrafter
+from precedent_testing.drafters import OracleDrafter
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.replay_rng import enumerate_outcomes
+from precedent_testing.tiny_models import tiny_causal_lm, tiny_seq2seq_lm
 
 PLAIN = SpeculationConfig(enabled=False, write_back=False)
 FAMILIES = [

@@ -16,9 +16,9 @@ from precedent.engine.engine import Engine
 from precedent.errors import CapacityError, ContextOverflowError, UnsupportedError
 from precedent.grammar import JsonSchema
 from precedent.planning.costs import CostCurve
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.sweep import tiny_model
-from precedent.testing.tiny_models import byte_tokenizer
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.sweep import tiny_model
+from precedent_testing.tiny_models import byte_tokenizer
 
 SLOW = ("falcon_h1", "jamba", "glm_moe_dsa", "qwen4_exp_text")
 HYBRIDS = ("qwen3_next", "lfm2", "deepseek_v32", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))

@@ -12,9 +12,9 @@ from helpers.packages import graph_settings
 from precedent.errors import UnsupportedError
 from precedent.target import Slot, TargetModel
 from precedent.target.prefix_pool import PrefixPool
-from precedent.testing.sweep import IN_FLOAT32, compare, in_float64, tiny_model
 from precedent.tree import EMPTY_TREE
 from precedent_models.recurrent.states import MOST_SNAPSHOTS
+from precedent_testing.sweep import IN_FLOAT32, compare, in_float64, tiny_model
 
 EXACT = 1e-9
 """Ours against ours: all of our recurrences compute in the model's dtype, or more precisely."""

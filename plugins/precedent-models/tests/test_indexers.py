@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from precedent.errors import UnsupportedError
 from precedent.target import Slot, TargetModel
 from precedent.target.load.first_layers import exits_early, first_layers
-from precedent.testing.sweep import IN_FLOAT32, compare, config_class_of, in_float64, tiny_model
-from precedent.testing.tiny_configs import tiny_config
 from precedent.tree import EMPTY_TREE, ROOT
 from precedent_models import index_keys
+from precedent_testing.sweep import IN_FLOAT32, compare, config_class_of, in_float64, tiny_model
+from precedent_testing.tiny_configs import tiny_config
 
 FAMILIES = (
     "deepseek_v32",

@@ -7,8 +7,8 @@ from helpers.hybrids import hybrid
 
 from precedent.target import Target
 from precedent.target.model import target_of
-from precedent.testing.target_contract import TargetContract
-from precedent.testing.tiny_models import tiny_seq2seq_lm
+from precedent_testing.target_contract import TargetContract
+from precedent_testing.tiny_models import tiny_seq2seq_lm
 
 STATEFUL = ("qwen3_next", "falcon_h1", "mamba", "zaya", "deepseek_v32", "qwen4_exp_text")
 

@@ -12,8 +12,8 @@ import pytest
 from precedent.cache import Bounds, Selection, SpeculationCache
 from precedent.cache.store import open_store
 from precedent.errors import CacheError, CacheMismatchError
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.store_contract import DIMENSION, EMBEDDER, StoreContract, completion, ids_of, unit_vector
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.store_contract import DIMENSION, EMBEDDER, StoreContract, completion, ids_of, unit_vector
 
 pytest.importorskip("precedent_postgres", reason="precedent-postgres is not installed")
 from precedent_postgres import PostgresStore, testing

@@ -12,8 +12,8 @@ from precedent.config import SamplingParams
 from precedent.engine.engine import Engine
 from precedent.errors import CacheError
 from precedent.planning.costs import CostCurve
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 pytest.importorskip("precedent_postgres", reason="precedent-postgres is not installed")
 from precedent_postgres import testing

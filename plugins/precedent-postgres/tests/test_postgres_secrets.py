@@ -23,9 +23,9 @@ from precedent.config import SamplingParams
 from precedent.engine.engine import Engine
 from precedent.errors import CacheError, ConfigError, PrecedentError
 from precedent.planning.costs import CostCurve
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.store_contract import completion
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.store_contract import completion
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 pytest.importorskip("precedent_postgres", reason="precedent-postgres is not installed")
 import psycopg

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precedent.engine.prometheus import prometheus_text
-from precedent.testing.pytest_plugin import EngineMaker
 from precedent_ray.merging import gauges, merged
 from precedent_ray.scaling import QUEUE_SECONDS, Scaling
+from precedent_testing.pytest_plugin import EngineMaker
 
 
 def test_every_series_says_its_replica_and_every_name_is_described_once(precedent_engine: EngineMaker) -> None:

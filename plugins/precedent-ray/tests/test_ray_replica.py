@@ -20,13 +20,13 @@ from precedent.drafters.recall.tenant_memory import cost
 from precedent.engine.health import EngineHealth
 from precedent.engine.metrics import Pulse
 from precedent.errors import CacheError
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.store_contract import completion
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent_ray.reading import read_ahead, worth_reading
 from precedent_ray.replica import Replica, StuckError
 from precedent_ray.scaling import QUEUE_SECONDS
 from precedent_ray.settings import Settings
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.store_contract import completion
+from precedent_testing.tiny_models import tiny_causal_lm
 
 ASKED = {"model": "tiny", "prompt": "order 17: ", "max_tokens": 24, "temperature": 0}
 

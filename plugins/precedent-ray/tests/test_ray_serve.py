@@ -25,9 +25,9 @@ from precedent.routing import preferred
 
 from precedent.cache import SpeculationCache
 from precedent.engine.engine import Engine
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent_postgres.testing import TemporaryServer, why_not
 from precedent_server.stored_keys import add_key
+from precedent_testing.tiny_models import tiny_causal_lm
 
 pytestmark = pytest.mark.ray
 

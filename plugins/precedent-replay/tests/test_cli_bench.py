@@ -15,14 +15,14 @@ import torch
 from precedent.cli import app as cli
 from precedent.errors import ConfigError, PromptError
 from precedent.planning import step_costs as cost_curve
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_replay import bench_lineup
 from precedent_replay.bench import MODES, STANDARD_MODES, _chosen_modes
 from precedent_replay.bench_lineup import POISONED_PER_PROMPT, Lineup
 from precedent_replay.bench_modes import Timing
 from precedent_replay.bench_prompts import conversation_turns, recorded_turns, trace_prompts
 from precedent_replay.bench_report import summary
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 OURS = ("plain", "ours", "ours-cold", "adversarial", "null", "oracle")
 

@@ -18,11 +18,11 @@ from precedent.cli.progress import Progress
 from precedent.drafters import kind_of, load_draft
 from precedent.errors import ConfigError
 from precedent.runtime.machine_load import OtherPrograms
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_drafts.draft_reports import report_on, show_report
 from precedent_drafts.training.schedule import Recipe
 from precedent_replay.bench import _chosen_modes
 from precedent_replay.bench_lineup import Lineup
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
 @pytest.fixture(scope="module")

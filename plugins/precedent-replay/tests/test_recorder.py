@@ -29,9 +29,9 @@ from typer.testing import CliRunner
 
 from precedent import PrecedentRecorder
 from precedent.cli.app import app
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent.text.traces import read_trajectories
 from precedent_replay.turns import TurnReader
+from precedent_testing.tiny_models import byte_tokenizer
 
 
 @tool

@@ -16,8 +16,6 @@ from precedent.cli.app import app
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 from precedent.errors import ConfigError, PromptError
 from precedent.pages.colours import SOURCES
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent.text.traces import read_trajectories
 from precedent.tree import TreeBuilder, chain
 from precedent_replay.baselines import PromptLookup, best_suffix_tree, commonest_chains
@@ -25,6 +23,8 @@ from precedent_replay.pool import Answer
 from precedent_replay.run import Settings, replay
 from precedent_replay.simulate import accepted_path
 from precedent_replay.turns import Turn, TurnReader
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.tiny_models import byte_tokenizer
 
 CALL = {"function": {"name": "look_up", "arguments": '{"order": "A 1"}'}}
 

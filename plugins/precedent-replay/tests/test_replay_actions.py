@@ -11,8 +11,8 @@ import pytest
 
 from precedent.cli import app as cli
 from precedent.errors import ConfigError
-from precedent.testing.embedders import HashEmbedder
 from precedent_replay.actions import ActionSettings, replay_actions
+from precedent_testing.embedders import HashEmbedder
 
 
 def run_of(order: str, *, changes: bool = False) -> dict[str, Any]:

@@ -14,12 +14,12 @@ import pytest
 
 from precedent.drafters.matching.token_index import TokenIndex
 from precedent.errors import UnsupportedError
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent_replay import arctic
 from precedent_replay.baselines import suffix_tree
 from precedent_replay.pool import Answer, Pool
 from precedent_replay.run import Settings, replay
 from precedent_replay.turns import Turn
+from precedent_testing.tiny_models import byte_tokenizer
 
 
 def names(path: Path, **settings: Any) -> list[str]:

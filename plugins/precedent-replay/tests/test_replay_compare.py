@@ -17,7 +17,6 @@ from precedent.cli.app import app
 from precedent.errors import ConfigError
 from precedent.pages.colours import Palette
 from precedent.pages.tree_picture import SeenTree, tree_svg
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent.tree import CandidateTree, TreeBuilder, chain
 from precedent_replay.ablation import IDEAS
 from precedent_replay.baselines import SuffixDecoding
@@ -29,6 +28,7 @@ from precedent_replay.results import Replay
 from precedent_replay.run import Settings, replay
 from precedent_replay.simulate import Report, Tally, replay_turn
 from precedent_replay.turns import Turn
+from precedent_testing.tiny_models import byte_tokenizer
 
 NAMES = ("ada", "bob", "cleo", "dan", "eve", "finn", "gus", "hana")
 

@@ -15,12 +15,12 @@ from precedent.errors import ConfigError
 from precedent.planning.costs import WIDTHS
 from precedent.runtime.machine_load import BUSY_SHARE
 from precedent.target import TargetModel
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_replay.measured_steps import ROUNDS, measured_steps, widths_up_to
 from precedent_replay.run import Settings, replay
 from precedent_replay.settings import MEASURED, MeasuredSteps
 from precedent_replay.simulate import Report, Tally
 from precedent_replay.verdict import FEWEST_TURNS, verdict
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 STEPS = MeasuredSteps("my-model (bfloat16, cpu, 2 threads)", {1: 20.0, 8: 20.0, 32: 50.0}, 0.02)
 

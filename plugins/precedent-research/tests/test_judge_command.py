@@ -10,8 +10,8 @@ import torch
 from helpers.command_line import precedent
 from helpers.tiny_judge import RUNS, tiny_draft
 
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_research.judge import TrainedJudge
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
 @pytest.fixture(scope="module")

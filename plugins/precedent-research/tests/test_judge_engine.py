@@ -18,9 +18,9 @@ from precedent.errors import ConfigError
 from precedent.planning.costs import CostCurve
 from precedent.sampling.target_rows import TargetRows
 from precedent.target.fingerprints import name_of
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import CandidateTree
 from precedent_research.judge import TrainedJudge, draft_logits_of
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TOKENIZER, PROMPT = byte_tokenizer(), tuple(range(40, 60))
 MODE = "lossy_judge:name=watching"

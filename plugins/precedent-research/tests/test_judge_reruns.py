@@ -16,10 +16,10 @@ from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.planning.costs import CostCurve
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent.text.traces import Trajectory
 from precedent_research.judge_training.outcomes import last_lines, load_outcome, prompts_of
 from precedent_research.judge_training.reruns import Replaced, RerunEngine, Turn
+from precedent_testing.tiny_models import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 PLAIN = EngineOptions(speculation=SpeculationConfig(enabled=False, write_back=False))

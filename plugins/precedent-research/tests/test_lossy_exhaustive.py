@@ -6,10 +6,10 @@ import pytest
 from helpers.enumeration import exact_step, mean_spent, toy_rows
 from helpers.random_trees import Problem, random_problem
 
-from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.tree import CandidateTree
 from precedent_research.judge import overruled_by
 from precedent_research.lossy import Bent, Mentored, TopBeta, Typical, relaxed
+from precedent_testing.replay_rng import enumerate_outcomes
 
 EXACT = 1e-12
 FIRST, COUNT, BLOCK = 20_000, 600, 40

@@ -19,10 +19,10 @@ from precedent.runtime.fence import Fences
 from precedent.runtime.inline_executor import AtOnce
 from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
-from precedent.testing.drafters import OracleDrafter, RandomDrafter
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import Fixed, TreeBuilder
 from precedent_research.pearl import DrawsAhead, PearlDrafter, PearlLoop
+from precedent_testing.drafters import OracleDrafter, RandomDrafter
+from precedent_testing.tiny_models import tiny_causal_lm
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ from precedent.drafters.model.distribution import DraftedToken
 from precedent.planning.plan import Limits, Plan
 from precedent.sampling.rng import Rng
 from precedent.sampling.row_shaper import RowShaper
-from precedent.testing.drafters import OracleDrafter
-from precedent.testing.replay_rng import enumerate_outcomes
 from precedent_research.pearl import PearlDrafter, PearlSession
+from precedent_testing.drafters import OracleDrafter
+from precedent_testing.replay_rng import enumerate_outcomes
 
 EXACT = 1e-12
 

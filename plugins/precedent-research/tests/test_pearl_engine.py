@@ -22,9 +22,9 @@ from precedent.runtime.inline_executor import AtOnce
 from precedent.target import TargetModel
 from precedent.target.load.first_layers import first_layers, layers_of
 from precedent.target.load.loading import load_draft
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import Sampled
 from precedent_research import pearl as pearl_module
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 # The engine
 

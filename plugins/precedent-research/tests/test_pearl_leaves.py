@@ -18,10 +18,10 @@ from precedent.config import SamplingParams
 from precedent.sampling.coupling import coupled_choice
 from precedent.sampling.rng import CounterRng, Rng
 from precedent.sampling.target_rows import TargetRows
-from precedent.testing.replay_rng import ReplayRng, enumerate_outcomes
 from precedent.tree import NULL, ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import Verdict, verify
 from precedent_research.pearl import with_made_up_rows, without_made_up
+from precedent_testing.replay_rng import ReplayRng, enumerate_outcomes
 
 EXACT = 1e-12
 

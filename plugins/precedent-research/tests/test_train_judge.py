@@ -30,7 +30,6 @@ from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, ModelLoadError, PromptError
 from precedent.planning.costs import CostCurve
 from precedent.target.fingerprints import name_of
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent.text.prompt import render_prompt
 from precedent.text.traces import Trajectory
 from precedent_research.judge import JUDGE_FILE, OF_ROWS, Rejected, TrainedJudge, features_of
@@ -38,6 +37,7 @@ from precedent_research.judge_training.judge_training import LABELS_FOLDER, WORK
 from precedent_research.judge_training.recipe import Piece
 from precedent_research.judge_training.report import report_of
 from precedent_research.judge_training.reruns import RerunEngine
+from precedent_testing.tiny_models import byte_tokenizer
 
 TOKENIZER, TARGET = byte_tokenizer(), tiny_target()
 PLAIN = EngineOptions(speculation=SpeculationConfig(enabled=False, write_back=False))

@@ -19,7 +19,6 @@ from precedent.config import SamplingParams
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.sampling.rng import CounterRng, Rng
 from precedent.sampling.target_rows import TargetRows
-from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder, chain
 from precedent.verify import verifier_of
 from precedent_research.judge import (
@@ -32,6 +31,7 @@ from precedent_research.judge import (
     features_of,
     overruled_by,
 )
+from precedent_testing.replay_rng import enumerate_outcomes
 
 TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
 DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)

@@ -25,11 +25,11 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.errors import ConfigError
 from precedent.sampling.rng import CounterRng, Rng
 from precedent.sampling.target_rows import TargetRows
-from precedent.testing.replay_rng import enumerate_outcomes
-from precedent.testing.tiny_models import tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder, chain
 from precedent.verify import LOSSLESS, verifier_of, verify
 from precedent_research.lossy import Mentored, Offer, TopBeta, Typical
+from precedent_testing.replay_rng import enumerate_outcomes
+from precedent_testing.tiny_models import tiny_causal_lm
 
 TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
 DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
@@ -279,7 +279,7 @@ def test_a_lossless_request_never_imports_a_lossy_mode() -> None:
 import sys
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine import Engine
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 engine = Engine(tiny_causal_lm(), byte_tokenizer(), name="tiny", draft_model=tiny_causal_lm(num_hidden_layers=1))
 greedy, sampled = SamplingParams(max_tokens=4), SamplingParams(temperature=1.0, max_tokens=4)

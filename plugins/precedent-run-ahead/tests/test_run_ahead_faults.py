@@ -13,8 +13,8 @@ from helpers.scripted_agents import Desk, calls, script, transcript
 from langchain_core.messages import AIMessage
 
 from precedent.cache import SpeculationCache
-from precedent.testing.embedders import HashEmbedder
 from precedent_run_ahead import RunAheadMiddleware, aids
+from precedent_testing.embedders import HashEmbedder
 
 ANSWER = script(calls(W7), AIMessage("open"))
 NAN = float("nan")

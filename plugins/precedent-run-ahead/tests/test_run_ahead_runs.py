@@ -21,9 +21,9 @@ from langgraph.graph import END, START, StateGraph
 from precedent.cache import SpeculationCache
 from precedent.errors import ConfigError
 from precedent.langchain import SpeculationMiddleware
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_model_engine
 from precedent_run_ahead import RunAheadMiddleware
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_model_engine
 
 READS = ("look_up", "customer")
 

@@ -12,10 +12,10 @@ import sys
 import threading
 from contextlib import closing
 
-from precedent.testing.scripted_model import scripted_model_engine
 from precedent_server.running import serve
 from precedent_server.serving import Served, Serving
 from precedent_server.settings import ServerLimits
+from precedent_testing.scripted_model import scripted_model_engine
 
 
 def stop_with_input() -> None:

@@ -12,12 +12,12 @@ import httpx
 import pytest
 
 from precedent.cache import SpeculationCache
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_model_engine
 from precedent_server.app import server_app
 from precedent_server.keys import KeyFile
 from precedent_server.serving import Served, Serving
 from precedent_server.settings import ServerLimits
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_model_engine
 
 
 class Client(httpx.AsyncClient):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import closing
 from typing import NoReturn
 
-from precedent.testing.scripted_model import scripted_model_engine
 from precedent_server.running import serve
 from precedent_server.serving import Served, Serving
+from precedent_testing.scripted_model import scripted_model_engine
 
 
 def fail(prompt: str) -> NoReturn:

@@ -29,11 +29,11 @@ from typing import Any
 import uvicorn
 
 from precedent.cache import SpeculationCache
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_model_engine
 from precedent_server.running import uvicorn_config
 from precedent_server.serving import PREPARING_THREADS, Served, Serving
 from precedent_server.settings import ServerLimits
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_model_engine
 
 ANSWER = "Order 1042 was sent on Monday."
 PREPARE, CLIENT = "precedent-prepare", "hostile-client"

@@ -10,12 +10,12 @@ from pathlib import Path
 from sys import argv
 
 from precedent.cache import SpeculationCache
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_model_engine
 from precedent_server.keys import KeyFile
 from precedent_server.running import serve
 from precedent_server.serving import Served, Serving
 from precedent_server.settings import ServerLimits
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_model_engine
 
 place, grace, answer, *files = argv[1:]
 keys = KeyFile(Path(files[0])) if files else None

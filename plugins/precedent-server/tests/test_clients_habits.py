@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from precedent.testing.scripted_model import scripted_tokenizer
+from precedent_testing.scripted_model import scripted_tokenizer
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 

@@ -16,9 +16,9 @@ from helpers.format_models import MODELS, TOKENIZERS, TOOLS, answers_of
 from langchain_core.messages import AIMessage
 
 from precedent.langchain import ChatPrecedent
-from precedent.testing.scripted_engine import ScriptedEngine
 from precedent_server.app import server_app
 from precedent_server.serving import Served, Serving
+from precedent_testing.scripted_engine import ScriptedEngine
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 FUNCTIONS = [{"type": "function", **tool["function"]} for tool in TOOLS]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from precedent.testing.scripted_model import scripted_tokenizer
+from precedent_testing.scripted_model import scripted_tokenizer
 
 CHAT, RESPONSES, TEXTS = "/v1/chat/completions", "/v1/responses", "/v1/completions"
 FUNCTION = {"name": "look_up", "parameters": {"type": "object", "properties": {"number": {"type": "string"}}}}

@@ -14,10 +14,10 @@ from precedent.config import SamplingParams
 from precedent.engine.engine import Engine
 from precedent.errors import CacheError
 from precedent.planning.costs import CostCurve
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.store_contract import completion
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_server.following import Following
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.store_contract import completion
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 PROMPT = b"an order, please: "
 

@@ -13,10 +13,10 @@ import torch
 from transformers import GenerationConfig
 
 from precedent.engine.options import EngineOptions
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent_server.app import server_app
 from precedent_server.opening import opened
 from precedent_server.settings import ServerLimits
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 ROUTES: dict[str, tuple[dict[str, Any], str]] = {
     "/v1/chat/completions": ({"messages": [{"role": "user", "content": "Where?"}]}, "max_tokens"),

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precedent.engine.generation import Emission
-from precedent.testing.tiny_models import byte_tokenizer
 from precedent.text.answers import AnswerSyntax
 from precedent.text.assembly import TextAssembler
 from precedent_server.sources import SourceTexts
+from precedent_testing.tiny_models import byte_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello?"}]
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "10 €"}}\n</tool_call>'

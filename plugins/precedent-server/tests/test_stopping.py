@@ -19,9 +19,9 @@ from helpers.forked import Program
 from pytest_socket import enable_socket
 
 from precedent.cache import SpeculationCache
-from precedent.testing.embedders import HashEmbedder
 from precedent_server.running import hangups_ignored
 from precedent_server.stored_keys import add_key
+from precedent_testing.embedders import HashEmbedder
 
 PROGRAM = Path(__file__).with_name("stopping_server.py")
 LONG = " ".join(f"word{number}" for number in range(150))

@@ -14,11 +14,11 @@ from helpers.sglang_worker import Scheduler, worker_of
 
 from precedent.cache import Completion, SpeculationCache, tokenizer_fingerprint
 from precedent.runtime.inline_executor import AtOnce
-from precedent.testing.scripted_model import scripted_tokenizer
 from precedent_engines import DraftingService
 from precedent_sglang import Corpora, SGLangServer
 from precedent_sglang.hook import SAME, Hook
 from precedent_sglang.settings import Settings
+from precedent_testing.scripted_model import scripted_tokenizer
 
 __all__ = ["cache", "tokenizer"]  # fixtures
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from precedent.cache import Completion, SpeculationCache, tokenizer_fingerprint
 from precedent.errors import CacheMismatchError, UnsupportedError
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_tokenizer
 from precedent_sglang import Corpora, SGLangServer
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_tokenizer
 
 FINGERPRINT = tokenizer_fingerprint(scripted_tokenizer())
 

@@ -12,11 +12,11 @@ from helpers.sglang_worker import Scheduler, worker_of
 
 from precedent.cache import Completion, SpeculationCache
 from precedent.errors import CacheError, CacheMismatchError, ConfigError, UnsupportedError
-from precedent.testing.embedders import HashEmbedder
 from precedent_engines import DraftingService
 from precedent_sglang.hook import REPORTED, Hook
 from precedent_sglang.plugin import WORKER, SGLang, register
 from precedent_sglang.settings import Settings
+from precedent_testing.embedders import HashEmbedder
 
 ORDER = [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 2]
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from precedent.testing.embedders import HashEmbedder
+from precedent_testing.embedders import HashEmbedder
 from precedent_vllm.answers import Events, Gathered
 from precedent_vllm.counts import written_to
 from precedent_vllm.keeper import Keeper

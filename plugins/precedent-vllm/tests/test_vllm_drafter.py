@@ -12,9 +12,9 @@ from helpers.vllm_batch import NORTH, ORDER, SECRET, FakeRunner, FakeVllm, confi
 
 from precedent.cache import Completion, SpeculationCache
 from precedent.errors import CacheError, CacheMismatchError, UnsupportedError
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_tokenizer
 from precedent_engines import DraftingService
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_tokenizer
 from precedent_vllm import Drafter
 from precedent_vllm.settings import Settings
 

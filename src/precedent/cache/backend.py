@@ -2,7 +2,7 @@
 
 A package offers its store under the entry points `precedent.stores`: the entry's name is a URL scheme, and its object
 is called with a `StoreURL` and the settings of `precedent.cache.store.open_store`.
-`precedent.testing.store_contract.StoreContract` tests it.
+`precedent_testing.store_contract.StoreContract` tests it.
 """
 
 from precedent.cache.database import folded

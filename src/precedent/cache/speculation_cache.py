@@ -64,7 +64,7 @@ class SpeculationCache(OfOneProcess):
     A tenant is a hard partition: no method returns a completion of another tenant than the given one.
     `open` says what it is made of.
 
-    >>> from precedent.testing.embedders import HashEmbedder
+    >>> from precedent_testing.embedders import HashEmbedder
     >>> cache = SpeculationCache.open(embedder=HashEmbedder())  # in memory; give a path to keep it
     >>> number = cache.insert(Completion((5, 8, 13), "tokenizer", "model", tenant="acme", query="where is it?"))
     >>> [hit.completion_id == number for hit in cache.recall("where is it?", tenant="acme", tokenizer="tokenizer")]
@@ -130,7 +130,7 @@ class SpeculationCache(OfOneProcess):
 
         Raises CacheError; a file that is refused is left untouched.
 
-        >>> from precedent.testing.embedders import HashEmbedder
+        >>> from precedent_testing.embedders import HashEmbedder
         >>> with SpeculationCache.open(embedder=HashEmbedder()) as cache:
         ...     cache.stats().records
         0

@@ -1,6 +1,6 @@
 """The interface between the speculation cache and the store that holds its completions, and how a store is opened.
 
-`precedent.cache.SQLiteStore` is the embedded store; `precedent.testing.store_contract.StoreContract` is the test class
+`precedent.cache.SQLiteStore` is the embedded store; `precedent_testing.store_contract.StoreContract` is the test class
 that every store has to pass.
 """
 

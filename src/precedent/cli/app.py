@@ -13,7 +13,6 @@ from precedent.cache.store_url import hide_secrets
 from precedent.cli.cache import app as cache_app
 from precedent.cli.doctor import doctor
 from precedent.cli.installed import add_installed
-from precedent.cli.models import models
 from precedent.cli.progress import Progress
 from precedent.cli.run import run
 from precedent.errors import PrecedentError
@@ -50,7 +49,6 @@ def _precedent(
 
 app.command(epilog='Example: precedent run "Name three rivers." --draft-model first-layers:4 --show-sources')(run)
 app.command(epilog="Example: precedent doctor Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B")(doctor)
-app.command(epilog="Example: precedent models qwen3_next jamba")(models)
 app.add_typer(cache_app, name="cache")
 add_installed(app)
 

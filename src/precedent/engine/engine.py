@@ -80,7 +80,7 @@ class Engine(OfOneProcess):
     loop may use an engine; a process forked after it was built may not, and gets UnsupportedError. Raises ConfigError,
     UnsupportedError, ModelLoadError for the draft model, or CacheError for the cache.
 
-    >>> from precedent.testing.scripted_model import scripted_model_engine
+    >>> from precedent_testing.scripted_model import scripted_model_engine
     >>> engine = scripted_model_engine(["On its way."])  # in practice: Engine.load("Qwen/Qwen3-4B", cache="orders.db")
     >>> engine.submit(engine.tokenizer.encode("Where is it?"), SamplingParams(max_tokens=20)).result().text
     'On its way.'

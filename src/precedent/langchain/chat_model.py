@@ -63,7 +63,7 @@ class ChatPrecedent(FollowsConfigurable, FollowsRunMetadata, Described):
 
     Raises ConfigError or UnsupportedError for a setting that is wrong, or that the model cannot have.
 
-    >>> from precedent.testing.scripted_model import scripted_model_engine
+    >>> from precedent_testing.scripted_model import scripted_model_engine
     >>> llm = ChatPrecedent.from_engine(scripted_model_engine(["It is on its way."]))
     >>> llm.invoke("Where is order 1042?").text
     'It is on its way.'

@@ -1,7 +1,7 @@
 """`Target`, the model as the engine and the decode loop know it: prefill, score trees, commit paths, go back.
 
 `TargetModel` implements it with torch; packages of the group `precedent.models` may bring others
-(`precedent.target.support`). `precedent.testing.target_contract` tests what is promised here.
+(`precedent.target.support`). `precedent_testing.target_contract` tests what is promised here.
 """
 
 from __future__ import annotations

@@ -25,10 +25,10 @@ from precedent.target.kv.rows import Forward, Rows, chain_rows
 from precedent.target.kv.shape import KVShape
 from precedent.target.runner import Runner
 from precedent.target.support import Backend
-from precedent.testing.host_waits import HostWaits
 from precedent_cuda import StaticSettings
 from precedent_cuda.attention import ORDERED, VARIANTS, Variant, split, variant_named
 from precedent_cuda.graphs import CudaCapturer, GraphStore, Run
+from precedent_cuda.host_waits import HostWaits
 from precedent_cuda.static_forward import (
     MOST_MASKED,
     StaticForward,

@@ -21,12 +21,12 @@ from transformers import PreTrainedModel
 
 from precedent.drafters import load_draft
 from precedent.target import TargetModel
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import EMPTY_TREE
 from precedent_drafts.block_draft import BlockDraft
 from precedent_drafts.block_drafter import BlockDrafter
 from precedent_drafts.block_model import BlockModel
 from precedent_drafts.eagle import EagleHead, eagle_beside
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 pytestmark = [
     pytest.mark.speculators,

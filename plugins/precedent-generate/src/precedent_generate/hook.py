@@ -127,7 +127,7 @@ def generate(
     PromptError for bad input.
 
     >>> import torch
-    >>> from precedent.testing.tiny_models import tiny_causal_lm
+    >>> from precedent_testing.tiny_models import tiny_causal_lm
     >>> model, prompt = tiny_causal_lm(), torch.tensor([[5, 8, 13, 5, 8]])
     >>> plain = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False)
     >>> ours = model.generate(

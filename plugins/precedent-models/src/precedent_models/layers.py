@@ -82,7 +82,7 @@ class _NoState(LinearAttentionCacheLayerMixin):
     is_croppable = True
     record_past = False
 
-    has_previous_state: ClassVar[dict[int, bool]] = defaultdict(bool, {0: False})
+    has_previous_state: ClassVar[dict[int, bool]] = defaultdict(bool, {0: False})  # type: ignore[misc]  # an attribute of objects there
     """No state has been stored, whichever one is asked for."""
 
     def update_conv_state(self, conv_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -18,7 +18,6 @@ from precedent.errors import ConfigError
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
 from precedent.target.load.loading import load_target
-from precedent.testing.drafters import NullDrafter
 from precedent_replay.bench_modes import (
     PROMPT_LOOKUP,
     Contestant,
@@ -27,6 +26,7 @@ from precedent_replay.bench_modes import (
     TransformersContestant,
     query_of,
 )
+from precedent_testing.drafters import NullDrafter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

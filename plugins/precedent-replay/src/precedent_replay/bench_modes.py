@@ -13,7 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 from precedent.config import SamplingParams
 from precedent.drafters import DraftSession, Request
 from precedent.engine.engine import Engine
-from precedent.testing.drafters import OracleDrafter
+from precedent_testing.drafters import OracleDrafter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

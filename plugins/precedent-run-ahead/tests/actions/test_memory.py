@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from precedent.cache import SpeculationCache
 from precedent.errors import ConfigError
-from precedent.testing.embedders import HashEmbedder
 from precedent_run_ahead.actions.calls import Call
 from precedent_run_ahead.actions.decisions import ACTIONS, decided, query_of, read_decision, stored
 from precedent_run_ahead.actions.live import Live
 from precedent_run_ahead.actions.memory import Found, predict, recalled
 from precedent_run_ahead.actions.price import TrackRecord, Worth
 from precedent_run_ahead.actions.slots import of_shape, shape_of
+from precedent_testing.embedders import HashEmbedder
 
 SCHEMAS = {"cancel": {"properties": {"order": {"type": "string"}, "reason": {"enum": ["late", "lost"]}}}}
 

@@ -15,11 +15,11 @@ import uvicorn
 from pytest_socket import enable_socket
 
 from precedent.cache import SpeculationCache
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_model_engine
 from precedent_server.app import server_app
 from precedent_server.keys import KeyFile
 from precedent_server.serving import Served, Serving
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_model_engine
 
 Open = Callable[..., Any]
 

@@ -16,12 +16,12 @@ from typing import Any
 from helpers.standard_answers import answer, call, thinking_tokenizer
 
 from precedent.cache import SpeculationCache
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.scripted_model import scripted_model_engine
 from precedent_server.keys import KeyFile
 from precedent_server.running import serve
 from precedent_server.serving import Served, Serving
 from precedent_server.settings import ServerLimits
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_model_engine
 
 LIMITS = ServerLimits(max_queued_per_key=16)
 """A key may have as many answers at once as a request may ask for."""

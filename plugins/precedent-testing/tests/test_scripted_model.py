@@ -18,12 +18,12 @@ from precedent import SamplingParams, SpeculationCache, SpeculationConfig
 from precedent.errors import ConfigError, GenerationError
 from precedent.grammar import Grammar, JsonSchema, Regex
 from precedent.langchain import ChatPrecedent
-from precedent.testing.embedders import HashEmbedder
-from precedent.testing.lossless import assert_lossless as check
-from precedent.testing.pytest_plugin import EngineMaker, LosslessAssertion
-from precedent.testing.scripted_engine import ScriptedEngine
-from precedent.testing.scripted_model import scripted_tokenizer
-from precedent.testing.scripted_text import ScriptedText, pieces_of
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.lossless import assert_lossless as check
+from precedent_testing.pytest_plugin import EngineMaker, LosslessAssertion
+from precedent_testing.scripted_engine import ScriptedEngine
+from precedent_testing.scripted_model import scripted_tokenizer
+from precedent_testing.scripted_text import ScriptedText, pieces_of
 
 TOKENIZER = scripted_tokenizer()
 END = TOKENIZER.eos_token_id
@@ -244,7 +244,7 @@ def test_the_package_announces_its_fixtures_to_pytest() -> None:
 
 def test_pytest_starts_without_torch() -> None:
     script = (
-        "import sys, precedent.testing.pytest_plugin; "
+        "import sys, precedent_testing.pytest_plugin; "
         "print([name for name in ('torch', 'transformers', 'langchain_core', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -12,8 +12,8 @@ import pytest
 
 if TYPE_CHECKING:
     from precedent.engine.engine import Engine
-    from precedent.testing.lossless import Runs
-    from precedent.testing.scripted_engine import Script
+    from precedent_testing.lossless import Runs
+    from precedent_testing.scripted_engine import Script
 
 
 class EngineMaker(Protocol):
@@ -27,7 +27,7 @@ class LosslessAssertion(Protocol):
     """The type of the fixture `assert_lossless`."""
 
     def __call__(self, llm: Any, *inputs: Any, **kwargs: Any) -> Runs:
-        """Fail unless speculation changes no answer; see `precedent.testing.lossless.assert_lossless`."""
+        """Fail unless speculation changes no answer; see `precedent_testing.lossless.assert_lossless`."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def precedent_engine() -> Iterator[EngineMaker]:
         engine = precedent_engine([("user", "Where is order 1042?"), ("assistant", "It was sent.")])
         llm = ChatPrecedent.from_engine(engine)
     """
-    from precedent.testing.scripted_model import scripted_model_engine
+    from precedent_testing.scripted_model import scripted_model_engine
 
     engines: list[Engine] = []
 
@@ -54,6 +54,6 @@ def precedent_engine() -> Iterator[EngineMaker]:
 @pytest.fixture
 def assert_lossless() -> LosslessAssertion:
     """Asserts that a chat model, or one with tools bound, answers the same with and without speculation."""
-    from precedent.testing.lossless import assert_lossless as check
+    from precedent_testing.lossless import assert_lossless as check
 
     return check

@@ -11,9 +11,9 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
 from precedent.errors import ConfigError, GenerationError
 from precedent.langchain import ChatPrecedent
-from precedent.testing.pytest_plugin import EngineMaker
-from precedent.testing.scripted_conversation import conversations
-from precedent.testing.scripted_engine import ScriptedEngine
+from precedent_testing.pytest_plugin import EngineMaker
+from precedent_testing.scripted_conversation import conversations
+from precedent_testing.scripted_engine import ScriptedEngine
 
 CALLED = '<tool_call>\n{"name":"look_up", "arguments":{"number":"7"}}\n</tool_call>'
 SCRIPT = [

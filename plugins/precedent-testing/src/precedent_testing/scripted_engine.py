@@ -20,11 +20,11 @@ from precedent.errors import ContextOverflowError, GenerationError
 from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.sampling.probabilities import largest_id
-from precedent.testing.overheard import LISTENER
-from precedent.testing.scripted_conversation import Line, conversations
-from precedent.testing.scripted_text import WEIGHTS, ScriptedText, forbidden
 from precedent.text.assembly import TextAssembler
 from precedent.text.templates import Template, Templates
+from precedent_testing.overheard import LISTENER
+from precedent_testing.scripted_conversation import Line, conversations
+from precedent_testing.scripted_text import WEIGHTS, ScriptedText, forbidden
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from helpers.command_line import precedent
 
-from precedent.cli import models
-from precedent.cli.models import BEGIN, END
-from precedent.testing import sweep
-from precedent.testing.sweep import Outcome, try_architecture
-from precedent.testing.tiny_configs import causal_lm_types
+from precedent_testing import models_command as models
+from precedent_testing import sweep
+from precedent_testing.models_command import BEGIN, END
+from precedent_testing.sweep import Outcome, try_architecture
+from precedent_testing.tiny_configs import causal_lm_types
 
 
 def test_it_says_what_works_and_why_others_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

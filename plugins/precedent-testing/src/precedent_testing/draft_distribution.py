@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from precedent.sampling.rng import Rng
-from precedent.testing.replay_rng import enumerate_outcomes
 from precedent.tree import NULL, CandidateTree, Sampled, TreeBuilder
+from precedent_testing.replay_rng import enumerate_outcomes
 
 Drawing = Callable[[TreeBuilder, Rng], None]
 """Adds fixed candidates, then samples, to an empty builder; must be a function of its `rng` alone."""

@@ -22,8 +22,8 @@ from precedent.runtime.plain_values import first_line
 from precedent.target import Slot, TargetModel
 from precedent.target.kv.layer_kinds import check_type
 from precedent.target.support import layer_state_of
-from precedent.testing.tiny_configs import tiny_config
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
+from precedent_testing.tiny_configs import tiny_config
 
 WORKS, CHAINS, REFUSED, CRASHED = "works", "works on chains", "refused", "crashed"
 

@@ -15,7 +15,7 @@ from precedent.cli.progress import Progress
 from precedent.errors import ConfigError
 
 if TYPE_CHECKING:
-    from precedent.testing.sweep import Outcome
+    from precedent_testing.sweep import Outcome
 
 BEGIN, END = "<!-- sweep -->", "<!-- /sweep -->"
 """What the table stands between in a Markdown file."""
@@ -27,6 +27,10 @@ FAILED = 1
 """Exit status if an architecture crashed, or computed something else than plain forwards."""
 
 
+commands = typer.Typer()
+
+
+@commands.command(epilog="Example: precedent models qwen3_next jamba")
 def models(
     ctx: typer.Context,
     model_types: Annotated[
@@ -68,7 +72,7 @@ def models(
 def _asked(model_types: Sequence[str], *, sweep: bool) -> list[str]:
     if sweep == bool(model_types):
         raise typer.BadParameter("give some model types, or --sweep for all of them")
-    from precedent.testing.tiny_configs import causal_lm_types
+    from precedent_testing.tiny_configs import causal_lm_types
 
     known = causal_lm_types()
     unknown = sorted(set(model_types) - set(known))
@@ -78,7 +82,7 @@ def _asked(model_types: Sequence[str], *, sweep: bool) -> list[str]:
 
 
 def _outcomes(model_types: Iterable[str], progress: Progress) -> Iterator[Outcome]:
-    from precedent.testing.sweep import try_architecture
+    from precedent_testing.sweep import try_architecture
 
     for model_type in model_types:
         progress.show(f"trying {model_type}")

@@ -28,8 +28,8 @@ from langchain_core.messages import (
 from precedent import SamplingParams
 from precedent.errors import UnsupportedError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
-from precedent.testing.pytest_plugin import EngineMaker
-from precedent.testing.scripted_engine import ScriptedEngine, chatml_tokenizer
+from precedent_testing.pytest_plugin import EngineMaker
+from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
 PARTICULAR = chatml_tokenizer(
     chat_template="{% for m in messages %}"

@@ -22,11 +22,11 @@ from precedent.planning.costs import CostCurve
 from precedent.runtime.inline_executor import AtOnce
 from precedent.target import TargetModel
 from precedent.target.contract import Commit, Slot
-from precedent.testing.overheard import LISTENER
-from precedent.testing.scripted_engine import Script, answers_of
-from precedent.testing.scripted_text import WEIGHTS, ScriptedText, forbidden
-from precedent.testing.tiny_models import byte_tokenizer, tiny_causal_lm
 from precedent.tree import ROOT, CandidateTree
+from precedent_testing.overheard import LISTENER
+from precedent_testing.scripted_engine import Script, answers_of
+from precedent_testing.scripted_text import WEIGHTS, ScriptedText, forbidden
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

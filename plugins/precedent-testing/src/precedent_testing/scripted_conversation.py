@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from precedent.errors import ConfigError, GenerationError
-from precedent.testing.scripted_prompt import BEGIN, Said, Turn, missing, turns_of
+from precedent_testing.scripted_prompt import BEGIN, Said, Turn, missing, turns_of
 
 Line = tuple[str, str]
 """The role ("system", "user", "assistant" or "tool") and the text; an assistant's calls are in the model's format."""

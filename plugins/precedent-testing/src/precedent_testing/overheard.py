@@ -17,7 +17,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage
 from langchain_core.tracers.context import register_configure_hook
 
-from precedent.testing.scripted_prompt import BEGIN, Said, missing, turns_of
+from precedent_testing.scripted_prompt import BEGIN, Said, missing, turns_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
