@@ -226,8 +226,7 @@ class Target(ABC):
         Raises UnsupportedError, naming why, where they cannot be kept.
         """
         raise UnsupportedError(
-            f"{type(self).__name__} keeps no hidden states, which mtp, eagle, block-draft, drafts trained with "
-            "--condition target and some judges read: leave the reader out"
+            f"{type(self).__name__} keeps no hidden states, which some drafters and judges read: leave the reader out"
         )
 
     @property
