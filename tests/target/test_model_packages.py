@@ -10,7 +10,7 @@ import torch
 from helpers.tabled_model import TabledModel
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig
 
-from precedent.config import SamplingParams, SpeculationConfig
+from precedent.config import SamplingParams
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import Target
@@ -106,7 +106,7 @@ def test_an_engine_runs_a_target_that_a_package_brings(tmp_path: Path, monkeypat
     with pytest.raises(UnsupportedError, match=r"draft_model='first-layers:1' needs a target that transformers loads"):
         Engine.load(str(tmp_path), draft_model="first-layers:1")
     with pytest.raises(UnsupportedError, match="keeps no hidden states"):
-        Engine.load(str(tmp_path), speculation=SpeculationConfig(drafters=("mtp",)))
+        package.target.keep_hidden_states()
     with pytest.raises(ConfigError, match="does not round a row the same way"):
         Engine(package.target, byte_tokenizer(), name="mine", bitwise=True)
 
