@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-HISTORY = ("decisions", "upstream")
+HISTORY = ("decisions",)
 
 sys.path.insert(0, str(ROOT / ".ci"))
 try:

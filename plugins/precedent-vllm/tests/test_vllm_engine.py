@@ -185,7 +185,7 @@ def ran(statements: str, **environment: str) -> str:
 
 
 def test_what_vllm_loads_first_loads_no_numba() -> None:
-    """Or its CPU workers do not start: docs/upstream/vllm-rebind-kernels.md."""
+    """Or its CPU workers do not start, since vLLM looks into every object of every module."""
     statements = "import sys, precedent_vllm.plugin as p; p.register(); print(*sys.modules)"
     assert not {"numba", "llvmlite", "torch", "vllm"} & set(ran(statements).split())
 

@@ -1,7 +1,6 @@
 """What is wrong in vLLM's rejection sampler on CPUs without Triton: found by trying, and mended from outside.
 
-Seen in vLLM 0.32.0, the same code in 0.33.0; the reports are docs/upstream/vllm-expand-kernel.md and
-docs/upstream/vllm-top-k-without-rows.md.
+Seen in vLLM 0.32.0; 0.33.0 has the same code.
 """
 
 from __future__ import annotations
