@@ -96,7 +96,8 @@ def test_every_name_of_ours_is_there(page: Path) -> None:
     assert [name for name in sorted(named - ENTRY_POINTS) if not is_there(name)] == []
 
 
-ENTRY_POINTS = {f"precedent.{group}" for group in ("drafters", "judges", "stores", "tool_formats", "speculation")}
+GROUPS = ("commands", "drafters", "judges", "loops", "models", "modes", "stores", "tool_formats")
+ENTRY_POINTS = {f"precedent.{group}" for group in (*GROUPS, "speculation")}
 
 
 def is_there(name: str) -> bool:

@@ -113,7 +113,7 @@ def test_both_labels_must_occur_in_two_tasks() -> None:
 
 def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'precedent-llm\[judge\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install 'precedent-llm\[research\]'"):
         fit(examples(), 1.0)
 
 

@@ -90,7 +90,7 @@ def _sklearn(module: str) -> Any:
     try:
         return importlib.import_module(f"sklearn.{module}")
     except ImportError as error:
-        raise UnsupportedError("training a judge needs scikit-learn: pip install 'precedent-llm[judge]'") from error
+        raise UnsupportedError("training a judge needs scikit-learn: pip install 'precedent-llm[research]'") from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
