@@ -1,7 +1,7 @@
 """What vLLM runs in each of its processes before anything else: the entry point of `vllm.general_plugins`.
 
-It must not import numba: on a CPU without Triton, vLLM 0.32 and 0.33 next call `vars` on every object of every module, and
-for a library object of llvmlite, which numba loads, that is no dictionary.
+It must not import numba: on a CPU without Triton, vLLM 0.32 and 0.33 next call `vars` on every object of every module,
+and for a library object of llvmlite, which numba loads, that is not a dictionary.
 """
 
 from __future__ import annotations
