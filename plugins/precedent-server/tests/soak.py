@@ -26,6 +26,7 @@ from typing import Any
 import httpx
 
 CLIENTS = 4
+MODEL = "smollm2-135m-instruct"
 SERVER = ("serve", "--draft-model", "first-layers:4", "--port", "0")
 TOOL = {
     "type": "function",
@@ -55,7 +56,7 @@ Body = dict[str, Any]
 def chat(rng: random.Random) -> Body:
     question = rng.choice(QUESTIONS).format(rng.randrange(12))
     return {
-        "model": "default",
+        "model": MODEL,
         "messages": [{"role": "system", "content": "You are an order desk."}, {"role": "user", "content": question}],
         "max_tokens": rng.choice((1, 16, 48, 96)),
         "temperature": rng.choice((0, 0, 0.7, 1.0)),
@@ -108,7 +109,7 @@ def ask(client: httpx.Client, kind: str, body: Body) -> str:
     """Send one request; returns how it ended."""
     route = "/v1/chat/completions"
     if kind == "responses":
-        route, body = "/v1/responses", {"model": "default", "input": body["messages"], "max_output_tokens": 32}
+        route, body = "/v1/responses", {"model": MODEL, "input": body["messages"], "max_output_tokens": 32}
     if not body.get("stream"):
         return str(client.post(route, json=body).status_code)
     with client.stream("POST", route, json=body) as answer:
