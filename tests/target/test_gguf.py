@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.packages import hide_packages
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
@@ -16,7 +17,6 @@ from transformers import PreTrainedModel
 pytest.importorskip("gguf")
 
 from precedent.errors import ModelLoadError, PrecedentError
-from precedent.target.kv import layer_kinds
 from precedent.target.load.loading import load_config, load_draft, load_target, load_tokenizer
 from precedent_testing.tiny_gguf import write_gguf
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -191,15 +191,14 @@ def test_an_architecture_that_transformers_cannot_read_is_named(tmp_path: Path, 
     assert "architecture frobnicator is not supported" in said
 
 
-def test_layers_that_cannot_be_rewound_are_refused_before_the_work(
+def test_layers_that_nothing_here_runs_are_refused_before_the_work(
     tmp_path: Path, caches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        layer_kinds, "RECURRENT", frozenset()
-    )  # every architecture that GGUF files have is known by now
+    """A package runs every architecture that GGUF files have; here, none is installed."""
+    hide_packages(monkeypatch)
     fields = {"mamba__ssm__conv_kernel": 4, "mamba__ssm__state_size": 8, "mamba__ssm__inner_size": 16}
     file = write_gguf(tmp_path / "model.gguf", tiny(), TOKENIZER, architecture="mamba", **fields)
-    assert "cannot be rewound" in refused(file)
+    assert "linear_attention layers, which need a package: pip install" in refused(file)
 
 
 def test_a_part_of_several_is_refused_with_the_way_to_join_them(tmp_path: Path, caches: Path) -> None:

@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 from precedent.config import SamplingParams
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, UnsupportedError
-from precedent.target import Target
+from precedent.target import Target, TargetModel, support
 from precedent.target.contract import Slot
 from precedent.target.load.loading import load_target
 from precedent.target.model import target_of
-from precedent.target.support import ModelSource, ModelSupport, TargetOptions
+from precedent.target.support import LayerState, ModelSource, ModelSupport, TargetOptions
 from precedent_testing.sweep import config_class_of, tiny_model
 from precedent_testing.tiny_configs import tiny_config
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
@@ -109,6 +109,23 @@ def test_an_engine_runs_a_target_that_a_package_brings(tmp_path: Path, monkeypat
         package.target.keep_hidden_states()
     with pytest.raises(ConfigError, match="does not round a row the same way"):
         Engine(package.target, byte_tokenizer(), name="mine", bitwise=True)
+
+
+def test_a_package_says_why_rows_of_its_layers_cannot_round_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reason is the one that users read, whatever package has kernels for the device."""
+
+    class Rounding(LayerState):
+        why_rounds = "its abacus slips"
+
+    class Abacus(ModelSupport):
+        def layer_state(self, config: Any) -> LayerState:
+            return Rounding()
+
+    monkeypatch.setattr(
+        "precedent.target.support.installed", lambda packages=support.installed(): (*packages, Abacus())
+    )
+    with pytest.raises(UnsupportedError, match="bitwise=True is not available for this llama: its abacus slips"):
+        TargetModel(tiny_causal_lm(dtype=torch.float32), bitwise=True)
 
 
 @pytest.mark.parametrize("method", ["recognises", "layer_state", "backend", "attention", "bitwise"])

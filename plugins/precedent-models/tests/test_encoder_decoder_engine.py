@@ -176,7 +176,7 @@ def test_cancellation_stop_strings_grammar_and_limits(engine: Engine) -> None:
 def test_the_longest_answer_does_not_depend_on_the_prompt() -> None:
     """BART's table of positions bounds prompt and answer apart; the last position is used, and none beyond it."""
     with closing(two_sided_engine("bart")) as running:
-        sampling = SamplingParams(max_tokens=1000)
+        sampling = SamplingParams(max_tokens=running.target.most_answer_tokens(0))
         long, short = (running.submit(random_ids(1, length), sampling).result() for length in (512, 5))
         with pytest.raises(ContextOverflowError, match="513 tokens"):
             running.submit(random_ids(1, 513), sampling)

@@ -17,7 +17,8 @@ from precedent.errors import ModelLoadError, PrecedentError, UnsupportedError
 from precedent.grammar import is_installed
 from precedent.runtime.device_memory import free_bytes
 from precedent.target.kv.layer_kinds import (
-    OF_A_PACKAGE,
+    INDEXED,
+    RECURRENT,
     UNLIMITED,
     WITH_KEYS,
     context_length,
@@ -133,9 +134,10 @@ def _states(config: Any) -> Iterator[Finding]:
     """What is different with a model that has states or indexers, follows single paths, or may carry a draft head."""
     text = config.get_text_config()
     kinds = get_layer_types_and_kwargs(text)[0]
-    if OF_A_PACKAGE.intersection(kinds):
-        note = "recurrent states and indexers follow every path; bitwise and cuda_graphs are refused"
-        yield Finding("states", "note", note)
+    if RECURRENT.intersection(kinds):
+        yield Finding("states", "note", "recurrent states follow every path; bitwise and cuda_graphs are refused")
+    if INDEXED.intersection(kinds):
+        yield Finding("indexers", "note", "indexers choose along every path; bitwise and cuda_graphs are refused")
     why = why_only_chains(text)
     if why is not None:
         yield Finding("trees", "note", f"it {why}: drafts are single paths")

@@ -85,7 +85,10 @@ class LayerState:
     """Whether transformers computes the layers in float32 in a model of float64."""
 
     why_varies: str | None = None
-    """Why its forwards have no fixed size, and rounding depends on what else is computed; None where they have."""
+    """Why its forwards have no fixed size; None where they have."""
+
+    why_rounds: str | None = None
+    """Why rows cannot round alike whatever is computed beside them, on any device; None where kernels decide."""
 
     stateful: bool = False
     """Whether the layers have a state that has to be observed."""

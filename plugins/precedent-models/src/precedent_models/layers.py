@@ -12,7 +12,16 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from precedent.target.kv.cache import KVLayer
-from precedent.target.kv.layer_kinds import BLOCK_SPARSE, FULL_ATTENTION, INDEXED_ATTENTION, attention_kinds
+from precedent.target.kv.layer_kinds import (
+    BLOCK_SPARSE,
+    FULL_ATTENTION,
+    HYBRID,
+    INDEXED,
+    INDEXED_ATTENTION,
+    OF_A_PACKAGE,
+    RECURRENT,
+    attention_kinds,
+)
 from precedent.target.kv.rows import Forward
 from precedent.target.kv.shape import LayerShape, ObserverLayer
 from precedent.target.support import LayerState
@@ -21,19 +30,10 @@ from precedent_models.recurrent.adapters import adapt
 from precedent_models.recurrent.states import RecurrentShape
 from precedent_models.recurrent.step import RecurrentStep
 
-INDEXED = frozenset({INDEXED_ATTENTION, BLOCK_SPARSE})
-"""Layers that choose the keys that they attend to, by keys of their own."""
-
-BOTH = frozenset({"hybrid", "hybrid_sliding"})
-"""Layers with a state beside attention."""
-
-RECURRENT = BOTH | {"linear_attention", "conv"}
-"""Layers with a state that follows the tree."""
-
 
 def layer_state(config: Any) -> LayerState | None:
     """How a text model with recurrent layers or indexers runs; None for other models."""
-    kinds = attention_kinds(config) & (RECURRENT | INDEXED)
+    kinds = attention_kinds(config) & OF_A_PACKAGE
     return HybridLayers(kinds, config) if kinds else None
 
 
@@ -49,8 +49,11 @@ class HybridLayers(LayerState):
         # what it chose into a mask only for attention that it knows
         self.packs = not indexed
         self.why_varies = "the states of its recurrent layers follow the tree, whose shape differs from step to step"
+        self.why_rounds = "the sums of its recurrent layers depend on what is computed beside a row"
         if indexed:
-            self.why_varies = f"the indexers of its {', '.join(indexed)} layers choose other keys at every step"
+            layers = f"its {', '.join(indexed)} layers"
+            self.why_varies = f"the indexers of {layers} choose other keys at every step"
+            self.why_rounds = f"what the indexers of {layers} choose depends on rounding"
         self._by_place = BLOCK_SPARSE in (getattr(config, "layer_types", None) or ())
 
     def adapt(self, model: PreTrainedModel) -> str | None:
@@ -66,7 +69,7 @@ class HybridLayers(LayerState):
 
     def masks(self, kinds: set[str]) -> dict[str, str | None]:
         """Attention beside a state takes the mask of full attention, and so does attention to what was chosen."""
-        attending = {FULL_ATTENTION if kind in BOTH else kind for kind in kinds} - RECURRENT
+        attending = {FULL_ATTENTION if kind in HYBRID else kind for kind in kinds} - RECURRENT
         masks: dict[str, str | None] = {
             kind: FULL_ATTENTION if kind == INDEXED_ATTENTION else kind for kind in attending
         }

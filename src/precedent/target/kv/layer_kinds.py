@@ -21,10 +21,19 @@ BLOCK_SPARSE = "minimax_m3_sparse"
 REWINDABLE = frozenset({FULL_ATTENTION, SLIDING_ATTENTION, "chunked_attention"})
 """Attention that can be rewound to any earlier token: all keys and values are kept, and masks hide the rest."""
 
-OF_A_PACKAGE = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding", INDEXED_ATTENTION, BLOCK_SPARSE})
+HYBRID = frozenset({"hybrid", "hybrid_sliding"})
+"""Layers with a state beside attention."""
+
+RECURRENT = HYBRID | {"linear_attention", "conv"}
+"""Layers with a state that follows the tree."""
+
+INDEXED = frozenset({INDEXED_ATTENTION, BLOCK_SPARSE})
+"""Layers that choose the keys that they attend to, by keys of their own."""
+
+OF_A_PACKAGE = RECURRENT | INDEXED
 """Layers with a state or an indexer, which precedent-models brings."""
 
-WITH_KEYS = REWINDABLE | {"hybrid", "hybrid_sliding", INDEXED_ATTENTION, BLOCK_SPARSE}
+WITH_KEYS = REWINDABLE | HYBRID | INDEXED
 """Layers that keep keys and values."""
 
 WITHOUT_ATTENTION = frozenset({"dummy", "moe", "mlp"})
