@@ -121,9 +121,8 @@ def test_a_package_says_why_rows_of_its_layers_cannot_round_alike(monkeypatch: p
         def layer_state(self, config: Any) -> LayerState:
             return Rounding()
 
-    monkeypatch.setattr(
-        "precedent.target.support.installed", lambda packages=support.installed(): (*packages, Abacus())
-    )
+    packages = (*support.installed(), Abacus())
+    monkeypatch.setattr("precedent.target.support.installed", lambda: packages)
     with pytest.raises(UnsupportedError, match="bitwise=True is not available for this llama: its abacus slips"):
         TargetModel(tiny_causal_lm(dtype=torch.float32), bitwise=True)
 
