@@ -90,6 +90,7 @@ COMMANDS = {
     "bench": "replay",
     "demo": "demo",
     "keys": "serve",
+    "measure-draft": "drafts",
     "models": "testing",
     "replay": "replay",
     "serve": "serve",

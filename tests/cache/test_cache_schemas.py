@@ -48,6 +48,13 @@ def test_every_object_of_the_schema_is_checked(tmp_path):
         refused(file, "is missing|differs from a cache's")
 
 
+def test_a_file_without_a_single_object_is_refused(tmp_path):
+    """One whose mark and format are a cache's, so that nothing but its schema says that it is none."""
+    file = filled(tmp_path)
+    changed(file, "PRAGMA writable_schema=ON", "DELETE FROM sqlite_master")
+    refused(file, "is missing")
+
+
 def test_another_format_is_refused(tmp_path):
     file = filled(tmp_path)
     changed(file, "PRAGMA user_version=999")

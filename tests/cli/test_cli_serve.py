@@ -26,6 +26,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     class NoEngine:
         closed = False
+        context_length = 512
 
         def __init__(self, source: str, options: Any, name: str) -> None:
             self.source, self.options, self.model_name = source, options, name

@@ -73,7 +73,7 @@ def check_answers(tried: Engine, **settings: Any) -> None:
         ]
         assert [each.result().token_ids for each in running] == expected
     unseeded = tried.submit(PROMPTS[0], SamplingParams(temperature=1.0, max_tokens=4)).result()
-    assert len(unseeded.token_ids) == 4
+    assert len(unseeded.token_ids) == 4 or unseeded.finish_reason == "stop"  # it may draw the end token
 
 
 # Kept prefixes

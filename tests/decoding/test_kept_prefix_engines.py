@@ -19,7 +19,7 @@ from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, PrecedentError, UnsupportedError
 from precedent.langchain import PrecedentLLM
 from precedent.planning.costs import CostCurve
-from precedent.target import TargetModel, identity
+from precedent.target import TargetModel, fingerprints
 from precedent_testing.embedders import HashEmbedder
 
 
@@ -139,11 +139,11 @@ def test_a_cache_in_memory_is_refused() -> None:
 
 def test_a_model_with_adapters_or_without_readable_weights_is_refused(target: TargetModel) -> None:
     with pytest.raises(UnsupportedError, match=r"the bytes of w cannot be read"):
-        identity.weights_digest({"w": torch.empty(3, device="meta")})
+        fingerprints.weights_digest({"w": torch.empty(3, device="meta")})
     model = tiny()
     model._hf_peft_config_loaded = True
     with pytest.raises(UnsupportedError, match="does not support adapters: merge them"):
-        identity.identity_of(TargetModel(model))
+        fingerprints.identity_of(TargetModel(model))
 
 
 def test_wrong_prefix_tokens_are_refused(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ import torch
 from langchain_core.caches import InMemoryCache
 from transformers import PreTrainedTokenizerBase
 
-import precedent
 from precedent import PrecedentRecorder
 from precedent.cache import SentenceTransformerEmbedder, SpeculationCache
 from precedent.engine import loading as engine_loading
@@ -195,9 +194,9 @@ def test_a_part_that_stays_refuses_by_name(kind: type[Model]) -> None:
 
 
 def _all_of_one_process() -> list[type[OfOneProcess]]:
-    rooms = {"cache", "langchain", "engine", "generation", "worker", "background", "service"}
-    for module in pkgutil.walk_packages(precedent.__path__, "precedent."):
-        if module.name.split(".")[1] in rooms:
+    rooms = ("precedent.cache", "precedent.langchain", "precedent.engine", "precedent_engines")
+    for room in map(importlib.import_module, rooms):
+        for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):
             importlib.import_module(module.name)
     found, todo = [], [OfOneProcess]
     while todo:

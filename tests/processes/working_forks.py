@@ -17,7 +17,6 @@ import precedent
 from precedent import PrecedentRecorder
 from precedent.cache import Completion, SentenceTransformerEmbedder, embedder
 from precedent.config import SamplingParams
-from precedent.engine import open_caches
 from precedent.engine import shared as shared_engines
 from precedent.langchain import ChatPrecedent, engines
 from precedent_testing.scripted_model import scripted_model_engine
@@ -38,7 +37,7 @@ def a_model_that_was_not_loaded_works_in_a_fork(say: Say) -> None:
         say(asyncio.run(chat(speculation_cache=folder()).ainvoke("hi")).content == expected)
         say(outcome(lambda: unused.invoke("hi", model="nobody")))
 
-    of_shared = (shared_engines._LOADING, shared_engines._NOTING, open_caches._OPENING)
+    of_shared = (shared_engines._LOADING, shared_engines._NOTING, shared_engines._OPENING)
     with held(engines._HOLDING, engines._NOTING, *of_shared):
         say(in_fork(child))
     say(other.invoke("hi").content == expected)

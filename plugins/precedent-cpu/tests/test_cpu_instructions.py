@@ -19,6 +19,7 @@ SHOW_CODE = """
 from numba import njit, types
 from precedent_cpu.product_kernels import dot_block
 from precedent_cpu.kernel_code import LANES
+from precedent.runtime.instructions import native_bfloat16
 
 block = dot_block(2, 4, wide=False)
 

@@ -237,7 +237,7 @@ def test_what_cannot_be_compared_is_refused(
 
 
 def test_the_package_announces_its_fixtures_to_pytest() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (module,) = project["entry-points"]["pytest11"].values()
     assert module == EngineMaker.__module__
 

@@ -80,7 +80,7 @@ def schema_difference(connection: sqlite3.Connection) -> str | None:
     found, wanted = _objects_in(connection), _objects_of_a_cache()
     if found == wanted:
         return None
-    kind, name, _ = min(set(found) ^ set(wanted), default=found[0])
+    kind, name, _ = min(set(found) ^ set(wanted) or found)
     ours, there = ((kind, name) in {one[:2] for one in objects} for objects in (wanted, found))
     verdict = "is missing" if not there else "differs from a cache's" if ours else "does not belong to a cache"
     return f"{' '.join(kind.split())[:20]} {name[:80]!r} {verdict}"  # another program may have chosen the name

@@ -35,7 +35,7 @@ LongestOption = Annotated[int, typer.Option("--max-prompt-tokens", min=1, help="
 SeedOption = Annotated[int, typer.Option(help="Fixes the held-out prompts, the answers and the training order.")]
 
 
-commands = typer.Typer()
+commands, measuring = typer.Typer(), typer.Typer()
 
 
 @commands.command(epilog="Example: precedent train-draft --target my-model --prompts chats.jsonl --out my-draft")
@@ -133,7 +133,7 @@ def train_draft(
         write_json(json, report)
 
 
-@commands.command(
+@measuring.command(
     epilog="Example: precedent measure-draft --target my-model --draft-model my-draft --draft-model first-layers:2 "
     "--prompts chats.jsonl"
 )

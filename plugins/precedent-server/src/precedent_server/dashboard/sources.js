@@ -8,14 +8,11 @@ const MEANINGS = new Map([
   ["prompt", "the conversation so far"],
   ["template", "the forms of the agent's tool calls"],
   ["draft-model", "the draft model"],
-  ["block-draft", "the block draft, which fills several positions at once"],
-  ["eagle", "the EAGLE head that was given as the draft model"],
-  ["mtp", "the model's own MTP head"],
   ["prediction", "the caller's own guess"],
   ["grammar", "tokens that the grammar forces"],
 ]);
 
-const NUM_OTHER_COLOURS = 3;
+const NUM_OTHER_COLOURS = 6;
 const others = [];
 
 /** The class of a source's colour; drafters of other packages share a few, in order of appearance. */
