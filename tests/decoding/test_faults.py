@@ -391,9 +391,11 @@ def test_what_was_switched_off_comes_back() -> None:
         model, fences = tiny_causal_lm("llama", seed=21, num_hidden_layers=2), Fences(lambda: now[0])
         engine = Engine(model, byte_tokenizer(), name="tiny", fences=fences, cost=CostCurve(), cache=cache)
         setattr(cache, "recall", raises)  # noqa: B010
-        for number in range(3):
+        for number in range(30):  # on a busy machine an answer may end before its search has begun
             engine.submit(PROMPT, GREEDY, query=f"order {number}").result()
             fences.settle()  # the search may end after the answer
+            if engine.health().degraded:
+                break
         assert engine.health().degraded == engine.metrics().degraded == ("the speculation cache",)
         delattr(cache, "recall")
         now[0] += 31.0
