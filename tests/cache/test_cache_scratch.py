@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from precedent.cache.segments import Scratch
-from precedent.drafters.matching.occurrences import HIT, Weights
+from precedent.drafters.matching.occurrences import HIT, VoteWeights
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context, sorted_segment
 
 
@@ -24,7 +24,7 @@ def answers(seed: int, count: int) -> dict[int, list[int]]:
 
 
 def found(index: TokenIndex, context: list[int]) -> set[tuple[int, int]]:
-    weights = Weights(np.array([(-1, 0, 0.0)], dtype=HIT), np.zeros(len(index.sequence_ids) + 1), 0.0)
+    weights = VoteWeights(np.array([(-1, 0, 0.0)], dtype=HIT), np.zeros(len(index.sequence_ids) + 1), 0.0)
     places = index.match(reversed_context(context), weights, 1000)
     return {(index.sequence_ids[place["slot"]], int(place["length"])) for place in places}
 

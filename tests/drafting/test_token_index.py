@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from precedent.drafters.matching.context_order import LENGTHS_BELOW_BEST, MAX_MATCH, START
-from precedent.drafters.matching.occurrences import HIT, Occurrences, Weights
+from precedent.drafters.matching.occurrences import HIT, Occurrences, VoteWeights
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 3), max_size=30), min_size=1, max_size=6)
@@ -26,10 +26,10 @@ def indexed(sequences: list[list[int]]) -> TokenIndex:
     return index
 
 
-def weights(index: TokenIndex, hits: dict[int, float] | None = None) -> Weights:
+def weights(index: TokenIndex, hits: dict[int, float] | None = None) -> VoteWeights:
     """Equal weights, but for the slots given."""
     rows = [(-1, 0, 0.0), *((slot, 1, weight) for slot, weight in sorted((hits or {}).items()))]
-    return Weights(np.array(rows, dtype=HIT), np.zeros(len(index.sequence_ids) + 1), 1e-3)
+    return VoteWeights(np.array(rows, dtype=HIT), np.zeros(len(index.sequence_ids) + 1), 1e-3)
 
 
 def match(

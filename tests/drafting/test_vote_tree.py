@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from precedent.drafters.base import Candidates
 from precedent.drafters.matching.context_order import START
-from precedent.drafters.matching.occurrences import HIT, Weights
+from precedent.drafters.matching.occurrences import HIT, VoteWeights
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 from precedent.drafters.matching.vote_tree import MAX_DEPTH, VotePrior, prior_estimate, vote_tree
 from precedent.tree import ROOT
@@ -26,7 +26,7 @@ def grown(
     for number, row in enumerate(rows):
         index.append(number, [CONTEXT, *row])
     hits = [(-1, 0, 0.0), *((slot, 0, float(np.log(weight))) for slot, weight in enumerate(weights))]
-    weighing = Weights(np.array(hits, dtype=HIT), np.zeros(len(rows)), 0.0)
+    weighing = VoteWeights(np.array(hits, dtype=HIT), np.zeros(len(rows)), 0.0)
     votes = index.match(reversed_context([CONTEXT]), weighing, 1000)
     prior, ends = BELIEVES_SHARES.as_array(), np.array(end_ids, dtype=np.int32)
     candidates, heaviest = vote_tree("test", index.text, votes, budget, prior, ends)

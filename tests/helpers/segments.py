@@ -10,7 +10,7 @@ import pytest
 
 from precedent.cache import Completion, SQLiteStore
 from precedent.cache.segments import Partition, SegmentFiles
-from precedent.drafters.matching.occurrences import HIT, Weights
+from precedent.drafters.matching.occurrences import HIT, VoteWeights
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 from precedent.drafters.recall.tenant_memory import TenantMemory
 
@@ -19,7 +19,7 @@ Found = Counter[tuple[int, int, tuple[int, ...]]]
 
 def found_in(index: TokenIndex, context: list[int], limit: int = 10_000) -> Found:
     """(sequence id, length, next tokens) of every occurrence, whatever its place in the text."""
-    weights = Weights(np.array([(-1, 0, 0.0)], dtype=HIT), np.zeros(len(index.sequence_ids) + 1), 0.0)
+    weights = VoteWeights(np.array([(-1, 0, 0.0)], dtype=HIT), np.zeros(len(index.sequence_ids) + 1), 0.0)
     places = index.match(reversed_context(context), weights, limit)
     rows = []
     for place in places:

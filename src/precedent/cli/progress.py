@@ -37,7 +37,7 @@ class Clock:
         return stopped.wait(seconds)
 
 
-class State(NamedTuple):
+class Status(NamedTuple):
     """What a command is doing, how much of it is done, and a note."""
 
     what: str
@@ -58,7 +58,7 @@ class State(NamedTuple):
 
 
 class _Display(Protocol):
-    def show(self, state: State) -> None: ...
+    def show(self, state: Status) -> None: ...
 
     def say(self, line: str) -> None: ...
 
@@ -90,7 +90,7 @@ class Progress:
     def show(self, what: str, done: int | None = None, total: int | None = None, note: str = "") -> None:
         """Show what is being done now, and how much of it is done."""
         if self._display is not None:
-            self._display.show(State(what, done, total, note))
+            self._display.show(Status(what, done, total, note))
 
     def say(self, line: str) -> None:
         """Show this line immediately."""
@@ -128,7 +128,7 @@ class _Lines:
 
     def __init__(self, stream: TextIO, clock: Clock) -> None:
         self._stream, self._clock = stream, clock
-        self._state = State("working")
+        self._state = Status("working")
         self._begun = clock.now()
         self._due = self._begun + FIRST_SECONDS
         self._often = self._due
@@ -136,7 +136,7 @@ class _Lines:
         self._ticker = threading.Thread(target=self._tick, name="precedent-progress", daemon=True)
         self._ticker.start()
 
-    def show(self, state: State) -> None:
+    def show(self, state: Status) -> None:
         with self._lock:
             new, self._state = state.what != self._state.what, state
             now = self._clock.now()
@@ -174,11 +174,11 @@ class _Bars:
     """A spinner or a bar per stage, removed when the work is done."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self._stage = stream, State("")
+        self._stream, self._stage = stream, Status("")
         self._tasks: dict[str, Any] = {}
         self._bars: Any = None
 
-    def show(self, state: State) -> None:
+    def show(self, state: Status) -> None:
         bars = self._started()
         if state.what != self._stage.what and self._stage.what in self._tasks and self._stage.total is None:
             bars.remove_task(self._tasks.pop(self._stage.what))  # a spinner is removed once its stage is over

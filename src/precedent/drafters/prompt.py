@@ -9,7 +9,7 @@ import numpy as np
 from precedent.drafters.base import Candidates
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.context_order import MAX_MATCH
-from precedent.drafters.matching.occurrences import HIT, Weights
+from precedent.drafters.matching.occurrences import HIT, VoteWeights
 from precedent.drafters.matching.search import Found, Search, SearchSession
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 from precedent.drafters.matching.vote_tree import VotePrior
@@ -19,7 +19,7 @@ _MAX_OCCURRENCES = 128
 # Fitted on recorded agent traces, without those on which figures are reported.
 _PRIOR = VotePrior(offset=-1.83, odds=1.05, length=0.86, count=-0.1, similarity=0.0).as_array()
 _NO_TRAIL = Trail()
-_WEIGHTS = Weights(np.array([(-1, 0, 0.0)], dtype=HIT), np.zeros(1), recency=1.0)
+_WEIGHTS = VoteWeights(np.array([(-1, 0, 0.0)], dtype=HIT), np.zeros(1), recency=1.0)
 
 
 class PromptDrafter:

@@ -9,7 +9,7 @@ import numpy as np
 from precedent.config import SamplingParams
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.known_texts import follow_known_text
-from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Weights
+from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, VoteWeights
 from precedent.drafters.matching.token_index import SORT_ABOVE, TokenIndex, reversed_context, sorted_segment
 from precedent.drafters.outcomes import outcomes, outcomes_of_votes
 from precedent.drafters.prompt import PromptDrafter
@@ -49,7 +49,7 @@ def _follow_a_trail() -> None:
     for number in (1, 2):
         index.load(sorted_segment({number: [5, 6]}))
     index.take_order(index.merged_order())
-    weights = Weights(np.array([(ROOT, 0, 0.0)], dtype=HIT), np.zeros(3), 0.0)
+    weights = VoteWeights(np.array([(ROOT, 0, 0.0)], dtype=HIT), np.zeros(3), 0.0)
     found = index.match(reversed_context([5]), weights, 1, index.order_of([0]))
     trail.advance(index.text, found, [8])
     trail.align(index.text, reversed_context([8]), np.empty(0, OCCURRENCE), weights)

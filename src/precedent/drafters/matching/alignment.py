@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from precedent.drafters.matching.context_order import MAX_MATCH, matched
-from precedent.drafters.matching.occurrences import LENGTH_WEIGHT, OCCURRENCE, Occurrences, Text, Weights, fill, hit_of
+from precedent.drafters.matching.occurrences import (
+    LENGTH_WEIGHT,
+    OCCURRENCE,
+    Occurrences,
+    Text,
+    VoteWeights,
+    fill,
+    hit_of,
+)
 from precedent.runtime.compiled import Int32s, compiled
 
 POINTER = np.dtype([("position", "i4"), ("slot", "i4"), ("gap", "i4"), ("score", "f8")])
@@ -40,7 +48,7 @@ class Trail:
         """Where the followed sequences are, for `align`."""
         return self._pointers
 
-    def align(self, text: Text, recent: Int32s, found: Occurrences, weights: Weights) -> Occurrences:
+    def align(self, text: Text, recent: Int32s, found: Occurrences, weights: VoteWeights) -> Occurrences:
         """Add to the occurrences found the places where a followed sequence continues or may be resumed."""
         return align(text, recent, found, self._pointers, weights) if self._pointers.size else found
 
@@ -53,7 +61,7 @@ class Trail:
 
 
 @compiled
-def align(text: Text, recent: Int32s, found: Occurrences, pointers: Pointers, weights: Weights) -> Occurrences:
+def align(text: Text, recent: Int32s, found: Occurrences, pointers: Pointers, weights: VoteWeights) -> Occurrences:
     """The places found, those of agreeing pointers, and those where a pointer behind a gap may resume; each once.
 
     The place of an agreeing pointer keeps the pointer's score. A place behind a gap gets its match length plus a share
@@ -84,7 +92,7 @@ def _join(
     position: int,
     carried: float,
     at_least: float,
-    weights: Weights,
+    weights: VoteWeights,
 ) -> int:
     """Add a place, or raise the score of an existing one; returns the new number of places."""
     if text.tokens[position + 1] < 0:

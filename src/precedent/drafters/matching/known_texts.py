@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from precedent.drafters.base import NODE, Candidates, Nodes
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.context_order import MAX_MATCH, START
-from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Occurrences, Text, Weights
+from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Occurrences, Text, VoteWeights
 from precedent.drafters.matching.search import Found, Search, SearchSession
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 from precedent.drafters.request import Request
@@ -101,10 +101,10 @@ def _indexed(texts: Sequence[KnownText]) -> TokenIndex:
     return index
 
 
-def _weights(texts: Sequence[KnownText]) -> Weights:
+def _weights(texts: Sequence[KnownText]) -> VoteWeights:
     """Weights in which every text is a hit, so that its votes carry its group."""
     hits = [(-1, 0, 0.0), *((slot, text.group, text.log_weight) for slot, text in enumerate(texts))]
-    return Weights(np.array(hits, dtype=HIT), np.zeros(len(texts)), recency=0.0)
+    return VoteWeights(np.array(hits, dtype=HIT), np.zeros(len(texts)), recency=0.0)
 
 
 def _guessed(text: Text, texts: Sequence[KnownText]) -> Marks:

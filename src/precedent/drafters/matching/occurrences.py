@@ -45,7 +45,7 @@ class Text(NamedTuple):
     size: int
 
 
-class Weights(NamedTuple):
+class VoteWeights(NamedTuple):
     """The log weight of a place: its hit's, plus `log_counts[slot]`, plus a share of `recency` (all for the newest)."""
 
     hits: Hits
@@ -91,7 +91,7 @@ def _hit_in(table: Int32s, hits: Hits, slot: int) -> int:
 
 
 @compiled
-def fill(place: Any, text: Text, position: int, slot: int, length: int, weights: Weights, number: int) -> None:
+def fill(place: Any, text: Text, position: int, slot: int, length: int, weights: VoteWeights, number: int) -> None:
     """Set the fields of an occurrence at `position` in sequence `slot`, with `length` matching tokens.
 
     `number` is the index of the slot's hit.
@@ -116,7 +116,14 @@ def _seen(table: Int32s, position: int) -> bool:
 
 @compiled
 def find(
-    text: Text, near: Int32s, tail: Int32s, order: Int32s, ends: Int64s, recent: Int32s, weights: Weights, limit: int
+    text: Text,
+    near: Int32s,
+    tail: Int32s,
+    order: Int32s,
+    ends: Int64s,
+    recent: Int32s,
+    weights: VoteWeights,
+    limit: int,
 ) -> Occurrences:
     """At most `limit` places where `recent` (newest first) continues; heavier and longer matches win.
 

@@ -18,7 +18,7 @@ import numpy as np
 from precedent.drafters.base import NODE, Candidates, Nodes
 from precedent.drafters.matching.alignment import POINTER, WINDOW, Pointers, align
 from precedent.drafters.matching.context_order import MAX_MATCH, START
-from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Occurrences, Text, Weights, find
+from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Occurrences, Text, VoteWeights, find
 from precedent.drafters.matching.vote_tree import grow
 from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
 
@@ -42,7 +42,7 @@ class Search(NamedTuple):
     order: Int32s
     ends: Int64s
     recent: Int32s
-    weights: Weights
+    weights: VoteWeights
     limit: int
     pointers: Pointers
     budget: int
@@ -124,7 +124,7 @@ def _searched(
     order: Int32s,
     ends: Int64s,
     recent: Int32s,
-    weights: Weights,
+    weights: VoteWeights,
     limit: int,
     pointers: Pointers,
     budget: int,
@@ -176,7 +176,7 @@ NO_SEARCH = Search(
     order=_NOWHERE,
     ends=np.empty(0, dtype=np.int64),
     recent=_NOWHERE,
-    weights=Weights(np.array([(-1, 0, 0.0)], dtype=HIT), np.zeros(1), 0.0),
+    weights=VoteWeights(np.array([(-1, 0, 0.0)], dtype=HIT), np.zeros(1), 0.0),
     limit=0,
     pointers=np.empty(0, POINTER),
     budget=0,

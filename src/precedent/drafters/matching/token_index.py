@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from precedent.cache.segments import COMPLETION, Scratch, Segment
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.context_order import MAX_MATCH, START, insert, merge, merge_runs, sort_positions
-from precedent.drafters.matching.occurrences import Occurrences, Text, Weights, find
+from precedent.drafters.matching.occurrences import Occurrences, Text, VoteWeights, find
 from precedent.drafters.matching.search import Search
 from precedent.drafters.matching.vote_tree import MAX_DEPTH
 from precedent.runtime.compiled import Floats, Int32s
@@ -187,7 +187,7 @@ class TokenIndex:
         whole = Segment(completions, self._tokens[MAX_MATCH : self._size], order - np.int32(MAX_MATCH))
         return whole.kept(stays)
 
-    def match(self, recent: Int32s, weights: Weights, limit: int, near: Int32s = _NOWHERE) -> Occurrences:
+    def match(self, recent: Int32s, weights: VoteWeights, limit: int, near: Int32s = _NOWHERE) -> Occurrences:
         """At most `limit` places where the longest known suffixes of a context continue.
 
         `recent` is the context, newest token first; `near` is an order of positions to search first (`order_of`).
@@ -198,7 +198,7 @@ class TokenIndex:
     def search(
         self,
         recent: Int32s,
-        weights: Weights,
+        weights: VoteWeights,
         limit: int,
         *,
         trail: Trail,

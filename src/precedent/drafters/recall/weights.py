@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 
 from precedent.cache import Completion, Hit
-from precedent.drafters.matching.occurrences import HIT, Weights
+from precedent.drafters.matching.occurrences import HIT, VoteWeights
 from precedent.drafters.recall.tenant_memory import TenantMemory
 from precedent.drafters.request import Request
 
@@ -88,6 +88,6 @@ class Nearness:
         self.order = memory.index.order_of(sorted(near, key=lambda slot: -near[slot])[:_MAX_NEAR])
 
     @property
-    def weights(self) -> Weights:
+    def weights(self) -> VoteWeights:
         """The log weight of every completion in the memory's current state."""
-        return Weights(self._hits, self._memory.log_counts, _RECENCY)
+        return VoteWeights(self._hits, self._memory.log_counts, _RECENCY)
