@@ -36,7 +36,7 @@ from precedent.engine.engine import Engine
 from precedent.target.load.loading import load_target
 from precedent.text.end_tokens import end_token_ids
 from precedent_postgres.testing import TemporaryServer
-from precedent_server.stored_keys import add_key
+from precedent_server.keys import add_key
 from precedent_testing.tiny_models import tiny_causal_lm
 
 TENANTS = tuple(f"tenant-{number}" for number in range(8))

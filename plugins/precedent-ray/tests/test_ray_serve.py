@@ -26,7 +26,7 @@ from precedent.routing import preferred
 from precedent.cache import SpeculationCache
 from precedent.engine.engine import Engine
 from precedent_postgres.testing import TemporaryServer, why_not
-from precedent_server.stored_keys import add_key
+from precedent_server.keys import add_key
 from precedent_testing.tiny_models import tiny_causal_lm
 
 pytestmark = pytest.mark.ray

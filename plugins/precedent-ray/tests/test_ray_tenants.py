@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("precedent_ray.settings", reason="precedent-ray is not installed")
 from precedent_ray.tenants import scope_of, tenant_of
-from precedent_server.keys import KeyFile
-from precedent_server.stored_keys import add_key
+from precedent_server.keys import KeyFile, add_key
 
 
 class Sent:

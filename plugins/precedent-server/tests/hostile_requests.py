@@ -196,7 +196,7 @@ def at_rest(serving: Serving) -> tuple[int, int]:
     """
     engine = serving.models["scripted"].engine
     deadline = time.monotonic() + PATIENCE
-    while serving.places.num_taken or engine.metrics().num_requests_running or engine.metrics().num_requests_waiting:
+    while serving.places.total or engine.metrics().num_requests_running or engine.metrics().num_requests_waiting:
         assert time.monotonic() < deadline, "a request is never given up"
         time.sleep(0.05)
     gc.collect()

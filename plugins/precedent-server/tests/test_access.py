@@ -12,9 +12,8 @@ import pytest
 
 from precedent_server.access import AccessRules
 from precedent_server.app import server_app
-from precedent_server.keys import KeyFile
+from precedent_server.keys import KeyFile, add_key
 from precedent_server.serving import Served, Serving
-from precedent_server.stored_keys import add_key
 from precedent_testing.scripted_model import scripted_model_engine
 
 ASKED = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from precedent_server.errors import ApiError
+from precedent_server.places import Quota
 from precedent_server.settings import ServerLimits
-from precedent_server.uploads import Uploads
 
 CHAT = "/v1/chat/completions"
 LONG = " ".join(f"word{number}" for number in range(60))
@@ -157,18 +157,17 @@ async def test_a_body_that_says_it_is_too_long_is_not_read(serve: Any) -> None:
     assert answer.status_code == 413
 
 
-def test_bytes_of_unfinished_bodies_are_bounded_per_key_and_in_all() -> None:
-    uploads = Uploads(ServerLimits(max_upload_bytes=100, max_upload_bytes_per_key=60))
-    with uploads.counted("ada") as ada, uploads.counted("ben") as ben:
-        ada(50)
-        with uploads.counted("ada") as second, pytest.raises(ApiError, match="this key has") as refused:
-            second(11)
+def test_what_is_held_is_bounded_per_key_and_in_all() -> None:
+    quota = Quota("bytes", most=100, most_per_key=60, retry_seconds=5)
+    with quota.held("ada", 50), quota.held("ben") as ben:
+        with pytest.raises(ApiError, match="this key has too many bytes") as refused, quota.held("ada", 11):
+            pass
         assert (refused.value.status, refused.value.headers) == (429, {"Retry-After": "5"})
         ben(50)
-        with uploads.counted("cyd") as cyd, pytest.raises(ApiError, match="there are unfinished requests of 100 bytes"):
+        with quota.held("cyd") as cyd, pytest.raises(ApiError, match="there are too many bytes"):
             cyd(1)
-        assert uploads.num_bytes == 100
-    assert uploads.num_bytes == 0
+        assert quota.total == 100
+    assert quota.total == 0
 
 
 async def test_a_body_counts_until_it_is_read(serve: Any) -> None:
@@ -185,10 +184,10 @@ async def test_a_body_counts_until_it_is_read(serve: Any) -> None:
 
     first = asyncio.ensure_future(client.post(CHAT, content=body()))
     async with asyncio.timeout(60):
-        while client.serving.uploads.num_bytes < 450:
+        while client.serving.uploads.total < 450:
             await asyncio.sleep(0.001)
     assert (await client.post(CHAT, content=b" " * 200 + raw)).status_code == 429
     go_on.set()
     assert (await first).status_code == 200
-    assert client.serving.uploads.num_bytes == 0
+    assert client.serving.uploads.total == 0
     assert (await client.post(CHAT, content=raw)).status_code == 200

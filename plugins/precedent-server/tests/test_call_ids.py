@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from precedent_server.keys import KeyFile
-from precedent_server.stored_keys import add_key
+from precedent_server.keys import KeyFile, add_key
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "10 €"}}\n</tool_call>'
 FUNCTION = {"name": "look_up", "parameters": {"type": "object", "properties": {"number": {"type": "string"}}}}

@@ -26,7 +26,7 @@ REFUSED = [
     ({"modalities": ["text", "audio"]}, "modalities", "text"),
     ({"stop": ["x"] * 17}, "stop", "at most 16"),
     ({"logit_bias": {"a": 1}}, "logit_bias", "token ids"),
-    ({"logit_bias": dict.fromkeys(map(str, range(16_385)), 1)}, "logit_bias", "names 16,385 tokens: at most 16,384"),
+    ({"logit_bias": dict.fromkeys(map(str, range(16_385)), 1)}, "logit_bias", "has 16,385 entries: at most 16,384"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "differ"),
     ({"tool_choice": "required"}, "tool_choice", "tool"),
     ({"speculation": {"write_bak": False}}, "", "write_bak"),

@@ -11,9 +11,8 @@ import pytest
 
 from precedent.cache import SpeculationCache
 from precedent.errors import CacheError
-from precedent_server.dashboard_data import MOST_FORGOTTEN, MOST_LISTED, MOST_SKIPPED
-from precedent_server.keys import KeyFile
-from precedent_server.stored_keys import add_key
+from precedent_server.dashboard import MOST_FORGOTTEN, MOST_LISTED, MOST_SKIPPED
+from precedent_server.keys import KeyFile, add_key
 
 ROLES = {"use": "shop", "read-cache": "shop", "admin": "shop", "rival": "rival"}
 """Keys by name, with their tenants; the name is the role, and the rival is an administrator."""

@@ -12,10 +12,9 @@ import pytest
 
 from precedent.pages.colours import OTHERS, SOURCES
 from precedent_server.dashboard import POLICY, assets
-from precedent_server.keys import KeyFile
-from precedent_server.stored_keys import add_key
+from precedent_server.keys import KeyFile, add_key
 
-FILES = {name: asset.content.decode() for name, asset in assets().items()}
+FILES = {name: content.decode() for name, content in assets().items()}
 STYLE = FILES["style.css"]
 
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai.types.responses import Response
 
-from precedent_server.responses_request import messages_of
+from precedent_server.responses import messages_of
 from precedent_server.settings import ServerLimits
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "10 €"}}\n</tool_call>'

@@ -15,9 +15,8 @@ import httpx
 import pytest
 from openai.types import Completion
 
-from precedent_server.keys import KeyFile
+from precedent_server.keys import KeyFile, add_key
 from precedent_server.settings import ServerLimits
-from precedent_server.stored_keys import add_key
 
 Client = httpx.AsyncClient
 CHAT = "/v1/chat/completions"
@@ -182,7 +181,7 @@ async def test_a_body_that_is_too_long(serve: Any) -> None:
 
 async def test_a_full_queue(serve: Any) -> None:
     client = serve(lambda prompt: "x", limits=ServerLimits(max_queued_per_key=2))
-    with client.serving.places.taken("local"):
+    with client.serving.places.held("local", 1):
         answer = await client.post(CHAT, json=ASKED | {"n": 2})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert (await client.post(CHAT, json=ASKED | {"n": 2})).status_code == 200, "no place is lost"

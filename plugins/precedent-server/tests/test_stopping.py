@@ -19,8 +19,8 @@ from helpers.forked import Program
 from pytest_socket import enable_socket
 
 from precedent.cache import SpeculationCache
+from precedent_server.keys import add_key
 from precedent_server.running import hangups_ignored
-from precedent_server.stored_keys import add_key
 from precedent_testing.embedders import HashEmbedder
 
 PROGRAM = Path(__file__).with_name("stopping_server.py")

@@ -51,7 +51,7 @@ class Replica:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._serving.places.closed = True
+        self._serving.closed = True
         self._held.close()
 
     def app(self, metrics: Callable[[], Awaitable[str]]) -> Any:
@@ -80,7 +80,7 @@ class Replica:
         held = [served.engine.recall.held() for served in self._serving.models.values() if served.engine.recall]
         following = self._serving.following
         return {
-            "precedent:queued_requests": (self._serving.places.num_taken, "Answers that run or wait."),
+            "precedent:queued_requests": (self._serving.places.total, "Answers that run or wait."),
             "precedent:tenants_read_ahead": (self._tenants_read, "Tenants read before the first request."),
             "precedent:completions_in_memory": (sum(number for number, _ in held), "Completions to draft from."),
             "precedent:memory_bytes": (sum(size for _, size in held), "What they take in memory, about."),

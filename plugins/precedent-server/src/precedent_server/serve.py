@@ -127,12 +127,12 @@ def serve(
     _check_installed()
     from precedent.engine.options import EngineOptions
     from precedent_server.access import AccessRules
+    from precedent_server.dashboard import KEPT_STEPS
     from precedent_server.keys import KeyFile
     from precedent_server.opening import named_models, opened, served_name
     from precedent_server.running import check_address, hangups_ignored
     from precedent_server.running import serve as serve_until_told
     from precedent_server.settings import ServerLimits
-    from precedent_server.steps import KEPT_STEPS
 
     limits = ServerLimits(
         max_queued=max_queued,

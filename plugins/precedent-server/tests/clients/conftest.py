@@ -18,7 +18,7 @@ import pytest
 from openai import OpenAI
 from pytest_socket import enable_socket
 
-from precedent_server.stored_keys import add_key
+from precedent_server.keys import add_key
 
 HERE = Path(__file__).parent
 SMOL = "smollm2"
