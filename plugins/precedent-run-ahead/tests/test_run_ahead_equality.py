@@ -14,7 +14,7 @@ from langchain_core.tools import StructuredTool
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, field_validator
 
 from precedent_run_ahead import RunAheadMiddleware
-from precedent_run_ahead.equality import key_of
+from precedent_run_ahead.running import key_of
 
 
 class Amount(BaseModel):

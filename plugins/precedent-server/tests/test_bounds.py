@@ -24,28 +24,16 @@ SCHEMA = {"type": "object", "properties": {name: {"type": "string"} for name in 
 FIELDS: list[tuple[str, Any]] = [
     ("model", TEXT),
     ("messages", [{"role": "user", "content": TEXT}]),
-    ("messages", [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]),
     ("messages", [{"role": "user", "content": "x"}] * 20_000),
-    ("messages", [{"role": TEXT, "content": "x"}]),
-    ("tools", [TOOL]),
     ("tools", [{**TOOL, "function": {"name": "look_up", "parameters": SCHEMA}}]),
-    ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}),
     ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": TEXT}}}),
-    ("templates", MANY),
-    ("templates", [TEXT]),
-    ("templates", ["{a} " + TEXT]),
     ("templates", ["x"] * 1000 + [1] * 100_000),
+    ("templates", ["{a} " + TEXT]),
     ("prediction", {"type": "content", "content": TEXT}),
-    ("prediction", {"type": "content", "content": [{"type": "text", "text": "word "}] * 60_000}),
-    ("stop", MANY),
-    ("stop", TEXT),
     ("stop", [1] * 200_000),
-    ("logit_bias", dict.fromkeys(MANY, 1)),
-    ("logit_bias", {str(number): 1 for number in range(200_000)}),
     ("logit_bias", {str(number): "x" for number in range(200_000)}),
     ("stop_token_ids", list(range(200_000))),
     ("metadata", {"note": TEXT}),
-    ("metadata", dict.fromkeys(MANY, "x")),
     ("workflow_step", TEXT),
     ("chat_template_kwargs", {"note": TEXT}),
     ("n", 10**4000),
@@ -53,7 +41,23 @@ FIELDS: list[tuple[str, Any]] = [
     ("reasoning_effort", TEXT),
     ("tool_choice", TEXT),
     ("speculation", {"drafters": MANY}),
+    ("stream_options", dict.fromkeys(MANY, 1)),
+]
+MORE: list[tuple[str, Any]] = [
+    ("messages", [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]),
+    ("messages", [{"role": TEXT, "content": "x"}]),
+    ("tools", [TOOL]),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}),
+    *(("templates", value) for value in (MANY, [TEXT])),
+    ("prediction", {"type": "content", "content": [{"type": "text", "text": "word "}] * 60_000}),
+    *(("stop", value) for value in (MANY, TEXT)),
+    ("logit_bias", {str(number): 1 for number in range(200_000)}),
+    ("metadata", dict.fromkeys(MANY, "x")),
     ("speculation", {"mode": TEXT}),
+]
+CASES = [pytest.param(*one, id=f"{one[0]}{number}") for number, one in enumerate(FIELDS)]
+CASES += [
+    pytest.param(*one, id=f"more {one[0]}{number}", marks=pytest.mark.exhaustive) for number, one in enumerate(MORE)
 ]
 
 
@@ -65,7 +69,7 @@ def asked(**more: Any) -> dict[str, Any]:
     return {"model": "scripted", "messages": messages, "temperature": 0, "max_tokens": 4, **more}
 
 
-@pytest.mark.parametrize(("name", "value"), FIELDS, ids=[f"{name}{number}" for number, (name, _) in enumerate(FIELDS)])
+@pytest.mark.parametrize(("name", "value"), CASES)
 async def test_ten_megabytes_of_a_field(serve: Any, name: str, value: Any) -> None:
     """Refused by its name, in a short answer, while a stream that began before goes on to its end."""
     client = serve(lambda prompt: LONG, limits=ROOMY, may_stray=True)
@@ -134,17 +138,16 @@ async def test_the_longest_body_is_answered(serve: Any) -> None:
     assert (await client.post(CHAT, content=longest + b" ")).status_code == 413
 
 
+def test_a_long_context_may_have_longer_bodies_up_to_a_bound() -> None:
+    assert ServerLimits().most_body_bytes(32_768) == 32 * 32_768 + 3 * 256 * 1024
+    assert ServerLimits().most_body_bytes(10**7) == 8 * 2**20
+
+
 async def test_texts_to_embed_need_no_context(serve: Any) -> None:
     client = serve(lambda prompt: "x", may_stray=True)
     texts = ["word " * 6000] * (client.serving.most_body_bytes // 30_000 + 1)
     answer = await client.post("/v1/embeddings", json={"model": "scripted", "input": texts})
     assert answer.status_code == 200, answer.text[:500]
-
-
-def test_a_long_context_may_have_longer_bodies_up_to_a_bound() -> None:
-    assert ServerLimits().most_body_bytes(32_768) == 32 * 32_768 + 3 * 256 * 1024
-    assert ServerLimits().most_body_bytes(10**7) == 8 * 2**20
-    assert ServerLimits(max_body_bytes=1000).most_body_bytes(32_768) == 1000
 
 
 async def test_a_body_that_says_it_is_too_long_is_not_read(serve: Any) -> None:

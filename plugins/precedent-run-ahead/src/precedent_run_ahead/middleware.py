@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
+import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -20,12 +22,12 @@ from langgraph.config import get_config
 from langgraph.runtime import Runtime
 
 from precedent.cache import SpeculationCache
+from precedent.errors import ConfigError
 from precedent.langchain.middleware import Tenant, ended_well, tenant_of_run
 from precedent.langchain.tenants import DEFAULT_TENANT
 from precedent.runtime.fence import Fences
 from precedent_run_ahead.actions.ledger import Lane, Ledger, Pending
-from precedent_run_ahead.actions.price import Price, TrackRecord, Worth
-from precedent_run_ahead.aids import MEMORY, RUN_AHEAD, Aids
+from precedent_run_ahead.actions.price import Price, Worth
 from precedent_run_ahead.beside import (
     Agent,
     Harmless,
@@ -34,17 +36,19 @@ from precedent_run_ahead.beside import (
     might_block,
     under_approval,
 )
-from precedent_run_ahead.equality import key_of
-from precedent_run_ahead.handing_over import ashow, awaited, handed_over, show
 from precedent_run_ahead.lanes import Answered, Lanes, OpenRuns, RunDecisions
 from precedent_run_ahead.marks import ReadOnlyList, lost_mark, unfit
 from precedent_run_ahead.recording import Redact
-from precedent_run_ahead.running import Runner
-from precedent_run_ahead.settings import Predictor, Settings, log, switched_off
-from precedent_run_ahead.turn import Start, Turn
+from precedent_run_ahead.running import Runner, ashow, awaited, handed_over, key_of, show
+from precedent_run_ahead.turn import MEMORY, RUN_AHEAD, Aids, Predictor, Shared, Start, Turn
 
 RUN = "precedent_run_ahead"
 """Key of the run's id in the agent's state."""
+
+SWITCH = "PRECEDENT_RUN_AHEAD"
+"""Environment variable that stops all running ahead in a running process: `off`, or `on` (the default)."""
+
+log = logging.getLogger("precedent.run_ahead")
 
 Tools = Sequence[BaseTool | str | Callable[..., Any]]
 
@@ -94,17 +98,17 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         super().__init__()
         opened = SpeculationCache.open(cache) if isinstance(cache, str | Path) else cache
         allowed = ReadOnlyList(allow, arguments_from_tools, trust_hints=trust_hints)
-        self._settings = Settings(allowed, opened, predict, tenant, tuple(harmless), listen, redact)
-        self._learn_from = learn_from
-        self._worth, self._record = Worth(price), TrackRecord()
+        self._allowed, self._cache, self._learn_from = allowed, opened, learn_from
+        self._given_tenant, self._harmless = tenant, tuple(harmless)
+        self._worth, self._aids = Worth(price), Aids(fences)
         self._lanes, self._runs = Lanes(), OpenRuns()
         self._refused: dict[str, str] = {}
         self._struck: set[str] = set()
         self.ledger = Ledger(at_once=at_once, most_per_run=most_per_run, time_to_live=time_to_live)
         """The pending results; `ledger.counts` says what became of them, `ledger.void()` voids them all."""
-        self._aids = Aids(fences)
         fault = self._aids.fences.of(RUN_AHEAD).fault
         self._runner = Runner(self.ledger, self, redact, self._worth.tools.observe, self._strike, fault)
+        self._shared = Shared(allowed, opened, predict, listen, self._runner, self._worth, self._aids)
 
     @property
     def degraded(self) -> tuple[str, ...]:
@@ -216,7 +220,7 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
             self._aids.waited(MEMORY, lambda: self._store(decisions, state, tenant), None)
 
     def _store(self, decisions: RunDecisions, state: RunAheadState, tenant: str) -> None:
-        cache, learn_from = self._settings.cache, self._learn_from
+        cache, learn_from = self._cache, self._learn_from
         if cache is not None and learn_from is not None and learn_from(state):
             for record in decisions.records(tenant):
                 cache.insert(record)
@@ -226,10 +230,10 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         await asyncio.to_thread(self.after_agent, state, runtime)
 
     def _learns(self) -> bool:
-        return self._settings.cache is not None and self._learn_from is not None
+        return self._cache is not None and self._learn_from is not None
 
     def _tenant(self, runtime: Runtime[Any]) -> str:
-        return tenant_of_run(self._settings.tenant, runtime) or DEFAULT_TENANT
+        return tenant_of_run(self._given_tenant, runtime) or DEFAULT_TENANT
 
     def _turn(self, agent: Agent, request: ModelRequest[Any], start: Start) -> Turn | None:
         """A model call that something may run ahead of; None after a fault."""
@@ -238,20 +242,20 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
 
         def made() -> Turn:
             return Turn(
-                self._settings, agent, request, config, lane, tenant, self._runner, start,
-                lambda tool: self._refusal(agent, config, tool), self._worth, self._record, self._aids,
+                self._shared, agent, request, config, lane, tenant, start,
+                lambda tool: self._refusal(agent, config, tool),
             )  # fmt: skip
 
         return self._aids.run(made, None)
 
     def _refusal(self, agent: Agent, config: RunnableConfig, tool: BaseTool) -> str | None:
         """Return why a tool may not run ahead in this run of the agent, and say so once if it was meant to."""
-        if not self._settings.allowed.holds(tool):
+        if not self._allowed.holds(tool):
             lost = lost_mark(tool)
             return "it is not on the list" if lost is None else self._refuse(tool.name, lost)
         if tool.name in self._refused:
             return self._refused[tool.name]
-        for reason in might_block(agent, self, self._settings.harmless):
+        for reason in might_block(agent, self, self._harmless):
             return self._refuse("*", reason)
         stops = invocation_stops(config)
         if stops is not None:
@@ -283,7 +287,7 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
     def _listed(self, request: ToolCallRequest) -> BaseTool | None:
         """The call's tool if it only reads; None for every call that may change something."""
         tool = request.tool
-        listed = tool is not None and self._settings.allowed.holds(tool) and tool.name not in self._struck
+        listed = tool is not None and self._allowed.holds(tool) and tool.name not in self._struck
         return tool if listed else None
 
     def _lane(self, request: ToolCallRequest) -> Lane:
@@ -330,3 +334,11 @@ def _run_of(request: ToolCallRequest) -> str:
 def _of_a_run(request: ModelRequest[Any]) -> bool:
     """Whether a request still says which run it belongs to: other middleware may have made a new one without."""
     return request.runtime is not None and RUN in request.state
+
+
+def switched_off() -> bool:
+    """Whether `SWITCH` is off. Raises ConfigError for another value than on and off."""
+    switch = os.environ.get(SWITCH, "on")
+    if switch not in ("on", "off"):
+        raise ConfigError(f"{SWITCH}={switch!r} is neither 'on' nor 'off'")
+    return switch == "off"
