@@ -22,8 +22,7 @@ from precedent_ray.settings import Settings
 from precedent_server.access import LOOPBACK
 from precedent_server.app import server_app
 from precedent_server.errors import DENIED, ApiError
-from precedent_server.opening import opened
-from precedent_server.serving import Serving
+from precedent_server.serving import Serving, opened
 
 log = logging.getLogger("precedent.ray")
 

@@ -144,8 +144,7 @@ class Turn:
 
     def consider(self, predictions: Sequence[Prediction]) -> None:
         """Start the predictions that may start and that pay."""
-        for prediction in predictions:
-            self._consider(prediction)
+        self.shared.aids.run(lambda: [self._consider(prediction) for prediction in predictions], None)
 
     def hear(self, call: Call) -> None:
         """The model has written a whole call, and goes on writing."""

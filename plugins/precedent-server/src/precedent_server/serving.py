@@ -1,24 +1,31 @@
-"""What a server holds: models by name, keys, places, and the threads on which prompts are prepared."""
+"""What a server holds: models by name, keys, places, and threads that prepare prompts. `opened` loads all of it."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+from precedent.cache import Bounds, SpeculationCache
+from precedent.cache.store_url import Place
 from precedent.decoding.microscope import Microscope
 from precedent.engine.engine import Engine
+from precedent.engine.options import EngineOptions
 from precedent.engine.prometheus import counter_text, prometheus_text
+from precedent.errors import ConfigError
 from precedent.langchain.chat_model import ChatPrecedent
 from precedent.runtime.background import Background
 from precedent.runtime.plain_values import shown
+from precedent.target.load.loading import load_config, load_tokenizer
 from precedent_server.access import NO_RULES, AccessRules
 from precedent_server.errors import FAILED, ApiError, stopping
 from precedent_server.following import Following
@@ -161,3 +168,78 @@ def _dispose(unused: Callable[[Any], object] | None, job: asyncio.Future[Any]) -
     """Take note of how abandoned work ended, so that asyncio does not report its error."""
     if not job.cancelled() and job.exception() is None and unused is not None:
         unused(job.result())
+
+
+def named_models(entries: Iterable[str]) -> dict[str, str]:
+    """Targets by name, of NAME=TARGET. Raises ConfigError for an entry without a name, and for a name twice."""
+    found = dict[str, str]()
+    for entry in entries:
+        name, sign, source = entry.partition("=")
+        if not (name and sign and source):
+            raise ConfigError(f"--model {entry!r} must be NAME=TARGET")
+        if name in found:
+            raise ConfigError(f"--model {name!r} is given twice")
+        found[name] = source
+    return found
+
+
+def served_name(target: str) -> str:
+    """The name under which a single target is served: clients and metrics see no path."""
+    path = Path(target).expanduser()
+    if not path.exists():
+        return target
+    return path.resolve().stem if path.suffix == ".gguf" else path.resolve().name
+
+
+@contextmanager
+def opened(
+    models: Mapping[str, str],
+    options: EngineOptions,
+    limits: ServerLimits,
+    *,
+    cache: Place | None = None,
+    bounds: Bounds | None = None,
+    keys: KeyFile | None = None,
+    access: AccessRules = NO_RULES,
+    kept_steps: int = 0,
+    sampling: Literal["model", "precedent"] = "precedent",
+    loading: Callable[[str], object] = lambda target: None,
+) -> Iterator[Serving]:
+    """Models by name on engines of these options, over one cache that follows its store; all closed at the end.
+
+    Names of one target share its engine. Of several targets each is looked for before the first is loaded. `bounds`
+    are those of the cache. `sampling` "model" gives requests that name no settings those that the checkpoint
+    recommends, "precedent" OpenAI's. `loading` is told each target before it is loaded. Raises what `Engine.load` and
+    `SpeculationCache.open` do, and ConfigError for bounds without a cache.
+    """
+    if bounds is not None and cache is None:
+        raise ConfigError("--max-cache-bytes, --max-tenant-bytes and --max-age bound a cache: give --cache as well")
+    targets = {_place(target): target for target in models.values()}
+    if len(targets) > 1:
+        for target in targets.values():
+            load_config(target)
+            load_tokenizer(target)
+    with ExitStack() as held:
+        following = None
+        if cache is not None:
+            given = dataclasses.asdict(bounds or Bounds())
+            shared = held.enter_context(SpeculationCache.open(cache, embedder=options.embedder, **given))
+            following = held.enter_context(Following(shared))
+            options = dataclasses.replace(options, cache=shared, embedder=None)
+        served, engines = dict[str, Served](), dict[str, Engine]()
+        for name, target in models.items():
+            place = _place(target)
+            if place not in engines:
+                loading(target)
+                engines[place] = held.enter_context(closing(Engine.load(target, options, name=name)))
+            engine = engines[place]
+            served[name] = Served.of(
+                name, engine, kept_steps=kept_steps, sampling=engine.sampling_defaults if sampling == "model" else {}
+            )
+        yield held.enter_context(closing(Serving(served, limits, keys, following, access=access)))
+
+
+def _place(target: str) -> str:
+    """What tells that two targets are one: a folder or file may be written in several ways."""
+    path = Path(target).expanduser()
+    return str(path.resolve()) if path.exists() else target
