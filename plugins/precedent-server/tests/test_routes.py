@@ -91,7 +91,9 @@ async def test_health_fails_while_an_engine_does_not_advance(serve: Any) -> None
     assert "has not advanced for" in answer.json()["error"]["message"]
     go_on.set()
     assert (await running).status_code == 200
-    assert (await client.get("/health")).json() == {"status": "ok"}
+    async with asyncio.timeout(60):
+        while (await client.get("/health")).json() != {"status": "ok"}:  # a busy machine may delay the engine's thread
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", CHAT, 405)])
