@@ -277,7 +277,8 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         self._refuse(name, reason)
         self.ledger.void()
 
-    def _answered(self, turn: Turn, response: Any) -> Any:
+    def _answered(self, turn: Turn, response: ModelResponse[Any]) -> ModelResponse[Any]:
+        """Learn from the model's answer, and return it."""
         messages = response.result if isinstance(response, ModelResponse) else [response]
         run = str(turn.request.state.get(RUN, ""))
 

@@ -144,7 +144,12 @@ class Turn:
 
     def consider(self, predictions: Sequence[Prediction]) -> None:
         """Start the predictions that may start and that pay."""
-        self.shared.aids.run(lambda: [self._consider(prediction) for prediction in predictions], None)
+
+        def consider() -> None:
+            for prediction in predictions:
+                self._consider(prediction)
+
+        self.shared.aids.run(consider, None)
 
     def hear(self, call: Call) -> None:
         """The model has written a whole call, and goes on writing."""
