@@ -35,7 +35,8 @@ from precedent_cpu.row_attention import fits
 from precedent_cpu.tile_products import DEPTH
 
 DTYPES = [torch.bfloat16, torch.float32]
-SIZES = pytest.mark.parametrize("sizes", [(0,), (5,), (MOST_ROWS - 1,), (0, 11, 3)], ids=str)
+SIZES = ((0,), (5,), (MOST_ROWS - 1,), (0, 11, 3))
+"""Nodes of the trees that are scored together: one row, a tree, the largest step, several sequences packed."""
 
 pytestmark = pytest.mark.skipif(
     not fits(*[torch.zeros(1, 1, 1, DIM)] * 3), reason="torch runs on other threads here, or lacks fused operations"
@@ -54,23 +55,22 @@ def as_modules(target: TargetModel, found: Tensor, size: int = 3) -> None:
     (BY_ROWS | ONE_BY_ONE).values(),
     ids=BY_ROWS | ONE_BY_ONE,
 )
-@SIZES
 @pytest.mark.usefixtures("each_unit")
 def test_logits_keys_and_values_are_those_of_the_modules(
-    architecture: str, settings: dict[str, Any], dtype: torch.dtype, sizes: tuple[int, ...]
+    architecture: str, settings: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    """One row, a tree, the largest step, several sequences packed: as the modules one by one."""
     target = TargetModel(model_by_rows(architecture, dtype, **settings))
     assert fused_layers(target) == 3
-    found = scored(target, sizes)
+    every_found = [scored(target, sizes) for sizes in SIZES]
     unfused(target)
-    expected = scored(target, sizes)
     tolerance = 0.03 if dtype == torch.bfloat16 else 1e-5  # the gate's exponential may round otherwise
-    for ours, theirs in zip([*found[0], *found[1]], [*expected[0], *expected[1]], strict=True):
-        assert (ours.double() - theirs.double()).norm() <= tolerance * theirs.double().norm()
-    if architecture not in ("qwen3", "gemma3_text"):  # whose norms of many heads are torch's own, module by module
-        firsts = range(0, len(found[1]), 6)
-        assert all(torch.equal(found[1][i], expected[1][i]) for i in firsts)  # keys of the first layer
+    for sizes, found in zip(SIZES, every_found, strict=True):
+        expected = scored(target, sizes)
+        for ours, theirs in zip([*found[0], *found[1]], [*expected[0], *expected[1]], strict=True):
+            assert (ours.double() - theirs.double()).norm() <= tolerance * theirs.double().norm()
+        if architecture not in ("qwen3", "gemma3_text"):  # whose norms of many heads are torch's own, module by module
+            firsts = range(0, len(found[1]), 6)
+            assert all(torch.equal(found[1][i], expected[1][i]) for i in firsts)  # keys of the first layer
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -118,21 +118,23 @@ def counted(target: TargetModel) -> Counted:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("architecture", "settings"), BY_ROWS.values(), ids=BY_ROWS)
-@SIZES
 @pytest.mark.usefixtures("each_unit")
 def test_all_layers_give_the_bits_of_one_after_the_other(
-    architecture: str, settings: dict[str, Any], dtype: torch.dtype, sizes: tuple[int, ...]
+    architecture: str, settings: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    """Logits, keys and values, prompts included, of one row, a tree, the largest step, several sequences packed."""
+    """Logits, keys and values, prompts included."""
     target = TargetModel(model_by_rows(architecture, dtype, **settings))
-    counter = counted(target)
-    found = scored(target, sizes)
+    counter, taken, every_found = counted(target), 0, []
     assert few_rows(target) >= FEW_ROWS_BESIDE_BFLOAT16
-    prompts = [len(PROMPT) - 7 * number - 1 for number in range(len(sizes))]
-    assert counter.taken == sum(rows <= few_rows(target) for rows in (*prompts, sum(sizes) + len(sizes)))
+    for sizes in SIZES:
+        every_found.append(scored(target, sizes))
+        prompts = [len(PROMPT) - 7 * number - 1 for number in range(len(sizes))]
+        taken += sum(rows <= few_rows(target) for rows in (*prompts, sum(sizes) + len(sizes)))
+        assert counter.taken == taken
     target.runner.backends.clear()
-    expected = scored(target, sizes)
-    assert all(map(torch.equal, [*found[0], *found[1]], [*expected[0], *expected[1]]))
+    for sizes, found in zip(SIZES, every_found, strict=True):
+        expected = scored(target, sizes)
+        assert all(map(torch.equal, [*found[0], *found[1]], [*expected[0], *expected[1]]))
 
 
 def test_a_long_prompt_goes_the_models_own_way() -> None:
