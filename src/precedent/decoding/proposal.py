@@ -194,8 +194,9 @@ def _plan(proposal: Proposal, limits: Limits, aids: Aids) -> None:
     act = partial(aids.planner.plan, proposal.candidates, sources, limits)
     proposal.plan = plan = aids.planning(sequence, lambda: _checked_plan(act(), limits), Plan())
     proposal.most_nodes = len(plan.builder) + _num_samples(plan)
-    for name in proposal.forwards if without is not None else ():
-        aids.planning(sequence, partial(aids.planner.observe_gain, name, without, plan), None)
+    if without is not None:
+        for name in proposal.forwards:
+            aids.planning(sequence, partial(aids.planner.observe_gain, name, without, plan), None)
     sequence.last_num_fixed = len(plan.builder)
     sequence.stats.draft_seconds += perf_counter() - started
 
