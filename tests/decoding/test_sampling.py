@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import json
 import math
-import weakref
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
@@ -15,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.operations import Operations
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
@@ -297,22 +294,6 @@ def test_rows_constrained_together_are_the_very_rows(dtype: torch.dtype, shaped:
             together.check(node)
 
 
-@pytest.mark.parametrize("read", [False, True], ids=["row by row", "read together"])
-def test_rows_ask_for_no_more_than_they_must(read: bool) -> None:
-    """On a CPU one row after the other; on a GPU nothing once the largest numbers of all rows were read."""
-    counting, logits = Operations(), torch.randn(4, 50, dtype=torch.bfloat16)
-    rows = TargetRows(logits, chain([4, 2, 9]), SamplingParams())
-    if read:
-        rows.take_largest(largest_of_each(logits))
-    with counting:
-        for node in (ROOT, 0, 1):
-            rows.argmax(node)
-            rows.check(node)
-    assert counting.names.count("view") == (0 if read else 6)
-    assert counting.names.count("max") == 0
-    assert not read or counting.names == []
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_the_largest_number_of_a_row_is_torchs_own(dtype: torch.dtype) -> None:
     """Lowest id on ties, the first NaN, and rows that do not lie in one piece."""
@@ -444,24 +425,6 @@ def test_a_constraint_that_fails_at_a_node_fails_only_what_asks_for_its_row(trie
     for ask in (rows.probs, rows.argmax, rows.coupled, rows.logits):
         with pytest.raises(GenerationError, match="too complex"):
             ask(1)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_rows_go_when_nobody_holds_them(fails: bool) -> None:
-    """They are large: they cannot wait for the garbage collector."""
-    rows = TargetRows(torch.randn(3, 20), chain([4, 2 if fails else 1]), SamplingParams(), (), Failing([3], 1.5))
-    together = rows.constrained()
-    assert (together is None) is fails
-    gone = [weakref.ref(each) for each in (rows, together) if each is not None]
-    for each in (rows, together):
-        if each is not None:
-            each.argmax(ROOT)
-    gc.disable()
-    try:
-        del rows, together, each
-        assert [ref() for ref in gone] == [None] * len(gone)
-    finally:
-        gc.enable()
 
 
 # Random numbers
