@@ -33,7 +33,9 @@ TOKENIZER = byte_tokenizer()
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained draft."""
-    return train_tiny(tmp_path_factory.mktemp("drafts") / "draft")
+    out = tmp_path_factory.mktemp("drafts") / "draft"
+    train_tiny(out)
+    return out
 
 
 def test_a_folder_holds_layers_and_no_pickle(folder: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
@@ -24,6 +24,7 @@ from precedent.errors import ModelLoadError
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.kv.layer_kinds import context_length
 from precedent_drafts.borrowed import HEAD_TOKENS, check_on_one_device, linear
+from precedent_drafts.files import save_json, save_tensors
 
 SETTINGS_FILE = "config.json"
 
@@ -105,12 +106,6 @@ class BlockSettings:
             raise ModelLoadError(
                 f"{folder / SETTINGS_FILE} cannot be read ({error!r}); train the draft again"
             ) from error
-
-    def write(self, folder: Path) -> None:
-        """Write the settings atomically."""
-        partial = folder / f"{SETTINGS_FILE}.partial"
-        partial.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
-        partial.replace(folder / SETTINGS_FILE)
 
 
 def holds_block_draft(place: str | Path) -> bool:
@@ -365,13 +360,9 @@ def fill(draft: BlockDraft, weights: Weights, name: str = "the block draft") -> 
 
 def save_block_draft(folder: Path, draft: BlockDraft, dtype: torch.dtype) -> None:
     """Write a draft's folder; `config.json` is written last, so an incomplete folder is not taken for a draft."""
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in draft.own_weights().items()}
-    kept[HEAD_TOKENS] = draft.head.token_ids.to("cpu", torch.int32)
-    partial = folder / f"{WEIGHTS_FILE}.partial"
-    save_file(kept, partial, metadata={"format": "pt"})
-    partial.replace(folder / WEIGHTS_FILE)
-    draft.settings.write(folder)
+    kept = {name: tensor.to(dtype) for name, tensor in draft.own_weights().items()}
+    save_tensors(folder / WEIGHTS_FILE, kept | {HEAD_TOKENS: draft.head.token_ids.to(torch.int32)})
+    save_json(folder / SETTINGS_FILE, dataclasses.asdict(draft.settings))
 
 
 def load_block_draft(folder: Path, target: PreTrainedModel, **changes: Any) -> BlockDraft:

@@ -12,7 +12,8 @@ from typing import Any, Self
 
 from precedent.config import check_fields
 from precedent.errors import ConfigError, ModelLoadError
-from precedent_drafts.training.schedule import PLAN_FILE, write_plan
+from precedent_drafts.files import save_json
+from precedent_drafts.training.training import PLAN_FILE
 from precedent_research.judge import OF_ROWS, check_features, widths_of
 from precedent_research.judge_training.mismatches import Mismatch
 
@@ -90,9 +91,7 @@ class Piece:
 
     def save(self, path: Path) -> None:
         """Write the piece atomically."""
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_text(json.dumps(dataclasses.asdict(self)) + "\n", encoding="utf-8")
-        partial.replace(path)
+        save_json(path, dataclasses.asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -122,7 +121,7 @@ class BegunJudge:
 
     def write(self, folder: Path) -> None:
         """Write the training to its folder atomically."""
-        write_plan(folder, self)
+        save_json(folder / PLAN_FILE, dataclasses.asdict(self))
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
