@@ -178,5 +178,5 @@ class _Unaligned(RecallDrafter):
 
     def begin(self, request: Request) -> RecallSession:
         session = super().begin(request)
-        session._trail = _NoTrail()
+        session.trail = _NoTrail()
         return session

@@ -53,11 +53,6 @@ def fingerprint_of(texts: Sequence[Sequence[int]]) -> str:
     return digest.hexdigest()[:32]
 
 
-def fingerprint_of_json(value: Any) -> str:
-    """A hash of anything that JSON can hold."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
-
-
 def split(prompts: Sequence[Prompt], seed: int) -> tuple[list[Prompt], list[Prompt]]:
     """Split by `seed` into prompts to train on and prompts held out for the report; at least two are needed."""
     if len(prompts) < 2:

@@ -360,13 +360,16 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
         raise ConfigError(f"{path} cannot be read ({error!r}); start again in another folder") from error
 
 
-def check_same(begun: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+def check_same(
+    begun: Mapping[str, Any],
+    asked: Mapping[str, Any],
+    advice: str = "resume it with the same settings, or start another one in a new folder",
+) -> None:
     """Raise ConfigError, naming the first difference, unless what was begun is what is asked for."""
     for name, given in json.loads(json.dumps(asked)).items():
         if begun.get(name) != given:
             raise ConfigError(
-                f"the training in this folder has another {name} ({begun.get(name)} there, {given} now); "
-                "resume it with the same settings, or start another one in a new folder"
+                f"the training in this folder has another {name} ({begun.get(name)} there, {given} now); {advice}"
             )
 
 

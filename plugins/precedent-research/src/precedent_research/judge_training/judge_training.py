@@ -5,9 +5,11 @@ Each run is one piece of work, saved when it is done, so a killed training resum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,8 @@ from precedent.target import TargetModel
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.model import target_of
 from precedent.text.traces import Trajectory
-from precedent_drafts.training.prompts import fingerprint_of_json
+from precedent_drafts.files import save_json
+from precedent_drafts.training.training import PLAN_FILE, check_same, read_plan
 from precedent_research.judge import HIDDEN, TrainedJudge
 from precedent_research.judge_training.fitting import (
     CrossValidated,
@@ -35,7 +38,7 @@ from precedent_research.judge_training.fitting import (
 )
 from precedent_research.judge_training.mismatches import Mismatch, MismatchFinder
 from precedent_research.judge_training.outcomes import Outcome
-from precedent_research.judge_training.recipe import BegunJudge, JudgeRecipe, Labelled, Piece
+from precedent_research.judge_training.recipe import OF_LEARNING, JudgeRecipe, Labelled, Piece
 from precedent_research.judge_training.reruns import RerunEngine, Turn
 
 if TYPE_CHECKING:
@@ -115,31 +118,37 @@ class JudgeTraining:
         return trained
 
     def _begin(self) -> None:
-        runs = fingerprint_of_json([[run.task, run.messages, run.tools] for run in self._runs])
-        asked = BegunJudge(
-            embeddings_fingerprint(self._target) + layers_fingerprint(self._target), layers_fingerprint(self._draft),
-            runs, self._agent.name, self._agent.max_tokens, self._recipe,
-        )  # fmt: skip
-        found = BegunJudge.read(self._work)
+        runs = json.dumps([[run.task, run.messages, run.tools] for run in self._runs], sort_keys=True)
+        asked = {
+            "kind": "judge", "target": embeddings_fingerprint(self._target) + layers_fingerprint(self._target),
+            "draft": layers_fingerprint(self._draft), "runs": hashlib.sha256(runs.encode()).hexdigest()[:32],
+            "outcome": self._agent.name, "max_tokens": self._agent.max_tokens, **asdict(self._recipe),
+        }  # fmt: skip
+        found = read_plan(self._work)
         if found is not None:
-            found.check_same(asked)
+            check_same(found["asked"], asked)
             return
         if self._labels is not None:
             self._adopt(self._labels, asked)
-        asked.write(self._work)
+        save_json(self._work / PLAN_FILE, {"asked": asked, "plan": {}})
 
     # Labels
 
-    def _adopt(self, labels: Path, asked: BegunJudge) -> None:
+    def _adopt(self, labels: Path, asked: Mapping[str, Any]) -> None:
         """Take over an earlier training's labels, without the features that are not wanted."""
-        found = BegunJudge.read(labels)
+        found = read_plan(labels)
         if found is None:
             raise ConfigError(f"there are no labels in {labels}: give the folder {LABELS_FOLDER} of an earlier judge")
-        found.check_labels(asked)
+        anew = "leave --labels out to label anew"
+        check_same(found["asked"], {name: value for name, value in asked.items() if name not in OF_LEARNING}, anew)
+        there, wanted = found["asked"]["features"], self._recipe.features
+        lacking = [name for name in wanted if name not in there]
+        if lacking:
+            raise ConfigError(f"the labels lack the features {', '.join(lacking)}: {anew}")
         self._work.mkdir(parents=True, exist_ok=True)
         for path in self._paths:
             piece = Piece.load(labels / path.name)
-            piece.with_features(found.recipe.features, asked.recipe.features).save(path)
+            piece.with_features(there, wanted).save(path)
 
     @property
     def _paths(self) -> list[Path]:

@@ -1,19 +1,18 @@
-"""How to train a judge, and what has been labelled so far; both lie in its folder until it ends."""
+"""How to train a judge, and what has been labelled so far, which lies in its folder until it ends."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 from precedent.config import check_fields
-from precedent.errors import ConfigError, ModelLoadError
+from precedent.errors import ModelLoadError
 from precedent_drafts.files import save_json
-from precedent_drafts.training.training import PLAN_FILE
 from precedent_research.judge import OF_ROWS, check_features, widths_of
 from precedent_research.judge_training.mismatches import Mismatch
 
@@ -106,59 +105,3 @@ class Piece:
 def _labelled(found: dict[str, Any]) -> Labelled:
     mismatch = found["mismatch"]
     return Labelled(Mismatch(**{**mismatch, "features": tuple(mismatch["features"])}), bool(found["changed"]))
-
-
-@dataclass(frozen=True, slots=True)
-class BegunJudge:
-    """A training as stored in its folder."""
-
-    target: str
-    draft: str
-    runs: str
-    outcome: str
-    max_tokens: int
-    recipe: JudgeRecipe
-
-    def write(self, folder: Path) -> None:
-        """Write the training to its folder atomically."""
-        save_json(folder / PLAN_FILE, dataclasses.asdict(self))
-
-    @classmethod
-    def read(cls, folder: Path) -> Self | None:
-        """Read the training in a folder, None if there is none. Raises ConfigError if it cannot be read."""
-        if not (folder / PLAN_FILE).is_file():
-            return None
-        try:
-            found: dict[str, Any] = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
-            recipe = found.pop("recipe")
-            return cls(**found, recipe=JudgeRecipe(**{**recipe, "features": tuple(recipe["features"])}))
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ConfigError(
-                f"{folder / PLAN_FILE} is no plan for a judge ({error!r}); start again in another folder"
-            ) from error
-
-    def check_same(self, other: BegunJudge) -> None:
-        """Raise ConfigError, naming the first difference, unless `other` is the same training."""
-        self._compare(other, _settings(self).keys(), "resume it with the same settings, or start in a new folder")
-
-    def check_labels(self, other: BegunJudge) -> None:
-        """Raise ConfigError, naming the first difference, unless `other` would label the same with these features."""
-        names = _settings(self).keys() - OF_LEARNING
-        self._compare(other, names, "leave --labels out to label anew")
-        lacking = [name for name in other.recipe.features if name not in self.recipe.features]
-        if lacking:
-            raise ConfigError(f"the labels lack the features {', '.join(lacking)}: leave --labels out to label anew")
-
-    def _compare(self, other: BegunJudge, names: Iterable[str], advice: str) -> None:
-        own, theirs = _settings(self), _settings(other)
-        for name in (name for name in own if name in names and own[name] != theirs[name]):
-            raise ConfigError(
-                f"the training in this folder has another {name} ({own[name]} there, {theirs[name]} now); {advice}"
-            )
-
-
-def _settings(begun: BegunJudge) -> dict[str, Any]:
-    """All settings by name, those of the recipe beside the others."""
-    settings = dataclasses.asdict(begun)
-    recipe = settings.pop("recipe")
-    return {**settings, **recipe}
