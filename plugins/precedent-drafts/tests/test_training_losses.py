@@ -31,8 +31,6 @@ from precedent_drafts.training.conditioned import (
     ConditionedRecipe,
     ConditionedStudent,
     entries_of,
-    reached_next,
-    seen_in_pass,
 )
 from precedent_drafts.training.exits import ExitRecipe, ExitStudent
 from precedent_drafts.training.lessons import Lesson, Teacher, Text
@@ -153,35 +151,6 @@ def conditioned(target: Any, **settings: Any) -> ConditionedStudent:
     student = ConditionedStudent(target, (0, 2), IDS, ConditionedRecipe(fusion=TOKEN_GUIDED, **settings))
     opinionated(student)
     return student
-
-
-def test_an_entry_sees_what_drafting_left_behind_it() -> None:
-    """In pass 2: two entries back and further as pass 0 left them, one back as pass 1 did, and itself."""
-    seen = seen_in_pass(2, 4).reshape(4, 3, 4)
-    assert seen[3].tolist() == [[True, True, False, False], [False, False, True, False], [False, False, False, True]]
-    assert seen[1].tolist() == [[False] * 4, [True, False, False, False], [False, True, False, False]]
-    assert torch.equal(seen_in_pass(0, 3), torch.tril(torch.ones(3, 3)).bool())
-
-
-def test_a_token_counts_where_a_draft_could_have_come() -> None:
-    """If its predecessor counted in the pass before."""
-    learned = torch.tensor([False, True, True, True, False, True, True])
-    second = reached_next(learned, learned)
-    assert second.tolist() == [False, False, True, True, False, False, True]
-    assert reached_next(learned, second).tolist() == [False, False, False, True, False, False, False]
-
-
-def test_entries_pair_a_state_with_the_token_behind_it() -> None:
-    """And predict the token after that; what is learned is marked at the predicted token."""
-    lesson = lesson_of(tiny_target(), None)
-    entries = entries_of(lesson)
-    assert lesson.first == 0
-    assert entries.token_ids.tolist() == list(TEXT.token_ids[1:-1])
-    assert entries.next_ids.tolist() == list(TEXT.token_ids[2:])
-    assert entries.learned.tolist() == [False, True, True, True, False, True, True, True]
-    assert torch.equal(entries.states, lesson.states[:-1])
-    assert torch.equal(entries.wanted[1:], lesson.hidden[:7])
-    assert torch.equal(entries.log_total[1:], lesson.log_total)
 
 
 def outputs_one_by_one(student: ConditionedStudent, draft: Any, entries: Any, number: int) -> list[Tensor]:
