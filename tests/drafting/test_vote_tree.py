@@ -66,12 +66,6 @@ def test_the_tree_branches_where_votes_split_and_runs_deep_where_they_agree() ->
     assert sorted(found.token_ids) == [1, 2, 3, 4, 5, 6]
 
 
-def test_nodes_come_in_order_of_path_probability() -> None:
-    """A small budget goes to the likeliest path."""
-    found, _ = grown([[1, 2, 3], [4, 5, 6]], [3.0, 1.0], 3)
-    assert found.token_ids == [1, 2, 3]
-
-
 def test_nothing_hangs_below_an_end_token_or_behind_the_end_of_a_sequence() -> None:
     """Ended rows propose nothing, and an end token is a leaf."""
     found, _ = grown([[1, 2, 3], [4]], [1.0, 1.0], 10, end_ids=(2,))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,13 +20,16 @@ from precedent.drafters.matching.occurrences import VoteWeights
 from precedent.drafters.matching.search import SearchSession
 from precedent.drafters.matching.vote_tree import SIMILARITY_BINS, VotePrior
 from precedent.drafters.outcomes import outcomes_of_votes
-from precedent.drafters.recall.tenant_memory import CompletionSource, TenantMemories, TenantMemory
+from precedent.drafters.recall.tenant_memory import TenantMemories, TenantMemory
 from precedent.drafters.recall.weights import Nearness, kinship
 from precedent.drafters.request import Request
 from precedent.errors import CacheError
 from precedent.runtime.background import Background
 from precedent.runtime.compiled import Int32s
 from precedent.runtime.fence import Fence
+
+if TYPE_CHECKING:
+    from precedent.cache import SpeculationCache
 
 CACHE = "the speculation cache"
 """The calls to the cache among the aids of an engine: its search, and the credit of completions."""
@@ -60,7 +63,7 @@ class RecallDrafter:
 
     def __init__(
         self,
-        cache: CompletionSource,
+        cache: SpeculationCache,
         tokenizer: str,
         executor: Executor,
         *,
