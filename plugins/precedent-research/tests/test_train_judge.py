@@ -33,8 +33,7 @@ from precedent.target.fingerprints import name_of
 from precedent.text.prompt import render_prompt
 from precedent.text.traces import Trajectory
 from precedent_research.judge import JUDGE_FILE, OF_ROWS, Rejected, TrainedJudge, features_of
-from precedent_research.judge_training.judge_training import LABELS_FOLDER, WORK_FOLDER, JudgeTraining, TrainedOn
-from precedent_research.judge_training.recipe import Piece
+from precedent_research.judge_training.judge_training import LABELS_FOLDER, WORK_FOLDER, JudgeTraining, Piece, TrainedOn
 from precedent_research.judge_training.report import report_of
 from precedent_research.judge_training.reruns import RerunEngine
 from precedent_testing.tiny_models import byte_tokenizer

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, scaled_dot_product_attention
-from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from torch.nn.functional import binary_cross_entropy_with_logits
+from transformers import DynamicCache, PreTrainedModel
 
 from precedent.errors import ConfigError
 from precedent.runtime.instructions import native_bfloat16
@@ -235,34 +234,18 @@ def block_rows(draft: BlockDraft, states: Tensor, tokens: Tensor, starts: Tensor
     `states` are those of the text, or its token ids, as `BlockDraft.keys_and_values` takes them; block b sees the first
     `starts[b]` of them and its own rows.
     """
-    model: Any = draft.model
-    hidden, count = draft.inputs(tokens), tokens.shape[1]
-    positions = starts[:, None] + torch.arange(count)
-    turns = model.rotary_emb(hidden, position_ids=positions)
+    count, cache = tokens.shape[1], DynamicCache()
+    for index, pair in enumerate(draft.keys_and_values(states, 0)):
+        cache.update(*(part.expand(len(tokens), -1, -1, -1) for part in pair), index)
     seen = torch.cat([torch.arange(len(states)) < starts[:, None], torch.ones(len(starts), count, dtype=torch.bool)], 1)
-    for layer, kept in zip(model.layers, draft.keys_and_values(states, 0), strict=True):
-        attended = _attended(layer.self_attn, layer.input_layernorm(hidden), turns, kept, seen)
-        hidden = hidden + layer.self_attn.o_proj(attended)
-        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-    normed: Tensor = model.norm(hidden)
-    return normed
-
-
-def _attended(
-    attention: Any, hidden: Tensor, turns: tuple[Tensor, Tensor], kept: tuple[Tensor, Tensor], seen: Tensor
-) -> Tensor:
-    """What the rows of each block read from the text and from each other, `[blocks, rows, num_heads * head_dim]`."""
-    shape = (*hidden.shape[:-1], -1, attention.head_dim)
-    query, key, value = (
-        part(hidden).view(shape).transpose(1, 2) for part in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
-    query, key = apply_rotary_pos_emb(query, key, *turns)
-    keys, values = (
-        torch.cat([before.expand(len(hidden), -1, -1, -1), own], dim=2)
-        for before, own in zip(kept, (key, value), strict=True)
-    )
-    found = scaled_dot_product_attention(query, keys, values, attn_mask=seen[:, None, None], enable_gqa=True)
-    return found.transpose(1, 2).flatten(2)
+    hidden: Tensor = draft.model(
+        inputs_embeds=draft.inputs(tokens),
+        attention_mask=seen[:, None, None].expand(-1, -1, count, -1),
+        position_ids=starts[:, None] + torch.arange(count),
+        past_key_values=cache,
+        use_cache=True,
+    ).last_hidden_state
+    return hidden
 
 
 def _multiplies_bfloat16(target: PreTrainedModel) -> bool:
