@@ -223,7 +223,7 @@ def test_a_block_draft_is_trained_on(folders: Path, tmp_path: Path) -> None:
           {"passes": 0, "fusion": "loud", "start": "elsewhere"}.items()),
         (ConditionedRecipe, {"mask_top_k": 3, "passes": 1}),
         *((BlockRecipe, {name: value}) for name, value in
-          {"block_size": 17, "iterations": 9, "anchors": 0, "proposes": "words", "start": "first"}.items()),
+          {"block_size": 17, "iterations": 9, "anchors": 0, "start": "first"}.items()),
     ],
 )  # fmt: skip
 def test_a_recipe_out_of_range_is_refused_by_the_setting(kind: type[Recipe], settings: dict[str, Any]) -> None:

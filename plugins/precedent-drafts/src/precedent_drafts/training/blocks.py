@@ -24,12 +24,10 @@ from precedent.runtime.instructions import native_bfloat16
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.load.first_layers import layers_of
 from precedent_drafts.block_draft import (
-    CHAIN,
     LARGEST,
     NONE,
     SMALLEST,
     TARGET,
-    TREE,
     BlockDraft,
     BlockSettings,
     fill,
@@ -93,7 +91,6 @@ class BlockRecipe(Recipe):
     markov_rank: int = at_least(1, 64)
     context_tokens: int = at_least(1, 256)
     iterations: int = at_least(1, 1)
-    proposes: str = checked(TREE, (TREE, CHAIN).__contains__, f"must be {TREE} or {CHAIN}")
     condition: str = checked(TARGET, (TARGET, NONE).__contains__, f"must be {TARGET} or {NONE}")
     anchors: int = at_least(1, 24)
 
@@ -143,7 +140,7 @@ class BlockRecipe(Recipe):
             rope_theta=float(rope.get("rope_theta", 10000.0)),
             rms_norm_eps=float(getattr(config, "rms_norm_eps", 1e-6)), num_layers=self.layers,
             block_size=self.block_size, context_tokens=self.context_tokens, markov_rank=self.markov_rank,
-            iterations=self.iterations, proposes=self.proposes, condition=self.condition,
+            iterations=self.iterations, condition=self.condition,
         )  # fmt: skip
 
 
