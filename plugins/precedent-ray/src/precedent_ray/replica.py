@@ -73,8 +73,7 @@ class Replica:
 
     def load(self) -> dict[str, float]:
         """How long requests wait here, for the autoscaler."""
-        pulses = [served.engine.pulse() for served in self._serving.models.values()]
-        return {QUEUE_SECONDS: max(pulse.longest_wait_seconds for pulse in pulses)}
+        return {QUEUE_SECONDS: max(served.engine.longest_wait() for served in self._serving.models.values())}
 
     async def metrics(self) -> str:
         """The server's metrics, and what concerns this replica's part in the shared memory."""

@@ -1,4 +1,4 @@
-"""A conditioned draft in training: passes over a text that read more and more of the draft's own hidden states.
+"""Trains a chain that also reads its target: passes over a text that read more and more of its own hidden states.
 
 Drafting reads the target's hidden states of committed tokens, and the draft's own behind them. So does training: pass 0
 reads the target's, and every later one what the pass before it put out, a token further; what is behind it in the text
@@ -11,39 +11,63 @@ from the target's, whose place they take.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 from transformers import DynamicCache, PreTrainedModel
 
-from precedent.errors import UnsupportedError
+from precedent.errors import ConfigError, UnsupportedError
 from precedent.target.fingerprints import name_of
 from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds
-from precedent.target.load.first_layers import base_of
-from precedent_drafts.borrowed import HEAD_TOKENS
-from precedent_drafts.conditioned import FUSION, ConditionedInputs, conditioned_beside, fusion_of
+from precedent.target.load.first_layers import base_of, layers_of
+from precedent_drafts.conditioned import FUSION, FUSIONS, LINEAR, ConditionedInputs, conditioned_beside, fusion_of
 from precedent_drafts.trained import initial_weights
-from precedent_drafts.training.block_lessons import BlockLesson
-from precedent_drafts.training.divergence import learn_divergence
-from precedent_drafts.training.head import OutputHead
-from precedent_drafts.training.learned_weights import LearnedWeights
+from precedent_drafts.training.chain import STARTS, initial_layers
+from precedent_drafts.training.lessons import Lesson, Teacher
+from precedent_drafts.training.student import Student, learn_divergence
+from precedent_drafts.training.training import Recipe, at_least, between, checked
 
 
-@dataclass(frozen=True, slots=True)
-class Passes:
-    """How a conditioned draft learns: in `number` passes over each text.
+@dataclass(frozen=True, kw_only=True)
+class ConditionedRecipe(Recipe):
+    """How to train a chain that reads its target's hidden states.
 
-    With `mask_top_k`, a token counts in a later pass only if the pass before had it among so many likeliest ones (0:
-    always). `feature` weighs the distance of hidden states.
+    Its `layers` start as copies of the target's (`start`), behind a `fusion` of embeddings and hidden states. It learns
+    in `passes` passes over each text, with at most `context_tokens` tokens of context; with `mask_top_k` a token counts
+    in a later pass only if the pass before had it among so many likeliest ones (0: always).
     """
 
-    number: int
-    mask_top_k: int
-    feature: float
+    kind = "chain that reads its target"
+
+    layers: int = between(1, 3, 1)
+    start: str = checked("ends", STARTS.__contains__, f"must be {', '.join(STARTS)}")
+    fusion: str = checked(LINEAR, FUSIONS.__contains__, f"must be {' or '.join(FUSIONS)}")
+    passes: int = between(1, 8, 3)
+    mask_top_k: int = at_least(0, 0)
+    context_tokens: int = at_least(1, 256)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mask_top_k and self.passes == 1:
+            raise ConfigError("mask_top_k leaves tokens out of later passes, and passes=1 has none: give more passes")
+
+    def teacher(self, target: PreTrainedModel) -> Teacher:
+        """The final hidden states. Raises UnsupportedError unless all layers are full attention."""
+        kinds = attention_kinds(target.config.get_text_config())
+        if kinds != {FULL_ATTENTION}:
+            raise UnsupportedError(
+                f"{name_of(target)} has layers of {', '.join(sorted(map(str, kinds)))}, and a chain that reads its "
+                "target (--condition target) is trained on full attention alone: leave --condition out"
+            )
+        return Teacher(target, None, self.context_tokens)
+
+    def student(self, target: PreTrainedModel, head_tokens: Tensor | None) -> Student:
+        """Layers of the target behind a fusion that reads the token alone."""
+        layers = initial_layers(self.start, self.layers, len(layers_of(target)))
+        return ConditionedStudent(target, layers, head_tokens, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,45 +87,26 @@ class Entries:
     log_total: Tensor
 
 
-class ConditionedStudent:
-    """Trainable layers and fusion on a frozen target. `head_tokens` `[tokens]` are the ids that its head covers.
-
-    Raises UnsupportedError for a target with other layers than full attention.
-    """
+class ConditionedStudent(Student):
+    """Trainable layers and fusion on a frozen target."""
 
     def __init__(
-        self,
-        target: PreTrainedModel,
-        initial_layers: Sequence[int],
-        head_tokens: Tensor,
-        fusion: str,
-        passes: Passes,
-        learning_rate: float,
-        seed: int = 0,
+        self, target: PreTrainedModel, layers: Sequence[int], head_tokens: Tensor | None, recipe: ConditionedRecipe
     ) -> None:
-        check_passes(target)
-        self.initial_layers, self.head_tokens = tuple(initial_layers), head_tokens
-        self._target, self._passes = target, passes
-        self._dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
+        super().__init__(target, head_tokens)
+        self.own_settings = {"initial_layers": tuple(layers), "fusion": recipe.fusion}
+        self._passes, self._mask_top_k = recipe.passes, recipe.mask_top_k
         with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            fused = fusion_of(fusion, target.config.get_text_config().hidden_size)
-        begun = initial_weights(target, initial_layers)
-        self._model = conditioned_beside(target, initial_layers, fused, begun, self._dtype).requires_grad_(False)
-        self._inputs: ConditionedInputs = self._model.get_input_embeddings()  # type: ignore[assignment]
-        self._layers = base_of(self._model).layers
-        self._head = OutputHead(target, self._dtype, head_tokens)
-        self._columns = torch.full((self._head_width(target),), -1)
-        self._columns[head_tokens] = torch.arange(head_tokens.numel())
-        own = {f"layers.{name}": weight for name, weight in self._layers.named_parameters()}
-        own |= {f"{FUSION}{name}": weight for name, weight in self._inputs.fusion.named_parameters()}
-        self._learned = LearnedWeights(own, learning_rate)
+            torch.manual_seed(recipe.seed)
+            fused = fusion_of(recipe.fusion, target.config.get_text_config().hidden_size)
+        begun = initial_weights(target, layers)
+        self.model = conditioned_beside(target, layers, fused, begun, self.dtype).requires_grad_(False)
+        self.inputs: ConditionedInputs = self.model.get_input_embeddings()  # type: ignore[assignment]
+        own = {f"layers.{name}": weight for name, weight in base_of(self.model).layers.named_parameters()}
+        own |= {f"{FUSION}{name}": weight for name, weight in self.inputs.fusion.named_parameters()}
+        self.trains(own, recipe.learning_rate)
 
-    def step(self, lessons: Sequence[BlockLesson], done: float) -> float:
-        """Take one step on a batch of lessons and return the mean loss; `done` is the share of all steps done."""
-        return self._learned.learn(lambda: self.learn(lessons), done)
-
-    def learn(self, lessons: Sequence[BlockLesson]) -> float:
+    def learn(self, lessons: Sequence[Lesson], number: int) -> float:
         """Add the gradient of the loss, a mean over passes of means over the tokens that count, and return it."""
         entries = [entries_of(lesson) for lesson in lessons]
         outputs = [self.outputs(each) for each in entries]
@@ -115,16 +120,16 @@ class ConditionedStudent:
 
         They are zero, and not computed, where no draft comes in that pass: it would begin before the target's words.
         """
-        place, count = self._target.device, len(entries.states)
+        place, count = self.target.device, len(entries.states)
         with torch.no_grad():
-            embedded = self._inputs.embeddings(entries.token_ids.to(place))
-        states, cache, found = entries.states.to(place, self._dtype), DynamicCache(), list[Tensor]()
+            embedded = self.inputs.embeddings(entries.token_ids.to(place))
+        states, cache, found = entries.states.to(place, self.dtype), DynamicCache(), list[Tensor]()
         reached, columns = entries.learned, torch.zeros(0, dtype=torch.long)
-        for number in range(self._passes.number):
+        for number in range(self._passes):
             rows = torch.arange(count) if number == 0 else reached.nonzero()[:, 0]
             columns = torch.cat([columns, rows + number * count])
-            hidden: Tensor = base_of(self._model)(
-                inputs_embeds=self._inputs.fused(embedded[rows], states[rows])[None],
+            hidden: Tensor = base_of(self.model)(
+                inputs_embeds=self.inputs.fused(embedded[rows], states[rows])[None],
                 attention_mask=seen_in_pass(number, count)[rows][:, columns].to(place)[None, None],
                 position_ids=rows.to(place)[None],
                 past_key_values=cache,
@@ -135,7 +140,7 @@ class ConditionedStudent:
             reached = reached_next(entries.learned, reached)
             if not bool(reached.any()):
                 break
-        return [*found, *(torch.zeros_like(found[0]) for _ in range(self._passes.number - len(found)))]
+        return [*found, *(torch.zeros_like(found[0]) for _ in range(self._passes - len(found)))]
 
     @torch.no_grad()
     def masks(self, entries: Entries, outputs: Sequence[Tensor]) -> list[Tensor]:
@@ -143,7 +148,7 @@ class ConditionedStudent:
         found = [entries.learned]
         for rows in outputs[:-1]:
             counted = reached_next(entries.learned, found[-1])
-            if self._passes.mask_top_k:
+            if self._mask_top_k:
                 counted[counted.clone()] = self._among_likeliest(
                     rows[counted.to(rows.device)], entries.next_ids[counted]
                 )
@@ -152,8 +157,10 @@ class ConditionedStudent:
 
     def _among_likeliest(self, rows: Tensor, next_ids: Tensor) -> Tensor:
         """Whether each row has its next token among the likeliest ones, `[rows]`."""
-        likeliest = self._head(rows).topk(min(self._passes.mask_top_k, self.head_tokens.numel()), -1).indices.cpu()
-        return (likeliest == self._columns[next_ids][:, None]).any(-1)
+        logits = self.head(rows)
+        likeliest = logits.topk(min(self._mask_top_k, logits.shape[-1]), -1).indices.cpu()
+        ids = likeliest if self.head_tokens is None else self.head_tokens.cpu()[likeliest]
+        return (ids == next_ids[:, None]).any(-1)
 
     def _learn(
         self, entries: Entries, outputs: Sequence[Tensor], masks: Sequence[Tensor], shares: Sequence[float]
@@ -166,9 +173,9 @@ class ConditionedStudent:
             chosen = hidden[mask.to(hidden.device)]
             wanted, totals = entries.wanted[mask].to(chosen), entries.log_total[mask].to(chosen)
             rows = chosen.detach().requires_grad_(True)
-            loss += learn_divergence(self._head, rows, wanted, totals, torch.full_like(totals, share))
+            loss += learn_divergence(self.head, rows, wanted, totals, share)
             distance = smooth_l1_loss(chosen, wanted, reduction="none").mean(-1).sum()
-            feature = self._passes.feature * share * distance
+            feature = share * distance
             loss += float(feature.detach())
             roots += [chosen, feature]
             gradients += [rows.grad, None]
@@ -176,38 +183,8 @@ class ConditionedStudent:
             torch.autograd.backward(roots, gradients)
         return loss
 
-    def weights(self) -> dict[str, Tensor]:
-        """The weights to save in a draft's folder, in the target's precision."""
-        saved = torch.float32 if self._dtype == self._target.dtype else self._target.dtype
-        found = {f"layers.{name}": tensor.to(saved) for name, tensor in self._layers.state_dict().items()}
-        found |= {f"{FUSION}{name}": tensor.to(saved) for name, tensor in self._inputs.fusion.state_dict().items()}
-        return {**found, HEAD_TOKENS: self.head_tokens.to(torch.int32)}
 
-    def state(self) -> dict[str, Tensor]:
-        """Weights and the optimiser's moments by name."""
-        return self._learned.state()
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a saved `state`."""
-        self._learned.restore(state)
-
-    @staticmethod
-    def _head_width(target: PreTrainedModel) -> int:
-        head: Any = target.get_output_embeddings()
-        return int(head.weight.shape[0])
-
-
-def check_passes(target: PreTrainedModel) -> None:
-    """Raise UnsupportedError for a target whose layers are not all full attention: passes mask by hand."""
-    kinds = attention_kinds(target.config.get_text_config())
-    if kinds != {FULL_ATTENTION}:
-        raise UnsupportedError(
-            f"{name_of(target)} has layers of {', '.join(sorted(map(str, kinds)))}, and a chain that reads its target "
-            "(--condition target) is trained on full attention alone: leave --condition out"
-        )
-
-
-def entries_of(lesson: BlockLesson) -> Entries:
+def entries_of(lesson: Lesson) -> Entries:
     """The entries of a lesson whose states are the target's final hidden states."""
     text, first, count = lesson.text, lesson.first, len(lesson.states) - 1
     ids = torch.tensor(text.token_ids)
