@@ -18,8 +18,7 @@ from precedent.cache import SpeculationCache, TenantStats
 from precedent.drafters.recall.tenant_memory import cost
 from precedent.engine.health import EngineHealth
 from precedent.errors import CacheError
-from precedent_ray.reading import read_ahead, worth_reading
-from precedent_ray.replica import Replica, StuckError
+from precedent_ray.replica import Replica, StuckError, read_ahead, worth_reading
 from precedent_ray.scaling import QUEUE_SECONDS
 from precedent_ray.settings import Settings
 from precedent_testing.embedders import HashEmbedder
