@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from precedent.engine.generation import Emission, GenerationResult
-from precedent.langchain.call import Begun
+from precedent.langchain.chat_model import RunningAnswer
 from precedent.langchain.logprobs import openai_logprobs
 from precedent.langchain.telemetry import Span, current_span, describe_result
 from precedent.sampling.logprobs import TokenLogprob
@@ -21,7 +21,7 @@ class Answer:
     """One answer. `text`, `reasoning` and `calls` grow while it is read."""
 
     index: int
-    begun: Begun
+    begun: RunningAnswer
     pieces: AnswerPieces
     text: str = ""
     reasoning: str = ""
@@ -30,7 +30,7 @@ class Answer:
     _span: Span | None = None
 
     @classmethod
-    def of(cls, index: int, begun: Begun, *, whole: bool) -> Answer:
+    def of(cls, index: int, begun: RunningAnswer, *, whole: bool) -> Answer:
         """The answer of a request that was just begun, described on the span around it; `whole` if it is not streamed.
 
         A call that `max_tokens` cuts is text in a whole answer.

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from precedent.errors import PrecedentError
-from precedent.langchain.call import Begun
+from precedent.langchain.chat_model import RunningAnswer
 from precedent_server.answers import Answer, interleaved, read_all
 from precedent_server.bodies import parsed
 from precedent_server.chat_answer import ChatChunks, whole
@@ -56,7 +56,7 @@ async def begun(serving: Serving, served: Served, asked: ChatRequest, caller: Ca
     return answers
 
 
-def _begin(served: Served, asked: ChatRequest, settings: dict[str, Any]) -> Begun:
+def _begin(served: Served, asked: ChatRequest, settings: dict[str, Any]) -> RunningAnswer:
     try:
         return served.chat.begin(asked.messages, settings)
     except PrecedentError as error:
