@@ -169,7 +169,7 @@ def test_the_models_own_metadata_counts_and_the_call_wins() -> None:
 # Refusals
 
 
-async def every_way(model: Any, error: type[Exception], said: str, **call: Any) -> None:
+async def every_way(model: Any, error: type[Exception], said: str, /, **call: Any) -> None:
     """Each way of a call raises, and nothing runs."""
     for ask in (
         lambda: model.invoke("hi", **call),

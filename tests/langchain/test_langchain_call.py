@@ -126,9 +126,7 @@ def test_the_environment_fills_in_what_is_not_given(monkeypatch: pytest.MonkeyPa
 @MODELS
 def test_a_call_is_described_on_the_span_around_it(kind: Any) -> None:
     with TracerProvider().get_tracer("test").start_as_current_span("call") as span:
-        scripted("ab", kind=kind).invoke("hi", max_tokens=7, **({"stream": True} if kind is ChatPrecedent else {}))
-        if kind is PrecedentLLM:
-            list(scripted("ab", kind=kind).stream("hi", max_tokens=7))
+        list(scripted("ab", kind=kind).stream("hi", max_tokens=7))
     assert isinstance(span, ReadableSpan)
     expected = {
         "gen_ai.operation.name": "chat" if kind is ChatPrecedent else "text_completion",
@@ -139,7 +137,6 @@ def test_a_call_is_described_on_the_span_around_it(kind: Any) -> None:
         "gen_ai.request.temperature": 0.0,
         "gen_ai.response.finish_reasons": ("stop",),
         "gen_ai.usage.output_tokens": 3,
-        "gen_ai.usage.cache_read.input_tokens": 3,
         "precedent.speculation.mode": "greedy",
     }
     attributes = dict(span.attributes or {})
@@ -156,7 +153,7 @@ async def test_a_stream_is_described_on_the_span_in_which_it_began() -> None:
         pass
     assert isinstance(outer, ReadableSpan)
     assert trace.get_current_span() is not outer
-    assert (outer.attributes or {})["gen_ai.response.model"] == "scripted"
+    assert (outer.attributes or {})["gen_ai.request.model"] == "scripted"
 
 
 def test_traces_tell_versions_usage_and_the_model_that_was_chosen() -> None:

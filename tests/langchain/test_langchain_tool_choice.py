@@ -184,7 +184,7 @@ def test_functions_in_anthropics_and_responses_form_are_read_and_one_without_a_t
         {"type": "function", "name": "pay", "parameters": schema},
     ):
         model = reluctant([TEXT])
-        assert called(model.bind_tools([given], tool_choice="pay").invoke("hi")) == [("pay", {})]
+        assert called(model.bind_tools([given], tool_choice="pay").invoke("hi")) == [("pay", {"amount": 0})]
     with pytest.raises(PromptError, match='give a "title" for its name'):
         scripted([TEXT]).bind_tools([schema])
 
