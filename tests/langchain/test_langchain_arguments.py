@@ -12,7 +12,7 @@ from langchain_core import exceptions as theirs
 from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.errors import (
@@ -113,7 +113,9 @@ def test_query_and_tools_reach_the_engine_in_every_form_of_tool() -> None:
     openai = {"type": "function", "function": {"name": "close", "parameters": {}}}
     schema = {"title": "reopen", "description": "Reopen.", "type": "object", "properties": {}}
     model = scripted()
-    bound = model.bind_tools([look_up, change_address, refund, anthropic, openai, schema])
+    bound = model.bind_tools(
+        [look_up, change_address, refund, anthropic, openai, schema, change_address.model_json_schema()]
+    )
     bound.invoke([SystemMessage("policy"), HumanMessage("where is order 1042?")])
     with_tools = asked(model)
     assert (with_tools.query, len(with_tools.tools)) == ("user: where is order ?", 32)
@@ -123,8 +125,9 @@ def test_query_and_tools_reach_the_engine_in_every_form_of_tool() -> None:
     assert sorted(shown, key=with_tools.prompt.index) == shown, "in the order in which they were bound"
     model.invoke("hi")
     assert asked(model).tools == ""
+    other = create_model("change_address", __doc__="Another.", number=(int, ...))
     with pytest.raises(PromptError, match="tool 'change_address' is bound twice"):
-        model.bind_tools([change_address, change_address])
+        model.bind_tools([change_address, other])
 
 
 # Settings of the run

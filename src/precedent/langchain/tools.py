@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,11 +31,22 @@ def openai_tools(tools: Sequence[ToolLike]) -> list[dict[str, Any]]:
     """Tools, functions, pydantic classes and dicts as checked OpenAI function dicts. PromptError names a bad tool."""
     if not isinstance(tools, list | tuple):
         raise PromptError(f"tools={shown(tools)} must be a list of tools")
-    converted = [_openai_tool(tool, position) for position, tool in enumerate(tools, start=1)]
-    for position, tool in enumerate(converted, start=1):
-        check_plain(f"tool number {position}", tool, PromptError)
-    check_tools(converted)
-    return converted
+    distinct: dict[str, dict[str, Any]] = {}
+    for position, tool in enumerate(tools, start=1):
+        converted = _openai_tool(tool, position)
+        check_plain(f"tool number {position}", converted, PromptError)
+        # LangChain's suite binds one tool as a class and as its schema, which differ only in titles
+        distinct.setdefault(json.dumps(_untitled(converted), sort_keys=True, default=str), converted)
+    check_tools(list(distinct.values()))
+    return list(distinct.values())
+
+
+def _untitled(schema: Any) -> Any:
+    """A schema without its titles; a property called "title" stays."""
+    if isinstance(schema, Mapping):
+        kept = {key: value for key, value in schema.items() if key != "title" or not isinstance(value, str)}
+        return {key: _untitled(value) for key, value in kept.items()}
+    return [_untitled(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def _openai_tool(tool: ToolLike, position: int) -> dict[str, Any]:
