@@ -229,7 +229,6 @@ class ChatPrecedent(EngineFields, ChatFields, BaseChatModel):
             running.generation.cancel()
 
     def _prompt(self, engine: Engine, messages: list[BaseMessage], settings: Mapping[str, Any]) -> _Prompt:
-        """Render messages, tools and the settings of the chat template."""
         choice = settings.get("tool_choice")
         tools = allowed_tools(choice, openai_tools(settings.get("tools", ())))
         rules = AnswerRules.of(settings, tool_choice_of(choice, tools), self.strict_tools)

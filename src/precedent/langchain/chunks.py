@@ -79,8 +79,7 @@ class AnswerChunks:
         return ChatGenerationChunk(message=message)
 
     def _index_of(self, block: Mapping[str, Any]) -> int:
-        """The number of a block; pieces of the same kind, or of the same call, in a row are one block."""
-        kind: Any = block["type"], block.get("index")  # all pieces of a call carry the call's index
+        kind: Any = block["type"], block.get("index")  # pieces of one kind or one call in a row are one block
         if kind != self._open_block:
             self._block_number, self._open_block = self._block_number + 1, kind
         return self._block_number

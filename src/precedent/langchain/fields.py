@@ -179,7 +179,6 @@ class EngineFields(CallFields):
 
     @classmethod
     def _fields_of(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The constructor's arguments under the names of its fields."""
         if isinstance(kwargs.get("cache"), str | Path | SpeculationCache):
             raise ConfigError(
                 "cache= is LangChain's cache of whole answers (True, False or a BaseCache); for a cache to draft from "

@@ -258,7 +258,6 @@ class _Reader:
         return blocks
 
     def _text(self, blocks: Iterable[Mapping[str, Any]]) -> str:
-        """The text of a message's content, without its reasoning, calls and results."""
         return "".join(map(self._block_text, blocks))
 
     def _block_text(self, block: Mapping[str, Any]) -> str:
@@ -286,7 +285,6 @@ class _Reader:
 
 @lru_cache(maxsize=256)
 def _warn_of_dropped(kind: str) -> None:
-    """Warn once for each kind."""
     log.warning("blocks of type %s are left out of the prompt: only the provider that wrote them can use them", kind)
 
 

@@ -116,7 +116,6 @@ def _known(name: str, model_kwargs: Mapping[str, Any]) -> _Known | None:
 
 
 def _downloaded(name: str, model_kwargs: Mapping[str, Any]) -> Path | None:
-    """The folder in the cache of Hugging Face."""
     from huggingface_hub import try_to_load_from_cache
 
     where = {key: model_kwargs[key] for key in ("revision", "cache_dir") if model_kwargs.get(key) is not None}

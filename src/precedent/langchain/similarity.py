@@ -157,7 +157,6 @@ class VectorStoreSimilarity:
         followed.stamp = stamp
 
     def _add(self, completions: Sequence[Completion], followed: _Followed) -> None:
-        """Add the completions that the vector store, shared with other engines, does not hold yet."""
         keys = {_key(one): one for one in completions}
         try:
             held = {document.id for document in self._vectors.get_by_ids(list(keys))} if keys else set()

@@ -101,7 +101,6 @@ class AnswerRules:
         return own if self.strict == "auto" and isinstance(own, bool) else self.strict
 
     def _content(self) -> JsonSchema | None:
-        """The schema of the whole answer, None for text."""
         schema, own = schema_of(self.response_format)
         if schema is None:
             return None
@@ -141,7 +140,6 @@ def _check_patterns(schema: Any, what: str) -> None:
 
 
 def _patterns(schema: Any) -> Iterator[str]:
-    """All patterns in a schema, at any depth."""
     if isinstance(schema, Mapping):
         if isinstance(schema.get("pattern"), str):
             yield schema["pattern"]

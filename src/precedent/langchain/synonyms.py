@@ -174,14 +174,12 @@ def _effort(value: Any) -> Any:
 
 
 def _device(value: Any) -> Any:
-    """Return a torch device, or a pipeline's device number, as a text."""
     if is_whole(value) and value >= -1:
         return f"cuda:{value}" if value >= 0 else "cpu"
     return str(value) if type(value).__module__ == "torch" else value
 
 
 def _dtype(value: Any) -> Any:
-    """Return a torch dtype, or vLLM's name of one, as its name."""
     if isinstance(value, str):
         return {"half": "float16", "float": "float32"}.get(value, value)
     return str(value).removeprefix("torch.") if type(value).__module__ == "torch" else value
