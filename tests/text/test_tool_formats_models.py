@@ -54,7 +54,7 @@ def message_of(name: str, ids: Sequence[int], bursts: Sequence[int], tools: list
     tokenizer = TOKENIZERS[name]
     prompt = render_prompt(tokenizer, user("hi"), tools)
     syntax = answer_syntax(tokenizer, user("hi"), tools, prompt)
-    chunks, assembler = AnswerChunks(syntax, "m"), TextAssembler(tokenizer, (), syntax.shown_tokens)
+    chunks, assembler = AnswerChunks(syntax, "m", tokenizer), TextAssembler(tokenizer, (), syntax.shown_tokens)
     parts, texts, start = [], [], 0
     edges = [*sorted({burst % (len(ids) + 1) for burst in bursts}), len(ids)]
     for end in edges:
