@@ -66,7 +66,7 @@ class Lineup:
         if draft_model:
             self._draft = load_draft(draft_model, self.model, self.tokenizer, device=draft_device)
         # all engines share it: with CUDA graphs, each separate one would take half of the remaining memory
-        self._target_model = TargetModel.of(self.model, bitwise=False, cuda_graphs=cuda_graphs)
+        self._target_model = TargetModel(self.model, cuda_graphs=cuda_graphs)
         self._embedder = resolve(None)
         self._cost: CostCurve | None = None
         self.cache = self._new_cache()
