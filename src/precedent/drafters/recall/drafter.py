@@ -46,7 +46,7 @@ _NUM_KIN = 64
 
 # Fitted on recorded agent traces, without those on which figures are reported.
 _PRIOR = VotePrior(
-    offset=-1.65, odds=0.87, length=0.59, count=0.09, similarity=0.09, sure_from=SIMILARITY_BINS - 1.0, doubt=0.1
+    offset=-1.65, odds=0.87, length=0.59, number=0.09, similarity=0.09, sure_from=SIMILARITY_BINS - 1.0, doubt=0.1
 )
 
 
