@@ -109,23 +109,13 @@ class Settings(BaseModel):
     @property
     def options(self) -> EngineOptions:
         """What each engine is built from."""
-        return EngineOptions(
-            draft_model=self.draft_model,
-            device=self.device,
-            dtype=self.dtype,
-            bitwise=self.bitwise,
-            embedder=self.embedder,
-        )
+        return EngineOptions(**self.model_dump(include={"draft_model", "device", "dtype", "bitwise", "embedder"}))
 
     @property
     def limits(self) -> ServerLimits:
         """What callers may ask of each replica."""
-        return ServerLimits(
-            max_queued=self.max_queued,
-            max_queued_per_key=self.max_queued_per_key,
-            request_seconds=self.request_seconds,
-            grace_seconds=self.grace_seconds,
-        )
+        bounds = {"max_queued", "max_queued_per_key", "request_seconds", "grace_seconds"}
+        return ServerLimits(**self.model_dump(include=bounds))
 
     @property
     def shutdown_seconds(self) -> int:

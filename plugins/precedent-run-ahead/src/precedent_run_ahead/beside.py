@@ -130,17 +130,7 @@ class bound_to_its_agent:  # a decorator
         if own is None:
             return self
         agent = agent_under_construction()
-        if inspect.iscoroutinefunction(self._hook):
-
-            async def abound(*arguments: Any) -> Any:
-                return await self._hook(own, _known(agent), *arguments)
-
-            return abound
-
-        def bound(*arguments: Any) -> Any:
-            return self._hook(own, _known(agent), *arguments)
-
-        return bound
+        return lambda *arguments: self._hook(own, _known(agent), *arguments)
 
 
 def _known(agent: Agent | None) -> Agent:

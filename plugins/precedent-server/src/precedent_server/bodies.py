@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, NoReturn, Union
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, Union
 
 from openai.types.chat import chat_completion_assistant_message_param as assistant
 from openai.types.chat import chat_completion_developer_message_param as developer
@@ -23,8 +23,11 @@ from openai.types.chat import chat_completion_user_message_param as user
 from pydantic import FailFast, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from precedent.errors import PrecedentError
 from precedent.runtime.plain_values import shown
-from precedent_server.errors import ApiError
+from precedent_server.errors import ApiError, api_error
+
+Result = TypeVar("Result")
 
 HABITS = (
     "user",
@@ -149,6 +152,15 @@ def parsed(raw: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ApiError("the body must be a JSON object")
     return found
+
+
+def read_parsed(read: Callable[[dict[str, Any]], Result], prompt: str, raw: bytes) -> Result:
+    """What `read` makes of a request's body, where `prompt` is the key of the prompt. Raises ApiError."""
+    body = parsed(raw)
+    try:
+        return read(body)
+    except PrecedentError as error:
+        raise api_error(error, body, {"prompt": prompt}) from error
 
 
 def _values_over(raw: bytes, most: int) -> bool:

@@ -24,7 +24,7 @@ from precedent.sampling.logprobs import TokenLogprob
 from precedent.text.answers import CallPiece, Piece
 from precedent.text.tool_formats import ReasoningPiece
 from precedent_server.answers import Answer, reply, speculation_of, steps_of, usage_of
-from precedent_server.bodies import SAMPLING, Keys, Messages, biases, checked, parsed
+from precedent_server.bodies import SAMPLING, Keys, Messages, biases, checked, read_parsed
 from precedent_server.errors import ApiError, api_error
 from precedent_server.history import read_messages
 from precedent_server.keys import Caller
@@ -195,15 +195,8 @@ def _patterns(schema: Any) -> Iterator[str]:
 
 async def chat_completions(serving: Serving, caller: Caller, request: Request) -> Response:
     """Answer one request, whole or as a stream."""
-
-    def read(raw: bytes) -> ChatRequest:
-        body = parsed(raw)
-        try:
-            return chat_request(body, serving.limits)
-        except PrecedentError as error:
-            raise api_error(error, body, {"prompt": "messages"}) from error
-
-    asked = await read_body(request, serving, read)
+    read = partial(read_parsed, lambda body: chat_request(body, serving.limits), "messages")
+    asked: ChatRequest = await read_body(request, serving, read)
     return await reply_to_chat(serving, caller, request, asked, partial(ChatWriter, asked))
 
 

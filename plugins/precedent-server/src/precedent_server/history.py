@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import typing
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, InvalidToolCall, convert_to_messages
@@ -130,22 +129,3 @@ def _arguments_text(arguments: Any) -> Any:
     except (ValueError, RecursionError):
         return None
     return arguments if isinstance(found, dict) else "{}" if found is None else None
-
-
-RUN_BY_PROVIDERS = (
-    *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
-    *("mcp_call", "mcp_list_tools", "mcp_approval_request"),
-)
-"""Items of the Responses interface that tell of tools which another provider ran; their results are in the texts."""
-
-
-def own_items(items: Sequence[Any]) -> tuple[list[tuple[int, Any]], int]:
-    """The items of an input with their positions, without those of other providers' tools, and how many these are."""
-    kept = list(_own(items))
-    return kept, len(items) - len(kept)
-
-
-def _own(items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    for position, item in enumerate(items):
-        if not isinstance(item, Mapping) or item.get("type") not in RUN_BY_PROVIDERS:
-            yield position, item

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from openai.types.responses import Response as ResponseBody
@@ -17,15 +18,13 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from starlette.requests import Request
 from starlette.responses import Response
 
-from precedent.errors import PrecedentError
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.text.answers import CallPiece, Piece
 from precedent.text.tool_formats import ReasoningPiece
 from precedent_server.answers import Answer, speculation_of, steps_of, usage_of
-from precedent_server.bodies import Keys, checked, parsed
+from precedent_server.bodies import Keys, checked, read_parsed
 from precedent_server.chat import ChatRequest, chat_request, reply_to_chat
-from precedent_server.errors import ApiError, api_error
-from precedent_server.history import own_items
+from precedent_server.errors import ApiError
 from precedent_server.keys import Caller
 from precedent_server.serving import Serving
 from precedent_server.settings import ServerLimits
@@ -60,6 +59,12 @@ _TEXT_OF = {"input_text": "text", "output_text": "text", "text": "text", "refusa
 _ROLES = ("system", "developer", "user")
 """Who else than the assistant speaks in messages; tools answer in items of their own."""
 
+_RUN_BY_PROVIDERS = (
+    *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
+    *("mcp_call", "mcp_list_tools", "mcp_approval_request"),
+)
+"""Items that tell of tools which another provider ran; their results are in the texts."""
+
 _CHAT_NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text"}
 """Keys of a chat completion, each with the one of this route that it was made of."""
 
@@ -90,7 +95,7 @@ def responses_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequ
         chat["reasoning_effort"] = effort
     if wanted := said.get("text", {}).get("format"):
         chat["response_format"] = _format(wanted)
-    num_foreign = 0 if isinstance(said["input"], str) else own_items(said["input"])[1]
+    num_foreign = 0 if isinstance(said["input"], str) else sum(map(_is_foreign, said["input"]))
     chat["messages"] = messages_of(said["input"], said.get("instructions"))
     try:
         asked = chat_request(chat, limits)
@@ -135,9 +140,15 @@ def messages_of(given: str | Sequence[Any], instructions: Any = None) -> list[di
     return [*begun, *items]
 
 
+def _is_foreign(item: Any) -> bool:
+    return isinstance(item, Mapping) and item.get("type") in _RUN_BY_PROVIDERS
+
+
 def _turns(items: Sequence[Any]) -> Iterator[dict[str, Any]]:
     turn: dict[str, Any] | None = None
-    for position, item in own_items(items)[0]:
+    for position, item in enumerate(items):
+        if _is_foreign(item):
+            continue
         if not isinstance(item, Mapping):
             raise ApiError(f"input[{position}] must be an object", param="input")
         kind = item.get("type", "message")
@@ -192,14 +203,11 @@ def _content(content: Any) -> Any:
 async def responses(serving: Serving, caller: Caller, request: Request) -> Response:
     """Answer one request, whole or as a stream of events."""
 
-    def read(raw: bytes) -> tuple[dict[str, Any], ChatRequest]:
-        body = {name: value for name, value in parsed(raw).items() if value is not None}
-        try:
-            return body, responses_request(body, serving.limits)
-        except PrecedentError as error:
-            raise api_error(error, body, {"prompt": "input"}) from error
+    def read(body: dict[str, Any]) -> tuple[dict[str, Any], ChatRequest]:
+        body = {name: value for name, value in body.items() if value is not None}
+        return body, responses_request(body, serving.limits)
 
-    body, asked = await read_body(request, serving, read)
+    body, asked = await read_body(request, serving, partial(read_parsed, read, "input"))
     return await reply_to_chat(serving, caller, request, asked, lambda answers: ResponseWriter(body, answers[0]))
 
 
