@@ -23,7 +23,6 @@ from pathlib import Path
 
 from aims import AIMS, PATIENCE, Aim, main_file
 
-from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError
 
 
@@ -108,6 +107,5 @@ def run(folder: Path, name: str, kills: int, seed: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sorted_segment({1: [1, 2], 2: [3]})  # compiled before the first fork
     for each in sys.argv[2].split(","):
         print(json.dumps(run(Path(sys.argv[1], each), each, int(sys.argv[3]), int(sys.argv[4]))), flush=True)

@@ -21,7 +21,6 @@ import numpy as np
 
 from precedent.cache import Completion, Selection, SQLiteStore, verify_cache
 from precedent.cache.index import SimilarityIndex
-from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError
 from precedent_testing.store_contract import EMBEDDER, unit_vector
 
@@ -51,7 +50,7 @@ class Worker:
         while True:
             number += 1
             action = self._choose.choices(
-                (self._insert, self._credit, self._read, self._recall, self._seal, self._forget), (40, 20, 20, 12, 6, 2)
+                (self._insert, self._credit, self._read, self._recall, self._forget), (40, 20, 20, 18, 2)
             )[0]
             action(f"{self._name} {number}", self._choose.choice(TENANTS))
 
@@ -76,12 +75,6 @@ class Worker:
 
     def _recall(self, key: str, tenant: str) -> None:
         assert len(self._index.search(unit_vector(3), tenant, "tok", 5)) <= 5
-
-    def _seal(self, key: str, tenant: str) -> None:
-        held = {one.id: one.token_ids for one in self._store.since(tenant, "tok", 0)}
-        partition = self._store.partition(tenant, "tok")
-        lengths = {row_id: len(tokens) for row_id, tokens in held.items()}
-        partition.seal(lengths, lambda ids: sorted_segment({i: held[i] for i in ids.tolist()}))
 
     def _forget(self, key: str, tenant: str) -> None:
         if not self._mine:
@@ -164,7 +157,6 @@ class Expected:
 def main(folder: Path, kills: int, seed: int) -> None:
     """Kill so many processes, four at a time."""
     choose, expected, acknowledged, rounds = random.Random(seed), Expected(), 0, -(-kills // PROCESSES)
-    sorted_segment({1: [1, 2], 2: [3]})  # compiled before the first fork
     for number in range(rounds):
         if number % ROUNDS_PER_CACHE == 0:
             expected, cache = Expected(), folder / str(number)

@@ -24,10 +24,9 @@ from pathlib import Path
 
 import numpy as np
 from file_damage import Damage
-from sound_files import BASE, NEW, STORED, TENANTS, TOKENS, Content, bases, content_of, record, write
+from sound_files import BASE, NEW, STORED, TENANTS, Content, bases, content_of, record, write
 
 from precedent.cache import Completion, Selection, SQLiteStore, verify_cache
-from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError
 from precedent_testing.store_contract import EMBEDDER
 
@@ -63,18 +62,8 @@ def read(store: SQLiteStore) -> int:
             assert as_new(one) in STORED, f"served what was never stored: {one}"
             assert one.tenant == tenant, "a record of another tenant"
         served += len(found)
-        held = {one.id: one.token_ids for one in found}
         ids, vectors = store.vectors_since(tenant, "tok", 0)
         assert len(ids) == len(vectors)
-        partition = store.partition(tenant, "tok")
-        partition.lengths()
-        partition.most_tokens()
-        for segment in partition.segments(partition.directory()):
-            ends = [*segment.completions["begin"][1:].tolist(), segment.tokens.size]
-            for begin, end in zip(segment.completions["begin"], ends, strict=True):
-                assert tuple(segment.tokens[begin + 1 : end].tolist()) in TOKENS
-        lengths = {row_id: len(tokens) for row_id, tokens in held.items()}
-        partition.seal(lengths, lambda ids, held=held: sorted_segment({i: held[i] for i in ids.tolist()}))
     listed = store.list(Selection(), None)
     assert all(as_new(one) in STORED for one in listed)
     store.list(Selection(containing="text 7"), 10)
@@ -177,7 +166,6 @@ def run(folder: Path, numbers: range, seed: int) -> Counter[str]:
 
 
 def main(folder: Path, files: int, seed: int) -> None:
-    sorted_segment({1: [1, 2], 2: [3]})  # compiled before the first fork
     outcomes = Counter[str]()
     for begin in range(0, files, AT_ONCE):
         outcomes += run(folder / f"from {begin}", range(begin, min(files, begin + AT_ONCE)), seed)

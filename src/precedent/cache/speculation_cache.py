@@ -15,7 +15,6 @@ from precedent.cache.records import (
     ACTIONS,
     DEFAULT_MAX_BYTES,
     DEFAULT_MAX_INDEX_BYTES,
-    DEFAULT_MAX_MAPPED_BYTES,
     DEFAULT_MAX_PREFIX_BYTES,
     Bounds,
     CacheStats,
@@ -28,10 +27,9 @@ from precedent.cache.records import (
     check_tenant,
 )
 from precedent.cache.redaction import Redact, apply
-from precedent.cache.segments import Partition
 from precedent.cache.sqlite_store import SQLiteStore
 from precedent.cache.store import CompletionStore, open_store
-from precedent.cache.store_url import Place, StoreURL, place_of, written
+from precedent.cache.store_url import Place, place_of, written
 from precedent.errors import CacheError
 from precedent.runtime.process import OfOneProcess, check_fork
 
@@ -105,7 +103,7 @@ class SpeculationCache(OfOneProcess):
         max_records: int | None = None,
         max_age: float | None = None,
         max_tenant_bytes: int | None = None,
-        max_index_bytes: int | None = None,
+        max_index_bytes: int = DEFAULT_MAX_INDEX_BYTES,
         max_prefix_bytes: int = DEFAULT_MAX_PREFIX_BYTES,
         redact: Redact | None = None,
         read_only: bool = False,
@@ -120,8 +118,7 @@ class SpeculationCache(OfOneProcess):
         - `max_records`: the most completions.
         - `max_age`: the most seconds since a completion was first stored.
         - `max_tenant_bytes`: the most bytes of any one tenant's completions.
-        - `max_index_bytes`: the most bytes that drafting holds to match against; None is 256 MiB in memory and 4 GiB on
-          disk, where large arrays are mapped. The oldest completions leave first.
+        - `max_index_bytes`: the most bytes that drafting holds to match against. The oldest completions leave first.
         - `max_prefix_bytes`: the most bytes that `EngineOptions.keep_prefixes` keeps, at most for `max_age` (None: 30
           days).
         - `redact`: returns what to store instead of a completion, or None for nothing.
@@ -137,9 +134,6 @@ class SpeculationCache(OfOneProcess):
         """
         check_fork()
         place = place_of(path)
-        if max_index_bytes is None:
-            on_disk = place is not None and not isinstance(place, StoreURL)
-            max_index_bytes = DEFAULT_MAX_MAPPED_BYTES if on_disk else DEFAULT_MAX_INDEX_BYTES
         _check_index_bytes(max_index_bytes)
         chosen = resolve(embedder)
         bounds = Bounds(max_bytes, max_records, max_age, max_tenant_bytes, max_prefix_bytes)
@@ -235,11 +229,6 @@ class SpeculationCache(OfOneProcess):
         """A tenant's completions with these ids; missing ids are skipped."""
         check_tenant(tenant)
         return self._store.list(Selection(tenant=tenant, ids=tuple(ids)), None)
-
-    def partition(self, tenant: str, tokenizer: str) -> Partition | None:
-        """A partition with its sealed segments; None for a cache in memory or in a store without segments."""
-        check_tenant(tenant)
-        return self._store.partition(tenant, tokenizer) if isinstance(self._store, SQLiteStore) else None
 
     @property
     def prefixes(self) -> PrefixFiles | None:

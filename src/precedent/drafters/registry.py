@@ -58,13 +58,12 @@ def _recall(parts: DrafterParts) -> Drafter | None:
     if parts.cache is None:
         return None
     cache, tokenizer, executor = parts.cache, parts.tokenizer_fingerprint, parts.executor
-    if not hasattr(cache, "partition"):  # a replay's cache has only what recall needs
+    if not hasattr(cache, "on_gone"):  # a replay's cache has only what recall needs
         return RecallDrafter(cache, tokenizer, executor, report=parts.report, fence=parts.fences.of(CACHE))
     drafter = RecallDrafter(
         cache,
         tokenizer,
         executor,
-        partitions=cache.partition,
         max_bytes=cache.max_index_bytes,
         report=parts.report,
         fence=parts.fences.of(CACHE),
