@@ -8,11 +8,11 @@ import resource
 import shutil
 import signal
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
 from crashing_store import record
+from speaking import Say
 
 from precedent.cache import Bounds, Completion, Selection, SQLiteStore, verify_cache
 from precedent_testing.store_contract import EMBEDDER, unit_vector
@@ -23,8 +23,6 @@ PATIENCE = 300.0
 TENANT = "a"
 LONG = 600
 """Repetitions of a key in the text of a large record: some 10 pages each."""
-
-Say = Callable[..., None]
 
 
 def large(key: str) -> Completion:

@@ -11,12 +11,10 @@ it with a traceback. Run by `test_cache_damage.py`.
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from file_damage import Damage
 from sound_files import BASE, NEW, STORED, TENANTS, Content, bases, content_of, record, write
+from speaking import Child, Say
 
 from precedent.cache import Completion, Selection, SQLiteStore, verify_cache
 from precedent.errors import CacheError
@@ -123,42 +122,29 @@ def case(cache: Path, content: Content, choose: random.Random) -> str:
     return outcome
 
 
-def worker(folder: Path, numbers: range, seed: int, speak: int) -> None:
+def take(folder: Path, numbers: range, seed: int, say: Say) -> None:
     """One file after the other; says which one begins and what became of it."""
     known = bases(folder)
     for number in numbers:
         choose = random.Random(seed * 10**7 + number)
         what, content = Damage(choose, known, folder).content()
-        os.write(speak, (json.dumps(["begins", number, what]) + "\n").encode())
+        say("begins", number, what)
         signal.alarm(PATIENCE)
-        try:
-            outcome = case(folder / str(number), content, choose)
-        except BaseException:
-            os.write(speak, (json.dumps(["failed", number, f"{what}\n{traceback.format_exc()}"]) + "\n").encode())
-            return
-        os.write(speak, (json.dumps(["ended", number, outcome]) + "\n").encode())
+        say("ended", number, case(folder / str(number), content, choose))
         shutil.rmtree(folder / str(number))
 
 
 def run(folder: Path, numbers: range, seed: int) -> Counter[str]:
     """A process that takes these files: what became of each; an assertion fails where it crashed, hung or raised."""
     folder.mkdir()
-    hear, speak = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(hear)
-        try:
-            worker(folder, numbers, seed, speak)
-        finally:
-            os._exit(0)
-    os.close(speak)
-    outcomes, last = Counter[str](), None
-    with os.fdopen(hear) as said:
-        for line in said:
-            last = json.loads(line)
-            assert last[0] != "failed", f"file {last[1]}: {last[2]}"
+    child, outcomes, last = Child(lambda say: take(folder, numbers, seed, say)), Counter[str](), None
+    try:
+        for last in child.heard():
             outcomes.update([last[2]] if last[0] == "ended" else [])
-    status = os.waitpid(child, 0)[1]
+    except AssertionError as error:
+        raise AssertionError(f"{last}: {error}") from None
+    status = child.wait()
+    child.close()
     assert status == 0, f"ended by signal {status} (14: it hung) after {last}"
     assert sum(outcomes.values()) == len(numbers)
     shutil.rmtree(folder)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
+from helpers.forked import run
 
 import precedent
 
@@ -84,7 +82,5 @@ WITHOUT_PICKLE = """
 def test_a_caches_whole_life_unpickles_nothing(tmp_path):
     """Opening, storing, searching, forgetting and verifying, with every way to unpickle closed."""
     pytest.importorskip("faiss")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-c", textwrap.dedent(WITHOUT_PICKLE), str(tmp_path)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    ended = run(["-c", dedent(WITHOUT_PICKLE), tmp_path])
     assert (ended.stdout, ended.returncode) == ("done\n", 0), ended.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import numpy as np
 import pytest
 from helpers.quick_store import quick_store
 
-from precedent.cache import Completion, EmbedderIdentity, Selection, SQLiteStore, verify_cache
-from precedent.cache.index import SimilarityIndex
+from precedent.cache import Completion, EmbedderIdentity, Selection, verify_cache
 from precedent.errors import CacheError
 from precedent_testing.store_contract import EMBEDDER, completion, unit_vector
 
@@ -87,98 +85,11 @@ def fuzz_records(folder: Path, count: int) -> dict[str, int]:
     return {"records refused": refused, "records stored": stored}
 
 
-def base_cache(folder: Path) -> dict[int, Completion]:
-    """A cache of 80 records."""
-    store = quick_store(folder)
-    for n in range(80):
-        store.insert(completion(n, n + 1, n + 2, text=f"text {n}"), unit_vector(n), EMBEDDER)
-    held = {one.id: one for one in store.since("default", "tok")}
-    store.close()
-    return held
-
-
-def damaged(content: bytes, choose: random.Random) -> bytes:
-    """A file cut, changed, replaced, or grown."""
-    ways = (
-        lambda: content[: choose.randrange(len(content) + 1)],
-        lambda: flipped(content, choose, 1),
-        lambda: flipped(content, choose, 50),
-        lambda: choose.randbytes(choose.randrange(5000)),
-        lambda: b"\x80\x04\x95cposix\nsystem\n" + content,
-        lambda: content + choose.randbytes(4096),
-        lambda: bytes(len(content)),
-        lambda: content.replace(b"(", b"(9", 1),
-        lambda: content.replace(b"'shape': (", b"'shape': (99999999999, "),
-        lambda: content.replace(b"'descr': '<i4'", b"'descr': '|O' "),
-        lambda: b"[" * 100_000,
-    )
-    return choose.choice(ways)()
-
-
-def flipped(content: bytes, choose: random.Random, bits: int) -> bytes:
-    changed = bytearray(content or b"\x00")
-    for _ in range(bits):
-        changed[choose.randrange(len(changed))] ^= 1 << choose.randrange(8)
-    return bytes(changed)
-
-
-def fuzz_files(folder: Path, count: int) -> dict[str, int]:
-    """Damage one file at a time, use the cache, and put the file back."""
-    choose, cache, outside = random.Random(2), folder / "cache", folder / "precious"
-    held = base_cache(cache)
-    outside.write_text("mine")
-    files = sorted(path for path in cache.rglob("*") if path.is_file() and path.name != "lock")
-    outcomes = {"files refused": 0, "files left out or unharmed": 0}
-    originals = {file: file.read_bytes() for file in files}
-    for _ in range(count):
-        file = choose.choice(files)
-        file.write_bytes(damaged(originals[file], choose))
-        outcomes["files refused" if used(cache, held) else "files left out or unharmed"] += 1
-        assert outside.read_text() == "mine"
-        for name, content in originals.items():
-            if not name.exists() or name.read_bytes() != content:
-                name.write_bytes(content)
-        for stray in (path for path in cache.iterdir() if path.name.endswith(("-wal", "-shm"))):
-            stray.unlink()
-    shutil.rmtree(cache)
-    return outcomes
-
-
-def used(cache: Path, held: dict[int, Completion]) -> bool:
-    """Open, read, match and search: True when that was refused; whatever is served is what was written."""
-    try:
-        store = SQLiteStore.open(cache, read_only=True)
-    except CacheError as error:
-        return one_line(error)
-    try:
-        for one in store.since("default", "tok", 0):
-            assert one.token_ids == held[one.id].token_ids
-            assert one.text == held[one.id].text
-        index = SimilarityIndex(store)
-        for hit in index.search(unit_vector(3), "default", "tok", 100):
-            assert hit.similarity == pytest.approx(float(unit_vector(hit.completion_id - 1) @ unit_vector(3)), abs=1e-6)
-    except CacheError as error:
-        return one_line(error)
-    finally:
-        store.close()
-    return False
-
-
 def test_hostile_records(tmp_path):
     counts = fuzz_records(tmp_path, 400)
     assert min(counts.values()) > 50
 
 
-def test_damaged_files(tmp_path):
-    counts = fuzz_files(tmp_path, 200)
-    assert min(counts.values()) > 10
-
-
 @pytest.mark.stress
 def test_five_thousand_hostile_records(tmp_path):
     print(fuzz_records(tmp_path, 5_000))
-
-
-@pytest.mark.stress
-def test_five_thousand_damaged_files(tmp_path):
-    print(fuzz_files(tmp_path, 5_000))

@@ -374,7 +374,7 @@ def test_an_observer_that_fails_fails_no_answer(make: Callable[..., Engine], kin
     go_on.set()
 
 
-@pytest.mark.parametrize("call", ["recall", "among", "credit", "epoch", "since", "gone_since"])
+@pytest.mark.parametrize("call", ["recall", "among", "credit", "epoch", "since", "ids"])
 def test_a_cache_that_fails_fails_no_answer(make: Callable[..., Engine], call: str) -> None:
     with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
         engine = make(cache=cache)

@@ -117,7 +117,7 @@ def test_a_cache_that_was_opened_before_a_fork_says_so_at_once(ran: Ran) -> None
     on_disk, in_memory, not_called = in_child(of_child)
     for outcomes in (on_disk, in_memory):
         assert outcomes.pop("close") == "returned None"
-        assert len(outcomes) == 20
+        assert len(outcomes) == 19
         assert all(said.startswith(CACHE) for said in outcomes.values()), outcomes
     assert not_called == [
         "check_process",

@@ -104,7 +104,7 @@ def is_own_folder(path: Path) -> bool:
 
 
 def check_folders(path: Path) -> None:
-    """Raise CacheError if the folder beside a cache's file is a link."""
+    """Raise CacheError if the folder of kept prefixes is a link."""
     is_own_folder(path.with_name(path.name + "-prefixes"))
 
 

@@ -216,10 +216,8 @@ def _meta(connection: sqlite3.Connection, key: str) -> Any:
 
 
 def check_numbers(connection: sqlite3.Connection) -> None:
-    """Raise CacheError unless the numbers of the next record and of the next removal have never been used."""
-    epoch, gone = epoch_of(connection), connection.execute("SELECT coalesce(max(epoch), 0) FROM gone").fetchone()[0]
-    if gone > epoch:
-        raise CacheError(f"removals are counted up to {epoch}, and the last one has number {gone}")
+    """Raise CacheError unless the numbers of the next record and of the next removal can be told."""
+    epoch_of(connection)
     found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'completion'").fetchone()
     highest = connection.execute("SELECT max(id) FROM completion").fetchone()[0]
     last = 0 if found is None else found[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
-from types import TracebackType
 from typing import Self
 
 from precedent.cache.embedder import Embedder, embed_one, identity_of, require_same, resolve
@@ -35,23 +34,6 @@ from precedent.runtime.process import OfOneProcess, check_fork
 
 REMEMBERED_QUERIES = 256
 """Requests whose vectors are remembered: recall embeds a request, and storing its answer needs the same vector."""
-
-
-class Listeners:
-    """Bound methods without arguments, held weakly, called in the order in which they were added."""
-
-    def __init__(self) -> None:
-        self._methods: list[weakref.WeakMethod[Callable[[], None]]] = []
-
-    def add(self, method: Callable[[], None]) -> None:
-        """Call this bound method from now on."""
-        self._methods = [reference for reference in self._methods if reference() is not None]
-        self._methods.append(weakref.WeakMethod(method))
-
-    def call(self) -> None:
-        """Call all whose objects live."""
-        for method in [method for reference in self._methods if (method := reference()) is not None]:
-            method()
 
 
 class SpeculationCache(OfOneProcess):
@@ -89,7 +71,7 @@ class SpeculationCache(OfOneProcess):
         self._embedder, self._redact, self.max_index_bytes = embedder, redact, max_index_bytes
         self._index = (similarity or SimilarityIndex)(store)
         self._vector_of = lru_cache(maxsize=REMEMBERED_QUERIES)(partial(embed_one, embedder))
-        self._on_gone, self._on_forget = Listeners(), Listeners()
+        self._listeners: list[tuple[weakref.WeakMethod[Callable[[], None]], bool]] = []
         self.path: str | None = None
         """The path or URL passed to `open`, absolute and without secrets; None in memory."""
 
@@ -198,16 +180,17 @@ class SpeculationCache(OfOneProcess):
         return self._store.tokenizers() - {ACTIONS}
 
     def epoch(self) -> int:
-        """Increases when completions are forgotten or evicted: results of `since` must then be read again."""
+        """Increases when completions are forgotten or evicted: compare with `ids` then."""
         return self._store.epoch()
 
     def forgets(self) -> int:
         """Changes at every `forget`, of any process, and not at an eviction."""
         return self._store.forgets()
 
-    def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The current epoch and the ids removed after `epoch`; None for ids if too many have been removed since."""
-        return self._store.gone_since(epoch)
+    def ids(self, tenant: str, tokenizer: str) -> Ids:
+        """The ids of a partition's completions in increasing order, `[n]`."""
+        check_tenant(tenant)
+        return self._store.ids(tenant, tokenizer)
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
         """Add tokens to completions, `{id: (accepted, rejected)}`; ids that are gone are ignored."""
@@ -275,17 +258,22 @@ class SpeculationCache(OfOneProcess):
 
     def _erase_memories(self, *, forgotten: bool) -> None:
         self._vector_of.cache_clear()
-        self._on_gone.call()
-        if forgotten:
-            self._on_forget.call()
+        for reference, only_forgotten in list(self._listeners):
+            if (method := reference()) is not None and (forgotten or not only_forgotten):
+                method()
 
     def on_gone(self, erase: Callable[[], None]) -> None:
         """Call a method at the end of every `forget` and `erase_gone`, before it returns, while its object lives."""
-        self._on_gone.add(erase)
+        self._listen(erase, only_forgotten=False)
 
     def on_forget(self, erase: Callable[[], None]) -> None:
         """As `on_gone`, but not after evictions: for what holds words that only a wish to forget must erase."""
-        self._on_forget.add(erase)
+        self._listen(erase, only_forgotten=True)
+
+    def _listen(self, method: Callable[[], None], *, only_forgotten: bool) -> None:
+        """Call a bound method, held weakly."""
+        living = [listener for listener in self._listeners if listener[0]() is not None]
+        self._listeners = [*living, (weakref.WeakMethod(method), only_forgotten)]
 
     def close(self) -> None:
         """Close the store; may be called again, and does nothing in a forked process."""
@@ -299,9 +287,7 @@ class SpeculationCache(OfOneProcess):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _check_embedder(self) -> None:

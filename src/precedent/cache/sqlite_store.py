@@ -16,7 +16,7 @@ import numpy as np
 from precedent.cache import rows
 from precedent.cache.database import Database, create_file
 from precedent.cache.embedder import Embedder, identity_of, maker_of, require_same
-from precedent.cache.eviction import evict, expire, prune
+from precedent.cache.eviction import evict, expire
 from precedent.cache.files import alone_in, check_folders, database_path, sweep
 from precedent.cache.inspection import UnreadableError, inspecting, set_aside, verify_cache
 from precedent.cache.prefixes import PrefixFiles
@@ -229,13 +229,12 @@ class SQLiteStore:
         with self._database.read() as connection:
             return rows.forgets_of(connection)
 
-    def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The current epoch and the ids removed after `epoch`; None for ids if too many have been removed since."""
+    def ids(self, tenant: str, tokenizer: str) -> Ids:
+        """The ids of the partition's completions in increasing order, `[n]`."""
+        query = "SELECT id FROM completion WHERE tenant = ? AND tokenizer = ? ORDER BY id"
         with self._database.read() as connection:
-            now = rows.epoch_of(connection)
-            query = f"SELECT {rows.as_number('id')} FROM gone WHERE epoch > ?"
-            ids = [row_id for (row_id,) in connection.execute(query, (epoch,))]
-        return now, np.array(ids, dtype=np.int64) if len(ids) == now - epoch else None
+            found = connection.execute(query, (tenant, as_stored(tokenizer))).fetchall()
+        return np.array(found, dtype=np.int64).reshape(-1)
 
     def embedder(self) -> EmbedderIdentity | None:
         """The embedder that made the vectors; None while there are none."""
@@ -266,7 +265,6 @@ class SQLiteStore:
             raise CacheError(f"{self._database} is read-only, so nothing can be forgotten in it")
         with self._database.write() as connection:
             number = rows.delete_rows(connection, selection)
-            prune(connection)
         try:
             self._erase()
         finally:

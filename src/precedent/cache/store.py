@@ -60,8 +60,8 @@ class CompletionStore(Protocol):
     def forgets(self) -> int:
         """Changes at every `forget`, of any process, and not at an eviction."""
 
-    def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The current epoch and the ids removed after `epoch`; None for ids if they are not known one by one."""
+    def ids(self, tenant: str, tokenizer: str) -> Ids:
+        """The ids of the partition's completions in increasing order, `[n]`: what an index may still hold."""
 
     def embedder(self) -> EmbedderIdentity | None:
         """The embedder that made the vectors; None while there are none."""

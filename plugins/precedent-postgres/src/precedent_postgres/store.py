@@ -146,12 +146,11 @@ class PostgresStore:
         query = f"SELECT coalesce(max(value::bigint), 0) FROM {SCHEMA}.meta WHERE key = 'forgets'"
         return int(self._server.without_records(lambda connection: removal.one(connection, query))[0])
 
-    def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The current epoch and the ids removed after `epoch`; None for ids if too many have been removed since."""
-        query = f"SELECT value::bigint, id FROM {SCHEMA}.meta LEFT JOIN {SCHEMA}.gone ON epoch > %s WHERE key = 'epoch'"
-        found = self._server.without_records(lambda connection: connection.execute(query, (epoch,)).fetchall())
-        now, ids = int(found[0][0]), [row_id for _, row_id in found if row_id is not None]
-        return now, np.array(ids, dtype=np.int64) if len(ids) == now - epoch else None
+    def ids(self, tenant: str, tokenizer: str) -> Ids:
+        """The ids of the partition's completions in increasing order, `[n]`."""
+        query = f"SELECT id FROM {rows.TABLE} WHERE tenant = %s AND tokenizer = %s ORDER BY id"
+        found = self._read(tenant, query, (tenant, as_stored(tokenizer).encode()))
+        return np.array(found, dtype=np.int64).reshape(-1)
 
     def embedder(self) -> EmbedderIdentity | None:
         """The embedder that made the vectors; None while there are none."""

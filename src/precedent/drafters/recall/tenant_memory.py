@@ -45,8 +45,8 @@ class CompletionSource(Protocol):
     def epoch(self) -> int:
         """A number that grows whenever completions are forgotten or evicted."""
 
-    def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The current epoch and the ids removed after `epoch`; None if these ids are not known."""
+    def ids(self, tenant: str, tokenizer: str) -> Ids:
+        """The ids of the tenant's completions."""
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
         """Add (accepted, rejected) tokens to completions."""
@@ -139,17 +139,14 @@ class TenantMemory:
         return self._log_counts
 
     def _erase_gone(self, epoch: int, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
-        """Erase the completions removed after `epoch`; compares with the rows only if their ids are not known."""
-        if epoch == cache.epoch():
+        """Erase the completions removed after `epoch`."""
+        now = cache.epoch()
+        if epoch == now:
             return
-        self._epoch, gone = cache.gone_since(epoch)
-        if gone is None:
-            there = {completion.id for completion in cache.since(tenant, tokenizer)}
-            gone_ids = [completion_id for completion_id in self.index.lengths() if completion_id not in there]
-        else:
-            gone_ids = gone.tolist()
+        gone = self.index.lengths().keys() - set(cache.ids(tenant, tokenizer).tolist())
         with self.lock:
-            self.index.forget(gone_ids)
+            self.index.forget(gone)
+        self._epoch = now
 
     def _add(self, completions: Sequence[Completion]) -> None:
         lengths = np.array([len(completion.token_ids) for completion in completions], dtype=np.int64)
