@@ -51,16 +51,12 @@ COMMANDS = {
     "replay": "bench_replay.sh TRACES --limit 300",
     "ablation": f"precedent replay {AIRLINE} --pool same-task --ablate all --budget 32 --limit 150 --calibration",
     "actions": f"precedent replay --actions {AIRLINE} --pool other-tasks",
-    "capacity": "bench_capacity.py",
     "steps": "profile_step.py --tokens 64",
     "server": "bench_server.py --rounds 20",
     "server-memory": "bench_server.py --rounds 1 --minutes 20",
     "start": "bench_start.py",
     "restart": "bench_restart.py",
     "concurrency": "precedent bench --concurrency 4",
-    "service": "bench_service.py --rows 1 4 16 32 --drafters recall prompt template prediction",
-    "ray": "bench_ray.py --rounds 16",
-    "store-load": f"bench_store_load.py {AIRLINE} --clients 1 2 4 16 --warm 100000",
     "store": "bench_store.py 1000 10000 100000 1000000",
     "vllm-recorded": f"bench_vllm.py --traces {RETAIL} --warm 48 --measured 24 --modes plain ngram suffix precedent "
     "free-width empty",
@@ -73,21 +69,16 @@ COMMANDS = {
     "bitwise": "bench_bitwise.py --texts 200 --tokens 40",
     "rounding": "bench_rounding.py --prompts 8",
     "verify": "bench_verify.py --draft noisy:1 --limit 1",
-    "grammar": "bench_grammar.py",
-    "hybrid": "bench_hybrid.py",
     "drafts": "python -m precedent_demo.training.compare --out build/drafts --minutes 5 exit-4 chain eagle passes mask "
     "fusion griffin block block-filled block-none",
     "drafts-beside": "bench_drafts.py --draft exit=build/drafts/exit-4 --requests 8",
-    "lossy": "bench_lossy.py --requests 40 --sampled 20 --rows 8",
-    "seq2seq": "bench_seq2seq.py --steps 1500 --notes 200",
 }
 """What measures each file of `docs/figures`; TRACES is the folder with recorded runs."""
 
 BY_MACHINE = {"demo": ("avx2",), "rows": ("avx512", "avx2"), "adversarial": (), "bitwise": ()}
 """Measurements with a file per class of machines, and the kernels of lesser processors that are measured as well."""
 
-ENVIRONMENTS = {"bench_vllm.py": "vllm", "bench_llama_cpp.py": "llama-cpp", "bench_ray.py": "ray"}
-ENVIRONMENTS |= {"bench_store_load.py": "ray"}
+ENVIRONMENTS = {"bench_vllm.py": "vllm", "bench_llama_cpp.py": "llama-cpp"}
 """Programs that need the environment of `make test-NAME`."""
 
 

@@ -1,7 +1,6 @@
 """The target on a GPU: steps against the memory's floor, attention variants, graphs, verification, decoding, agents.
 
-    python benchmarks/bench_gpu.py --json gpu.json --markdown gpu.md --svg docs/images/roofline.svg \
-        [--traces tau_retail.jsonl.gz --tokenizer FOLDER] [--minutes 9]
+    python benchmarks/bench_gpu.py [--parts steps decoding] [--minutes 9] [--json gpu.json]
 
 A model of Llama 3 8B's shape with random bfloat16 weights, created here; nothing is downloaded. Each part fails alone
 and keeps what it had found; after `--minutes` nothing new starts. `--small --device cpu` only tries the program.
@@ -14,43 +13,32 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice
-from math import log10
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from measuring import Measurement, options, seconds
 from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.drafters import load_draft
 from precedent.engine.engine import Engine
-from precedent.engine.warm_up import compile_inner_loops
 from precedent.langchain import ChatPrecedent
 from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import Slot, TargetModel
 from precedent.target.load.loading import load_target
-from precedent.text.traces import read_trajectories
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import Verdict, verify
 from precedent.verify.ahead import Ahead, Scored, computed_alike, read_together
 from precedent_cuda import StaticSettings
 from precedent_cuda.attention import ORDERED, VARIANTS, StaticRows
 from precedent_demo.demo_runs import MEMORY, TENANT, Run, Turn
-from precedent_replay.baselines import PromptLookup
-from precedent_replay.lineup import lineup
-from precedent_replay.pool import Answer, Pool
-from precedent_replay.run import Observer, Settings, replay
-from precedent_replay.simulate import Report, replay_turn
-from precedent_replay.turns import TurnReader
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -63,8 +51,6 @@ SMALL = LLAMA_3_8B | {
     "num_key_value_heads": 2,
 }  # fmt: skip
 TOKENS, LENGTHS, BATCHES = (1, 8, 16, 32, 64), (1024, 4096, 16_384), (1, 8, 32)
-LONGEST_PROMPT, NODES = 6000, 64
-"""Of recorded turns: 32 such prompts fit in the arena of a GPU with 80 GB; nodes proposed per step."""
 
 Row = dict[str, Any]
 
@@ -129,13 +115,6 @@ class Setting:
         copy = torch.empty_like(source)
         return 2 * source.nbytes / (self.milliseconds(lambda: copy.copy_(source)) / 1e3)
 
-    @cached_property
-    def matrix_rate(self) -> float:
-        """Floating-point operations per second of a large matrix product on random numbers."""
-        size = 256 if self.small else 8192
-        left, right = (torch.randn(size, size, device=self.device, dtype=self.model.dtype) for _ in range(2))
-        return 2 * size**3 / (self.milliseconds(lambda: left @ right) / 1e3)
-
     def floor(self, length: int, sequences: int = 1) -> float:
         """Milliseconds that reading weights, keys and values once takes at least."""
         kv_bytes = self.static.kv_shape.row_bytes * length * sequences
@@ -177,7 +156,6 @@ class Setting:
             "torch": torch.__version__,
             "shape": "small" if self.small else "llama-3-8b",
             "copy_bytes_per_second": self.bandwidth,
-            "matrix_flop_per_second": self.matrix_rate,
             "weight_bytes": self.weight_bytes,
         }
 
@@ -216,10 +194,8 @@ def step_times(setting: Setting) -> Iterator[Row]:
             runner.graphs = graphs
             times = {"graph_ms": graph, "same_code_ms": without}
             times |= {"ordinary_ms": score_time(setting, setting.plain, length, tree)}
-            flop = 2.0 * tokens * setting.weight_bytes / setting.model.dtype.itemsize
-            work = {"flop": flop, "bytes": floor / 1e3 * setting.bandwidth}
             ratio = {"floor_ms": floor, "times_the_floor": graph / floor}
-            yield {"length": length, "tokens": tokens, **times, **ratio, **work}
+            yield {"length": length, "tokens": tokens, **times, **ratio}
 
 
 def batch_times(setting: Setting) -> Iterator[Row]:
@@ -395,162 +371,6 @@ def generated(setting: Setting, tokens: int, **settings: Any) -> float:
         model.set_attn_implementation(before)
 
 
-@dataclass
-class Played:
-    """One recorded turn: its prompt's length, its answer, and the tree and accepted path of every step."""
-
-    prompt_tokens: int
-    answer: Sequence[int]
-    steps: list[tuple[CandidateTree, tuple[int, ...]]] = field(default_factory=list)
-
-    def keep(self, tree: CandidateTree, path: Sequence[int], before: Sequence[int]) -> None:
-        self.steps.append((tree, tuple(path)))
-
-
-class Keeper(Observer):
-    """Keeps what the main contender of a replay proposed, up to `longest` prompt tokens."""
-
-    def __init__(self, longest: int) -> None:
-        self.turns, self.longest = list[Played](), longest
-
-    def watch(self, turn: Any, entry: Any) -> Any:
-        if len(turn.prompt_ids) > self.longest:
-            return None
-        self.turns.append(Played(len(turn.prompt_ids), turn.token_ids))
-        return self.turns[-1].keep
-
-
-Recording = tuple[list[Played], float]
-"""All turns as one way of drafting played them, and the seconds of drafting per step."""
-
-
-class Recorder:
-    """Lets drafters play recorded turns on the host, before anything is timed on the device."""
-
-    def __init__(self, setting: Setting) -> None:
-        given, self.longest = setting.given, 500 if setting.small else LONGEST_PROMPT
-        self.traces, self.limit = given.traces, given.turns
-        self.tokenizer = AutoTokenizer.from_pretrained(given.tokenizer) if given.tokenizer else byte_tokenizer()
-        self.reader = TurnReader(self.tokenizer)
-        every = (turn for one in read_trajectories(self.traces) for turn in self.reader.turns(one))
-        self.turns = [turn for turn in islice(every, self.limit) if len(turn.prompt_ids) <= self.longest]
-        compile_inner_loops()  # or the first steps' drafting would include it
-
-    def plain(self) -> list[Played]:
-        sizes = [(len(turn.prompt_ids), turn.token_ids) for turn in self.turns]
-        return [Played(size, answer, [(EMPTY_TREE, ())] * len(answer)) for size, answer in sizes]
-
-    def ours(self, pool: str) -> Recording:
-        """Our drafters with a memory of all turns except the same trajectory's, or except the same task's."""
-        keeper = Keeper(self.longest)
-        settings = Settings(pool=pool, budgets=(NODES,), curves=("gpu",), limit=self.limit, baselines=())
-        result = replay(self.traces, [], self.tokenizer, None, settings, observer=keeper)
-        assert result.main is not None
-        return keeper.turns, per_step(result.reports[result.main.name])
-
-    def misled(self) -> Recording:
-        """Recall alone, with wrong answers under the very prompts: of every answer two, each half replaced."""
-        pool, choose, size = Pool(None), random.Random(0), len(self.tokenizer)
-        for turn in self.turns:
-            for shift in range(2):
-                wrong = tuple(
-                    token if place and place % 2 == shift else (token + choose.randrange(1, size)) % size
-                    for place, token in enumerate(turn.token_ids)
-                )
-                pool.add(Answer.of(replace(turn, token_ids=wrong)))
-        settings = Settings(budgets=(NODES,), drafters=("recall",), curves=("gpu",), baselines=())
-        entries = lineup(pool, settings, self.reader.end_token_id)
-        return self.played(next(entry.contender for entry in entries if entry.whole))
-
-    def prompt_lookup(self) -> Recording:
-        """Transformers' prompt lookup: one chain of what followed the last tokens in the prompt."""
-        contender = PromptLookup()
-        for turn in self.turns[:1]:
-            replay_turn(turn, contender, Report())  # compiles; it remembers nothing
-        return self.played(contender)
-
-    def played(self, contender: Any) -> Recording:
-        report, played = Report(), list[Played]()
-        for turn in self.turns:
-            played.append(Played(len(turn.prompt_ids), turn.token_ids))
-            replay_turn(turn, contender, report, watch=played[-1].keep)
-        return played, per_step(report)
-
-
-def per_step(report: Report) -> float:
-    return sum(report.microseconds) / max(len(report.microseconds), 1) / 1e6
-
-
-def replayed(setting: Setting) -> Iterator[Row]:
-    """Recorded answers through real forwards: steps are computed in full, recorded tokens decide what is accepted.
-
-    The time that the drafters took is added, as if nothing had overlapped with a forward.
-    """
-    if not setting.given.traces:
-        yield {"failed": "no --traces were given"}
-        return
-    recorder, found = Recorder(setting), dict[tuple[str, str], Recording]()
-    plays: dict[tuple[str, str], Callable[[], Recording]] = {
-        ("recall alone", "wrong answers"): recorder.misled,
-        ("ours", "same-task"): partial(recorder.ours, "same-task"),
-        ("ours", "other-tasks"): partial(recorder.ours, "other-tasks"),
-        ("prompt lookup", "none"): recorder.prompt_lookup,
-    }
-    for (drafting, pool), play in plays.items():
-        setting.check_time()
-        try:
-            found[drafting, pool] = play()
-        except Exception as error:
-            yield {"drafting": drafting, "pool": pool, "failed": failed(error)}
-    for batch in (1, 2) if setting.small else BATCHES:
-        plain = decode_seconds(setting, recorder.plain(), batch)
-        for (drafting, pool), recording in found.items():
-            yield {"drafting": drafting, "pool": pool, "batch": batch, **replay_rates(setting, recording, batch, plain)}
-
-
-def replay_rates(setting: Setting, recording: Recording, batch: int, plain: float) -> Row:
-    turns, drafting = recording
-    tokens, steps = sum(len(turn.answer) for turn in turns), sum(len(turn.steps) for turn in turns)
-    before = setting.static.runner.backends[0].forwards
-    ours = decode_seconds(setting, turns, batch)
-    whole = ours + drafting * steps
-    return {
-        "turns": len(turns),
-        "tokens_per_step": tokens / steps,
-        "nodes_per_step": sum(len(tree) for turn in turns for tree, _ in turn.steps) / steps,
-        "plain_tokens_per_second": tokens / plain,
-        "tokens_per_second": tokens / whole,
-        "speedup": plain / whole,
-        "speedup_without_drafting": plain / ours,
-        "drafting_us_per_step": 1e6 * drafting,
-        "forwards_of_fixed_size": setting.static.runner.backends[0].forwards - before,
-    }
-
-
-def decode_seconds(setting: Setting, turns: Sequence[Played], batch: int) -> float:
-    """Seconds to decode all turns, `batch` at a time, each finished one replaced by the next; after a warm-up."""
-    for _ in range(2):
-        waiting, running, taken = list(reversed(turns)), list[tuple[Played, Slot, int]](), 0.0
-        while waiting or running:
-            while waiting and len(running) < batch:
-                setting.check_time()
-                turn = waiting.pop()
-                slot = setting.slot_of(setting.static, turn.prompt_tokens, len(turn.answer) + 72)
-                running.append((turn, slot, 0))
-            setting.wait()
-            taken += seconds(partial(one_step, setting.static, running))
-            running = [(turn, slot, at + 1) for turn, slot, at in running if at + 1 < len(turn.steps)]
-    return taken
-
-
-def one_step(target: TargetModel, running: Sequence[tuple[Played, Slot, int]]) -> None:
-    """Forward, verification and commit of all."""
-    proposed = [(slot, *turn.steps[at]) for turn, slot, at in running]
-    scored = target.score([(slot, tree) for slot, tree, _ in proposed])
-    verdicts([tree for _, tree, _ in proposed], scored, SamplingParams(), "greedy")
-    target.commit_all([(slot, tree, path, 1) for slot, tree, path in proposed])
-
-
 DRAFT = ("draft-model",)
 WAYS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "plain": ((), None),
@@ -648,7 +468,6 @@ PARTS: dict[str, tuple[str, Callable[[Setting], Iterator[Row]]]] = {
     "batches": ("Several sequences at once", batch_times),
     "bitwise": ("`bitwise=True`: the same bits whatever was drafted, and its cost", bitwise_times),
     "pair": ("The order desk's own target and draft model, served by an agent", demo_pair),
-    "traces": ("Recorded answers (they decide what is accepted)", replayed),
     "decoding": ("Plain decoding", decoding_rates),  # last: transformers' compiled graphs broke ours once
 }
 
@@ -659,8 +478,7 @@ def run_part(name: str, setting: Setting) -> Row:
     try:
         for row in part(setting):
             rows.append(row)
-            shown = {column: value for column, value in row.items() if column != "flop"}
-            print(name, shown, file=sys.stderr, flush=True)
+            print(name, row, file=sys.stderr, flush=True)
     except TimeIsUp:
         stopped = "the time was up"
     except Exception as error:
@@ -668,67 +486,10 @@ def run_part(name: str, setting: Setting) -> Row:
     return {"name": name, "title": title, "rows": rows, "stopped": stopped}
 
 
-def markdown(results: Row) -> str:
-    """Format one table per part; a part that stopped says why."""
-    machine = results["machine"]
-    lines = [
-        f"{machine['device']}, torch {machine['torch']}, {machine['shape']}; a copy on the device moves "
-        f"{machine['copy_bytes_per_second'] / 1e9:.0f} GB/s, a matrix product makes "
-        f"{machine['matrix_flop_per_second'] / 1e12:.1f} TFLOP/s.",
-    ]
-    for part in results["parts"]:
-        columns = list(dict.fromkeys(name for row in part["rows"] for name in row if name not in ("flop", "bytes")))
-        rows = [[shown(row.get(column, "")) for column in columns] for row in part["rows"]]
-        table = [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows)] if columns else []
-        stopped = [f"Not measured: {part['stopped']}."] if part["stopped"] else []
-        lines += ["", f"### {part['title']}", "", *table, "", *stopped]
-    return "\n".join([*lines, ""])
-
-
-def shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
-
-
-def roofline(machine: Row, steps: Sequence[Row]) -> str:
-    """Draw steps by operations per byte and per second, below what memory and matrix units allow (axes logarithmic)."""
-    bandwidth, rate = machine["copy_bytes_per_second"], machine["matrix_flop_per_second"]
-    points = [(row["flop"] / row["bytes"], row["flop"] / row["graph_ms"] * 1e3, row) for row in steps]
-    low_x, high_x = min(x for x, *_ in points) / 2, max(rate / bandwidth, *(x for x, *_ in points)) * 2
-    low_y, high_y = min(y for _, y, _ in points) / 2, rate * 2
-    colours = dict(zip(TOKENS, ("#4c78a8", "#72b7b2", "#54a24b", "#f58518", "#e45756"), strict=True))
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        across, up = log10(max(x / low_x, 1)) / log10(high_x / low_x), log10(max(y / low_y, 1)) / log10(high_y / low_y)
-        return round(70 + 520 * across, 1), round(320 - 300 * up, 1)
-
-    corners = ((low_x, bandwidth * low_x), (rate / bandwidth, rate), (high_x, rate))
-    roof = " ".join(f"{x},{y}" for x, y in (at(*corner) for corner in corners))
-    pieces = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 400" font-family="sans-serif" font-size="13">',
-        f'<polyline points="{roof}" fill="none" stroke="#333" stroke-width="2"/>',
-        '<text x="70" y="360">operations per byte of weights, keys and values</text>',
-        '<text x="70" y="14">FLOP/s (both axes logarithmic); the line is the measured roof</text>',
-    ]
-    for x, y, row in points:
-        (left, top), title = at(x, y), f"{row['tokens']} tokens behind {row['length']}: {row['graph_ms']:.2f} ms"
-        dot = f'<circle cx="{left}" cy="{top}" r="5" fill="{colours[row["tokens"]]}"><title>{title}</title></circle>'
-        pieces.append(dot)
-    for number, (tokens, colour) in enumerate(colours.items()):
-        pieces.append(f'<text x="{70 + 100 * number}" y="384" fill="{colour}">{tokens} tokens</text>')
-    return "\n".join([*pieces, "</svg>", ""])
-
-
-def existing(path: str) -> Path:
-    if not Path(path).exists():
-        raise argparse.ArgumentTypeError(f"there is no {path}")
-    return Path(path)
-
-
 def main() -> None:
     """Run all parts and write what they found."""
-    parser = options(__doc__, device="cuda", small=False, minutes=9.0, markdown=Path, svg=Path, tokenizer=str, turns=64)
-    parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=[])
-    parser.add_argument("--traces", nargs="*", type=existing, default=[], help="chat traces in OpenAI format")
+    parser = options(__doc__, device="cuda", small=False, minutes=9.0)
+    parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=list(PARTS))
     given = parser.parse_args()
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         sys.exit("there is no CUDA device; --small --device cpu tries the program without one")
@@ -736,14 +497,9 @@ def main() -> None:
     measurement = Measurement(gpu=torch.cuda.get_device_name(setting.device) if setting.on_cuda else None)
     results: Row = {"machine": setting.machine, "parts": []}
     for name in PARTS:
-        if not given.parts or name in given.parts:
+        if name in given.parts:
             results["parts"].append(run_part(name, setting))
             measurement.write(given.json, results)  # after every part: a run that is stopped has lost little
-            if given.markdown:
-                given.markdown.write_text(markdown(results), encoding="utf-8")
-            if given.svg and name == "steps" and results["parts"][-1]["rows"]:
-                given.svg.write_text(roofline(results["machine"], results["parts"][-1]["rows"]), encoding="utf-8")
-    print(markdown(results))
 
 
 if __name__ == "__main__":
