@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from textwrap import dedent
 
-import numpy as np
 import pytest
 from helpers.cache_files import COUNT, PAGE, changed, contents, damaged, fill, filled, logged, tokens_in, write
 from helpers.forked import Program
@@ -327,30 +326,3 @@ def test_vectors_of_another_dimension_are_left_out(tmp_path):
     assert vectors.shape == (COUNT - 1, 4)
     assert 5 not in ids
     store.close()
-
-
-def test_damage_anywhere_is_refused_or_left_out_but_never_served(tmp_path):
-    """One random byte of the file is changed, or one whole page destroyed."""
-    random = np.random.default_rng(0)
-    content = filled(tmp_path / "a", range(12)).read_bytes()
-    file = tmp_path / "b.sqlite"
-    refused = left_out = 0
-    for number in range(100 + len(content) // PAGE):
-        changed_content = bytearray(content)
-        if number < 100:
-            changed_content[random.integers(len(content))] ^= random.integers(1, 256)
-        else:
-            changed_content[(number - 100) * PAGE : (number - 99) * PAGE] = b"\xff" * PAGE
-        file.write_bytes(changed_content)
-        try:
-            with closing(SQLiteStore.open(file, create=False)) as store:
-                found = store.since("default", "tok", 0)
-                ids, vectors = store.vectors_since("default", "tok", 0)
-                assert len(store.list(Selection(containing="no such text"), None)) == 0
-        except CacheError:
-            refused += 1
-            continue
-        assert all(one.text == f"text {one.token_ids[0]} " * 200 for one in found)
-        assert all((vector == unit_vector(i - 1)).all() for i, vector in zip(ids, vectors, strict=True))
-        left_out += len(found) < 12 or len(ids) < 12
-    assert min(refused, left_out) > 3

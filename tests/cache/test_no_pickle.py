@@ -1,14 +1,12 @@
-"""Nothing is unpickled but machine code that numba keeps: no module calls for it, and a cache lives without it."""
+"""Nothing is unpickled but machine code that numba keeps: no module calls for it."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
-from helpers.forked import run
 
 import precedent
 
@@ -56,31 +54,3 @@ def test_nothing_is_unpickled(file):
         if name == "torch.load":
             assert ast.unparse(keywords["weights_only"]) == "True", name
         assert last not in ("read_index", "deserialize_index"), f"{name} trusts the bytes it reads"
-
-
-WITHOUT_PICKLE = """
-    import pickle, _pickle, sys
-    def refused(*_, **__):
-        raise AssertionError("something was unpickled")
-    import faiss
-    pickle.load = pickle.loads = pickle.Unpickler = _pickle.load = _pickle.loads = refused
-    sys.addaudithook(lambda event, _: refused() if event == "pickle.find_class" else None)
-    from precedent.cache import Completion, SpeculationCache, verify_cache
-    from precedent_testing.embedders import HashEmbedder
-
-    for _ in range(2):
-        with SpeculationCache.open(sys.argv[1], embedder=HashEmbedder()) as cache:
-            for n in range(40):
-                cache.insert(Completion((n + 1, n + 1), "tok", "model", query=f"order {n}"))
-            assert cache.recall("order 3", tenant="default", tokenizer="tok")
-            cache.forget(ids=[5])
-    assert verify_cache(sys.argv[1]).sound
-    print("done")
-"""
-
-
-def test_a_caches_whole_life_unpickles_nothing(tmp_path):
-    """Opening, storing, searching, forgetting and verifying, with every way to unpickle closed."""
-    pytest.importorskip("faiss")
-    ended = run(["-c", dedent(WITHOUT_PICKLE), tmp_path])
-    assert (ended.stdout, ended.returncode) == ("done\n", 0), ended.stderr

@@ -47,7 +47,7 @@ def _follow_a_trail() -> None:
     index, trail = TokenIndex(), Trail()
     index.append(0, [5, 6, 7, 5, 6, 7])
     for number in (1, 2):
-        index.load(sorted_text({number: [5, 6], -number: [5, 6]}))
+        index.load(sorted_text({number: [5, 6]}))
     index.take_order(index.merged_order())
     weights = VoteWeights(np.array([(ROOT, 0, 0.0)], dtype=HIT), np.zeros(3), 0.0)
     found = index.match(reversed_context([5]), weights, 1, index.order_of([0]))
