@@ -2,7 +2,7 @@
 
     python tests/cache/crashing_store.py FOLDER KILLS SEED
 
-Prints counts as JSON; an assertion that fails ends it with a traceback. Run by `test_store_crashes.py`.
+Prints counts as JSON; an assertion that fails ends it with a traceback. Run by `test_cache_damage.py`.
 """
 
 from __future__ import annotations

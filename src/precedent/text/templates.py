@@ -128,6 +128,9 @@ class Templates(tuple[Template, ...]):
         _check_holes(checked, choices or {})
         return checked
 
+    def __repr__(self) -> str:
+        return f"Templates({[template.text for template in self]!r})"
+
 
 def _check_holes(templates: Sequence[Template], choices: Mapping[str, Sequence[str]]) -> None:
     twice = [template for template, count in Counter(templates).items() if count > 1]

@@ -9,7 +9,8 @@ from typing import Any
 
 import psycopg
 
-from precedent.cache.backend import KEPT_SHARE, Bounds, Selection, common_level
+from precedent.cache.eviction import KEPT_SHARE, common_level
+from precedent.cache.records import Bounds, Selection
 from precedent.errors import CacheError
 from precedent_postgres.rows import ID, TABLE, selected
 from precedent_postgres.schema import SCHEMA

@@ -9,25 +9,23 @@ from itertools import islice
 import numpy as np
 import psycopg
 
-from precedent.cache.backend import (
+from precedent.cache.embedder import Embedder, identity_of, require_same
+from precedent.cache.records import (
     Bounds,
     CacheStats,
     Completion,
     Completions,
-    Embedder,
     EmbedderIdentity,
     Ids,
     Selection,
-    StoreURL,
     TenantStats,
     Vector,
     VerifyReport,
     as_stored,
-    identity_of,
-    require_same,
     storable,
-    vector_of,
 )
+from precedent.cache.rows import vector_of
+from precedent.cache.store_url import StoreURL
 from precedent.errors import CacheError
 from precedent_postgres import removal, rows
 from precedent_postgres.connections import Connection, Connections, Result, Work

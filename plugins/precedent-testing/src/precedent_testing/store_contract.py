@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from precedent.cache import Completion, CompletionStore, EmbedderIdentity, Selection
-from precedent.cache.backend import ACTIONS
+from precedent.cache.records import ACTIONS
 from precedent.errors import CacheError, CacheMismatchError
 
 __all__ = ["DIMENSION", "EMBEDDER", "OpenStore", "StoreContract", "completion", "ids_of", "unit_vector"]
