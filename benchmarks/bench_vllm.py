@@ -35,7 +35,7 @@ from precedent.cli.traces import TracePrompt
 from precedent.target.load.source import demo_folder
 from precedent.text.query import recall_query
 from precedent_replay.bench_prompts import recorded_turns
-from precedent_server.stored_keys import add_key
+from precedent_server.keys import add_key
 
 MODES: dict[str, tuple[dict[str, Any] | None, dict[str, str]]] = {
     "plain": (None, {}),

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from answer_parts import Part, events_in, whole_parts
+from helpers.answer_parts import Part, events_in, whole_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from answer_parts import Part, events_in, whole_parts
+from helpers.answer_parts import Part, events_in, whole_parts
 from helpers.call_ids import numbered
 from hypothesis import given, settings
 from hypothesis import strategies as st

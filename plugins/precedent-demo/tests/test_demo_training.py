@@ -29,8 +29,8 @@ from precedent_demo.training.batches import padded
 from precedent_demo.training.loss import Head, loss_of
 from precedent_demo.training.trajectories import Encoder, conversations, expert_messages, tool_schemas
 from precedent_demo.workflows import generate_requests
+from precedent_drafts.training.lessons import Text
 from precedent_drafts.training.prompts import read_prompts
-from precedent_drafts.training.texts import Text
 from precedent_testing.scripted_model import scripted_model_engine
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 

@@ -11,8 +11,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from precedent.drafters.base import Drafter
-from precedent.drafters.codec import TextCodec
+from precedent.cache.records import DEFAULT_MAX_INDEX_BYTES
+from precedent.drafters.base import Drafter, TextCodec
 from precedent.drafters.grammar import GrammarDrafter
 from precedent.drafters.kinds import DRAFT_MODEL, DraftKind, registered
 from precedent.drafters.prediction import PredictionDrafter
@@ -57,18 +57,17 @@ Factory = Callable[[DrafterParts], Drafter | None]
 def _recall(parts: DrafterParts) -> Drafter | None:
     if parts.cache is None:
         return None
-    cache, tokenizer, executor = parts.cache, parts.tokenizer_fingerprint, parts.executor
-    if not hasattr(cache, "on_gone"):  # a replay's cache has only what recall needs
-        return RecallDrafter(cache, tokenizer, executor, report=parts.report, fence=parts.fences.of(CACHE))
+    cache = parts.cache
     drafter = RecallDrafter(
         cache,
-        tokenizer,
-        executor,
-        max_bytes=cache.max_index_bytes,
+        parts.tokenizer_fingerprint,
+        parts.executor,
+        max_bytes=getattr(cache, "max_index_bytes", DEFAULT_MAX_INDEX_BYTES),
         report=parts.report,
         fence=parts.fences.of(CACHE),
     )
-    cache.on_gone(drafter.erase_gone)
+    if hasattr(cache, "on_gone"):  # a replay's cache has only what recall needs
+        cache.on_gone(drafter.erase_gone)
     return drafter
 
 

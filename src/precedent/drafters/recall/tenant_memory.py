@@ -9,15 +9,18 @@ import math
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from precedent.cache import Completion, Hit
+from precedent.cache import Completion
 from precedent.cache.records import DEFAULT_MAX_INDEX_BYTES, Ids
 from precedent.drafters.matching.token_index import SortedText, TokenIndex, sorted_text
 from precedent.runtime.compiled import Floats
+
+if TYPE_CHECKING:
+    from precedent.cache import SpeculationCache
 
 SORTED_APART = 4096
 """More new tokens than this are sorted separately, without blocking `match`."""
@@ -28,28 +31,6 @@ KEPT_SHARE = 0.875
 _COMPACT_ABOVE = 100_000
 _BYTES_PER_TOKEN = 12
 _BYTES_PER_COMPLETION = 450  # list and dictionary entries, measured
-
-
-class CompletionSource(Protocol):
-    """What recall needs from a speculation cache; called only on the executor's threads."""
-
-    def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
-        """The `k` completions with the requests nearest to `query`."""
-
-    def among(self, ids: Iterable[int], *, tenant: str) -> list[Completion]:
-        """The tenant's completions with these ids, as far as they still exist."""
-
-    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[Completion]:
-        """The tenant's completions with a greater id."""
-
-    def epoch(self) -> int:
-        """A number that grows whenever completions are forgotten or evicted."""
-
-    def ids(self, tenant: str, tokenizer: str) -> Ids:
-        """The ids of the tenant's completions."""
-
-    def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
-        """Add (accepted, rejected) tokens to completions."""
 
 
 class TenantMemory:
@@ -94,7 +75,7 @@ class TenantMemory:
         forgotten = self.index.num_forgotten > max(self.index.num_tokens, _COMPACT_ABOVE)
         return forgotten or self.num_bytes > self._max_bytes
 
-    def read(self, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
+    def read(self, cache: SpeculationCache, tenant: str, tokenizer: str) -> None:
         """Add completions stored since the last call, and erase those forgotten or evicted."""
         with self._reading:
             if self._epoch is None:
@@ -103,7 +84,7 @@ class TenantMemory:
                 self._erase_gone(self._epoch, cache, tenant, tokenizer)
             self._add(cache.since(tenant, tokenizer, self._last_id))
 
-    def erase_gone(self, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
+    def erase_gone(self, cache: SpeculationCache, tenant: str, tokenizer: str) -> None:
         """Only erase forgotten and evicted completions, for a memory that running requests still use."""
         with self._reading:
             if self._epoch is not None:
@@ -138,7 +119,7 @@ class TenantMemory:
         """Log of how often each completion was written back, `[at least num_slots]`; valid until the next change."""
         return self._log_counts
 
-    def _erase_gone(self, epoch: int, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
+    def _erase_gone(self, epoch: int, cache: SpeculationCache, tenant: str, tokenizer: str) -> None:
         """Erase the completions removed after `epoch`."""
         now = cache.epoch()
         if epoch == now:
@@ -203,7 +184,7 @@ class TenantMemories:
     An evicted memory still serves the requests that began with it, and forgotten completions are erased from it too.
     """
 
-    def __init__(self, cache: CompletionSource, tokenizer: str, max_bytes: int) -> None:
+    def __init__(self, cache: SpeculationCache, tokenizer: str, max_bytes: int) -> None:
         self._cache, self._tokenizer = cache, tokenizer
         self._max_bytes = max_bytes
         self._lock = threading.Lock()

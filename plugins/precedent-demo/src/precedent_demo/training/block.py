@@ -18,7 +18,7 @@ from precedent.errors import PrecedentError
 from precedent_demo.training.draft import TEMPERATURE, of_the_expert, reporter, say, served
 
 if TYPE_CHECKING:
-    from precedent_drafts.training.lesson_training import TrainedDraft
+    from precedent_drafts.training.training import TrainedDraft
 
 HEAD_TOKENS, CONTEXT_TOKENS, CHUNK, CHECKPOINT_STEPS = 2048, 192, 8, 10
 
@@ -27,21 +27,20 @@ def train(options: argparse.Namespace) -> TrainedDraft:
     """Serve customers, read all texts, and train the block draft into the output folder."""
     from precedent.target.load.loading import load_target
     from precedent_demo.adapted import adapted_target
-    from precedent_drafts.training.block_recipe import BlockRecipe
-    from precedent_drafts.training.block_training import BlockTraining
-    from precedent_drafts.training.lesson_plan import LessonPlan
+    from precedent_drafts.training.blocks import BlockRecipe
+    from precedent_drafts.training.training import Plan, Training
 
     model, tokenizer = load_target(str(adapted_target(options.adapter)))
     texts = of_the_expert(tokenizer, options.experts)
     if options.requests:
         texts += served(options, model, tokenizer)
     recipe = BlockRecipe(
-        num_layers=options.layers, head_tokens=HEAD_TOKENS, context_tokens=CONTEXT_TOKENS, temperature=TEMPERATURE,
+        layers=options.layers, head_tokens=HEAD_TOKENS, context_tokens=CONTEXT_TOKENS, temperature=TEMPERATURE,
         chunk_prompts=CHUNK, batch_texts=options.batch_texts, anchors=options.anchors,
         learning_rate=options.learning_rate, start=options.start,
     )  # fmt: skip
-    plan = LessonPlan(0, -(-len(texts) // recipe.chunk_prompts), options.steps)
-    training = BlockTraining(
+    plan = Plan(0, -(-len(texts) // recipe.chunk_prompts), options.steps)
+    training = Training(
         model, tokenizer, (), recipe, options.out, completions=texts, progress=reporter(every=10),
         checkpoint_steps=CHECKPOINT_STEPS,
     )  # fmt: skip

@@ -16,6 +16,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from time import process_time
@@ -27,18 +28,19 @@ from precedent_demo.training.draft import TEMPERATURE, of_the_expert, reporter, 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from precedent_drafts.training.texts import Text
+    from precedent_drafts.training.lessons import Text
+    from precedent_drafts.training.training import Recipe
 
 COMMON = {"head_tokens": 2048, "temperature": TEMPERATURE, "chunk_prompts": 8}
 READING = COMMON | {"context_tokens": 64, "batch_texts": 2}
-ONE_LAYER = READING | {"num_layers": 1}
+ONE_LAYER = READING | {"layers": 1}
 
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "exit-2": ("exit", COMMON | {"layer": 2}),
-    "exit-4": ("exit", COMMON | {"layer": 4}),
-    "exit-8": ("exit", COMMON | {"layer": 8}),
-    "exit-4-no-layerwise": ("exit", COMMON | {"layer": 4, "layerwise": 0.0}),
-    "chain": ("chain", COMMON | {"num_layers": 1, "rounds": 1, "longest_context": 64, "batch_tokens": 256}),
+    "exit-2": ("exit", COMMON | {"exit_layer": 2}),
+    "exit-4": ("exit", COMMON | {"exit_layer": 4}),
+    "exit-8": ("exit", COMMON | {"exit_layer": 8}),
+    "exit-4-no-layerwise": ("exit", COMMON | {"exit_layer": 4, "layerwise": 0.0}),
+    "chain": ("chain", ONE_LAYER | {"rounds": 1}),
     "eagle": ("conditioned", ONE_LAYER | {"passes": 1}),
     "passes": ("conditioned", ONE_LAYER | {"passes": 3}),
     "mask": ("conditioned", ONE_LAYER | {"passes": 3, "mask_top_k": 3}),
@@ -46,7 +48,7 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "griffin": ("conditioned", ONE_LAYER | {"passes": 3, "mask_top_k": 3, "fusion": "token-guided"}),
     "block": ("block", READING),
     "block-none": ("block", READING | {"condition": "none"}),
-    "block-filled": ("block", READING | {"iterations": 2, "filled": 0.5}),
+    "block-filled": ("block", READING | {"iterations": 2}),
 }
 """What can be compared: the kind of training, and its recipe."""
 
@@ -96,18 +98,14 @@ class Comparison:
         return min(later - before for before, later in zip(ends, ends[epoch:], strict=False)) / epoch
 
     def _run(self, arm: str, folder: Path, texts: Sequence[Text], steps: int, progress: Any = None) -> None:
-        from precedent_drafts.training.lesson_plan import LessonPlan
-        from precedent_drafts.training.schedule import Schedule
+        from precedent_drafts.training.training import Plan, Training
 
         kind, settings = ARMS[arm]
-        recipe, training = made(kind, settings)
-        pieces = -(-len(texts) // recipe.chunk_prompts)
-        plan = Schedule(0, pieces, 0, 1, steps) if kind == "chain" else LessonPlan(0, pieces, steps)
-        shared = {} if kind == "chain" else {"lessons": self._options.out / "lessons"}
-        training(
+        recipe = made(kind, settings)
+        Training(
             self._model, self._tokenizer, (), recipe, folder, completions=texts,
-            progress=progress or reporter(every=50), **shared,
-        ).run(plan)  # fmt: skip
+            progress=progress or reporter(every=50), lessons=self._options.out / "lessons",
+        ).run(Plan(0, -(-len(texts) // recipe.chunk_prompts), steps))  # fmt: skip
 
     def report(self, arms: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Measure trained drafts, and the bare layers of exits, on the same turns."""
@@ -122,7 +120,7 @@ class Comparison:
 
     def _measured(self, arms: Sequence[str]) -> Iterator[tuple[str, str | Path, int | None]]:
         """Names, places and forwards per block of the drafts: bare layers, chains and exits, then blocks."""
-        bare = dict.fromkeys(f"first-layers:{ARMS[arm][1]['layer']}" for arm in arms if ARMS[arm][0] == "exit")
+        bare = dict.fromkeys(f"first-layers:{ARMS[arm][1]['exit_layer']}" for arm in arms if ARMS[arm][0] == "exit")
         yield from ((name, name, None) for name in bare)
         yield from ((arm, self._options.out / arm, None) for arm in arms if ARMS[arm][0] != "block")
         for arm in (arm for arm in arms if ARMS[arm][0] == "block"):
@@ -143,14 +141,9 @@ def measured(
     model: PreTrainedModel, name: str, draft: Any, texts: Sequence[Text], temperature: float
 ) -> dict[str, Any]:
     """What a draft's samples bring and cost on the target's answers, as `precedent measure-draft` says it."""
-    from precedent_drafts.block_draft import BlockDraft
-    from precedent_drafts.training.block_measure import BlockMeasurement
     from precedent_drafts.training.measure import Measurement
 
-    if isinstance(draft, BlockDraft):
-        report = BlockMeasurement(model, draft, texts, temperature).report(name).as_dict()
-    else:
-        report = Measurement(model, texts, temperature).report(name, draft).as_dict()
+    report = asdict(Measurement(model, texts, temperature).report(name, draft))
     return report | in_words(report)
 
 
@@ -158,7 +151,7 @@ def held_out(model: PreTrainedModel, tokenizer: Any, requests: int) -> list[Text
     """The target's answers to turns of so many customers who occur in no training."""
     from precedent.text.prompt import render_prompt
     from precedent_demo.training.logs import logged
-    from precedent_drafts.training.teacher import Author
+    from precedent_drafts.training.lessons import Author
 
     prompts = []
     for record in islice(logged("A", seed=0), requests):
@@ -169,21 +162,16 @@ def held_out(model: PreTrainedModel, tokenizer: Any, requests: int) -> list[Text
         return author.texts(prompts, range(len(prompts)), 96)
 
 
-def made(kind: str, settings: dict[str, Any]) -> tuple[Any, Any]:
-    """The recipe and the training of a kind."""
-    from precedent_drafts.training.block_recipe import BlockRecipe
-    from precedent_drafts.training.block_training import BlockTraining
-    from precedent_drafts.training.conditioned_training import ConditionedRecipe, ConditionedTraining
-    from precedent_drafts.training.distil import Distillation
-    from precedent_drafts.training.exit_training import ExitRecipe, ExitTraining
-    from precedent_drafts.training.schedule import Recipe
+def made(kind: str, settings: dict[str, Any]) -> Recipe:
+    """The recipe of a kind."""
+    from precedent_drafts.training.blocks import BlockRecipe
+    from precedent_drafts.training.chain import ChainRecipe
+    from precedent_drafts.training.conditioned import ConditionedRecipe
+    from precedent_drafts.training.exits import ExitRecipe
 
-    classes = {
-        "chain": (Recipe, Distillation), "conditioned": (ConditionedRecipe, ConditionedTraining),
-        "exit": (ExitRecipe, ExitTraining), "block": (BlockRecipe, BlockTraining),
-    }  # fmt: skip
-    recipe, training = classes[kind]
-    return recipe(**settings), training
+    kinds = {"chain": ChainRecipe, "conditioned": ConditionedRecipe, "exit": ExitRecipe, "block": BlockRecipe}
+    recipe: Recipe = kinds[kind](**settings)
+    return recipe
 
 
 def in_words(report: dict[str, Any]) -> dict[str, str]:

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from precedent.engine.generation import GenerationResult
     from precedent.engine.options import EngineOptions
     from precedent_demo.training.trajectories import Encoder
-    from precedent_drafts.training.distil import Trained
-    from precedent_drafts.training.texts import Text
+    from precedent_drafts.training.lessons import Text
+    from precedent_drafts.training.training import TrainedDraft
 
 TEMPERATURE = 0.7
 """The target serves customers at this temperature; the demo runs greedily and at this temperature."""
 
 HEAD_TOKENS, ANSWER_TOKENS, LONGEST_CONTEXT, LONGEST_PROMPT = 2048, 96, 256, 160
-BATCH_TOKENS = 256
+BATCH_TEXTS = 2
 REQUESTS_PER_DATABASE = 40
 EXPERT_SEED = 900
 """Differs from the adapter's training, so that the databases differ as well."""
@@ -78,37 +78,35 @@ def of_the_expert(tokenizer: PreTrainedTokenizerBase, number: int) -> list[Text]
 
 def _text(encoder: Encoder, token_ids: Sequence[int]) -> Text:
     """The text after the head; only the assistant's tokens in it are learned."""
-    from precedent_drafts.training.texts import Text
+    from precedent_drafts.training.lessons import Text
 
     return Text((*encoder.head, *token_ids), len(token_ids), encoder.written(token_ids))
 
 
-def train(options: argparse.Namespace) -> Trained:
+def train(options: argparse.Namespace) -> TrainedDraft:
     """Serve customers, answer prompts, and distil the draft model into the output folder."""
     from precedent.target.load.loading import load_target
     from precedent_demo.adapted import adapted_target
-    from precedent_drafts.training.distil import Distillation
+    from precedent_drafts.training.chain import ChainRecipe
     from precedent_drafts.training.prompts import read_prompts, split
-    from precedent_drafts.training.schedule import Recipe, Schedule
+    from precedent_drafts.training.training import Plan, Training
 
     model, tokenizer = load_target(str(adapted_target(options.adapter)))
     learned, _ = split(read_prompts(options.prompts, tokenizer, LONGEST_PROMPT)[0], seed=0)
     texts = [*served(options, model, tokenizer), *of_the_expert(tokenizer, options.experts)]
-    recipe = Recipe(
-        head_tokens=HEAD_TOKENS, answer_tokens=ANSWER_TOKENS, longest_context=LONGEST_CONTEXT, rounds=options.rounds,
-        batch_tokens=BATCH_TOKENS, start=options.start,
+    recipe = ChainRecipe(
+        head_tokens=HEAD_TOKENS, answer_tokens=ANSWER_TOKENS, context_tokens=LONGEST_CONTEXT, rounds=options.rounds,
+        batch_texts=BATCH_TEXTS, start=options.start,
     )  # fmt: skip
-    plan = Schedule(
+    plan = Plan(
         chunks=-(-options.answers // recipe.chunk_prompts),
         completions=-(-len(texts) // recipe.chunk_prompts),
-        rollouts=-(-options.rollouts // recipe.chunk_prompts),
+        steps=options.steps,
         rounds=options.rounds,
-        steps_per_round=-(-options.steps // options.rounds),
+        rollouts=-(-options.rollouts // recipe.chunk_prompts),
     )
-    distillation = Distillation(
-        model, tokenizer, learned, recipe, options.out, completions=texts, progress=reporter(every=20)
-    )
-    return distillation.run(plan)
+    training = Training(model, tokenizer, learned, recipe, options.out, completions=texts, progress=reporter(every=20))
+    return training.run(plan)
 
 
 def served(options: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[Text]:
@@ -134,7 +132,7 @@ def served(options: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTr
 
 
 def _read(path: Path) -> list[Text]:
-    from precedent_drafts.training.texts import Text
+    from precedent_drafts.training.lessons import Text
 
     found: list[tuple[list[int], int, list[bool]]] = json.loads(path.read_text(encoding="utf-8"))
     return [Text(tuple(token_ids), count, tuple(learned)) for token_ids, count, learned in found]
