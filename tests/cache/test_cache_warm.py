@@ -99,15 +99,6 @@ def test_what_is_warmed_is_found_as_the_chat_model_asks(tmp_path):
     assert found.prompt_fingerprint == prompt_fingerprint(live.prompt_ids)
 
 
-def test_warming_again_changes_nothing(tmp_path):
-    store, path = SQLiteStore.open(), log(tmp_path, CHAT, RUN)
-    warmed(store, path)
-    before = store.list(ALL, None)
-    filled, _ = warmed(store, path)
-    assert (filled.stored, filled.known) == (0, 3)
-    assert store.list(ALL, None) == before
-
-
 def test_what_is_skipped_is_counted_by_its_reason(tmp_path):
     image = {"type": "image_url", "image_url": {"url": "data:…"}}
     bad = [
@@ -138,12 +129,6 @@ def test_what_is_skipped_is_counted_by_its_reason(tmp_path):
     )
     assert [words for words in expected if words not in reasons] == []
     assert any(f"{path} line 1 is not JSON" in one["first"] for one in skipped)
-
-
-def test_tenants_stay_apart(tmp_path):
-    store = SQLiteStore.open()
-    warmed(store, log(tmp_path, CHAT), reader=AnswerReader(byte_tokenizer(), tenant="shop"))
-    assert {one.tenant for one in store.list(ALL, None)} == {"shop"}
 
 
 # LangChain's answer caches

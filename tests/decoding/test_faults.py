@@ -375,7 +375,7 @@ def test_an_embedder_that_fails_changes_no_answer(trial: Trial, name: str) -> No
     assert name != "hangs" or engine.health().status == "degraded"
 
 
-@pytest.mark.parametrize("call", ["recall", "among", "credit", "epoch", "since", "gone_since"])
+@pytest.mark.parametrize("call", ["recall", "among", "credit", "epoch", "since", "ids"])
 def test_a_cache_that_fails_fails_no_answer(trial: Trial, call: str) -> None:
     engine = trial.engine(cache=trial.cache)
     engine.submit(PROMPT, GREEDY, query="order").result()

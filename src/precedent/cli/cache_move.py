@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from precedent.cache import Selection
-from precedent.cache.exports import Imported, export_cache, import_cache, read_manifest
+from precedent.cache.exports import Imported, export_cache, import_cache, read_export
 from precedent.cli.cache_store import (
     UNBOUNDED,
     BeforeOption,
@@ -36,15 +36,15 @@ def export(
     containing: ContainingOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Write completions to plain files: JSON Lines and safetensors. The texts in them are not encrypted."""
+    """Write completions to a file of JSON lines. The texts in it are not encrypted."""
     progress: Progress = ctx.obj
     with opened(cache) as store:
         count = progress.counter("exporting", store.stats().records)
-        manifest = export_cache(store, folder, Selection(tenant, timestamp(before), containing), count)
+        number = export_cache(store, folder, Selection(tenant, timestamp(before), containing), count)
     progress.rest()
     if json_file is not None:
-        write_json(json_file, {"exported": manifest["records"], "folder": str(folder)})
-    print(f"{counted(manifest['records'])} exported to {folder}")
+        write_json(json_file, {"exported": number, "folder": str(folder)})
+    print(f"{counted(number)} exported to {folder}")
 
 
 def import_export(
@@ -65,12 +65,12 @@ def import_export(
 ) -> None:
     """Store an export's completions with their times and counters. Importing it again changes nothing."""
     hook = redaction(never_store, redact)
-    number, tokenizer = read_manifest(folder)["records"], None if target is None else _writer(target)
+    exported, tokenizer = read_export(folder), None if target is None else _writer(target)
     progress: Progress = ctx.obj
     with opened(cache, create=True, bounds=UNBOUNDED) as store:
         found = import_cache(
-            folder, store, tokenizer=tokenizer, embedder=embedder, tenant=tenant,
-            progress=progress.counter("importing", number), redact=hook,
+            exported, store, tokenizer=tokenizer, embedder=embedder, tenant=tenant,
+            progress=progress.counter("importing", exported.records), redact=hook,
         )  # fmt: skip
     progress.rest()
     if json_file is not None:

@@ -146,10 +146,11 @@ class VectorStoreSimilarity:
         stamp = self._store.stamp()
         if stamp == followed.stamp:
             return
-        followed.epoch, gone = self._store.gone_since(followed.epoch)
-        if gone is None:  # too many to list: a search deletes those that it finds
-            gone = np.empty(0, dtype=np.int64)
-        self._delete([followed.keys.pop(row_id) for row_id in gone.tolist() if row_id in followed.keys])
+        epoch = self._store.epoch()
+        if epoch != followed.epoch:
+            gone = followed.keys.keys() - set(self._store.ids(tenant, tokenizer).tolist())
+            self._delete([followed.keys.pop(row_id) for row_id in sorted(gone)])
+            followed.epoch = epoch
         fresh = self._store.since(tenant, tokenizer, followed.last_id)
         for begin in range(0, len(fresh), AT_ONCE):
             self._add([one for one in fresh[begin : begin + AT_ONCE] if one.query.strip()], followed)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from precedent.cache import Completion, Hit
+from precedent.cache.records import Ids
 from precedent.drafters import Candidates, Drafter, DrafterParts, DraftSession, DrawSession, Request, load_drafters
 from precedent.drafters.base import DrawSource
 from precedent.drafters.matching.alignment import Trail
@@ -109,8 +110,8 @@ class _View:
     def epoch(self) -> int:
         return self.pool.epoch()
 
-    def gone_since(self, epoch: int) -> tuple[int, None]:
-        return self.pool.gone_since(epoch)
+    def ids(self, tenant: str, tokenizer: str) -> Ids:
+        return self.pool.ids(tenant, tokenizer)
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
         self.pool.credit(counts)

@@ -121,9 +121,9 @@ class Pool:
         """A number that grows whenever something is hidden."""
         return self._epoch
 
-    def gone_since(self, epoch: int) -> tuple[int, None]:
-        """The current epoch, and None because hidden completions are not listed."""
-        return self._epoch, None
+    def ids(self, tenant: str, tokenizer: str) -> NDArray[np.int64]:
+        """The ids of the visible completions."""
+        return np.array([completion.id for completion in self._completions], dtype=np.int64)
 
     def among(self, ids: Iterable[int], *, tenant: str) -> list[Completion]:
         """The visible completions with these ids, including their credit."""
