@@ -18,8 +18,7 @@ from precedent_demo.database import RETURN_WINDOW_DAYS, day, new_address
 from precedent_demo.desk import CANCEL_REASONS, OrderDesk
 from precedent_demo.expert import gold
 from precedent_demo.requests import Goal, Request
-from precedent_demo.wording import WORDINGS
-from precedent_demo.wording_parts import Wording
+from precedent_demo.wording import WORDINGS, Wording
 
 SIZES = {"A": (30, 60), "B": (15, 40)}  # requests of the demo: usual, full
 SPLITS = {"train": "train", "A": "held-out", "B": "held-out"}
