@@ -106,7 +106,7 @@ def missing_weights(tmp_path: Path) -> Path:
         (empty_folder, "cannot load the model"),
         (unknown_architecture, "frobnicator"),
         (without_tokenizer, "the tokenizer of"),
-        (truncated_weights, "bytes and should have"),
+        (truncated_weights, "cut short or damaged"),
         (missing_weights, "model.layers.1.mlp.up_proj.weight is missing"),
     ],
 )

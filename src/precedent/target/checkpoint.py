@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-CONFIG, INDEX, WHOLE, OLDER = (
-    "config.json",
-    "model.safetensors.index.json",
-    "model.safetensors",
-    "pytorch_model.bin",
-)
+CONFIG, INDEX, WHOLE = "config.json", "model.safetensors.index.json", "model.safetensors"
+OLDER = "pytorch_model.bin"
 
 ALL = ("",)
 """The prefix of every name."""
@@ -40,11 +37,7 @@ def safetensors_files(folder: Path, prefixes: tuple[str, ...] = ALL) -> list[Pat
 
 def safetensors_in(folder: Path, prefixes: tuple[str, ...] = ALL) -> dict[str, Tensor]:
     """The tensors whose names begin with one of the prefixes, from safetensors files."""
-    found: dict[str, Tensor] = {}
-    for path in safetensors_files(folder, prefixes):
-        with safe_open(path, framework="pt") as file:
-            found.update({name: file.get_tensor(name) for name in list(file.keys()) if name.startswith(prefixes)})
-    return found
+    return {name: file.get_tensor(name) for name, file in _named(folder, prefixes) if name.startswith(prefixes)}
 
 
 def tensors_in(folder: Path) -> dict[str, Tensor]:
@@ -57,8 +50,11 @@ def tensors_in(folder: Path) -> dict[str, Tensor]:
 
 def tensor_names(folder: Path) -> frozenset[str]:
     """The names of a folder's tensors."""
-    names: set[str] = set()
-    for path in safetensors_files(folder):
+    return frozenset(name for name, _ in _named(folder)) or frozenset(tensors_in(folder))
+
+
+def _named(folder: Path, prefixes: tuple[str, ...] = ALL) -> Iterator[tuple[str, Any]]:
+    """Each tensor's name, with the open file that holds it."""
+    for path in safetensors_files(folder, prefixes):
         with safe_open(path, framework="pt") as file:
-            names.update(file.keys())
-    return frozenset(names or tensors_in(folder))
+            yield from ((name, file) for name in file.keys())  # noqa: SIM118 - it is no mapping

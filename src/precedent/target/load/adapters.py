@@ -15,11 +15,6 @@ from precedent.runtime.plain_values import in_one_line
 from precedent.target.load.quiet import quiet
 from precedent.target.load.source import ADAPTER_CONFIG, find_source, is_adapter
 
-MERGE_IT = (
-    "merge it: with the package peft, PeftModel.from_pretrained(BASE, {0!r}).merge_and_unload().save_pretrained(FOLDER)"
-    "; save the tokenizer there too, and give that folder"
-)
-
 
 def with_base(source: str | Path) -> tuple[str | Path, Path | None]:
     """A model's source; for an adapter's folder that of its base model, and the folder. Raises ModelLoadError."""
@@ -27,9 +22,8 @@ def with_base(source: str | Path) -> tuple[str | Path, Path | None]:
         return source, None
     base = base_of(source)
     if importlib.util.find_spec("peft") is None:
-        raise ModelLoadError(
-            f"{source} holds an adapter for {base}, which needs the package peft: pip install peft, or "
-            f"{MERGE_IT.format(str(source))}"
+        raise _to_merge(
+            source, f"{source} holds an adapter for {base}, and peft is not installed: pip install peft, or"
         )
     return find_source(base), source
 
@@ -41,7 +35,7 @@ def base_of(adapter: Path) -> str:
     except (OSError, ValueError, AttributeError) as error:
         raise ModelLoadError(f"{adapter / ADAPTER_CONFIG} cannot be read ({error}): copy the adapter again") from error
     if not isinstance(base, str) or not base:
-        raise ModelLoadError(f"{adapter} holds an adapter without a base model; {MERGE_IT.format(str(adapter))}")
+        raise _to_merge(adapter, f"{adapter} holds an adapter without a base model;")
     return base
 
 
@@ -58,11 +52,15 @@ def merged(base: PreTrainedModel, adapter: Path) -> PreTrainedModel:
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of transformers, about how peft uses it
             wrapped: Any = PeftModel.from_pretrained(base, str(adapter))
-            found: PreTrainedModel = wrapped.merge_and_unload()
+            found: PreTrainedModel = wrapped.merge_and_unload().eval().requires_grad_(False)
     except Exception as error:  # peft raises all kinds for an adapter that does not fit, or cannot be merged
-        raise ModelLoadError(
-            f"the adapter in {adapter} cannot be merged when it is loaded ({in_one_line(error)}); "
-            f"{MERGE_IT.format(str(adapter))}"
-        ) from error
-    found.eval().requires_grad_(False)
+        why = f"the adapter in {adapter} cannot be merged when it is loaded ({in_one_line(error)});"
+        raise _to_merge(adapter, why) from error
     return found
+
+
+def _to_merge(adapter: Path, why: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"{why} merge it: with the package peft, PeftModel.from_pretrained(BASE, {str(adapter)!r}).merge_and_unload()"
+        ".save_pretrained(FOLDER); save the tokenizer there too, and give that folder"
+    )

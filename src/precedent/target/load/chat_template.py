@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from transformers import PreTrainedTokenizerBase
 
 from precedent.errors import ConfigError
 from precedent.runtime.plain_values import shown
@@ -47,29 +46,23 @@ def read_chat_template(given: str | Path) -> str:
 
 
 def _text_of(given: str | Path) -> str:
-    name = str(given).lower()
-    if name in FAMILIES:
+    family = FAMILIES.get(str(given).lower())
+    if family is not None:
         folder = files("precedent.text").joinpath("templates")
-        return folder.joinpath(f"{FAMILIES[name]}.jinja").read_text(encoding="utf-8").rstrip("\n")
+        return folder.joinpath(f"{family}.jinja").read_text(encoding="utf-8").rstrip("\n")
     if isinstance(given, str) and ("{{" in given or "{%" in given):
         return given
     path = Path(given).expanduser()
     try:
-        if path.is_file():
-            return _text_in(path)
+        text = path.read_text(encoding="utf-8") if path.is_file() else None
+        found: Any = json.loads(text) if text is not None and path.suffix == ".json" else {"chat_template": text}
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the chat template in {str(path)!r}: {error}") from error
-    raise ConfigError(
-        f"chat_template={shown(str(given))} is neither a file, nor the name of a family, nor a Jinja template; "
-        f"families: {', '.join(FAMILIES)}"
-    )
-
-
-def _text_in(path: Path) -> str:
-    text = path.read_text(encoding="utf-8")
-    if path.suffix != ".json":
-        return text
-    found: Any = json.loads(text)
+    if text is None:
+        raise ConfigError(
+            f"chat_template={shown(str(given))} is neither a file, nor the name of a family, nor a Jinja template; "
+            f"families: {', '.join(FAMILIES)}"
+        )
     template = found.get("chat_template") if isinstance(found, Mapping) else None
     if not isinstance(template, str):
         raise ConfigError(f"{str(path)!r} has no text under 'chat_template': give a file that holds the template")
@@ -92,10 +85,3 @@ def say_what_lacks(name: str | Path, template: Any, *, has_chatml: bool) -> None
     elif not any(re.search(r"\btools\b", text) for text in texts):
         shown_in = "shown in ChatML" if has_chatml else "refused"
         log.info("the chat template of %s takes no tools: tools are %s; for another, %s", name, shown_in, supply)
-
-
-def with_chat_template(tokenizer: PreTrainedTokenizerBase, text: str | None) -> PreTrainedTokenizerBase:
-    """The tokenizer, with a template in place of its own if one is given."""
-    if text is not None:
-        tokenizer.chat_template = text
-    return tokenizer

@@ -32,7 +32,11 @@ def draft_at(source: str | Path, where: Mapping[str, Any] | None = None) -> str 
     """
     trained = Path(source).expanduser() / TRAINED
     if trained.is_file():
-        return f"a draft model without embeddings, trained for {_target_in(trained)}"
+        try:
+            target = str(json.loads(trained.read_text(encoding="utf-8"))["target"])
+        except (OSError, ValueError, TypeError, KeyError):
+            target = "a target that it does not name"
+        return f"a draft model without embeddings, trained for {target}"
     config = config_at(source, **(where or {}))
     name = _name_in(config)
     if name is None and config.get("num_hidden_layers") == 1 and Path(source).is_dir():
@@ -60,10 +64,9 @@ def check_readable(source: str | Path) -> None:
 def config_at(source: str | Path, **where: Any) -> dict[str, Any]:
     """What `config.json` says; nothing where it cannot be read."""
     try:
-        config, _ = PreTrainedConfig.get_config_dict(str(source), **where)
+        return dict(PreTrainedConfig.get_config_dict(str(source), **where)[0])
     except Exception:  # whatever is wrong, loading a model from it fails as well, and says so
         return {}
-    return dict(config)
 
 
 def is_named_draft(config: Mapping[str, Any]) -> bool:
@@ -85,10 +88,3 @@ def _name_in(config: Mapping[str, Any]) -> str | None:
             return said
     own = "dflash_config" in config or any(config.get(name) for name in OWN_VOCABULARY)
     return architecture_of(config) or "unnamed" if own or is_named_draft(config) else None
-
-
-def _target_in(file: Path) -> str:
-    try:
-        return str(json.loads(file.read_text(encoding="utf-8"))["target"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return "a target that it does not name"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,8 +19,7 @@ from precedent.errors import ConfigError, UnsupportedError
 from precedent.runtime.plain_values import in_one_line
 from precedent.target.model import TargetModel, target_of
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+log = logging.getLogger(__name__)
 
 FIRST_LAYERS = "first-layers:"
 """`first-layers:N` names a draft model made of the target's first N layers with its final norm and head."""
@@ -47,23 +46,21 @@ def frame_of(target: PreTrainedModel, layer_indices: Sequence[int]) -> PreTraine
     config = copy.deepcopy(target.config)
     kinds = list(getattr(config, "layer_types", None) or ())
     config.num_hidden_layers = len(layer_indices)
+    chosen = [kinds[index] for index in layer_indices] if kinds else []
     try:
-        _set_kinds(config, [kinds[index] for index in layer_indices] if kinds else [])
+        if chosen and list(config.layer_types) != chosen:  # it may derive these very kinds from their number
+            config.layer_types = chosen
         with torch.device("meta"):  # no memory and no initialisation: every module is replaced
             frame = type(target)(config)
     except (AttributeError, ValueError) as error:
         reason = f"its class refuses {len(layer_indices)} of its layers: {in_one_line(error)}"
         raise _unsupported(target, reason) from error
-    _share_children(target, frame, skip=target.base_model_prefix)
-    _share_children(base_of(target), base_of(frame), skip="layers")
+    for source, sharer, own in ((target, frame, target.base_model_prefix), (base_of(target), base_of(frame), "layers")):
+        for name, child in source.named_children():
+            if name != own:
+                setattr(sharer, name, child)
     frame.eval()
     return frame
-
-
-def _set_kinds(config: Any, kinds: list[str]) -> None:
-    """Set the kinds of a configuration's layers, unless it derives these very kinds from their number."""
-    if kinds and list(config.layer_types) != kinds:
-        config.layer_types = kinds
 
 
 def whole(draft: PreTrainedModel, target: PreTrainedModel) -> PreTrainedModel:
@@ -86,11 +83,6 @@ def base_of(model: PreTrainedModel) -> Any:
     return getattr(model, model.base_model_prefix)
 
 
-def layer_count(spec: str, target: PreTrainedModel) -> int:
-    """N of `first-layers:N`. Raises ConfigError unless 1 <= N < the target's number of layers."""
-    return checked_count(spec, len(layers_of(target)))
-
-
 def checked_count(spec: str, layers: int) -> int:
     """N of `first-layers:N`. Raises ConfigError unless 1 <= N < `layers`."""
     text, most = spec.removeprefix(FIRST_LAYERS), layers - 1
@@ -111,20 +103,11 @@ def exits_early(draft: TargetModel, target: TargetModel) -> bool:
     return same_layers and own_kv == their_kv
 
 
-def _share_children(source: nn.Module, sharer: nn.Module, *, skip: str) -> None:
-    for name, child in source.named_children():
-        if name != skip:
-            setattr(sharer, name, child)
-
-
 def _unsupported(model: PreTrainedModel, reason: str) -> UnsupportedError:
     return UnsupportedError(
         f"neither the first layers of a {type(model).__name__} nor trained ones can be set between its embeddings and "
         f"its head ({reason}); give a smaller model with the same tokenizer as the draft model"
     )
-
-
-log = logging.getLogger(__name__)
 
 
 def draft_for(target: TargetModel, model: PreTrainedModel | None) -> tuple[TargetModel | None, bool]:

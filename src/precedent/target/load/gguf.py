@@ -6,12 +6,13 @@ import hashlib
 import importlib.util
 import logging
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
 from platformdirs import user_cache_path
 from tokenizers import AddedToken
+from tokenizers.pre_tokenizers import Digits, Sequence
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,10 +25,9 @@ from transformers import (
 from precedent.errors import ModelLoadError, PrecedentError
 from precedent.runtime.plain_values import in_one_line
 from precedent.runtime.recomputable import computed_folder
+from precedent.target.load.gguf_header import read_header
 from precedent.target.load.quiet import quiet
 from precedent.target.support import check_loadable
-
-MAGIC = b"GGUF"
 
 READERS = ("gguf", "accelerate")
 """Packages that transformers needs to read a GGUF file."""
@@ -37,6 +37,9 @@ CONVERSION = 3
 
 SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"})
 """Pre-tokenizers, by llama.cpp's names, that split numbers into digits before GPT-2's rule; transformers does not."""
+
+OF_GPT2 = frozenset({"", "default", "gpt-2"})
+"""Pre-tokenizers that are GPT-2's own, which transformers also uses for names that it does not know."""
 
 LONGEST_RUN = 256
 """No vocabulary has tokens of so many spaces."""
@@ -49,16 +52,7 @@ SAMPLING_KEYS = {
 }  # fmt: skip
 """Recommended sampling settings in a header, below `general.sampling`, and their names in a generation config."""
 
-OF_GPT2 = frozenset({"", "default", "gpt-2"})
-"""Pre-tokenizers that are GPT-2's own, which transformers also uses for names that it does not know."""
-
 log = logging.getLogger(__name__)
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether a file begins as GGUF files do, whatever its name."""
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
 
 
 def gguf_folder(file: Path) -> Path:
@@ -79,7 +73,7 @@ def converted(file: Path, folder: Path, name: str) -> Path:
 
     def convert(into: Path) -> None:
         log.warning("converting %s to bfloat16 in %s, once: half a minute or more ...", name, folder)
-        model, tokenizer = _checked(file)
+        model, tokenizer = _read(file)
         with quiet():
             model.save_pretrained(into)
             tokenizer.save_pretrained(into)
@@ -93,41 +87,36 @@ def converted(file: Path, folder: Path, name: str) -> Path:
         ) from error
 
 
-def _checked(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model and its tokenizer; checks the file before the long work, and reports its faults in one line."""
+def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model, dequantised to bfloat16, and its tokenizer; what is wrong with the file is found before that work."""
     check_reader(file.name)
-    if _header(file).parts > 1:
+    header = read_header(file)
+    if header.get("split.count", 1) != 1:
         raise ModelLoadError(
             f"{file} is one part of a model in several files; join them with `llama-gguf-split --merge` of llama.cpp"
         )
     check_loadable(read_config(file))
+    dense = transformers.GgufConfig(dequantize=True)
     try:
-        return _read(file)
+        with quiet():
+            model = AutoModelForCausalLM.from_pretrained(**_in(file), quantization_config=dense, dtype=torch.bfloat16)
+        # transformers takes the default of the config's class here, which is another checkpoint's token
+        model.generation_config.eos_token_id = sorted(set(read_end_tokens(file).values())) or None
+        model.generation_config.update(**read_sampling(file))
+        tokenizer = read_tokenizer(file)
     except PrecedentError:
         raise
     except Exception as error:  # transformers raises all kinds of errors
         raise ModelLoadError(f"cannot convert {file}: {in_one_line(error)}") from error
-
-
-def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model, with its weights dequantised to bfloat16, and its tokenizer."""
-    from transformers import GgufConfig  # newer than the oldest transformers that everything else supports
-
-    dense = GgufConfig(dequantize=True)
-    with quiet():
-        model = AutoModelForCausalLM.from_pretrained(**_in(file), quantization_config=dense, dtype=torch.bfloat16)
-    # transformers takes the default of the config's class here, which is another checkpoint's token
-    model.generation_config.eos_token_id = sorted(set(_header(file).end_tokens.values())) or None
-    model.generation_config.update(**read_sampling(file))
-    tokenizer = read_tokenizer(file)
     tokenizer.model_max_length = model.config.max_position_embeddings
     return model, tokenizer
 
 
 def read_end_tokens(file: Path) -> dict[str, int]:
     """Ids of the tokens that end an answer, by the metadata keys that name them. Raises ModelLoadError."""
-    check_reader(file.name)
-    return _header(file).end_tokens
+    header = read_header(file)
+    found = {name: header.get(f"tokenizer.ggml.{name}") for name in END_TOKEN_KEYS}
+    return {name: token for name, token in found.items() if isinstance(token, int) and token >= 0}
 
 
 def read_config(file: Path) -> PreTrainedConfig:
@@ -136,7 +125,7 @@ def read_config(file: Path) -> PreTrainedConfig:
     try:
         with quiet():
             config: PreTrainedConfig = AutoConfig.from_pretrained(**_in(file))
-    except Exception as error:  # an unknown architecture, or a header that ends too soon
+    except Exception as error:  # an unknown architecture, or missing bytes of any tensor
         raise ModelLoadError(
             f"transformers cannot read the model in {file}: {in_one_line(error)}; if the file is cut short or damaged, "
             "copy or download it again"
@@ -148,15 +137,16 @@ def read_config(file: Path) -> PreTrainedConfig:
 def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     """The tokenizer, splitting numbers as the model was trained to. Raises ModelLoadError."""
     check_reader(file.name)
+    header = read_header(file)
+    kind = header.get("tokenizer.ggml.pre", "")
     with quiet():
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_in(file))
-    header = _header(file)
-    kind = header.pre_tokenizer
-    if header.architecture.startswith("gemma"):
+    if str(header.get("general.architecture")).startswith("gemma"):
         _match_runs_of_spaces(tokenizer)
+    backend = tokenizer.backend_tokenizer
     if kind in SINGLE_DIGITS:
-        _split_digits(tokenizer)
-    elif kind not in OF_GPT2 and _splits_as_gpt2(tokenizer):
+        backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
+    elif kind not in OF_GPT2 and type(backend.pre_tokenizer).__name__ == "ByteLevel":
         log.warning(
             "%s: transformers does not know how a %r tokenizer splits text, and splits it as GPT-2 does; the model was "
             "trained on other tokens: give its original folder or id if answers are poor",
@@ -167,9 +157,10 @@ def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
 
 def read_sampling(file: Path) -> dict[str, float]:
     """The sampling settings that a file recommends, by their names in a generation config. Raises ModelLoadError."""
-    check_reader(file.name)
-    found = {name: value for name, value in _header(file).sampling.items() if value is not None}
-    return {"do_sample": True, **found} if found else {}
+    header = read_header(file)
+    found = {name: header.get(f"general.sampling.{key}") for key, name in SAMPLING_KEYS.items()}
+    given = {name: value for name, value in found.items() if value is not None}
+    return {"do_sample": True, **given} if given else {}
 
 
 def check_reader(name: str) -> None:
@@ -178,14 +169,6 @@ def check_reader(name: str) -> None:
     outdated = [] if hasattr(transformers, "GgufConfig") else ["transformers"]
     if missing or outdated:
         raise ModelLoadError(f"{name} needs more packages; run: pip install -U {' '.join(missing + outdated)}")
-
-
-def _split_digits(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Split numbers into digits before anything else."""
-    from tokenizers.pre_tokenizers import Digits, Sequence
-
-    backend = tokenizer.backend_tokenizer
-    backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
 
 
 def _match_runs_of_spaces(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -198,47 +181,6 @@ def _match_runs_of_spaces(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.add_tokens([AddedToken(token, normalized=True, special=False) for token in runs])
 
 
-class _Header(NamedTuple):
-    """What is read from a file before transformers reads it."""
-
-    architecture: str
-    pre_tokenizer: str
-    parts: int
-    end_tokens: dict[str, int]
-    """Ids of tokens that end a text, a turn or a message, by their metadata keys."""
-    sampling: dict[str, float | None]
-    """Recommended sampling settings, by their names in a generation config."""
-
-
-def _header(file: Path) -> _Header:
-    """Read the header, and check the whole file, tensors included. Raises ModelLoadError if it ends too soon."""
-    from gguf import GGUFReader
-
-    try:
-        fields = GGUFReader(file).fields
-    except Exception as error:  # numpy raises various errors for missing bytes
-        raise ModelLoadError(
-            f"{file} is cut short or damaged ({in_one_line(error)}): copy or download it again"
-        ) from error
-
-    def value(name: str, default: Any) -> Any:
-        return fields[name].contents() if name in fields else default
-
-    ends = {name: int(value(f"tokenizer.ggml.{name}", -1)) for name in END_TOKEN_KEYS}
-    return _Header(
-        str(value("general.architecture", "")),
-        str(value("tokenizer.ggml.pre", "")),
-        int(value("split.count", 1)),
-        {name: token for name, token in ends.items() if token >= 0},
-        {name: value(f"general.sampling.{key}", None) for key, name in SAMPLING_KEYS.items()},
-    )
-
-
 def _in(file: Path) -> dict[str, Any]:
     """The arguments that make transformers read a GGUF file."""
     return {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-
-
-def _splits_as_gpt2(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether only GPT-2's rule splits text, which is what transformers falls back to for rules it does not know."""
-    return type(tokenizer.backend_tokenizer.pre_tokenizer).__name__ == "ByteLevel"

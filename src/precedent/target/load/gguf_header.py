@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from precedent.errors import ModelLoadError
-from precedent.target.load.gguf import MAGIC
+
+MAGIC = b"GGUF"
 
 VERSIONS = (2, 3)
 
@@ -21,6 +22,12 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _TEXT, _ARRAY = 8, 9
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a file begins as GGUF files do, whatever its name."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
 def read_header(file: Path) -> dict[str, Any]:
     """The metadata: numbers and texts by key, and arrays of texts as lists; other arrays are left out.
 
@@ -28,54 +35,47 @@ def read_header(file: Path) -> dict[str, Any]:
     """
     try:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _Cursor(content).metadata()
-    except (OSError, ValueError, struct.error, UnicodeDecodeError, OverflowError) as error:
+            return _metadata(content)
+    except (OSError, ValueError, OverflowError) as error:
         raise ModelLoadError(f"{file} is no GGUF file that can be read ({error}): copy or download it again") from error
 
 
-class _Cursor:
-    """A place in a header."""
+def _metadata(content: mmap.mmap) -> dict[str, Any]:
+    if _bytes(content, len(MAGIC)) != MAGIC:
+        raise ValueError("it does not begin with GGUF")
+    version = _number(content, "I")
+    if version not in VERSIONS:
+        raise ValueError(f"its version is {version}, not one of {VERSIONS}")
+    _, count = _number(content, "Q"), _number(content, "Q")
+    found = ((_text(content), _value(content, _number(content, "I"))) for _ in range(count))
+    return {key: value for key, value in found if value is not None}
 
-    def __init__(self, content: mmap.mmap) -> None:
-        self._content, self._at = content, 0
 
-    def metadata(self) -> dict[str, Any]:
-        if self._bytes(len(MAGIC)) != MAGIC:
-            raise ValueError("it does not begin with GGUF")
-        version = self._number("I")
-        if version not in VERSIONS:
-            raise ValueError(f"its version is {version}, not one of {VERSIONS}")
-        _, count = self._number("Q"), self._number("Q")
-        found = ((self._text(), self._value(self._number("I"))) for _ in range(count))
-        return {key: value for key, value in found if value is not None}
+def _value(content: mmap.mmap, kind: int) -> Any:
+    if kind == _TEXT:
+        return _text(content)
+    if kind != _ARRAY:
+        return _number(content, _format(kind))
+    inner, count = _number(content, "I"), _number(content, "Q")
+    if inner == _TEXT:
+        return [_text(content) for _ in range(count)]
+    _bytes(content, count * struct.calcsize(_format(inner)))
+    return None
 
-    def _value(self, kind: int) -> Any:
-        if kind == _TEXT:
-            return self._text()
-        if kind != _ARRAY:
-            return self._number(_format(kind))
-        inner, count = self._number("I"), self._number("Q")
-        if inner == _TEXT:
-            return [self._text() for _ in range(count)]
-        if inner == _ARRAY:
-            raise ValueError("it holds an array of arrays")
-        self._bytes(count * struct.calcsize(_format(inner)))
-        return None
 
-    def _number(self, kind: str) -> Any:
-        (value,) = struct.unpack_from(f"<{kind}", self._content, self._at)
-        self._at += struct.calcsize(f"<{kind}")
-        return value
+def _text(content: mmap.mmap) -> str:
+    return _bytes(content, _number(content, "Q")).decode("utf-8", "replace")
 
-    def _text(self) -> str:
-        return self._bytes(self._number("Q")).decode("utf-8", "replace")
 
-    def _bytes(self, length: int) -> bytes:
-        end = self._at + length
-        if end > len(self._content):
-            raise ValueError("it ends within its header")
-        read, self._at = self._content[self._at : end], end
-        return read
+def _number(content: mmap.mmap, kind: str) -> Any:
+    return struct.unpack(f"<{kind}", _bytes(content, struct.calcsize(f"<{kind}")))[0]
+
+
+def _bytes(content: mmap.mmap, length: int) -> bytes:
+    read = content.read(length)
+    if len(read) < length:
+        raise ValueError("it ends within its header")
+    return read
 
 
 def _format(kind: int) -> str:

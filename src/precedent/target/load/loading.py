@@ -25,9 +25,9 @@ from transformers import (
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.runtime.plain_values import in_one_line
 from precedent.target.load.adapters import merged, tokenizer_source, with_base
-from precedent.target.load.chat_template import CHATML, read_chat_template, say_what_lacks, with_chat_template
+from precedent.target.load.chat_template import CHATML, read_chat_template, say_what_lacks
 from precedent.target.load.draft_folders import check_readable, check_whole
-from precedent.target.load.first_layers import FIRST_LAYERS, first_layers, layer_count
+from precedent.target.load.first_layers import FIRST_LAYERS, checked_count, first_layers, layers_of
 from precedent.target.load.gguf import check_reader, read_config, read_sampling, read_tokenizer
 from precedent.target.load.gguf_header import read_header
 from precedent.target.load.source import DEMO_TARGET, explained, find_source, gguf_file
@@ -72,11 +72,15 @@ def load_target(
     UnsupportedError for a model whose layers cannot be rewound.
     """
     template = None if chat_template is None else read_chat_template(chat_template)
-    settings = _settings(model_kwargs)
+    settings = dict(model_kwargs or {})
+    for name in sorted(settings.keys() & OURS.keys()):
+        raise ConfigError(f"model_kwargs cannot hold {name!r}: {OURS[name]}")
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
     if device == "auto":
+        device = None
         settings.setdefault("device_map", "auto")
-    place, precision = device_named(None if device == "auto" else device), _precision(dtype)
-    file = gguf_file(name_or_path)
+    place, file = device_named(device), gguf_file(name_or_path)
     if file is not None and template is None:
         check_reader(file.name)
         header = read_header(file)  # before the conversion, which takes minutes
@@ -85,13 +89,12 @@ def load_target(
     source, adapter = with_base(find_source(name_or_path, settings))
     if adapter is not None:  # these chose its files, and its base model has others
         settings = {name: value for name, value in settings.items() if name not in ("revision", "subfolder")}
-    where = {name: settings[name] for name in WHERE_FROM if name in settings}
     config = _checked_config(source, settings)
-    tokenizer = with_chat_template(_load_tokenizer(tokenizer_source(source, adapter), where), template)
+    tokenizer = _load_tokenizer(tokenizer_source(source, adapter), template, settings)
     packaged = str(name_or_path) == DEMO_TARGET
     if file is None and template is None and not packaged and not config.is_encoder_decoder:
         say_what_lacks(name_or_path, tokenizer.chat_template, has_chatml=CHATML in tokenizer.get_vocab())
-    model = _load_model(source, place, precision, settings)
+    model = _load_model(source, config, place, dtype or "auto", settings)
     return (model if adapter is None else merged(model, adapter)), tokenizer
 
 
@@ -103,10 +106,11 @@ def load_tokenizer(name_or_path: str | Path, chat_template: str | Path | None = 
     template = None if chat_template is None else read_chat_template(chat_template)
     file = gguf_file(name_or_path)
     if file is None:
-        source = tokenizer_source(*with_base(find_source(name_or_path)))
-        return with_chat_template(_load_tokenizer(source), template)
+        return _load_tokenizer(tokenizer_source(*with_base(find_source(name_or_path))), template)
     with explained(file, "the tokenizer of"):
-        return with_chat_template(read_tokenizer(file), template)
+        tokenizer = read_tokenizer(file)
+    tokenizer.chat_template = template or tokenizer.chat_template
+    return tokenizer
 
 
 def load_config(name_or_path: str | Path) -> PreTrainedConfig:
@@ -161,34 +165,41 @@ def load_draft(
         return _with_width(spec, _width(target))
     place = target.device if device is None else device_named(device, "draft_device")
     if str(spec).startswith(FIRST_LAYERS):
-        return copied_to(first_layers(target, layer_count(str(spec), target)), place)
+        count = checked_count(str(spec), len(layers_of(target)))
+        return copied_to(first_layers(target, count), place)
     source = source or find_source(spec)
     check_readable(source)
-    draft_tokenizer = _load_tokenizer(source)
-    check_same_vocabulary(str(spec), draft_tokenizer, tokenizer)
-    return _with_width(_load_model(source, place, target.dtype), _width(target))
+    check_same_vocabulary(str(spec), _load_tokenizer(source), tokenizer)
+    return _with_width(_load_model(source, _checked_config(source, {}), place, target.dtype, {}), _width(target))
 
 
 def copied_to(draft: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """A draft that shares its target's modules, or a copy of it on another device."""
-    if draft.device == device:
-        return draft
-    copied: Any = copy.deepcopy(draft)
-    moved: PreTrainedModel = copied.to(device)
-    return moved
+    copied: Any = draft if draft.device == device else copy.deepcopy(draft)
+    found: PreTrainedModel = copied.to(device)
+    return found
 
 
-def _load_tokenizer(source: str | Path, where: Mapping[str, Any] | None = None) -> PreTrainedTokenizerBase:
+def _load_tokenizer(
+    source: str | Path, template: str | None = None, settings: Mapping[str, Any] | None = None
+) -> PreTrainedTokenizerBase:
     with explained(source, "the tokenizer of"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            source, trust_remote_code=False, **(where or {})
+            source, trust_remote_code=False, **_where(settings or {})
         )
+    if template is not None:
+        tokenizer.chat_template = template
     return tokenizer
+
+
+def _where(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the arguments of `from_pretrained` that choose the files, for config and tokenizer too."""
+    return {name: settings[name] for name in WHERE_FROM if name in settings}
 
 
 def _checked_config(source: str | Path, settings: Mapping[str, Any]) -> PreTrainedConfig:
     """The config of a model that can be loaded. Raises ModelLoadError or UnsupportedError."""
-    where = {name: settings[name] for name in WHERE_FROM if name in settings}
+    where = _where(settings)
     with explained(source, "the model"):
         check_whole(source, where)
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
@@ -201,17 +212,15 @@ def _checked_config(source: str | Path, settings: Mapping[str, Any]) -> PreTrain
 
 def _load_model(
     source: str | Path,
+    config: PreTrainedConfig,
     device: torch.device,
     dtype: str | torch.dtype,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any],
 ) -> PreTrainedModel:
-    placed = dict(settings or {})
-    config = _checked_config(source, placed)
+    placed, method, auto = dict(settings), quant_method(config), auto_class(config)
+    if method is not None or "quantization_config" in placed:
+        placed.setdefault("device_map", {"": device})  # quantised weights load in place and are never moved
     with explained(source, "the model"):
-        method = quant_method(config)  # transformers removes it where it dequantises
-        if getattr(config, "quantization_config", None) or "quantization_config" in placed:
-            placed.setdefault("device_map", {"": device})  # quantised weights load in place and are never moved
-        auto = auto_class(config)
         loaded: Any = auto.from_pretrained(
             source, dtype=dtype, trust_remote_code=False, output_loading_info=True, **placed
         )
@@ -233,14 +242,6 @@ def _load_model(
     return ready
 
 
-def _settings(model_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    settings = dict(model_kwargs or {})
-    ours = sorted(settings.keys() & OURS.keys())
-    if ours:
-        raise ConfigError(f"model_kwargs cannot hold {ours[0]!r}: {OURS[ours[0]]}")
-    return settings
-
-
 def device_named(device: str | None, name: str = "device") -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -251,12 +252,6 @@ def device_named(device: str | None, name: str = "device") -> torch.device:
         raise ConfigError(
             f"{name}={device!r} cannot be used here ({in_one_line(error)}); give cpu, cuda {others}"
         ) from error
-
-
-def _precision(dtype: str | None) -> str:
-    if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
-    return dtype or "auto"
 
 
 def check_same_vocabulary(spec: str, draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> None:
@@ -314,19 +309,14 @@ def language_model_of(model: PreTrainedModel) -> PreTrainedModel:
     with torch.device("meta"):  # no memory: all of its parts are replaced
         causal: Any = AutoModelForCausalLM.from_config(text)
     if type(parts[0]) is type(causal):
-        return _named(parts[0], model)
-    if type(parts[0]) is not type(causal.base_model):
-        return model
-    setattr(causal, causal.base_model_prefix, parts[0])
-    causal.set_output_embeddings(head)
+        causal = parts[0]
+    elif type(parts[0]) is type(causal.base_model):
+        setattr(causal, causal.base_model_prefix, parts[0])
+        causal.set_output_embeddings(head)
+        causal.generation_config = model.generation_config
     if any(tensor.is_meta for tensor in (*causal.parameters(), *causal.buffers())):
         return model
-    causal.generation_config = model.generation_config
-    return _named(causal, model)
-
-
-def _named(causal: Any, whole: nn.Module) -> PreTrainedModel:
-    causal.config._name_or_path = getattr(whole.config, "_name_or_path", "")
+    causal.config._name_or_path = getattr(model.config, "_name_or_path", "")
     found: PreTrainedModel = causal
     return found
 
@@ -344,8 +334,7 @@ def sampling_defaults(generation_config: Any) -> dict[str, float]:
     given = {name: value for name, value in found.items() if value is not None}
     samples = getattr(generation_config, "do_sample", None)
     if samples is False:
-        greedy = {"temperature": 0.0}
-        return greedy | {name: given[name] for name in ("repetition_penalty",) if name in given}
+        return {"temperature": 0.0} | {name: given[name] for name in given if name == "repetition_penalty"}
     if samples or given.keys() - {"repetition_penalty"}:
         given.setdefault("temperature", 1.0)
     return given

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from precedent.runtime.plain_values import in_one_line
 from precedent.target.checkpoint import INDEX, OLDER, WHOLE
 from precedent.target.fingerprints import is_dense
 
@@ -19,9 +21,6 @@ LFS = b"version https://git-lfs"
 """How the text begins that git leaves in place of a large file which was not fetched."""
 
 OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
-
-MOST_HEADER = 100 * 2**20
-"""Most bytes of a safetensors header, as in the format's own reader."""
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _OF_THE_MODEL = re.compile(r"(?:model\.|language_model\.)*layers\.")
@@ -55,8 +54,9 @@ def _faults(folder: Path, config: Any) -> Iterator[str]:
             yield from fault
             yield from _layers(names, config, folder)
         return
-    places = _places(index)
-    if places is None:
+    try:
+        places = {str(name): str(file) for name, file in json.loads(index.read_bytes())["weight_map"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
         yield f"{index.name} in {folder} cannot be read as an index of tensors: {_POINTER}"
         return
     for part in sorted(set(places.values())):
@@ -71,50 +71,31 @@ def _faults(folder: Path, config: Any) -> Iterator[str]:
     yield from _layers(set(places), config, folder)
 
 
-def _places(index: Path) -> dict[str, str] | None:
-    """The file of each tensor; None for a text that is not an index."""
-    try:
-        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, TypeError, KeyError):
-        return None
-    return {str(name): str(file) for name, file in places.items()} if isinstance(places, dict) else None
-
-
 def _tensors_in(file: Path) -> tuple[set[str], list[str]]:
     """The names of a file's tensors, and what is wrong with the file. Names are read from safetensors files alone."""
-    size = file.stat().st_size
     with file.open("rb") as content:
-        begin = content.read(len(LFS))
-        if begin == LFS:
+        if content.read(len(LFS)) == LFS:
             return set(), [f"{file} is a pointer of git LFS and not the file itself: {_POINTER}"]
-        if file.suffix != ".safetensors":
-            return set(), []
-        content.seek(0)
-        length = int.from_bytes(content.read(8), "little")
-        if not 0 < length <= min(MOST_HEADER, max(size - 8, 0)):
-            return set(), [f"{file} is cut short or is no safetensors file: {_FETCH}"]
-        try:
-            header = json.loads(content.read(length))
-            tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-            needed = 8 + length + max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return set(), [f"{file} has a damaged header: {_FETCH}"]
-    if needed > size:
-        return set(tensors), [f"{file} has {size:,} bytes and should have {needed:,}: {_FETCH}"]
-    return set(tensors), []
+    if file.suffix != ".safetensors":
+        return set(), []
+    try:
+        with safe_open(file, framework="pt") as opened:  # checks that the file is as long as its header says
+            return set(opened.keys()), []
+    except SafetensorError as error:
+        return set(), [f"{file} is cut short or damaged ({in_one_line(error)}): {_FETCH}"]
 
 
 def _layers(names: set[str], config: Any, folder: Path) -> Iterator[str]:
-    """A fault where the config has more layers than the files."""
-    text = None if config is None else config.get_text_config()
-    expected = getattr(text, "num_hidden_layers", None)
+    """A fault where config and files have different numbers of layers."""
+    expected = None if config is None else getattr(config.get_text_config(), "num_hidden_layers", None)
+    if not isinstance(expected, int):
+        return
     found = {int(match[1]) for name in names if (match := _LAYER.search(name))}
-    if isinstance(expected, int) and found and len(found) < expected:
+    left_over = layers_left_over({name for name in names if _OF_THE_MODEL.match(name)}, config)
+    if found and len(found) < expected:
         yield f"the config has {expected} layers and the weights in {folder} have {len(found)}: {_FETCH}"
-    elif text is not None and isinstance(expected, int):
-        left_over = layers_left_over({name for name in names if _OF_THE_MODEL.match(name)}, config)
-        if left_over:
-            yield too_many(folder, left_over, expected)
+    elif left_over:
+        yield too_many(folder, left_over, expected)
 
 
 def too_many(folder: object, left_over: int, expected: int) -> str:
@@ -128,11 +109,9 @@ def too_many(folder: object, left_over: int, expected: int) -> str:
 def layers_left_over(unexpected: set[str], config: Any) -> int:
     """How many layers of a checkpoint a model of this config does not have, beside those of a draft head."""
     kept = int(getattr(config.get_text_config(), "num_hidden_layers", 0) or 0)
-    numbers = {int(match[1]): False for name in unexpected if (match := _LAYER.search(name))}
-    for name in unexpected:
-        if (match := _LAYER.search(name)) and _OF_AN_MTP_HEAD.search(name):
-            numbers[int(match[1])] = True
-    return sum(number >= kept and not is_head for number, is_head in numbers.items())
+    layers = [(int(match[1]), name) for name in unexpected if (match := _LAYER.search(name))]
+    heads = {layer for layer, name in layers if _OF_AN_MTP_HEAD.search(name)}
+    return len({layer for layer, _ in layers if layer >= kept} - heads)
 
 
 GPU_ONLY = {"fp8": (8, 9), "mxfp4": (7, 5)}
