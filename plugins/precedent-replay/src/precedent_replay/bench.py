@@ -79,7 +79,12 @@ def bench(
 
     progress: Progress = ctx.obj
     progress.show(f"loading {target}")
-    where = {"draft_device": draft_device, "loop": loop, "cuda_graphs": cuda_graphs, "chat_template": chat_template}
+    where: dict[str, Any] = {
+        "draft_device": draft_device,
+        "loop": loop,
+        "cuda_graphs": cuda_graphs,
+        "chat_template": chat_template,
+    }
     with closing(bench_lineup.Lineup(target, draft_model, device, dtype, max_tokens, **where)) as lineup:
         if traces is not None:
             sizes = (prompts, warm, max_prompt_tokens)
@@ -95,9 +100,9 @@ def bench(
         timings = _measured(lineup, chosen, asked, progress) if chosen else {}
         results["modes"] = [bench_report.summary(name, timings) for name in timings]
         if concurrency:
-            sides = [lineup.ours(lineup.cache) for _ in range(2)]
+            alone, together = (lineup.ours(lineup.cache) for _ in range(2))
             count = lambda groups: progress.each(groups, f"{concurrency} at once", len(groups))  # noqa: E731
-            results["concurrency"] = bench_lineup.concurrency(concurrency, *sides, asked.measured, count)
+            results["concurrency"] = bench_lineup.concurrency(concurrency, alone, together, asked.measured, count)
     progress.rest()
     for shown in bench_report.tables(results):
         Console().print(shown)

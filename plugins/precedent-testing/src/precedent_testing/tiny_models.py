@@ -129,4 +129,5 @@ def _random(kind: Any, config: Any, dtype: torch.dtype, seed: int, scale: float)
                 wide = config.is_encoder_decoder and "relative" in name
                 parameter.normal_(0.0, 1.0 if wide else parameter.shape[-1] ** -0.5)
         model.get_output_embeddings().weight.mul_(scale * 4.0)
-    return model.eval()
+    model.eval()
+    return model
