@@ -66,7 +66,7 @@ RedactOption = Annotated[
 @app.command(epilog=f"Example:  precedent cache stats {_CACHE}")
 def stats(cache: CacheArgument, json_file: JsonOption = None) -> None:
     """Show records, tokens, bytes and accepted tokens, in total and by tenant."""
-    with closing(open_store(cache)) as store:
+    with closing(open_store(cache, create=False)) as store:
         found = store.stats()
     values = asdict(found)
     del values["max_bytes"]  # a setting of the process that fills the cache, not a property of the file
@@ -79,7 +79,7 @@ def list_completions(
     cache: CacheArgument, tenant: TenantOption = None, limit: LimitOption = 50, json_file: JsonOption = None
 ) -> None:
     """List the stored completions, newest first."""
-    with closing(open_store(cache)) as store:
+    with closing(open_store(cache, create=False)) as store:
         found = store.list(Selection(tenant=tenant), limit)
     write_json(json_file, {"completions": [_shown(one) for one in found]})
     print_completions(found)
@@ -92,7 +92,7 @@ def show(
     json_file: JsonOption = None,
 ) -> None:
     """Show everything stored about one completion, with its full query and text."""
-    with closing(open_store(cache)) as store:
+    with closing(open_store(cache, create=False)) as store:
         found = store.list(Selection(ids=(completion_id,)), 1)
     if not found:
         raise CacheError(f"there is no completion {completion_id}; see `precedent cache list`")
@@ -109,7 +109,7 @@ def search(
     json_file: JsonOption = None,
 ) -> None:
     """List the completions whose query or text contains TEXT, ignoring case."""
-    with closing(open_store(cache)) as store:
+    with closing(open_store(cache, create=False)) as store:
         found = store.list(Selection(tenant=tenant, containing=text), limit)
     write_json(json_file, {"completions": [_shown(one) for one in found]})
     print_completions(found, needle=text)
@@ -135,7 +135,7 @@ def forget(
     json_file: JsonOption = None,
 ) -> None:
     """Erase completions for good, and kept prefixes. A completion must meet all the given conditions."""
-    with closing(open_store(cache)) as store:
+    with closing(open_store(cache, create=False)) as store:
         selection = Selection(tenant, _timestamp(before), containing, tuple(ids) if ids else None)
         if everything and not selection.everything:
             raise CacheError("--all cannot be combined with conditions; leave out --all or the conditions")
@@ -167,7 +167,7 @@ def verify(cache: CacheArgument, json_file: JsonOption = None) -> None:
 @app.command(epilog=f"Example:  precedent cache compact {_CACHE}")
 def compact(cache: CacheArgument, json_file: JsonOption = None) -> None:
     """Free the disk space of evicted and forgotten completions."""
-    with closing(open_store(cache)) as store:
+    with closing(open_store(cache, create=False)) as store:
         before, after = store.compact()
     write_json(json_file, {"bytes_before": before, "bytes_after": after})
     print(f"{before} bytes before, {after} bytes after")
@@ -185,7 +185,7 @@ def export(
 ) -> None:
     """Write completions to plain files: JSON Lines and safetensors. The texts in them are not encrypted."""
     progress: Progress = ctx.obj
-    with closing(open_store(cache)) as store:
+    with closing(open_store(cache, create=False)) as store:
         count = progress.counter("exporting", store.stats().records)
         manifest = export_cache(store, folder, Selection(tenant, _timestamp(before), containing), count)
     progress.rest()
