@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ NAN = float("nan")
 FIXED = list(b"You look up orders. Never guess a number. " * 3)
 PROMPTS = [[*FIXED, *b"look up order 17, then order 18"], [*FIXED, *b"look up order 19, then order 20"]]
 WAYS = (SamplingParams(max_tokens=8), SamplingParams(temperature=1.0, seed=3, max_tokens=8))
+UNSEEDED = SamplingParams(temperature=1.0, max_tokens=8)
 
 
 def raises(*_: Any, **__: Any) -> Any:
@@ -41,6 +43,15 @@ def answers(made: Any) -> Callable[..., Any]:
 @pytest.fixture(autouse=True)
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+
+
+@pytest.fixture(autouse=True)
+def random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests without a seed draw the same random numbers.
+
+    If their answers are those of a sound engine for whatever was drawn, their distribution is that engine's too.
+    """
+    monkeypatch.setattr("secrets.randbits", lambda bits: 0x5EED)
 
 
 @pytest.fixture
@@ -57,23 +68,27 @@ def engine(**settings: Any) -> Engine:
     return Engine(model, byte_tokenizer(), name="tiny", **settings)
 
 
-def plain_answers() -> list[tuple[int, ...]]:
+@cache
+def plain_answers(*ways: SamplingParams) -> list[tuple[int, ...]]:
     with closing(engine()) as plain:
-        return [plain.submit(prompt, way, speculation=PLAIN).result().token_ids for prompt in PROMPTS for way in WAYS]
+        return [plain.submit(prompt, way, speculation=PLAIN).result().token_ids for prompt in PROMPTS for way in ways]
 
 
 def check_answers(tried: Engine, **settings: Any) -> None:
-    """Greedy and seeded answers of concurrent requests are those of plain decoding on a sound engine."""
-    expected = plain_answers()
-    for speculation in (SpeculationConfig(drafters=("prompt",)), PLAIN):
+    """Answers of concurrent requests are those of plain decoding on a sound engine.
+
+    With drafts that holds for greedy and seeded ones, without also for unseeded ones: what is drafted decides which
+    random numbers are drawn.
+    """
+    for speculation, ways in ((SpeculationConfig(drafters=("prompt",)), WAYS), (PLAIN, (*WAYS, UNSEEDED))):
         running = [
             tried.submit(prompt, way, speculation=speculation, query="order", **settings)
             for prompt in PROMPTS
-            for way in WAYS
+            for way in ways
         ]
-        assert [each.result().token_ids for each in running] == expected
-    unseeded = tried.submit(PROMPTS[0], SamplingParams(temperature=1.0, max_tokens=4)).result()
-    assert len(unseeded.token_ids) == 4 or unseeded.finish_reason == "stop"  # it may draw the end token
+        assert [each.result().token_ids for each in running] == plain_answers(*ways)
+    unseeded = tried.submit(PROMPTS[0], UNSEEDED).result()
+    assert len(unseeded.token_ids) == 8 or unseeded.finish_reason == "stop"  # it may draw the end token
 
 
 # Kept prefixes

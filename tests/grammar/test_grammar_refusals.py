@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 import torch
-from helpers.grammars import ENDS, LLAMA_JSON, PLAIN, TOOLS, constraint
+from helpers.grammars import ENDS, LLAMA_JSON, PLAIN, TOOLS, allowed, constraint, refusal
 
-from precedent.errors import ConfigError, UnsupportedError
+from precedent.errors import ConfigError, GrammarError, UnsupportedError
 from precedent.grammar import (
     ANY_OBJECT,
     Answer,
@@ -54,6 +55,49 @@ def test_what_llguidance_cannot_enforce_is_named() -> None:
     assert unenforceable(ANY_OBJECT) is None
     with pytest.raises(UnsupportedError, match="uniqueItems"):
         constraint(JsonSchema.of(unique))
+
+
+def optional(number: int, **more: Any) -> dict[str, Any]:
+    """An object with so many properties, all of them optional unless `more` says otherwise."""
+    return {"type": "object", "properties": {f"field {n}": {"type": "string"} for n in range(number)}, **more}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        optional(501),
+        {"type": "array", "items": optional(501)},
+        {"anyOf": [optional(300), optional(300)]},
+        {"anyOf": [{"$ref": "#/$defs/It"}, {"$ref": "#/$defs/It"}], "$defs": {"It": optional(300)}},
+        {"anyOf": [optional(1, required=["field 0"], title=str(n)) for n in range(2001)]},
+        {"$defs": {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(60)}, "$ref": "#/$defs/0"},
+    ],
+    ids=["properties", "items", "alternatives", "references", "many alternatives", "doubled again and again"],
+)
+def test_what_is_too_wide_to_follow_is_named_before_it_is_compiled(schema: dict[str, Any]) -> None:
+    """A mask would take so long that other requests would notice, and then the grammar would break off."""
+    assert "too many optional properties or alternatives" in (unenforceable(JsonSchema.of(schema)) or "")
+
+
+def test_what_is_long_and_not_wide_is_enforced() -> None:
+    named = [f"field {n}" for n in range(1000)]
+    assert unenforceable(JsonSchema.of(optional(1000, required=named))) is None
+    widest = JsonSchema.of(closed(optional(500)))
+    assert unenforceable(widest) is None
+    assert refusal(widest, '{"field 7": "x", "field 400": "y"}') is None
+    assert (
+        unenforceable(JsonSchema.of({"$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}, True]}}, **optional(3)})) is None
+    )
+
+
+def test_a_grammar_that_becomes_too_complex_fails_and_does_not_let_everything_through() -> None:
+    """The grammar engine gives up at the first brace, which its mask allowed."""
+    shape = constraint(JsonSchema.of(closed(optional(600))))
+    brace, quote = PLAIN.encode("{x", add_special_tokens=False)
+    assert brace in allowed(shape, ())
+    for path in ((brace,), (brace, quote)):
+        with pytest.raises(GrammarError, match="simplify the schema"):
+            allowed(shape, path)
 
 
 def test_a_schema_must_be_json() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from helpers.hybrids import random_ids, random_tree
 from precedent.target import Slot, TargetModel
-from precedent.tree import ROOT, CandidateTree, TreeBuilder
 from precedent_cuda import StaticSettings
 from precedent_testing.tiny_models import tiny_causal_lm
 
@@ -22,18 +22,6 @@ def static_target(model_type: str = "llama", **settings: object) -> TargetModel:
 
 def plain_target(model_type: str = "llama", **settings: object) -> TargetModel:
     return TargetModel(tiny_causal_lm(model_type, **settings))
-
-
-def random_tree(seed: int, num_nodes: int) -> CandidateTree:
-    choose, builder, nodes = random.Random(seed), TreeBuilder(), [ROOT]
-    for _ in range(num_nodes):
-        nodes.append(builder.add_fixed(choose.choice(nodes), choose.randrange(250), "test"))
-    return builder.build()
-
-
-def random_ids(seed: int, count: int) -> list[int]:
-    choose = random.Random(seed)
-    return [choose.randrange(250) for _ in range(count)]
 
 
 def keys_and_values(slot: Slot) -> Tensor:

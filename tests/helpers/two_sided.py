@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -12,7 +11,6 @@ from transformers import PreTrainedModel
 
 from precedent.engine.engine import Engine
 from precedent.planning.costs import CostCurve
-from precedent.tree import ROOT, CandidateTree, TreeBuilder
 from precedent_models.encoder_decoder.target import EncoderDecoderTarget
 from precedent_testing.tiny_models import byte_tokenizer, tiny_seq2seq_lm
 
@@ -75,17 +73,3 @@ def two_sided_engine(family: str = "t5", *, model: PreTrainedModel | None = None
     engine = Engine.load(model or model_of(family), **{"tokenizer": byte_tokenizer(), **settings})
     engine.planner.cost = CostCurve()
     return engine
-
-
-def random_ids(seed: int, count: int) -> list[int]:
-    """Random bytes."""
-    choose = random.Random(seed)
-    return [choose.randrange(256) for _ in range(count)]
-
-
-def random_tree(seed: int, num_nodes: int, vocab_size: int = 256) -> CandidateTree:
-    """A random tree of fixed candidates."""
-    choose, builder, nodes = random.Random(seed), TreeBuilder(), [ROOT]
-    for _ in range(num_nodes):
-        nodes.append(builder.add_fixed(choose.choice(nodes), choose.randrange(vocab_size), "test"))
-    return builder.build()

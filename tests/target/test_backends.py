@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from helpers.hybrids import random_ids
+from helpers.hybrids import prefilled, random_ids
 from torch import Tensor
 
 from precedent.target import TargetModel
 from precedent.target.kv.rows import Forward
-from precedent.target.runner import Backend
+from precedent.target.support import Backend
 from precedent.tree import EMPTY_TREE
 from precedent_testing.tiny_models import tiny_causal_lm
 
@@ -16,7 +16,7 @@ from precedent_testing.tiny_models import tiny_causal_lm
 class Upto(Backend):
     """Supports forwards of at most `rows` rows, for which it returns one number everywhere."""
 
-    def __init__(self, rows: int, number: float, *, settled: bool = True) -> None:
+    def __init__(self, rows: int, number: float = 0.0, *, settled: bool = True) -> None:
         self.rows, self.number, self.settled = rows, number, settled
         self.asked = 0
 
@@ -29,35 +29,31 @@ class Upto(Backend):
 def test_the_first_backend_that_supports_a_forward_computes_it() -> None:
     target = TargetModel(tiny_causal_lm())
     first, second = Upto(1, 1.0), Upto(3, 2.0)
-    slots = [target.new_slot() for _ in range(4)]
-    for slot in slots:
-        target.prefill(slot, random_ids(1, 5))
-    own = target.score([(slots[0], EMPTY_TREE)])[0]
+    slots = [prefilled(target, random_ids(1, 5)) for _ in range(4)]
+    own = target.plain_step(slots[0])
     target.runner.backends = [first, second]
     found = [target.score([(slot, EMPTY_TREE) for slot in slots[:count]]) for count in (1, 2, 4)]
     assert [rows[0][0, 0].item() for rows in found[:2]] == [1.0, 2.0]
     torch.testing.assert_close(found[2], [own] * 4)
     assert (first.asked, second.asked) == (3, 2)
-    assert [len(rows) for rows in found] == [1, 2, 4]
 
 
 def test_a_step_settles_only_if_every_backend_says_so() -> None:
     """A backend that refused a forward may take the next one like it, and would change what it costs."""
     target = TargetModel(tiny_causal_lm())
-    slot = target.new_slot()
-    target.prefill(slot, random_ids(1, 5))
+    slot = prefilled(target, random_ids(1, 5))
     for settled in (True, False):
-        target.runner.backends = [Upto(0, 0.0), Upto(0, 0.0, settled=settled)]
-        target.score([(slot, EMPTY_TREE)])
-        assert target.runner.settled == settled
+        target.runner.backends = [Upto(0), Upto(0, settled=settled)]
+        target.plain_step(slot)
+        assert target.settled == settled
 
 
 def test_prompts_are_filled_by_a_backend_unless_a_drafter_reads_every_hidden_state() -> None:
     target = TargetModel(tiny_causal_lm())
-    backend = Upto(99, 0.0)
+    backend = Upto(99)
     target.runner.backends = [backend]
-    target.prefill(target.new_slot(), random_ids(1, 5))
+    prefilled(target, random_ids(1, 5))
     assert backend.asked == 1
     target.keep_hidden_states()
-    target.prefill(target.new_slot(), random_ids(1, 5))
+    prefilled(target, random_ids(1, 5))
     assert backend.asked == 1

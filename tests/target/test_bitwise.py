@@ -14,15 +14,13 @@ from typing import Any
 import pytest
 import torch
 from helpers.bitwise_models import PLAIN, by_rows, go_without_kernels, model, one_size, tokens
+from helpers.hybrids import prefilled
 from helpers.packages import graph_settings
-from helpers.small_engines import load_by
 
 from precedent.cache import Completion, SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
-from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
-from precedent.langchain import ChatPrecedent
 from precedent.planning.costs import CostCurve
 from precedent.target import Slot, TargetModel
 from precedent.target.bitwise import MOST_ROWS
@@ -42,6 +40,15 @@ def kept(slot: Slot) -> list[torch.Tensor]:
 
 def same_bits(one: Slot, other: Slot) -> bool:
     return all(torch.equal(left, right) for left, right in zip(kept(one), kept(other), strict=True))
+
+
+def decode(target: TargetModel, slot: Slot, path: list[int]) -> list[torch.Tensor]:
+    """Plain decoding along a path; returns the logits before each of its tokens."""
+    rows = []
+    for token in path:
+        rows.append(target.plain_step(slot)[0].clone())
+        target.commit(slot, EMPTY_TREE, (), token)
+    return rows
 
 
 @pytest.fixture(params=WAYS)
@@ -68,17 +75,10 @@ def target(request: pytest.FixtureRequest, way: Any) -> TargetModel:
 def test_a_prompt_leaves_the_same_bits_however_it_was_computed(target: TargetModel, length: int) -> None:
     """At once, in odd pieces, from a copied prefix, and token by token as plain decoding would."""
     prompt = tokens(length, seed=length)
-    whole, pieces, decoded = target.new_slot(), target.new_slot(), target.new_slot()
-    target.prefill(whole, prompt)
-    target.begin_prefill(pieces, prompt)
-    while not target.continue_prefill(pieces, prompt, 29):
-        pass
+    whole, pieces, decoded = (prefilled(target, *how) for how in ((prompt,), (prompt, 29), (prompt[:1],)))
     forked = target.fork(whole, length // 2)
     target.prefill(forked, prompt)
-    target.prefill(decoded, prompt[:1])
-    for token in prompt[1:]:
-        target.plain_step(decoded)
-        target.commit(decoded, EMPTY_TREE, (), token)
+    decode(target, decoded, prompt[1:])
     for other in (pieces, forked, decoded):
         assert same_bits(whole, other)
 
@@ -87,23 +87,17 @@ def test_a_prompt_leaves_the_same_bits_however_it_was_computed(target: TargetMod
 def test_without_it_pieces_of_a_prompt_round_otherwise() -> None:
     """The test above can fail: beyond the rows that the kernels take, sums are grouped otherwise."""
     target, prompt = TargetModel(model()), tokens(3 * MOST_ROWS, seed=1)
-    whole, decoded = target.new_slot(), target.new_slot()
-    target.prefill(whole, prompt)
-    target.prefill(decoded, prompt[:1])
-    for token in prompt[1:]:
-        target.plain_step(decoded)
-        target.commit(decoded, EMPTY_TREE, (), token)
+    whole, decoded = prefilled(target, prompt), prefilled(target, prompt[:1])
+    decode(target, decoded, prompt[1:])
     assert not same_bits(whole, decoded)
 
 
 def test_rows_do_not_depend_on_how_many_are_scored_beside_them(target: TargetModel) -> None:
     """Trees of several sequences, more rows together than one forward takes, against each alone."""
-    slots, builder = [target.new_slot() for _ in range(4)], TreeBuilder()
+    slots, builder = [prefilled(target, tokens(30 + number, seed=number)) for number in range(4)], TreeBuilder()
     for node, token in enumerate(tokens(MOST_ROWS - 8, seed=3)):
         builder.add_fixed(ROOT if node < 3 else node - 3, token, "test")
     tree = builder.build()
-    for number, slot in enumerate(slots):
-        target.prefill(slot, tokens(30 + number, seed=number))
     together = target.score([(slot, tree) for slot in slots])
     for slot, rows in zip(slots, together, strict=True):
         target.discard(slot)
@@ -176,24 +170,6 @@ def test_settings_that_would_break_the_promise_are_refused(cache: SpeculationCac
         assert not free.stats.bitwise, "without a seed there is no text to be the same"
 
 
-def test_a_chat_model_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two chat models that differ in it have engines of their own."""
-    asked: list[bool] = []
-
-    class Loaded(Exception):
-        """Far enough."""
-
-    def load(target: str, options: EngineOptions, **_: Any) -> Engine:
-        asked.append(options.bitwise)
-        raise Loaded
-
-    load_by(monkeypatch, load)
-    for chosen in (True, None):
-        with pytest.raises(Loaded):
-            ChatPrecedent(model="m", bitwise=chosen).invoke("hi")
-    assert asked == [True, False]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_on_cuda_a_tree_gives_the_bits_of_plain_decoding(dtype: torch.dtype) -> None:
@@ -201,18 +177,12 @@ def test_on_cuda_a_tree_gives_the_bits_of_plain_decoding(dtype: torch.dtype) -> 
     chosen = tiny_causal_lm("llama", dtype=dtype, hidden_size=256, head_dim=64, max_position_embeddings=4096).cuda()
     target = TargetModel(chosen, bitwise=True, cuda_graphs=graph_settings(arena_tokens=16 * 1024))
     for length in (3, 250, 1020):
-        prompt, path = tokens(length, seed=length), tokens(12, seed=1)
-        whole, decoded, builder, node = target.new_slot(), target.new_slot(), TreeBuilder(), ROOT
-        target.prefill(whole, prompt)
-        target.prefill(decoded, prompt[: length // 2])
+        prompt, path, builder, node = tokens(length, seed=length), tokens(12, seed=1), TreeBuilder(), ROOT
+        whole, decoded = prefilled(target, prompt), prefilled(target, prompt[: length // 2])
         target.prefill(decoded, prompt)
-        rows = []
         for token in path:
             builder.add_fixed(node, token + 1, "test")
             node = builder.add_fixed(node, token, "test")
-            rows.append(target.plain_step(decoded))
-            target.commit(decoded, EMPTY_TREE, (), token)
         scored = target.score([(whole, builder.build())])[0]
-        assert torch.equal(scored[0], rows[0][0])
-        assert all(torch.equal(scored[2 * i], row[0]) for i, row in enumerate(rows))
+        assert all(torch.equal(scored[2 * i], row) for i, row in enumerate(decode(target, decoded, path)))
     assert len(target.runner.backends[0].graphs) >= 1

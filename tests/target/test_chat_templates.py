@@ -10,7 +10,7 @@ import pytest
 import torch
 from langchain_core.messages import HumanMessage
 
-from precedent import ChatPrecedent, Engine
+from precedent import ChatPrecedent
 from precedent.errors import ConfigError
 from precedent.langchain import PrecedentLLM
 from precedent.target.load.loading import load_target, load_tokenizer
@@ -34,11 +34,6 @@ def folder_with(template: str | None, folder: Path) -> Path:
     return folder
 
 
-def rendered(template: str | Path, folder: Path) -> str:
-    tokenizer = load_tokenizer(folder, template)
-    return str(tokenizer.decode(render_prompt(tokenizer, TALK)))
-
-
 @pytest.mark.parametrize("kind", ["text", "file", "path", "json"])
 def test_a_template_is_a_text_or_a_file(kind: str, tmp_path: Path) -> None:
     folder, file = folder_with(None, tmp_path / "model"), tmp_path / "own.jinja"
@@ -46,7 +41,8 @@ def test_a_template_is_a_text_or_a_file(kind: str, tmp_path: Path) -> None:
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": TURNS}), encoding="utf-8")
     given = {"text": TURNS, "file": str(file), "path": file, "json": str(config)}[kind]
-    assert rendered(given, folder) == "[user] hello\n[assistant] hi\n[user] more\n"
+    tokenizer = load_tokenizer(folder, given)
+    assert tokenizer.decode(render_prompt(tokenizer, TALK)) == "[user] hello\n[assistant] hi\n[user] more\n"
 
 
 @pytest.mark.parametrize(
@@ -60,14 +56,11 @@ def test_a_template_is_a_text_or_a_file(kind: str, tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_family_is_known_by_its_name(family: str, begins: str, ends: str, tmp_path: Path) -> None:
-    text = rendered(family, folder_with(None, tmp_path))
+    """It takes a system message, too."""
+    tokenizer = load_tokenizer(folder_with(None, tmp_path), family)
+    text = tokenizer.decode(render_prompt(tokenizer, TALK))
     assert text.startswith(begins)
     assert text.endswith(ends)
-
-
-@pytest.mark.parametrize("family", ["llama-3", "gemma", "mistral", "phi-3", "chatml"])
-def test_every_family_takes_a_system_message(family: str, tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(folder_with(None, tmp_path), family)
     messages = [{"role": "system", "content": "be brief"}, *TALK]
     assert "be brief" in tokenizer.decode(render_prompt(tokenizer, messages))
 
@@ -121,19 +114,10 @@ def test_what_a_template_lacks_is_said_before_weights_are_read(
     assert not [text for text in caplog.messages if "chat template" in text]
 
 
-def test_the_chat_model_and_the_engine_take_one(tmp_path: Path) -> None:
-    folder = folder_with(None, tmp_path)
-    for engine in (
-        ChatPrecedent(model=str(folder), chat_template=TURNS).engine,
-        PrecedentLLM(model=str(folder), chat_template=TURNS).engine,
-        Engine.load(folder, chat_template=TURNS),
-    ):
-        assert engine.tokenizer.chat_template == TURNS
-    llm = ChatPrecedent(model=str(folder), chat_template=TURNS, max_tokens=2)
-    assert llm.get_num_tokens_from_messages([HumanMessage("hello")]) == len("[user] hello\n")
-
-
-def test_models_that_differ_in_it_are_different_engines(tmp_path: Path) -> None:
+def test_chat_models_take_one_and_differ_by_it(tmp_path: Path) -> None:
     folder = str(folder_with(None, tmp_path))
-    one, other = (ChatPrecedent(model=folder, chat_template=family) for family in ("gemma", "phi-3"))
-    assert one.engine is not other.engine
+    llm, other = (ChatPrecedent(model=folder, chat_template=each, max_tokens=2) for each in (TURNS, "phi-3"))
+    assert llm.engine is not other.engine
+    assert llm.engine.tokenizer.chat_template == TURNS
+    assert llm.get_num_tokens_from_messages([HumanMessage("hello")]) == len("[user] hello\n")
+    assert PrecedentLLM(model=folder, chat_template=TURNS).engine is llm.engine

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.packages import hide_packages
-from hypothesis import given
+from helpers.saved_models import logits_of
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
@@ -22,8 +22,6 @@ from precedent_testing.tiny_gguf import write_gguf
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TEXT = "order 66 is  12\nno"
-
-
 TOKENIZER = byte_tokenizer((("t", "h"),))
 
 
@@ -43,23 +41,27 @@ def file(tmp_path: Path, caches: Path) -> Path:
     return write_gguf(tmp_path / "model.gguf", tiny(), TOKENIZER)
 
 
-def logits_of(model: PreTrainedModel) -> torch.Tensor:
-    with torch.inference_mode():
-        return model(torch.tensor([[5, 7, 11, 13, 200]])).logits
+def is_tiny(model: PreTrainedModel, seed: int = 0) -> bool:
+    return torch.equal(logits_of(model), logits_of(tiny(seed=seed)))
 
 
 def conversions(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [text for text in caplog.messages if "converting" in text]
 
 
-def test_a_gguf_file_is_the_model_that_was_written(file: Path) -> None:
+def test_a_gguf_file_is_the_model_that_was_written(
+    file: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other libraries say nothing; the bar of transformers' reader obeys none of its settings."""
     model, tokenizer = load_target(file)
     assert model.dtype == torch.bfloat16
-    assert torch.equal(logits_of(model), logits_of(tiny()))
+    assert is_tiny(model)
     assert tokenizer(TEXT).input_ids == TOKENIZER(TEXT).input_ids
     assert tokenizer.decode(tokenizer(TEXT).input_ids) == TEXT
     assert tokenizer.chat_template == TOKENIZER.chat_template
     assert (tokenizer.eos_token, tokenizer.model_max_length) == ("<|im_end|>", 1024)
+    assert capfd.readouterr() == ("", "")
+    assert {record.name.rpartition(".")[0] for record in caplog.records} == {"precedent.target.load"}
 
 
 def test_the_end_tokens_of_a_turn_and_of_a_message_are_read_with_that_of_the_text(tmp_path: Path, caches: Path) -> None:
@@ -69,38 +71,27 @@ def test_the_end_tokens_of_a_turn_and_of_a_message_are_read_with_that_of_the_tex
     assert model.generation_config.eos_token_id == [97, 98, tokenizer.eos_token_id]
 
 
-def test_it_is_converted_once_and_says_so(file: Path, caches: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_converted_once_for_each_content_wherever_it_lies(
+    file: Path, caches: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     load_target(str(file))
     load_target(file)
     (said,) = conversions(caplog)
     assert "model.gguf to bfloat16" in said
     assert str(caches) in said
-
-
-def test_nothing_else_is_printed(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The bar of transformers' reader obeys none of its settings."""
-    load_target(file)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_another_file_of_the_same_name_is_converted_anew(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    load_target(file)
-    write_gguf(file, tiny(seed=1), TOKENIZER)
-    assert torch.equal(logits_of(load_target(file)[0]), logits_of(tiny(seed=1)))
-    assert len(conversions(caplog)) == 2
-
-
-def test_the_same_content_elsewhere_is_not(file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    load_target(file)
     (tmp_path / "other").mkdir()
     load_target(file.rename(tmp_path / "other" / file.name))
     assert len(conversions(caplog)) == 1
+    write_gguf(file, tiny(seed=1), TOKENIZER)
+    assert is_tiny(load_target(file)[0], seed=1)
+    assert len(conversions(caplog)) == 2
 
 
-def test_a_file_without_the_ending_is_known_by_its_content(file: Path) -> None:
+def test_a_file_without_the_ending_is_known_by_its_content_also_as_a_draft_model(file: Path) -> None:
     """As Ollama keeps them: sha256-…, without an ending."""
-    model, _ = load_target(file.rename(file.with_name("sha256-0123")))
-    assert torch.equal(logits_of(model), logits_of(tiny()))
+    file = file.rename(file.with_name("sha256-0123"))
+    assert is_tiny(load_target(file)[0])
+    assert is_tiny(load_draft(str(file), tiny(seed=2), TOKENIZER))
 
 
 def test_quantised_weights_are_dequantised(tmp_path: Path, caches: Path) -> None:
@@ -121,32 +112,22 @@ def test_config_and_tokenizer_are_read_without_a_conversion(file: Path, caches: 
     assert not caches.exists()
 
 
-def test_a_gguf_file_can_be_the_draft_model(file: Path) -> None:
-    draft = load_draft(str(file), tiny(seed=2), TOKENIZER)
-    assert torch.equal(logits_of(draft), logits_of(tiny()))
-
-
-def splits(pre: str, tmp_path: Path) -> list[str]:
-    """How a tokenizer of a kind splits text, before it looks for tokens."""
-    tokenizer = load_tokenizer(write_gguf(tmp_path / "model.gguf", tiny(), TOKENIZER, pre=pre))
-    return [part for part, _ in tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a 123")]
-
-
 @pytest.mark.parametrize(
     ("pre", "parts"),
-    [("smollm", ["a", "Ġ", "1", "2", "3"]), ("gpt-2", ["a", "Ġ123"]), ("qwen2", ["a", "Ġ", "1", "2", "3"])],
+    [
+        ("smollm", ["a", "Ġ", "1", "2", "3"]),
+        ("gpt-2", ["a", "Ġ123"]),
+        ("qwen2", ["a", "Ġ", "1", "2", "3"]),
+        ("of-the-future", ["a", "Ġ123"]),
+    ],
 )
-def test_text_is_split_as_the_model_was_trained(pre: str, parts: list[str], tmp_path: Path, caches: Path) -> None:
-    assert splits(pre, tmp_path) == parts
-
-
-def test_a_way_of_splitting_that_nobody_knows_is_said(
-    tmp_path: Path, caches: Path, caplog: pytest.LogCaptureFixture
+def test_text_is_split_as_the_model_was_trained_or_it_is_said(
+    pre: str, parts: list[str], tmp_path: Path, caches: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for pre, said in (("gpt-2", False), ("qwen2", False), ("smollm", False), ("of-the-future", True)):
-        caplog.clear()
-        splits(pre, tmp_path)
-        assert any("of-the-future" in text for text in caplog.messages) == said, pre
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "model.gguf", tiny(), TOKENIZER, pre=pre))
+    split = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a 123")
+    assert [part for part, _ in split] == parts
+    assert any(pre in text for text in caplog.messages) == (pre == "of-the-future")
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "notes.txt"])
@@ -215,6 +196,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return write_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf", tiny(), TOKENIZER).read_bytes()
 
 
+@settings(max_examples=25)
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_a_file_that_is_cut_short_is_refused_wherever(
     share: float, whole: bytes, tmp_path_factory: pytest.TempPathFactory
@@ -255,14 +237,5 @@ def test_a_conversion_that_was_killed_is_made_again(file: Path, caches: Path) ->
     (made,) = [path for path in caches.iterdir() if path.is_dir()]
     made.rename(partial := made.with_name(f"{made.name}.partial"))
     (partial / "model.safetensors").write_bytes(b"half")
-    assert torch.equal(logits_of(load_target(file)[0]), logits_of(tiny()))
+    assert is_tiny(load_target(file)[0])
     assert not partial.exists()
-
-
-def test_warnings_of_other_libraries_stay_away(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        load_target(file)
-    assert {record.name for record in caplog.records} <= {
-        "precedent.target.load.gguf",
-        "precedent.target.load.chat_template",
-    }

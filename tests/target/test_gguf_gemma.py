@@ -35,13 +35,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     file = tmp_path_factory.mktemp("gemma") / "gemma.gguf"
     writer: Any = gguf.GGUFWriter(file, "gemma3")
-    writer.add_block_count(1)
-    writer.add_context_length(128)
-    writer.add_embedding_length(16)
-    writer.add_feed_forward_length(16)
-    writer.add_head_count(1)
-    writer.add_head_count_kv(1)
-    writer.add_key_length(16)
+    sizes = {"context_length": 128, "embedding_length": 16, "feed_forward_length": 16, "key_length": 16}
+    for name, size in {**sizes, "block_count": 1, "head_count": 1, "head_count_kv": 1}.items():
+        getattr(writer, f"add_{name}")(size)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_tokenizer_model("llama")
     tokens = vocabulary()
@@ -74,22 +70,12 @@ def pieces(tokenizer: Any, text: str) -> list[str]:
     return [token.replace(SPACE, " ") for token in tokenizer.convert_ids_to_tokens(ids)]
 
 
-def runs(length: int, longest: int = LONGEST) -> list[int]:
-    """The lengths of the tokens of a run: the longest first, as SentencePiece and llama.cpp match them."""
-    return [longest] * (length // longest) + [length % longest] * (length % longest > 0)
-
-
-@pytest.mark.parametrize("length", range(2, 130))
-def test_a_run_of_spaces_is_split_as_sentencepiece_splits_it(length: int, tokenizer: Any) -> None:
-    assert [len(piece) for piece in pieces(tokenizer, " " * length)] == runs(length)
-
-
-@pytest.mark.parametrize("length", [2, 31, 33, 64])
-def test_a_run_of_newlines_too(length: int, tokenizer: Any) -> None:
-    assert [len(piece) for piece in pieces(tokenizer, "\n" * length)] == runs(length)
-
-
-def test_a_run_before_a_word_leaves_it_no_space(tokenizer: Any) -> None:
+def test_runs_are_split_as_sentencepiece_splits_them(tokenizer: Any) -> None:
+    """The longest token first: of spaces, newlines, and where a word follows."""
+    for length in range(2, 130):
+        longest = [LONGEST] * (length // LONGEST) + [length % LONGEST] * (length % LONGEST > 0)
+        assert [len(piece) for piece in pieces(tokenizer, " " * length)] == longest
+        assert [len(piece) for piece in pieces(tokenizer, "\n" * length)] == longest
     assert pieces(tokenizer, "a ab") == ["a", " ab"]
     assert pieces(tokenizer, "a  ab") == ["a", "  ", "ab"]
 

@@ -35,8 +35,7 @@ MODELS = {
 }
 """Plain and fused layers, one sequence at a time, compressed keys, experts, states; and what float32 inside allows."""
 
-TOLD = pytest.mark.parametrize("name", MODELS)
-READS = pytest.mark.parametrize("reads", ["normed", "unnormed", "layers"])
+EVERY = pytest.mark.parametrize("name", MODELS)
 
 
 def model_of(name: str) -> PreTrainedModel:
@@ -91,8 +90,8 @@ class Kept:
         return seen[0][self.reads == "normed"][0]
 
 
-@TOLD
-@READS
+@EVERY
+@pytest.mark.parametrize("reads", ["normed", "unnormed", "layers"])
 def test_states_of_prompts_and_accepted_paths(name: str, reads: str) -> None:
     """Pieces of a prompt, trees of several sequences in one forward, and the accepted path of each."""
     kept, choose = Kept(name, reads), random.Random(1)
@@ -107,7 +106,7 @@ def test_states_of_prompts_and_accepted_paths(name: str, reads: str) -> None:
             kept.check(slot)
 
 
-@TOLD
+@EVERY
 @pytest.mark.parametrize("reads", ["normed", "layers"])
 def test_states_follow_rewinds_forks_and_reused_prefixes(name: str, reads: str) -> None:
     """Also what another conversation takes over, and what comes back from copies outside the model."""
@@ -142,14 +141,29 @@ def test_layers_still_run_together() -> None:
     assert fast.untouched()
 
 
-def test_layers_and_final_states_are_kept_beside_each_other() -> None:
+@by_rows
+def test_bitwise_states_do_not_depend_on_what_is_beside_them() -> None:
+    """A row's state has the same bits in a tree and alone, with all layers in one call."""
+    target, tree = TargetModel(row_model(torch.float32), bitwise=True), random_tree(1, 6)
+    hidden = target.keep_hidden_states()
+    assert target.runner.backends
+    slot = prefilled(target, random_ids(1, 12))
+    target.score([(slot, tree)])
+    target.commit(slot, tree, tree.path_to(5), 7)
+    plain, end = prefilled(target, [*slot.token_ids, slot.pending]), slot.kv.length
+    assert torch.equal(hidden.of(slot.kv, 0, end), hidden.of(plain.kv, 0, end))
+
+
+def test_layers_and_final_states_are_kept_beside_each_other_and_counted() -> None:
     """Each drafter reads its own; asking again for the same changes nothing, asking for others is refused."""
     target = TargetModel(tiny_causal_lm())
-    before = target.kv_bytes(300)
+    before, row = target.kv_bytes(300), 512 * 48 * 8  # rows of a buffer, hidden size, bytes of a float64
+    assert not target.keeps_hidden_states
     hidden, outputs = target.keep_hidden_states(), target.keep_layer_outputs((1, 3))
-    assert target.keep_layer_outputs((1, 3)) is outputs
-    assert target.kv_bytes(300) - before == 512 * 3 * 48 * 8
-    slot = prefilled(target, random_ids(1, 30))
+    assert (target.keep_hidden_states(), target.keep_layer_outputs((1, 3))) == (hidden, outputs)
+    assert target.kv_bytes(300) - before == 3 * row
+    slot = prefilled(target, random_ids(1, 300))
+    assert slot.kv.nbytes == target.kv_bytes(300)
     normed = target.model.base_model.norm(outputs.of(slot.kv, 0, 29)[:, 48:])
     torch.testing.assert_close(hidden.of(slot.kv, 0, 29), normed, rtol=0, atol=1e-9)
     with pytest.raises(ConfigError, match=r"keeps the layers \(1, 3\)"):
@@ -182,37 +196,6 @@ def test_targets_that_share_a_model_do_not_see_each_others_rows() -> None:
 
     kept.target.model.base_model.norm.register_forward_hook(interrupt)
     kept.check(prefilled(kept.target, random_ids(1, 12)))
-
-
-@by_rows
-def test_bitwise_states_do_not_depend_on_what_is_beside_them() -> None:
-    """A row's state has the same bits in a tree and alone, with all layers in one call."""
-    target = TargetModel(row_model(torch.float32), bitwise=True)
-    hidden = target.keep_hidden_states()
-    assert target.runner.backends
-    tree, prompt = random_tree(1, 6), random_ids(1, 12)
-    slot = prefilled(target, prompt)
-    target.score([(slot, tree)])
-    target.commit(slot, tree, tree.path_to(5), 7)
-    plain = prefilled(target, [*slot.token_ids, slot.pending])
-    end = slot.kv.length
-    assert torch.equal(hidden.of(slot.kv, 0, end), hidden.of(plain.kv, 0, end))
-
-
-def test_nothing_is_kept_unasked() -> None:
-    """A target that no drafter asks stores what it stored before; one that keeps states counts them."""
-    model = tiny_causal_lm()
-    target = TargetModel(model)
-    before = target.kv_bytes(300)
-    assert target.runner.hidden is None
-    assert len(target.kv_shape.layers) == 3
-    target.keep_hidden_states()
-    shape = target.kv_shape
-    target.keep_hidden_states()
-    assert target.kv_shape == shape
-    assert target.kv_bytes(300) - before == 512 * 48 * 8  # rows of a buffer, hidden size, bytes of a float64
-    slot = prefilled(target, random_ids(1, 300))
-    assert slot.kv.nbytes == target.kv_bytes(300)
 
 
 def test_targets_that_cannot_keep_them_say_so() -> None:

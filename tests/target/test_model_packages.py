@@ -14,7 +14,6 @@ from precedent.config import SamplingParams
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import Target, TargetModel, support
-from precedent.target.contract import Slot
 from precedent.target.load.loading import load_target
 from precedent.target.model import target_of
 from precedent.target.support import LayerState, ModelSource, ModelSupport, TargetOptions
@@ -61,15 +60,6 @@ def test_a_loaded_model_says_it_too() -> None:
     for model in (tiny_model("mamba"), tiny_seq2seq_lm()):
         with pytest.raises(UnsupportedError, match=r"precedent-llm\[models\]"):
             target_of(model)
-
-
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "gpt_oss"])
-def test_core_runs_decoder_only_attention_by_itself(model_type: str) -> None:
-    target = target_of(tiny_causal_lm(model_type))
-    slot: Slot = target.new_slot()
-    target.prefill(slot, [1, 2, 3])
-    assert target.plain_step(slot).shape == (1, target.vocab_size)
 
 
 class Mine(ModelSupport):
@@ -125,15 +115,3 @@ def test_a_package_says_why_rows_of_its_layers_cannot_round_alike(monkeypatch: p
     monkeypatch.setattr("precedent.target.support.installed", lambda: packages)
     with pytest.raises(UnsupportedError, match="bitwise=True is not available for this llama: its abacus slips"):
         TargetModel(tiny_causal_lm(dtype=torch.float32), bitwise=True)
-
-
-@pytest.mark.parametrize("method", ["recognises", "layer_state", "backend", "attention", "bitwise"])
-def test_a_package_implements_only_what_it_brings(method: str) -> None:
-    arguments: dict[str, tuple[Any, ...]] = {
-        "recognises": (ModelSource(None), TargetOptions()),
-        "layer_state": (None,),
-        "backend": (None, None, TargetOptions()),
-        "attention": (None, None, None, None, 0, None),
-        "bitwise": (None, None, TargetOptions()),
-    }
-    assert not getattr(ModelSupport(), method)(*arguments[method])

@@ -74,40 +74,38 @@ def test_an_option_without_its_package_says_what_to_install(
         TargetModel(wide(), **options)
 
 
-def test_a_package_for_another_version_is_left_out_with_both_versions_and_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def installed_beside(metadata: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[support.ModelSupport, ...]:
+    """The supports found where a package with these requirements names one that cannot be imported."""
+    written = folder / "precedent_odd-9.9.dist-info"
+    written.mkdir()
+    (written / "METADATA").write_text(f"Metadata-Version: 2.1\nName: precedent-odd\nVersion: 9.9\n{metadata}")
+    (written / "entry_points.txt").write_text("[precedent.models]\nodd = precedent_odd:SUPPORT\n")
+    monkeypatch.syspath_prepend(str(folder))
+    support.installed.cache_clear()
+    try:
+        return support.installed()
+    finally:
+        support.installed.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        ("", ["the models of precedent_odd:SUPPORT are not available: ModuleNotFoundError"]),
+        (
+            "Requires-Dist: numpy\nRequires-Dist: precedent-llm==9.9\n",
+            [
+                f"precedent-odd 9.9 is made for precedent-llm 9.9, and {__version__} is installed",
+                f"pip install 'precedent-llm=={__version__}' 'precedent-odd=={__version__}'",
+            ],
+        ),
+    ],
+    ids=["not importable", "for another version"],
+)
+def test_a_package_that_does_not_fit_is_left_out_with_the_reason(
+    metadata: str, says: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Models run without it: a package that only makes them faster never fails a request."""
-    written = tmp_path / "precedent_odd-9.9.dist-info"
-    written.mkdir()
-    (written / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: precedent-odd\nVersion: 9.9\nRequires-Dist: numpy\n"
-        "Requires-Dist: precedent-llm==9.9\n"
-    )
-    (written / "entry_points.txt").write_text("[precedent.models]\nodd = precedent_odd:SUPPORT\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    support.installed.cache_clear()
-    try:
-        support.installed()
-    finally:
-        support.installed.cache_clear()
-    (message,) = [record.getMessage() for record in caplog.records if "odd" in record.getMessage()]
-    assert f"precedent-odd 9.9 is made for precedent-llm 9.9, and {__version__} is installed" in message
-    assert f"pip install 'precedent-llm=={__version__}' 'precedent-odd=={__version__}'" in message
-
-
-def test_a_package_that_cannot_be_imported_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    written = tmp_path / "precedent_odd-1.dist-info"
-    written.mkdir()
-    (written / "METADATA").write_text("Metadata-Version: 2.1\nName: precedent-odd\nVersion: 1\n")
-    (written / "entry_points.txt").write_text("[precedent.models]\nodd = precedent_odd:SUPPORT\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    support.installed.cache_clear()
-    try:
-        names = {type(each).__name__ for each in support.installed()}
-    finally:
-        support.installed.cache_clear()
-    assert "the models of precedent_odd:SUPPORT are not available: ModuleNotFoundError" in caplog.text
+    names = {type(each).__name__ for each in installed_beside(metadata, tmp_path, monkeypatch)}
+    assert all(said in caplog.text for said in says)
     assert names >= {"CpuSupport"}

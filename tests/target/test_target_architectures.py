@@ -7,15 +7,15 @@ from functools import cache
 
 import pytest
 import torch
+from helpers.hybrids import prefilled, random_ids, random_tree
 from helpers.tiny_architectures import ARCHITECTURES, ONE_BY_ONE, WINDOW, settings_of
 from transformers import AutoConfig
 
 from precedent.errors import UnsupportedError
-from precedent.target import KVCache, Slot, TargetModel
-from precedent.target.contract import PREFILL_CHUNK
+from precedent.target import KVCache, TargetModel
 from precedent.target.kv.layer_kinds import why_only_chains
 from precedent.target.support import check_supported
-from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
+from precedent.tree import EMPTY_TREE, ROOT
 from precedent_testing.tiny_models import tiny_causal_lm
 
 EXACT = 1e-9
@@ -29,28 +29,14 @@ def target_of(architecture: str) -> TargetModel:
     return TargetModel(tiny_causal_lm(architecture, **settings_of(architecture)))
 
 
-def random_tree(seed: int, num_nodes: int) -> CandidateTree:
-    choose, builder, nodes = random.Random(seed), TreeBuilder(), [ROOT]
-    for _ in range(num_nodes):
-        nodes.append(builder.add_fixed(choose.choice(nodes), choose.randrange(259), "test"))
-    return builder.build()
-
-
-def random_ids(seed: int, count: int) -> list[int]:
-    choose = random.Random(seed)
-    return [choose.randrange(256) for _ in range(count)]
-
-
-def prefilled(target: TargetModel, prompt: list[int], chunk: int = PREFILL_CHUNK) -> Slot:
-    slot = target.new_slot()
-    target.prefill(slot, prompt, chunk=chunk)
-    return slot
-
-
 def stored(kv: KVCache) -> list[torch.Tensor]:
     """Committed keys and values of every layer that has some."""
     layers = [layer for layer in kv.layers if layer.block is not None]
     return [tensor for layer in layers for tensor in layer.rows(0, kv.length)]
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, architecture: str) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=FLOAT32_INSIDE.get(architecture, EXACT))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -63,7 +49,7 @@ def test_a_scored_tree_equals_transformers_own_forward_along_every_path(architec
     for node in (ROOT, *range(len(tree))):
         with torch.inference_mode():
             expected = untouched(torch.tensor([[*prompt, *tree.tokens_to(node)]]), use_cache=False).logits[0, -1]
-        torch.testing.assert_close(scored[node + 1], expected, rtol=0, atol=FLOAT32_INSIDE.get(architecture, EXACT))
+        close(scored[node + 1], expected, architecture)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -77,8 +63,7 @@ def test_a_batch_equals_its_sequences_alone(architecture: str) -> None:
     for slot, _ in batch:
         target.discard(slot)
     for single, logits in zip(batch, together, strict=True):
-        alone = target.score([single])[0]
-        torch.testing.assert_close(alone, logits, rtol=0, atol=FLOAT32_INSIDE.get(architecture, EXACT))
+        close(target.score([single])[0], logits, architecture)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -95,7 +80,7 @@ def test_the_kv_cache_is_that_of_plain_decoding(architecture: str) -> None:
         plain = prefilled(target, [*slot.token_ids, slot.pending])
         assert plain.token_ids == slot.token_ids
         for found, expected in zip(stored(slot.kv), stored(plain.kv), strict=True):
-            torch.testing.assert_close(found, expected, rtol=0, atol=FLOAT32_INSIDE.get(architecture, EXACT))
+            close(found, expected, architecture)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -166,31 +151,6 @@ def test_every_precision_scores_trees(dtype: torch.dtype) -> None:
     with torch.inference_mode():
         expected = target.model(torch.tensor([[*prompt, *tree.tokens_to(7)]]), use_cache=False).logits[0, -1].float()
     assert (logits[8] - expected).norm() < (1e-4 if dtype == torch.float32 else 0.1) * expected.norm()
-
-
-class WeightsInBytes(torch.nn.Module):
-    """A linear layer with 8-bit weights and no `weight` in floating point, as quantisation leaves them."""
-
-    def __init__(self, linear: torch.nn.Linear) -> None:
-        super().__init__()
-        self.scales = torch.nn.Parameter(linear.weight.abs().amax(dim=1, keepdim=True) / 127)
-        self.register_buffer("codes", (linear.weight / self.scales).round().to(torch.int8))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs @ (self.codes * self.scales).T
-
-
-def test_quantised_linears_are_no_hindrance() -> None:
-    """Nothing asks for a floating-point weight, not even of the output head."""
-    model = tiny_causal_lm("llama", **settings_of("llama"))
-    for name, module in list(model.named_modules()):
-        if isinstance(module, torch.nn.Linear):
-            model.set_submodule(name, WeightsInBytes(module))
-    target, prompt, tree = TargetModel(model), random_ids(22, 30), random_tree(23, 8)
-    logits = target.score([(prefilled(target, prompt), tree)])[0]
-    with torch.inference_mode():
-        expected = model(torch.tensor([[*prompt, *tree.tokens_to(7)]]), use_cache=False).logits[0, -1]
-    torch.testing.assert_close(logits[8], expected, rtol=0, atol=EXACT)
 
 
 def test_offloaded_layers_are_no_hindrance() -> None:
@@ -274,3 +234,13 @@ def test_the_context_ends_where_rotary_frequencies_would_switch(rope: dict, leng
         rope = {**rope, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     settings = settings_of("llama") | {"rope_parameters": {"rope_theta": 10000.0, **rope}}
     assert TargetModel(tiny_causal_lm("llama", **settings)).context_length == length
+
+
+@pytest.mark.parametrize("num_tokens", [1, 256, 257, 5000])
+def test_a_sequence_takes_the_bytes_that_were_announced(num_tokens: int) -> None:
+    """`kv_bytes` is what the buffers of a sequence of that length hold, rounding included."""
+    target = target_of("llama")
+    slot = target.new_slot()
+    slot.kv.reserve(num_tokens)
+    assert slot.kv.nbytes == target.kv_bytes(num_tokens)
+    assert num_tokens <= target.kv_bytes(num_tokens) / target.kv_shape.row_bytes < num_tokens * 1.125 + 256

@@ -21,11 +21,11 @@ from precedent_cpu.product_kernels import dot_block
 from precedent_cpu.kernel_code import LANES
 from precedent.runtime.instructions import native_bfloat16
 
-block = dot_block(2, 4, wide=False)
+block = dot_block(2, 4)
 
 @njit([types.void(types.UniTuple(types.intp, 8), types.UniTuple(types.intp, 4))])
 def run(places, fetched):
-    block(places, fetched)
+    block(False, places, fetched)
 
 code = run.inspect_asm(run.signatures[0])
 print(LANES, native_bfloat16(), *(name for name in ("zmm", "ymm", "vdpbf16ps") if name in code))
@@ -69,7 +69,7 @@ def test_products_are_summed_in_order_on_lesser_processors(kernels: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["avx2", "avx512"])
-@pytest.mark.parametrize("file", ["row_products", "cpu_layer", "row_attention", "cpu_norm", "row_forward", "bitwise"])
+@pytest.mark.parametrize("file", ["row_products", "cpu_layer", "row_attention", "cpu_norm", "bitwise_families"])
 def test_everything_holds_on_lesser_processors(kernels: str, file: str) -> None:
     """The tests of products, attention and layers with kernels of another width."""
     needs(kernels)

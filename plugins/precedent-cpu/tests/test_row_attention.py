@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
+from helpers.hybrids import random_tree
 from torch import Tensor
 
-from precedent.target import TargetModel
-from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
 from precedent_cpu.kernel_code import LANES
 from precedent_cpu.row_attention import QUERIES, VECTORS, Sight, fits, row_attention
-from precedent_testing.tiny_models import tiny_causal_lm
 
 DIM = VECTORS * LANES
 DTYPES = [torch.bfloat16, torch.float32]
@@ -22,14 +18,6 @@ PREFIXES = [0, 1, LANES - 1, LANES, 5 * LANES + 3]
 pytestmark = pytest.mark.skipif(
     not fits(*[torch.zeros(1, 1, 1, DIM)] * 3), reason="torch runs on other threads here, or lacks fused operations"
 )
-
-
-def random_tree(num_nodes: int, seed: int = 0) -> CandidateTree:
-    """A tree of points, every shape possible."""
-    choice, builder, nodes = random.Random(seed), TreeBuilder(), [ROOT]
-    for token in range(num_nodes):
-        nodes.append(builder.add_fixed(choice.choice(nodes), token, "test"))
-    return builder.build()
 
 
 def case(
@@ -42,7 +30,7 @@ def case(
     key, value = torch.randn(2, 1, kv_heads, prefix + rows + 5, dim, generator=generator)
     allowed = torch.ones(rows, rows, dtype=torch.bool).tril()
     if rows > 2:
-        allowed[1:, 1:] = torch.from_numpy(random_tree(rows - 1).ancestors)
+        allowed[1:, 1:] = torch.from_numpy(random_tree(0, rows - 1).ancestors)
     last = prefix + rows
     return query.to(dtype).transpose(1, 2), key.to(dtype)[:, :, :last], value.to(dtype)[:, :, :last], allowed
 
@@ -109,23 +97,3 @@ def test_nan_stays_with_those_who_see_it() -> None:
 def test_other_heads_keep_the_attention_they_had(query: Tensor) -> None:
     """`fits` says no."""
     assert not fits(query, query, query)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_tree_is_scored_to_the_bit_as_plain_steps(dtype: torch.dtype) -> None:
-    """A whole model: every row of a tree equals the logits of plain decoding along its path."""
-    model = tiny_causal_lm("llama", dtype=dtype, hidden_size=4 * LANES, num_attention_heads=2, head_dim=DIM)
-    target, tree = TargetModel(model), random_tree(12, seed=3)
-    slot = target.new_slot()
-    target.prefill(slot, [3, 1, 4, 1, 5, 9, 2, 6] * 9)
-    rows = target.score([(slot, tree)])[0].clone()
-    target.discard(slot)
-    length, pending = len(slot.token_ids), slot.pending
-    for node in range(len(tree)):
-        for token in tree.tokens_to(node):
-            target.plain_step(slot)
-            target.commit(slot, EMPTY_TREE, (), token)
-        assert torch.equal(target.plain_step(slot)[0], rows[node + 1])
-        target.discard(slot)
-        target.rewind(slot, length)
-        slot.pending = pending

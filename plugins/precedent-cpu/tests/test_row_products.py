@@ -9,7 +9,6 @@ import torch
 from helpers.sums_in_order import product_in_order
 from torch import Tensor, nn
 
-from precedent.target import TargetModel
 from precedent_cpu.kernel_code import LANES
 from precedent_cpu.linear import PackedLinear, pack_linears
 from precedent_cpu.product_kernels import LONG_ROW, PIECE, TOGETHER
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 DTYPES = [torch.bfloat16, torch.float32]
 WIDTHS = [*range(1, TOGETHER + 1), 17, 33]
 LENGTHS = [4 * LANES, LONG_ROW + LANES, LONG_ROW + DEPTH]
-NUM_OUTS = [1, 3, 4, 8, 13, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE, 3 * PIECE + 6]
+NUM_OUTS = [1, 4, 13, PIECE, 3 * PIECE + 6]
 
 
 def random_rows(count: int, length: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -54,7 +53,7 @@ def test_the_product_is_the_exact_one_rounded_once(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_outs", NUM_OUTS)
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.usefixtures("each_unit")
 def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, num_outs: int, threads: int, length: int) -> None:
@@ -166,24 +165,30 @@ def test_a_layer_that_was_cast_or_replaced_meanwhile(dtype: torch.dtype) -> None
         torch.testing.assert_close(model(rows) - plain.bias, rows.sum(1, keepdim=True).expand(-1, 12))
 
 
+def test_a_packed_model_notices_new_weights_and_keeps_its_state_dict() -> None:
+    """Loading other weights into it is not answered with the old ones."""
+    model, other = (tiny_causal_lm("llama", dtype=torch.float32, seed=seed) for seed in (1, 2))
+    names, inputs = list(model.state_dict()), torch.arange(100).view(1, -1)
+    with torch.inference_mode():
+        assert pack_linears(model) > 0
+        assert all(
+            isinstance(each, PackedLinear) and each.few_rows for each in model.modules() if hasattr(each, "bias")
+        )
+        model(inputs)
+    model.load_state_dict(other.state_dict())
+    assert list(model.state_dict()) == names
+    with torch.inference_mode():
+        torch.testing.assert_close(model(inputs).logits, other(inputs).logits, rtol=1e-3, atol=1e-3)
+
+
 def test_without_memory_for_copies_all_rows_go_through_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model too large for packed copies is decoded as fast; only its prompts are slower."""
     monkeypatch.setattr("precedent_cpu.linear.MEMORY_SHARE", 0.0)
     model = nn.Sequential(nn.Linear(LANES, 8).to(torch.bfloat16))
     assert pack_linears(model) == 0
     layer = model[0]
-    assert isinstance(layer, PackedLinear)
-    assert layer._packed is None
     with torch.inference_mode():
         for count in (1, 200):
             rows = random_rows(count, LANES, torch.bfloat16, 7)
             expected = rows.float() @ layer.weight.float().T + layer.bias.float()
             torch.testing.assert_close(layer(rows).float(), expected, rtol=1e-2, atol=1e-2)
-
-
-def test_a_whole_model_uses_it() -> None:
-    """Every linear layer of a target on a CPU is prepared."""
-    target = TargetModel(tiny_causal_lm("llama", dtype=torch.float32))
-    layers = [module for module in target.model.modules() if isinstance(module, nn.Linear)]
-    assert layers
-    assert all(isinstance(layer, PackedLinear) and layer.few_rows for layer in layers)

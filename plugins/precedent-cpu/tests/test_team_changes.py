@@ -44,12 +44,13 @@ def decoded(target: TargetModel, team: GivenTeam) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("architecture", "settings"), BY_ROWS.values(), ids=BY_ROWS)
-def test_rows_do_not_depend_on_the_team(architecture: str, settings: dict, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name", ["biases, no groups", "qwen3", "gemma", "whole tiles"])
+def test_rows_do_not_depend_on_the_team(name: str, dtype: torch.dtype) -> None:
+    architecture, settings = BY_ROWS[name]
     target = TargetModel(model_by_rows(architecture, dtype, **settings))
     assert fused_layers(target) == 3
     expected = decoded(target, GivenTeam(1))
-    for sizes in ((2,), (3,), (1, 2), (3, 1, 2)):
+    for sizes in ((2,), (3, 1, 2)):
         team = GivenTeam(*sizes)
         assert equal(decoded(target, team), expected)
         assert set(team.chosen) == set(sizes)
@@ -59,7 +60,7 @@ def test_a_text_does_not_depend_on_the_team() -> None:
     """A whole request with a draft model, whose forwards change their team as well."""
     model, draft = tiny_causal_lm("llama", scale=2.0), tiny_causal_lm("llama", seed=3, scale=2.0)
     texts = []
-    for sizes in ((1,), (2,), (1, 2, 3)):
+    for sizes in ((1,), (1, 2, 3)):
         speculation = SpeculationConfig(drafters=("prompt", "draft-model"))
         engine = Engine(model, byte_tokenizer(), name="tiny", draft_model=draft, cost=CostCurve())
         engine.target.runner.team = GivenTeam(*sizes)
@@ -69,4 +70,4 @@ def test_a_text_does_not_depend_on_the_team() -> None:
         texts.append(asked.result().token_ids)
         assert set(engine.target.runner.team.chosen) == set(sizes)
         engine.close()
-    assert texts[0] == texts[1] == texts[2]
+    assert texts[0] == texts[1]

@@ -10,20 +10,12 @@ from helpers.operations import Operations
 from torch import Tensor
 
 from precedent.target import Slot, TargetModel
-from precedent.target.kv.arena import BlockArena
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 from precedent_cuda import StaticSettings
+from precedent_cuda.arena import BlockArena
 from precedent_testing.tiny_models import tiny_causal_lm
 
 IN_AN_ARENA = StaticSettings(arena_tokens=2048, capture=False)
-
-
-class Copies(Operations):
-    """How many operations copy rows."""
-
-    @property
-    def count(self) -> int:
-        return sum(name in ("index_select", "index_copy_", "copy_") for name in self.names)
 
 
 def two_branches() -> CandidateTree:
@@ -49,10 +41,10 @@ def rows(slot: Slot) -> Tensor:
 
 
 def commit_second_branch(target: TargetModel, slots: Sequence[Slot]) -> int:
-    """Returns how many copies that took."""
-    with Copies() as copies:
-        target.commit_all([(slot, two_branches(), (1, 3), 9) for slot in slots])
-    return copies.count
+    """Returns how many operations copied rows."""
+    with Operations() as operations:
+        assert target.commit_all([(slot, two_branches(), (1, 3), 9) for slot in slots]) == [None] * len(slots)
+    return sum(name in ("index_select", "index_copy_", "copy_") for name in operations.names)
 
 
 @pytest.mark.parametrize("static", [IN_AN_ARENA, None], ids=["arena", "buffers of their own"])
@@ -89,7 +81,7 @@ def test_moves_that_fail_fail_those_whose_rows_they_were(monkeypatch: pytest.Mon
     target = TargetModel(tiny_causal_lm(), cuda_graphs=IN_AN_ARENA)
     first, second = scored(target, 2)
 
-    def full(arena: BlockArena, sources: Tensor, destinations: Tensor) -> None:
+    def full(arena: BlockArena, pairs: object) -> None:
         raise MemoryError("no memory left")
 
     monkeypatch.setattr(BlockArena, "move", full)

@@ -118,61 +118,41 @@ def test_work_is_cut_so_that_every_multiprocessor_has_some() -> None:
 @NEEDS_TRITON
 @pytest.mark.slow
 def test_the_kernels_compile_for_a_hopper_gpu_where_there_is_none() -> None:
-    """Triton brings an assembler: products on the matrix units, copies of 16 bytes. This process only interprets."""
-    assert compiled(COMPILED) == ["True", "True"]
+    """Triton brings an assembler: products on the matrix units, copies of 16 bytes. This process only interprets.
 
-
-@NEEDS_TRITON
-@pytest.mark.slow
-def test_shared_keys_and_a_rows_own_are_multiplied_by_the_same_instructions() -> None:
-    """Compiled for a Hopper GPU: other products would sum in another order, and round otherwise."""
-    shared, own = compiled(COMPILED_IN_ORDER)
+    Shared keys and a row's own are multiplied by the same instructions: others would sum in another order.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-W", "ignore", "-c", COMPILED]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    on_matrix_units, in_wide_copies, shared, own = ran.stdout.split()
+    assert (on_matrix_units, in_wide_copies) == ("True", "True")
     assert shared == own
     assert "wgmma.mma_async" in shared
 
 
-def compiled(program: str) -> list[str]:
-    """What a program that compiles kernels prints, word by word."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
-
-
 COMPILED = """
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, compile
-from precedent_cuda.triton_kernels import attend_part
-
-sizes = dict.fromkeys(("DIM", "VALUE_DIM", "DIM_BLOCK", "VALUE_BLOCK"), 128)
-sizes |= dict(KV_HEADS=8, GROUP=4, WIDTH=16, TILE=64, KEYS=64)
-kinds = dict.fromkeys(("query", "keys", "values"), "*bf16") | dict.fromkeys(("outputs", "lses"), "*fp32")
-kinds |= dict.fromkeys(("first_rows", "counts", "starts", "lengths"), "*i64") | {"ancestors": "*u8", "scale": "fp32"}
-names = attend_part.arg_names
-signature = {name: "constexpr" if name in sizes else kinds.get(name, "i32") for name in names}
-integers = [i for i, name in enumerate(names) if signature[name] not in ("constexpr", "fp32")]
-aligned = {(i,): [["tt.divisibility", 16]] for i in integers}
-source = ASTSource(attend_part, signature, constexprs=sizes, attrs=aligned)
-made = compile(source, target=GPUTarget("cuda", 90, 32), options=dict(num_warps=4, num_stages=2)).asm["ptx"]
-print("wgmma.mma_async" in made, "cp.async.cg.shared.global" in made and "0x10" in made)
-"""
-
-COMPILED_IN_ORDER = """
 import re
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from precedent_cuda.triton_kernels import attend_piece
+from precedent_cuda.triton_kernels import attend_part, attend_piece
 
-for shared in (True, False):
+def ptx(kernel, unaligned=(), **own):
     sizes = dict.fromkeys(("DIM", "VALUE_DIM", "DIM_BLOCK", "VALUE_BLOCK"), 128)
-    sizes |= dict(SHARED=shared, GROUP=4, WIDTH=16, PIECE=256, TILE=64, KEYS=64)
+    sizes |= dict(GROUP=4, WIDTH=16, TILE=64, KEYS=64, **own)
     kinds = dict.fromkeys(("query", "keys", "values"), "*bf16") | dict.fromkeys(("outputs", "lses"), "*fp32")
-    kinds |= dict.fromkeys(("slot_of", "first_rows", "counts", "starts", "lengths", "seen", "lineage"), "*i64")
-    kinds["scale"] = "fp32"
-    names = attend_piece.arg_names
+    integers = ("slot_of", "first_rows", "counts", "starts", "lengths", "seen", "lineage")
+    kinds |= dict.fromkeys(integers, "*i64") | {"ancestors": "*u8", "scale": "fp32"}
+    names = kernel.arg_names
     signature = {name: "constexpr" if name in sizes else kinds.get(name, "i32") for name in names}
-    integers = [i for i, name in enumerate(names) if signature[name] not in ("constexpr", "fp32") and name != "pieces"]
-    aligned = {(i,): [["tt.divisibility", 16]] for i in integers}
-    source = ASTSource(attend_piece, signature, constexprs=sizes, attrs=aligned)
-    made = compile(source, target=GPUTarget("cuda", 90, 32), options=dict(num_warps=4, num_stages=2)).asm["ptx"]
-    print(*re.findall(r"w?g?mma[.\\w:]+", made), sep=",")
+    plain = ("constexpr", "fp32")
+    aligned = [i for i, name in enumerate(names) if signature[name] not in plain and name not in unaligned]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
+    source = ASTSource(kernel, signature, constexprs=sizes, attrs=attributes)
+    return compile(source, target=GPUTarget("cuda", 90, 32), options=dict(num_warps=4, num_stages=2)).asm["ptx"]
+
+made = ptx(attend_part, KV_HEADS=8)
+print("wgmma.mma_async" in made, "cp.async.cg.shared.global" in made and "0x10" in made)
+for shared in (True, False):
+    print(*re.findall(r"w?g?mma[.\\w:]+", ptx(attend_piece, ("pieces",), SHARED=shared, PIECE=256)), sep=",")
 """

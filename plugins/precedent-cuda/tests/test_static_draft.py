@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.static_targets import WITHOUT_GRAPHS, plain_target, random_ids, static_target
+from helpers.hybrids import random_ids
+from helpers.static_targets import WITHOUT_GRAPHS, plain_target, static_target
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine

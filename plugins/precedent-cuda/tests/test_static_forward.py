@@ -10,21 +10,20 @@ import importlib.util
 
 import pytest
 import torch
-from helpers.static_targets import alike, keys_and_values, plain_target, random_ids, random_tree, static_target
+from helpers.hybrids import random_ids, random_tree
+from helpers.static_targets import alike, keys_and_values, plain_target, static_target
 
-from precedent.config import SamplingParams, SpeculationConfig
-from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import TargetModel
 from precedent.target.attention import attention
-from precedent.target.kv.arena import KEPT_FREE, KVArena
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.rows import chain_rows
 from precedent.tree import EMPTY_TREE
 from precedent_cuda import StaticSettings
+from precedent_cuda.arena import KEPT_FREE, KVArena
 from precedent_cuda.host_waits import HostWaits
 from precedent_cuda.static_forward import LEAST_KEYS, MOST_WIDTH, StaticForward, StaticShape, shape_for
-from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_models import tiny_causal_lm
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "olmo2", "phi3"])
@@ -33,12 +32,8 @@ def test_several_requests_and_trees_equal_ordinary_forwards(model_type: str) -> 
     static = static_target(model_type)
     before = static.runner.backends[0].forwards
     alike(static, plain_target(model_type), prompts=(40, 3, 17), rounds=4, widths=(9, 0, 5))
+    alike(static, plain_target(model_type), prompts=(30,), rounds=2, widths=(63,))
     assert static.runner.backends[0].forwards >= before + 4 + 3, "rounds and prompts ran in forwards of fixed size"
-
-
-def test_one_request_without_and_with_a_tree() -> None:
-    alike(static_target(), plain_target(), prompts=(30,), rounds=3, widths=(0,))
-    alike(static_target(), plain_target(), prompts=(30,), rounds=3, widths=(63,))
 
 
 def test_lengths_of_several_buckets_and_buffers_that_grow_into_other_regions() -> None:
@@ -47,7 +42,7 @@ def test_lengths_of_several_buckets_and_buffers_that_grow_into_other_regions() -
     alike(static_target(**settings), plain_target(**settings), prompts=(LEAST_KEYS - 8, 5), rounds=4, widths=(6, 3))
 
 
-def test_prompts_in_pieces_of_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_in_pieces_of_any_width_forks_and_rewinds() -> None:
     """Also pieces wider than any size, which go another way, into the same arena."""
     static, plain, prompt = static_target(), plain_target(), random_ids(5, MOST_WIDTH + 60)
     ours, theirs = static.new_slot(), plain.new_slot()
@@ -58,6 +53,18 @@ def test_prompts_in_pieces_of_any_width(monkeypatch: pytest.MonkeyPatch) -> None
             target.continue_prefill(slot, prompt, piece)
     assert static.runner.backends[0].forwards == before + 2
     torch.testing.assert_close(keys_and_values(ours), keys_and_values(theirs), rtol=0, atol=1e-9)
+    branch, other = static.fork(ours, 30), plain.fork(theirs, 30)
+    for target, slot in ((static, branch), (plain, other)):
+        target.prefill(slot, [*prompt[:30], 1, 2, 3])
+    for pair in ((ours, theirs), (branch, other)):
+        first = static.plain_step(pair[0])
+        torch.testing.assert_close(first, plain.plain_step(pair[1]), rtol=0, atol=1e-9)
+        kept = first.clone()
+        static.score([(pair[0], random_tree(1, 3))])
+        assert torch.equal(first, kept), "logits stay when the next forward runs"
+    static.rewind(ours, 20)
+    static.prefill(ours, [*prompt[:20], 9])
+    plain.prefill(theirs, [*prompt[:20], 9])
     torch.testing.assert_close(static.plain_step(ours), plain.plain_step(theirs), rtol=0, atol=1e-9)
 
 
@@ -69,20 +76,6 @@ def test_the_kernels_serve_a_whole_model() -> None:
     kernels = StaticSettings(arena_tokens=1024, capture=False, attention="triton")
     static = TargetModel(tiny_causal_lm(**settings), cuda_graphs=kernels)
     alike(static, plain_target(**settings), prompts=(21, 8), rounds=2, widths=(7, 2), tolerance=1e-3)
-
-
-def test_forks_and_rewinds_in_an_arena() -> None:
-    static, plain, prompt = static_target(), plain_target(), random_ids(10, 50)
-    origin = static.new_slot()
-    static.prefill(origin, prompt)
-    branch, expected = static.fork(origin, 30), plain.new_slot()
-    static.prefill(branch, [*prompt[:30], 1, 2, 3])
-    plain.prefill(expected, [*prompt[:30], 1, 2, 3])
-    torch.testing.assert_close(static.plain_step(branch), plain.plain_step(expected), rtol=0, atol=1e-9)
-    static.rewind(origin, 20)
-    static.prefill(origin, [*prompt[:20], 9])
-    plain.prefill(expected, [*prompt[:20], 9])
-    torch.testing.assert_close(static.plain_step(origin), plain.plain_step(expected), rtol=0, atol=1e-9)
 
 
 def test_who_finds_no_room_in_the_arena_is_computed_otherwise_and_alike() -> None:
@@ -104,30 +97,7 @@ def test_who_finds_no_room_in_the_arena_is_computed_otherwise_and_alike() -> Non
     gc.collect()
     late = static.new_slot()
     static.prefill(late, random_ids(7, 300))
-    assert late.kv.starts_in(static.arena) is not None
-
-
-def test_logits_stay_when_the_next_forward_runs() -> None:
-    static = static_target()
-    slot = static.new_slot()
-    static.prefill(slot, random_ids(1, 20))
-    first = static.plain_step(slot)
-    kept = first.clone()
-    static.score([(slot, random_tree(1, 3))])
-    assert torch.equal(first, kept)
-
-
-def test_an_engine_on_forwards_of_fixed_size_answers_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two requests at once, drafts from the prompt, greedy in float64."""
-    prompts, answers = [b"abcabcabcabcab" * 3, b"xyzxyxyzxyxyzx" * 2], []
-    for target in (plain_target(), static_target()):
-        engine = Engine(target, byte_tokenizer(), name="tiny")
-        speculation = SpeculationConfig(drafters=("prompt",))
-        sampling = SamplingParams(temperature=0.0, max_tokens=24)
-        running = [engine.submit(list(prompt), sampling, speculation=speculation) for prompt in prompts]
-        answers.append([generation.result().token_ids for generation in running])
-        engine.close()
-    assert answers[0] == answers[1]
+    assert static.arena.starts(late.kv) is not None
 
 
 @pytest.mark.parametrize(

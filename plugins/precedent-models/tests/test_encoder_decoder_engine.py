@@ -10,14 +10,15 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.enumeration import RngOfAStep
+from helpers.hybrids import random_ids
 from helpers.pearl import PlannerOfAllCandidates, in_place, run, start
-from helpers.two_sided import PROMPT, generated, model_of, random_ids, target_of, two_sided_engine
+from helpers.two_sided import PROMPT, generated, model_of, target_of, two_sided_engine
 
 from precedent.cache import SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.drafters.base import Drafter
 from precedent.engine.engine import Engine
-from precedent.errors import CapacityError, ConfigError, ContextOverflowError, RequestCancelled, UnsupportedError
+from precedent.errors import CapacityError, ConfigError, ContextOverflowError, UnsupportedError
 from precedent.grammar import JsonSchema
 from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
@@ -29,14 +30,8 @@ from precedent_testing.replay_rng import enumerate_outcomes
 from precedent_testing.tiny_models import tiny_causal_lm, tiny_seq2seq_lm
 
 PLAIN = SpeculationConfig(enabled=False, write_back=False)
-FAMILIES = [
-    "t5",
-    "bart",
-    *(
-        pytest.param(family, marks=pytest.mark.slow)
-        for family in ("t5, gated and untied", "mbart", "pegasus", "marian", "t5gemma")
-    ),
-]
+SLOW = ("t5, gated and untied", "mbart", "pegasus", "marian", "t5gemma")
+FAMILIES = ["t5", "bart", *(pytest.param(family, marks=pytest.mark.slow) for family in SLOW)]
 DRAFTS = {"encoder-decoder": lambda: model_of("bart", seed=5), "decoder": lambda: tiny_causal_lm(seed=5)}
 
 
@@ -79,14 +74,13 @@ def test_every_way_of_drafting_gives_the_plain_answer(engine: Engine) -> None:
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_a_draft_model_drafts(draft: str) -> None:
     """Both kinds propose; what they propose changes no answer."""
+    asked = SpeculationConfig(drafters=("draft-model",))
     with closing(two_sided_engine("t5", draft_model=DRAFTS[draft]())) as running:
-        asked, drafted = SpeculationConfig(drafters=("draft-model",)), 0
         for sampling in (SamplingParams(max_tokens=24), SamplingParams(max_tokens=24, temperature=0.9, seed=3)):
             expected = running.submit(PROMPT, sampling, speculation=PLAIN).result()
             result = running.submit(PROMPT, sampling, speculation=asked).result()
             assert result.token_ids == expected.token_ids
-            drafted += result.stats.num_draft_tokens
-    assert drafted > 0
+    assert running.metrics().num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
@@ -97,20 +91,6 @@ def test_a_draft_model_that_is_the_target_is_always_right(family: str) -> None:
     output = run(target_of(family), sequence, in_place(target_of(family), PlannerOfAllCandidates(3)))
     assert output == generated(model_of(family), PROMPT, 40)[: len(output)]
     assert sequence.stats.num_draft_tokens == sequence.stats.num_accepted_tokens > 20
-
-
-@pytest.mark.usefixtures("searches_at_once")
-def test_a_repeated_request_is_recalled_in_few_steps() -> None:
-    with (
-        SpeculationCache.open(None, embedder=HashEmbedder()) as cache,
-        closing(two_sided_engine(cache=cache)) as running,
-    ):
-        sampling = SamplingParams(max_tokens=60)
-        cold = running.submit(PROMPT, sampling, query="order 17").result()
-        warm = running.submit(PROMPT, sampling, query="order 17").result()
-    assert warm.token_ids == cold.token_ids
-    assert warm.stats.accepted_by_source["recall"] > 30
-    assert warm.stats.num_steps <= 10
 
 
 def test_the_prompt_drafter_copies_from_what_the_encoder_reads(engine: Engine) -> None:
@@ -137,40 +117,29 @@ def test_relaxed_acceptance_accepts_more_and_beta_1_is_greedy(engine: Engine) ->
     assert accepted[1] > accepted[0] > 0.5
 
 
-def test_ragged_requests_run_together_and_equal_single_ones(engine: Engine) -> None:
+def test_ragged_and_seeded_requests_together_equal_single_ones_whatever_was_proposed(engine: Engine) -> None:
     prompts = [random_ids(seed, length) for seed, length in ((1, 3), (2, 90), (3, 17), (4, 1), (5, 40))]
-    settings = [SamplingParams(max_tokens=20), SamplingParams(max_tokens=33, temperature=0.8, seed=7)]
+    settings = [SamplingParams(max_tokens=20), SamplingParams(max_tokens=33, temperature=0.8, top_p=0.9, seed=7)]
     asked = list(zip(prompts, itertools.cycle(settings)))
     expected = [engine.submit(prompt, one, speculation=PLAIN).result().token_ids for prompt, one in asked]
-    running = [engine.submit(prompt, one, query="order") for prompt, one in asked]
-    assert [each.result().token_ids for each in running] == expected
+    for wrong_every in (1000, 4):
+        guesses = [[token if (place + 1) % wrong_every else 65 for place, token in enumerate(ids)] for ids in expected]
+        running = [
+            engine.submit(prompt, one, query="order", prediction=guess)
+            for (prompt, one), guess in zip(asked, guesses, strict=True)
+        ]
+        assert [each.result().token_ids for each in running] == expected
 
 
-def test_a_seed_fixes_the_text_whatever_was_proposed(engine: Engine) -> None:
-    for seed in range(4):
-        sampling = SamplingParams(max_tokens=30, temperature=0.9, top_p=0.9, seed=seed)
-        expected = engine.submit(PROMPT, sampling, speculation=PLAIN).result().token_ids
-        wrong = [token if place % 4 else 65 for place, token in enumerate(expected)]
-        for guess in (expected, wrong):
-            assert engine.submit(PROMPT, sampling, prediction=guess).result().token_ids == expected
-
-
-def test_cancellation_stop_strings_grammar_and_limits(engine: Engine) -> None:
+def test_stop_strings_and_grammar(engine: Engine) -> None:
     sampling = SamplingParams(max_tokens=30, temperature=1.5, seed=1)
     plain = engine.submit(PROMPT, sampling).result()
     cut = next(text for text in plain.text if text.isascii() and text.isprintable())
     stopped = engine.submit(PROMPT, replace(sampling, stop=(cut,))).result()
     assert (stopped.text, stopped.finish_reason) == (plain.text[: plain.text.index(cut)], "stop")
-    limited = engine.submit(PROMPT, replace(sampling, max_tokens=5)).result()
-    assert (limited.finish_reason, limited.token_ids) == ("length", plain.token_ids[:5])
     grammar = JsonSchema('{"type": "object", "properties": {"n": {"enum": [17]}}, "required": ["n"]}')
     written = engine.submit(PROMPT, SamplingParams(max_tokens=40), grammar=grammar).result()
     assert written.text.replace(" ", "").replace("\n", "") == '{"n":17}'
-    long = engine.submit(PROMPT, SamplingParams(max_tokens=500))
-    long.cancel()
-    with pytest.raises(RequestCancelled):
-        long.result()
-    assert (engine.metrics().num_requests_running, engine.metrics().kv_cache_reserved_bytes) == (0, 0)
 
 
 def test_the_longest_answer_does_not_depend_on_the_prompt() -> None:

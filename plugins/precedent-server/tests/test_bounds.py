@@ -29,6 +29,7 @@ FIELDS: list[tuple[str, Any]] = [
     ("messages", [{"role": TEXT, "content": "x"}]),
     ("tools", [TOOL]),
     ("tools", [{**TOOL, "function": {"name": "look_up", "parameters": SCHEMA}}]),
+    ("tools", [{"type": "function", "function": {"name": f"f{number}"}} for number in range(3000)]),
     ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}),
     ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": TEXT}}}),
     ("templates", MANY),
@@ -80,6 +81,23 @@ async def test_ten_megabytes_of_a_field(serve: Any, name: str, value: Any) -> No
     told = (await stream).text
     assert told.endswith("data: [DONE]\n\n")
     assert '"finish_reason":"stop"' in told
+
+
+WIDE = {"type": "object", "properties": {name: {"type": "string"} for name in MANY[:6000]}}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+async def test_a_schema_that_is_too_wide_makes_nobody_wait(serve: Any, strict: bool) -> None:
+    """A strict one is refused by its name; of another one, any object is asked for. Neither is compiled."""
+    client = serve(lambda prompt: '{"word 1": "x"}')
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": WIDE, "strict": strict}}
+    answer = await client.post(CHAT, json=asked(response_format=form, max_tokens=40))
+    if strict:
+        assert answer.status_code == 400
+        told = answer.json()["error"]["message"]
+        assert "the schema of response_format cannot be enforced in full (too many optional properties" in told
+    else:
+        assert answer.json()["choices"][0]["message"]["content"] == '{"word 1": "x"}'
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/embeddings"])

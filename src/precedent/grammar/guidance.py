@@ -16,6 +16,7 @@ from precedent.errors import GrammarError, UnsupportedError
 from precedent.grammar.lark import to_lark
 from precedent.grammar.matching import Words
 from precedent.grammar.spec import Grammar, JsonSchema
+from precedent.text.tool_schema import referenced
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -26,6 +27,15 @@ _DEAD_END = "NoExtension"
 
 MOST_COMPILED = 64
 """Compiled grammars kept per engine; an agent alternates between a handful."""
+
+MOST_ITEMS, ITEMS_OF_OPTIONAL = 2000, 4
+"""Items that llguidance's parser follows at once, and those that an optional property takes; an alternative takes one.
+
+Masks for more take so long that other requests would notice, before llguidance gives up.
+"""
+
+MOST_SEARCHED = 16_384
+"""Characters of a schema in which the field that cannot be enforced is looked for; each try reads all definitions."""
 
 
 def is_installed() -> bool:
@@ -47,8 +57,9 @@ def unenforceable(schema: JsonSchema) -> str | None:
 
     The text begins with the field that is the cause, unless it is the whole schema.
     """
-    problem = _problem(schema)
-    if problem is None or schema.lenient or not isinstance(schema.schema, Mapping):
+    problem = _too_wide(schema.schema) or _problem(schema)
+    small = len(schema.text) <= MOST_SEARCHED
+    if problem is None or schema.lenient or not small or not isinstance(schema.schema, Mapping):
         return problem
     path, problem = _place(schema.schema, "", problem)
     return f"field {path.removeprefix('.')!r}: {problem}" if path else problem
@@ -59,7 +70,7 @@ def _place(schema: Mapping[str, Any], path: str, problem: str) -> tuple[str, str
     defined = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     for step, part in _fields(schema):
         alone = {**part, **defined}
-        found = _problem(JsonSchema.of(alone))
+        found = _too_wide(alone) or _problem(JsonSchema.of(alone))
         if found is not None:
             return _place(alone, f"{path}{step}", found)
     return path, problem
@@ -75,6 +86,56 @@ def _fields(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]
         alternatives = schema.get(key)
         found += [("", one) for one in alternatives] if isinstance(alternatives, list) else []
     yield from ((step, part) for step, part in found if isinstance(part, Mapping))
+
+
+def _too_wide(root: Any) -> str | None:
+    """What is wrong with a schema that needs more than `MOST_ITEMS` at one place."""
+    by_reference: dict[str, int] = {}
+    widest = 0
+
+    def width(schema: Any) -> int:
+        """The items at the start of a schema; also notes the widest place inside."""
+        nonlocal widest
+        if not isinstance(schema, Mapping):
+            return 1
+        for key in ("properties", "patternProperties", "$defs", "definitions"):
+            for part in _values(schema.get(key)):
+                width(part)
+        for key in ("items", "additionalProperties", "prefixItems"):
+            part = schema.get(key)
+            for each in part if isinstance(part, list) else [part]:
+                width(each)
+        required = {name for name in _values(schema.get("required")) if isinstance(name, str)}
+        optional = [name for name in _names(schema.get("properties")) if name not in required]
+        alternatives = [part for key in ("anyOf", "oneOf", "allOf") for part in _values(schema.get(key))]
+        found = ITEMS_OF_OPTIONAL * len(optional) + sum(map(width, alternatives))
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            if reference not in by_reference:
+                by_reference[reference] = 0  # recursion adds nothing
+                by_reference[reference] = width(referenced(reference, root))
+            found += by_reference[reference]
+        widest = max(widest, found)
+        return max(1, found)
+
+    try:
+        width(root)
+    except RecursionError:
+        return "its definitions refer to each other too many times"
+    if widest <= MOST_ITEMS:
+        return None
+    return (
+        f"too many optional properties or alternatives at one place: at most {MOST_ITEMS // ITEMS_OF_OPTIONAL} and "
+        f"{MOST_ITEMS:,} can be followed; make properties required"
+    )
+
+
+def _values(parts: Any) -> Iterable[Any]:
+    return parts.values() if isinstance(parts, Mapping) else parts if isinstance(parts, list) else ()
+
+
+def _names(properties: Any) -> Iterable[str]:
+    return properties if isinstance(properties, Mapping) else ()
 
 
 def _problem(schema: JsonSchema) -> str | None:
@@ -168,9 +229,14 @@ class GuidanceMatcher:
             )
 
     def advance(self, token_ids: Sequence[int]) -> int:
-        """Consume tokens as far as the grammar can follow; returns how many it took."""
+        """Consume tokens as far as the grammar can follow; returns how many it took.
+
+        Raises GrammarError if the grammar becomes too complex for llguidance.
+        """
         count = self._matcher.try_consume_tokens(list(token_ids)) if token_ids else 0
         self._taken += token_ids[:count]
+        if self._matcher.is_error():
+            self._recover()
         return count
 
     def go_back(self, num_tokens: int) -> None:

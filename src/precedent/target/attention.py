@@ -19,7 +19,7 @@ from transformers.masking_utils import sdpa_mask
 
 from precedent.errors import UnsupportedError
 from precedent.target import support
-from precedent.target.kv.rows import Forward, RowMasks, Rule, Running, View, running_forward
+from precedent.target.kv.rows import Forward, RowMasks, Rule, Running, running_forward
 
 NAME = "precedent"
 
@@ -68,10 +68,15 @@ def attention(
 
     Returns `[batch, rows, heads, dim]` and no weights. Raises UnsupportedError for unsupported terms.
     """
-    _refuse(module, kwargs)
+    for name in REFUSED:
+        if kwargs.get(name) is not None:
+            raise UnsupportedError(f"{type(module).__name__} attends with {name}, which is not supported")
     terms = Terms(scaling, softcap, s_aux)
     if isinstance(attention_mask, Running):
-        return attention_mask.attend(query, key, scaling if terms.plain else _unplain(module)), None
+        if not terms.plain:
+            caps = f"{type(module).__name__} caps its scores or has sinks"
+            raise UnsupportedError(f"{caps}, which fixed-size forwards do not support")
+        return attention_mask.attend(query, key, scaling), None
     if isinstance(attention_mask, RowMasks):
         return _of_each_sequence(query, key, value, attention_mask, terms), None
     if isinstance(attention_mask, TermsObserver):
@@ -83,17 +88,11 @@ def attention(
 
 
 def _of_each_sequence(query: Tensor, key: Tensor, value: Tensor, masks: RowMasks, terms: Terms) -> Tensor:
-    forward, groups, parts = masks.forward, query.shape[1] // key.shape[1], []
+    forward, parts = masks.forward, []
     for index, (start, stop) in enumerate(forward.spans):
         part = query if len(forward.spans) == 1 else query[:, :, start:stop]
         by_kernels = _by_kernels(part, key, value, masks, index, terms)
-        if by_kernels is not None:
-            parts.append(by_kernels)
-            continue
-        folded = terms.plain and part.shape[2] <= FOLDED_ROWS
-        view = masks.view(index, query, groups if folded else 1)
-        keys, values = forward.keys_and_values(index, key, value, view.first)
-        parts.append(_attend_view(part, keys, values, view, terms))
+        parts.append(_by_torch(part, key, value, masks, index, terms) if by_kernels is None else by_kernels)
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
@@ -107,24 +106,25 @@ def _by_kernels(query: Tensor, key: Tensor, value: Tensor, masks: RowMasks, inde
     return next((attended for attended in found if attended is not None), None)
 
 
-def _attend_view(query: Tensor, keys: Tensor, values: Tensor, view: View, terms: Terms) -> Tensor:
+def _by_torch(query: Tensor, key: Tensor, value: Tensor, masks: RowMasks, index: int, terms: Terms) -> Tensor:
     """One sequence's rows `[1, heads, rows, dim]` over its keys; returns `[1, rows, heads, dim]`."""
-    heads, rows, kv_heads = query.shape[1], query.shape[2], keys.shape[1]
+    (_, heads, rows, _), kv_heads = query.shape, key.shape[1]
+    first, _, causal = masks.visible(index)
+    folds = terms.plain and rows <= FOLDED_ROWS
+    keys, values = masks.forward.keys_and_values(index, key, value, first)
+    mask = masks.additive(index, query, heads // kv_heads if folds else 1)
+    mask = None if mask is None else mask[None, None]
     if not terms.plain:
-        mask = None if view.mask is None else view.mask[None, None]
-        return written_out(query, keys, values, mask, view.causal, terms).transpose(1, 2)
-    if view.causal:
-        attended = scaled_dot_product_attention(
-            query, keys, values, is_causal=True, scale=terms.scaling, enable_gqa=heads > kv_heads
-        )
-    elif rows <= FOLDED_ROWS:
-        folded = query.reshape(1, kv_heads, heads // kv_heads * rows, -1)
-        attended = scaled_dot_product_attention(folded, keys, values, attn_mask=_four(view.mask), scale=terms.scaling)
+        return written_out(query, keys, values, mask, causal, terms).transpose(1, 2)
+    settings: dict[str, Any] = {"attn_mask": mask, "scale": terms.scaling}
+    if causal:
+        settings |= {"is_causal": True, "enable_gqa": heads > kv_heads}
+    elif folds:
+        query = query.reshape(1, kv_heads, heads // kv_heads * rows, -1)
     else:
-        groups = query.reshape(kv_heads, heads // kv_heads, rows, -1)
-        keys, values = (each[0, :, None].expand(-1, groups.shape[1], -1, -1) for each in (keys, values))
-        attended = scaled_dot_product_attention(groups, keys, values, attn_mask=_four(view.mask), scale=terms.scaling)
-    return attended.reshape(1, heads, rows, -1).transpose(1, 2)
+        query = query.reshape(kv_heads, heads // kv_heads, rows, -1)
+        keys, values = (each[0, :, None].expand(-1, query.shape[1], -1, -1) for each in (keys, values))
+    return scaled_dot_product_attention(query, keys, values, **settings).reshape(1, heads, rows, -1).transpose(1, 2)
 
 
 def written_out(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool, terms: Terms) -> Tensor:
@@ -137,9 +137,10 @@ def written_out(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     if causal:
         mask = torch.ones((rows, num_keys), dtype=torch.bool, device=query.device).tril()[None, None]
     step = max(1, SCORES_AT_ONCE // (query.shape[0] * query.shape[1] * num_keys))
+    masks = [None if mask is None else mask[:, :, start : start + step] for start in range(0, rows, step)]
     parts = [
-        _weighted(query[:, :, start : start + step], keys, values, _rows(mask, start, step), terms)
-        for start in range(0, rows, step)
+        _weighted(part, keys, values, part_mask, terms)
+        for part, part_mask in zip(query.split(step, dim=2), masks, strict=True)
     ]
     return torch.cat(parts, dim=2)
 
@@ -161,14 +162,6 @@ def _weighted(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, 
     return (weights.reshape(batch, keys.shape[1], -1, keys.shape[2]) @ values).reshape(batch, heads, rows, -1)
 
 
-def _rows(mask: Tensor | None, start: int, count: int) -> Tensor | None:
-    return None if mask is None else mask[:, :, start : start + count]
-
-
-def _four(mask: Tensor | None) -> Tensor | None:
-    return None if mask is None else mask[None, None]
-
-
 def row_masks(
     *,
     mask_function: Rule,
@@ -187,18 +180,6 @@ def row_masks(
         return RowMasks(forward, mask_function, local_size, device)
     forward.check_rule(mask_function)
     return forward
-
-
-def _unplain(module: torch.nn.Module) -> float:
-    raise UnsupportedError(
-        f"{type(module).__name__} caps its scores or has sinks, which fixed-size forwards do not support"
-    )
-
-
-def _refuse(module: torch.nn.Module, terms: dict[str, Any]) -> None:
-    for name in REFUSED:
-        if terms.get(name) is not None:
-            raise UnsupportedError(f"{type(module).__name__} attends with {name}, which is not supported")
 
 
 AttentionInterface.register(NAME, attention)

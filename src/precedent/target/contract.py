@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from precedent.errors import ContextOverflowError, PromptError, UnsupportedError
 from precedent.runtime.team import TEAM, Team
-from precedent.target.prefixes import common_prefix
 from precedent.tree import EMPTY_TREE, CandidateTree, chain
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ class Target(ABC):
 
         Raises UnsupportedError where it cannot be copied.
         """
-        raise UnsupportedError(f"keep_prefixes=True is not available: {type(self).__name__} cannot save prefixes")
+        raise self._saves_nothing()
 
     def saved_bytes(self, num_tokens: int) -> int:
         """Bytes of what `save` returns."""
@@ -214,11 +215,14 @@ class Target(ABC):
 
     def restore(self, token_ids: Sequence[int], saved: Sequence[Tensor], room: int = 0) -> Slot:
         """A new slot of these tokens from what `save` returned. Raises ValueError for what does not fit this target."""
-        raise UnsupportedError(f"keep_prefixes=True is not available: {type(self).__name__} cannot restore prefixes")
+        raise self._saves_nothing()
 
     def identity(self) -> dict[str, object]:
         """What must be equal for another process to restore what this target saved. Raises UnsupportedError."""
-        raise UnsupportedError(f"keep_prefixes=True is not available: {type(self).__name__} cannot save prefixes")
+        raise self._saves_nothing()
+
+    def _saves_nothing(self) -> UnsupportedError:
+        return UnsupportedError(f"keep_prefixes=True is not available: {type(self).__name__} cannot save prefixes")
 
     def keep_hidden_states(self, *, after_norm: bool = True) -> object:
         """From now on keep the last layer's output of every token; call it before the first slot exists.
@@ -286,15 +290,24 @@ class Target(ABC):
         On an accelerator some untimed ones come first: the first forwards of a width compile kernels and capture
         graphs, and prompts are still being computed when their call has returned.
         """
-        slot = self.new_slot()
+        slot, started = self.new_slot(), 0.0
         self.prefill(slot, [0] * 33)
-        for _ in range(0 if self.device.type == "cpu" else UNTIMED):
-            self._timed_forward(slot, num_rows)
-        started = perf_counter()
-        self._timed_forward(slot, num_rows)
+        for _ in range(1 if self.device.type == "cpu" else 1 + UNTIMED):
+            started = perf_counter()
+            self.score([(slot, chain([0] * (num_rows - 1)))])[0][0, 0].item()
+            self.discard(slot)
         return (perf_counter() - started) * 1e3
 
-    def _timed_forward(self, slot: Slot, num_rows: int) -> None:
-        """Run one forward and wait for it."""
-        self.score([(slot, chain([0] * (num_rows - 1)))])[0][0, 0].item()
-        self.discard(slot)
+
+def common_prefix(left: Sequence[int] | NDArray[np.int64], right: Sequence[int] | NDArray[np.int64]) -> int:
+    """Length of the longest common prefix, in tokens; compares growing pieces, so that long inputs run at C speed."""
+    length, start, width = min(len(left), len(right)), 0, 64
+    while start < length:
+        one, other = left[start : start + width], right[start : start + width]
+        one, other = one[: length - start], other[: length - start]
+        if (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)) or list(one) != list(other):
+            differing = np.flatnonzero(np.asarray(one) != np.asarray(other))
+            if differing.size:
+                return start + int(differing[0])
+        start, width = start + width, 8 * width
+    return length

@@ -55,20 +55,24 @@ class Examined(NamedTuple):
 @torch.inference_mode()
 def examine(model: PreTrainedModel, layer_state: LayerState) -> Examined:
     """Observe a model and choose how to run it. Raises UnsupportedError, naming it, when a tree cannot be scored."""
-    runners = _ways(model, layer_state)
-    shape, expected = attempt(model, lambda: observe(runners[-1]))
-    for runner in runners[:-1]:
+    known = layer_state.adapt(model) or why_only_chains(model.config.get_text_config())
+    packings = [] if known else [True] * use_tree_attention(model, layer_state.packs) + [False]
+    trees = [Runner(model, packed=packed, layer_state=layer_state) for packed in packings]
+    only_chains = known or "its forward pass cannot score candidate trees"
+    paths = Runner(model, packed=False, only_chains=only_chains, layer_state=layer_state)
+    shape, expected = attempt(model, lambda: observe(paths))
+    for runner in trees:
         try:
             error = tree_error(runner, lambda: KVCache(shape), expected)
-            if error <= (_most(runner) if runner is runners[-2] else tolerance(model, layer_state)):
+            if error <= (_most(runner) if runner is trees[-1] else tolerance(model, layer_state)):
                 return _examined(runner, error, shape, expected)
             log.warning("%s runs in a slower way: %s is %.2g off plain text", type(model).__name__, runner.way, error)
         except torch.OutOfMemoryError:
             raise
         except MISFITS as misfit:
             log.debug("%s runs in a slower way: %r", type(model).__name__, misfit)
-    error = attempt(model, lambda: tree_error(runners[-1], lambda: KVCache(shape), expected))
-    return _examined(runners[-1], error, shape, expected)
+    error = attempt(model, lambda: tree_error(paths, lambda: KVCache(shape), expected))
+    return _examined(paths, error, shape, expected)
 
 
 def check_error(runner: Runner, error: float) -> None:
@@ -80,35 +84,22 @@ def check_error(runner: Runner, error: float) -> None:
         log.warning("%s: a scored tree is %.2g off plain forwards; try it in float32", type(model).__name__, error)
 
 
-def _examined(runner: Runner, error: float, shape: KVShape, expected: Tensor) -> Examined:
-    check_error(runner, error)
-    return Examined(runner, _with_states(runner, shape), expected.shape[-1])
-
-
 def _most(runner: Runner) -> float:
     """The difference above which a model surely computes something else."""
     accepted = tolerance(runner.model, runner.layer_state)
     return SURELY_WRONG if accepted == LOW_PRECISION else accepted
 
 
-def _ways(model: PreTrainedModel, layer_state: LayerState) -> list[Runner]:
-    """How a model may be run, the best way first; the last one scores single paths instead of trees."""
-    known = layer_state.adapt(model) or why_only_chains(model.config.get_text_config())
-    packings = [] if known else [True] * use_tree_attention(model, layer_state.packs) + [False]
-    trees = [Runner(model, packed=packed, layer_state=layer_state) for packed in packings]
-    only_chains = known or "its forward pass cannot score candidate trees"
-    return [*trees, Runner(model, packed=False, only_chains=only_chains, layer_state=layer_state)]
-
-
-def _with_states(runner: Runner, shape: KVShape) -> KVShape:
-    """The shape with the state of layers that have one, as a forward of `TEXT` leaves it."""
-    if not runner.layer_state.stateful:
-        return shape
-    kv = KVCache(shape)
-    runner.logits([tree_rows(kv, TEXT[0], chain(TEXT[1:]))])
-    kept = -(-kv.state.kept_bytes // len(TEXT))
-    kv.keep(range(len(TEXT)))
-    return replace(shape, state=replace(kv.state.shape, kept_bytes=kept))
+def _examined(runner: Runner, error: float, shape: KVShape, expected: Tensor) -> Examined:
+    """The result, whose shape has the state of layers that have one, as a forward of `TEXT` leaves it."""
+    check_error(runner, error)
+    if runner.layer_state.stateful:
+        kv = KVCache(shape)
+        runner.logits([tree_rows(kv, TEXT[0], chain(TEXT[1:]))])
+        kept = -(-kv.state.kept_bytes // len(TEXT))
+        kv.keep(range(len(TEXT)))
+        shape = replace(shape, state=replace(kv.state.shape, kept_bytes=kept))
+    return Examined(runner, shape, expected.shape[-1])
 
 
 def attempt(model: PreTrainedModel, action: Callable[[], Result]) -> Result:
@@ -131,30 +122,27 @@ def _unfit(model: PreTrainedModel, reason: str) -> UnsupportedError:
 
 def observe(runner: Runner) -> tuple[KVShape, Tensor]:
     """What a forward stores in each layer, and the logits of `TEXT`, `[tokens, vocab_size]`."""
-    state = runner.layer_state
-    observer = ShapeObserver(int(runner.model.config.get_text_config().num_hidden_layers), state.observer_layer)
+    state, model = runner.layer_state, runner.model
+    text = model.config.get_text_config()
+    observer = ShapeObserver(int(text.num_hidden_layers), state.observer_layer)
     token_ids = torch.tensor([TEXT], device=runner.device)
-    if state.stateful:
-        _observe_stateful(runner, observer)
-        shape = replace(observer.shape, state=state.state)
-        return shape, runner.model(input_ids=token_ids, use_cache=False).logits[0]
-    logits: Tensor = runner.model(input_ids=token_ids, past_key_values=observer, use_cache=True).logits
-    if not any(observer.shape.layers):
-        name = runner.model.config.get_text_config().model_type
-        raise UnsupportedError(f"{name} has no KV cache, so every step would compute the whole text again")
+    if state.stateful:  # modules that have a state get ours, and the observer the keys and values beside it
+        kv = KVCache(KVShape((), state=state.state))
+        forward = Forward([chain_rows(kv, TEXT)])
+        forward.cache = observer
+        with state.running(forward):
+            model(**runner.inputs(forward))
+        kv.keep(range(len(TEXT)))
+        if not kv.state.nbytes:
+            raise ValueError("its recurrent layers do not use transformers' cache")
+        logits: Tensor = model(input_ids=token_ids, use_cache=False).logits
+    else:
+        logits = model(input_ids=token_ids, past_key_values=observer, use_cache=True).logits
+        if not any(observer.shape.layers):
+            raise UnsupportedError(
+                f"{text.model_type} has no KV cache, so every step would compute the whole text again"
+            )
     return replace(observer.shape, state=state.state), logits[0]
-
-
-def _observe_stateful(runner: Runner, observer: ShapeObserver) -> None:
-    """Run `TEXT` through modules that have a state, so that `observer` sees the keys and values beside it."""
-    kv = KVCache(KVShape((), state=runner.layer_state.state))
-    forward = Forward([chain_rows(kv, TEXT)])
-    forward.cache = observer
-    with runner.layer_state.running(forward):
-        runner.model(**runner.inputs(forward))
-    kv.keep(range(len(TEXT)))
-    if not kv.state.nbytes:
-        raise ValueError("its recurrent layers do not use transformers' cache")
 
 
 def tree_error(runner: Runner, new_kv: Callable[[], KVCache], expected: Tensor) -> float:

@@ -38,9 +38,8 @@ def embeddings_fingerprint(target: PreTrainedModel) -> str:
 
     Raises UnsupportedError if they are quantised: a draft that uses them needs their rows.
     """
-    parts = [target.get_input_embeddings(), target.get_output_embeddings()]
     digest = hashlib.sha256()
-    for part in parts:
+    for part in (target.get_input_embeddings(), target.get_output_embeddings()):
         weight: Any = getattr(part, "weight", None)
         if not is_dense(weight):
             raise UnsupportedError(
@@ -116,24 +115,20 @@ def _digest(name: str, weight: Any) -> bytes:
         return hashed.digest()
     for stored in stored_tensors(weight):
         hashed.update(f"{stored.dtype} {tuple(stored.shape)}".encode())
-        hashed.update(_bytes(name, stored))
+        try:
+            hashed.update(stored.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, NotImplementedError, TypeError) as error:  # offloaded, or of a type without bytes
+            raise UnsupportedError(
+                f"keep_prefixes=True is not available for this model: the bytes of {name} cannot be read"
+            ) from error
     return hashed.digest()
 
 
-def _bytes(name: str, weight: torch.Tensor) -> memoryview:
-    try:
-        return weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, NotImplementedError, TypeError) as error:  # offloaded, or of a type without bytes
-        raise UnsupportedError(
-            f"keep_prefixes=True is not available for this model: the bytes of {name} cannot be read"
-        ) from error
-
-
 def _machine(device: torch.device) -> list[str]:
-    kernels = [FEATURES.flatten(), torch.backends.cpu.get_cpu_capability()]
-    found = [platform.machine(), binding.get_host_cpu_name(), *kernels]
+    found = [device.type, platform.machine(), binding.get_host_cpu_name()]
+    found += [FEATURES.flatten(), torch.backends.cpu.get_cpu_capability()]
     if device.type == "cuda":
         found += [torch.cuda.get_device_name(device), str(torch.version.cuda)]
-    return [device.type, *found]
+    return found

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,10 +38,15 @@ class HiddenStates:
     def __init__(
         self, index: int, layers: Mapping[int, nn.Module], norm: nn.Module | None = None, *, after_norm: bool = True
     ) -> None:
-        self.numbers, self.index, self.after_norm = tuple(layers), index, after_norm
+        self.numbers, self.index = tuple(layers), index
         self._layers, self._seen = layers, dict[int, Tensor]()
+
+        def see_norm(norm: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if self in _WATCHING.get():
+                self._seen[FINAL] = output if after_norm else inputs[0]
+
         if norm is not None:
-            norm.register_forward_hook(self._see_norm)
+            norm.register_forward_hook(see_norm)
 
     @contextmanager
     def kept_from(self, forward: Forward) -> Iterator[None]:
@@ -63,9 +69,14 @@ class HiddenStates:
 
         Hooks stay no longer than that: layers with hooks do not run together (`all_layers`).
         """
+
+        def report(number: int, layer: nn.Module, inputs: Any, output: Any) -> None:
+            if self in _WATCHING.get():  # other targets, and early exits, may share the layer
+                self.see(number, output if isinstance(output, Tensor) else output[0])
+
         with ExitStack() as hooks:
             for number, layer in self._layers.items():
-                hooks.callback(layer.register_forward_hook(self._reporting(number)).remove)
+                hooks.callback(layer.register_forward_hook(partial(report, number)).remove)
             yield
 
     def see(self, number: int, output: Tensor) -> None:
@@ -76,17 +87,6 @@ class HiddenStates:
     def of(self, kv: KVCache, first: int, end: int) -> Tensor:
         """The states of these tokens of a sequence, `[end - first, width]`, without a copy."""
         return kv.layer(self.index).rows(first, end)[0][0, 0]
-
-    def _reporting(self, number: int) -> Any:
-        def report(layer: nn.Module, inputs: Any, output: Any) -> None:
-            if self in _WATCHING.get():  # other targets, and early exits, may share the layer
-                self.see(number, output if isinstance(output, Tensor) else output[0])
-
-        return report
-
-    def _see_norm(self, norm: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if self in _WATCHING.get():
-            self._seen[FINAL] = output if self.after_norm else inputs[0]
 
 
 _WATCHING: ContextVar[tuple[HiddenStates, ...]] = ContextVar("hidden states", default=())

@@ -6,6 +6,7 @@ Scoring runs the pending token and the whole candidate tree behind it in one for
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,8 +21,7 @@ from precedent.target.contract import NOTHING_PENDING, PREFILL_CHUNK, Capabiliti
 from precedent.target.examine import examine
 from precedent.target.fingerprints import identity_of
 from precedent.target.hidden_states import HiddenStates, final_states_of, layer_outputs_of
-from precedent.target.kv.arena import KVArena, Moves
-from precedent.target.kv.cache import KVCache
+from precedent.target.kv.cache import Arena, KVCache
 from precedent.target.kv.layer_kinds import context_length
 from precedent.target.kv.rows import chain_rows, tree_rows
 from precedent.target.support import ModelSource, TargetOptions, layer_state_of, missing, support_for
@@ -49,12 +49,13 @@ class TargetModel(Target):
         self.runner, self.kv_shape, self.vocab_size = examine(self.model, layer_state)
         self.context_length = context_length(model.config.get_text_config())
         options = TargetOptions(bitwise=bitwise, cuda_graphs=cuda_graphs)
-        if bitwise:
-            self.runner.most_rows = same_bits.MOST_ROWS
-        lengths = same_bits.settle(self.runner, self.kv_shape, options) if bitwise else ()
+        if not bitwise:
+            self._find_backends(options)
+            return
+        self.runner.most_rows = same_bits.MOST_ROWS
+        lengths = same_bits.settle(self.runner, self.kv_shape, options)
         self._find_backends(options)
-        if bitwise:
-            same_bits.prove(self, lengths)
+        same_bits.prove(self, lengths)
 
     def run_as_graphs(self, cuda_graphs: object) -> None:
         """From now on replay forwards as CUDA graphs; call it before the first slot exists. Raises UnsupportedError."""
@@ -72,12 +73,9 @@ class TargetModel(Target):
         """Wrap a model, or return a target as it is. Raises ConfigError for a target made without these options."""
         if not isinstance(model, TargetModel):
             return cls(model, bitwise=bitwise, cuda_graphs=cuda_graphs)
-        if cuda_graphs and model.arena is None:
-            raise ConfigError(
-                "this TargetModel was made without cuda_graphs=True: make it with that, or pass its model"
-            )
-        if bitwise and not model.bitwise:
-            raise ConfigError("this TargetModel was made without bitwise=True: make it with that, or pass its model")
+        lacking = {"cuda_graphs": cuda_graphs and model.arena is None, "bitwise": bitwise and not model.bitwise}
+        for option in (name for name, lacks in lacking.items() if lacks):
+            raise ConfigError(f"this TargetModel was made without {option}=True: make it with that, or pass its model")
         return model
 
     def keep_hidden_states(self, *, after_norm: bool = True) -> HiddenStates:
@@ -112,6 +110,16 @@ class TargetModel(Target):
             )
 
     @property
+    def keeps_hidden_states(self) -> bool:
+        """Whether `keep_hidden_states` was called."""
+        return self.runner.hidden is not None
+
+    def hidden_states(self, slot: Slot, first: int, end: int) -> Tensor:
+        """Hidden states of these rows of a slot's KV cache, `[end - first, hidden_size]`, without a copy."""
+        assert self.runner.hidden is not None, "call keep_hidden_states first"
+        return self.runner.hidden.of(slot.kv, first, end)
+
+    @property
     def config(self) -> PreTrainedConfig:
         """The model's configuration."""
         config: PreTrainedConfig = self.model.config
@@ -127,21 +135,11 @@ class TargetModel(Target):
         """What this target can do."""
         return Capabilities(
             most_leaves=1 if self.one_path else None,
-            most_rows=self.most_rows,
+            most_rows=self.runner.most_rows,
             bitwise=self.bitwise,
             hidden_states=self.arena is None,
             rewinds_anywhere=not self.kv_shape.state.nbytes,
         )
-
-    @property
-    def arena(self) -> KVArena | None:
-        """The memory of all sequences where forwards have fixed sizes; None otherwise."""
-        return next((backend.arena for backend in self.runner.backends if backend.arena is not None), None)
-
-    @property
-    def most_rows(self) -> int | None:
-        """Rows that a sequence may have in a forward, its pending token included; None if unbounded."""
-        return self.runner.most_rows
 
     @property
     def one_path(self) -> bool:
@@ -149,77 +147,9 @@ class TargetModel(Target):
         return self.runner.only_chains is not None
 
     @property
-    def keeps_to_arena(self) -> bool:
-        """Whether sequences that do not fit in the arena are refused: outside it they would round differently."""
-        return self.bitwise and self.arena is not None
-
-    @property
     def device(self) -> torch.device:
         """Where input ids go."""
         return self.runner.device
-
-    def weights(self) -> Mapping[str, Any]:
-        """The state dict, for reading the model's weights."""
-        weights: Mapping[str, Any] = self.model.state_dict()
-        return weights
-
-    def new_slot(self) -> Slot:
-        """An empty slot."""
-        return Slot(self._empty_cache(), one_path=self.one_path)
-
-    def _empty_cache(self) -> KVCache:
-        return KVCache(self.kv_shape, self.arena)
-
-    @torch.inference_mode()
-    def fork(self, slot: Slot, length: int, room: int = 0) -> Slot:
-        """A new slot with a copy of the first `length` tokens and room for `room` tokens; `slot` is unchanged."""
-        return Slot(slot.kv.fork(length, room), slot.token_ids[:length], one_path=slot.one_path)
-
-    @torch.inference_mode()
-    def restore(self, token_ids: Sequence[int], saved: Sequence[Tensor], room: int = 0) -> Slot:
-        """A new slot of these tokens, with their `saved` rows. Raises ValueError if these do not fit."""
-        slot = self.new_slot()
-        slot.kv.reserve(room)
-        slot.kv.fill(saved, len(token_ids))
-        slot.token_ids.extend(token_ids)
-        return slot
-
-    @torch.inference_mode()
-    def continue_prefill(self, slot: Slot, prompt_ids: Sequence[int], max_tokens: int) -> bool:
-        """Compute at most `max_tokens` more tokens of the prompt passed to `begin_prefill`.
-
-        True when all but the last prompt token are in the KV cache and the last is pending. A failed forward leaves the
-        slot as it was before the call.
-        """
-        done, goal = len(slot.token_ids), len(prompt_ids) - 1
-        slot.kv.reserve(len(prompt_ids))
-        if done < goal:
-            chunk = prompt_ids[done : min(done + max(max_tokens, 1), goal)]
-            self._prefill_chunk(slot, chunk)
-            done += len(chunk)
-        if done == goal:
-            slot.pending = prompt_ids[-1]
-        return done == goal
-
-    def kv_bytes(self, num_tokens: int, num_rows: int = 0) -> int:
-        """The most bytes that a sequence of `num_tokens` (prompt, answer and largest tree) takes in the KV cache.
-
-        Recurrent layers add their states, and what they keep of the `num_rows` of a step.
-        """
-        return self.kv_shape.nbytes(num_tokens) + num_rows * self.kv_shape.state.kept_bytes
-
-    def request_bytes(self, prompt_tokens: int, answer_tokens: int, tree_tokens: int, num_rows: int = 0) -> int:
-        """The most bytes that a request takes in the KV cache, with the largest tree behind its answer.
-
-        Layers with a state also keep something of the `num_rows` of a step, or of a piece of the prompt.
-        """
-        most_rows = max(num_rows, min(prompt_tokens, PREFILL_CHUNK))
-        return self.kv_bytes(prompt_tokens + answer_tokens + tree_tokens, most_rows)
-
-    @property
-    def arena_bytes(self) -> int:
-        """Bytes set aside for the keys and values of forwards of fixed size."""
-        return 0 if self.arena is None else self.arena.nbytes
 
     @property
     def team(self) -> Team:
@@ -236,19 +166,20 @@ class TargetModel(Target):
         """Whether the last forward took as long as such a forward will again."""
         return self.runner.settled
 
-    def slot_bytes(self, slot: Slot) -> int:
-        """Bytes of a slot's keys, values and states."""
-        num_bytes: int = slot.kv.nbytes
-        return num_bytes
+    @property
+    def arena(self) -> Arena | None:
+        """The memory of all sequences where forwards have fixed sizes; None otherwise."""
+        return next((backend.arena for backend in self.runner.backends if backend.arena is not None), None)
 
-    def nearest(self, slot: Slot, length: int) -> int:
-        """The most tokens, up to `length`, that the slot can go back to: fewer only with recurrent layers."""
-        nearest: int = slot.kv.nearest(length)
-        return nearest
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes set aside for the keys and values of forwards of fixed size."""
+        return 0 if self.arena is None else self.arena.nbytes
 
-    def reserve(self, slot: Slot, num_tokens: int) -> None:
-        """Make room for `num_tokens` tokens in the slot's KV cache."""
-        slot.kv.reserve(num_tokens)
+    @property
+    def keeps_to_arena(self) -> bool:
+        """Whether sequences that do not fit in the arena are refused: outside it they would round differently."""
+        return self.bitwise and self.arena is not None
 
     def tokens_in_arena(self, num_bytes: int) -> int:
         """Tokens of a request that must fit in the arena; 0 if its keys and values may grow and move."""
@@ -257,6 +188,47 @@ class TargetModel(Target):
     def has_room(self, num_tokens: int) -> bool:
         """Whether the arena has a contiguous place for that many tokens."""
         return self.arena is None or self.arena.has_room(num_tokens)
+
+    def weights(self) -> Mapping[str, Any]:
+        """The state dict, for reading the model's weights."""
+        weights: Mapping[str, Any] = self.model.state_dict()
+        return weights
+
+    def identity(self) -> dict[str, object]:
+        """What decides which keys and values a token gets. Reads all weights once."""
+        return identity_of(self)
+
+    def kv_bytes(self, num_tokens: int, num_rows: int = 0) -> int:
+        """The most bytes that a sequence of `num_tokens` (prompt, answer and largest tree) takes in the KV cache.
+
+        Recurrent layers add their states, and what they keep of the `num_rows` of a step.
+        """
+        return self.kv_shape.nbytes(num_tokens) + num_rows * self.kv_shape.state.kept_bytes
+
+    def request_bytes(self, prompt_tokens: int, answer_tokens: int, tree_tokens: int, num_rows: int = 0) -> int:
+        """`kv_bytes` of a request; layers with a state keep something of a step's rows, or of a piece of the prompt."""
+        most_rows = max(num_rows, min(prompt_tokens, PREFILL_CHUNK))
+        return self.kv_bytes(prompt_tokens + answer_tokens + tree_tokens, most_rows)
+
+    def new_slot(self) -> Slot:
+        """An empty slot."""
+        return Slot(self._empty_cache(), one_path=self.one_path)
+
+    def _empty_cache(self) -> KVCache:
+        return KVCache(self.kv_shape, self.arena)
+
+    @torch.inference_mode()
+    def fork(self, slot: Slot, length: int, room: int = 0) -> Slot:
+        """A new slot with a copy of the first `length` tokens and room for `room` tokens; `slot` is unchanged."""
+        return Slot(slot.kv.fork(length, room), slot.token_ids[:length], one_path=slot.one_path)
+
+    def slot_bytes(self, slot: Slot) -> int:
+        """Bytes of a slot's keys, values and states."""
+        return int(slot.kv.nbytes)
+
+    def reserve(self, slot: Slot, num_tokens: int) -> None:
+        """Make room for `num_tokens` tokens in the slot's KV cache."""
+        slot.kv.reserve(num_tokens)
 
     def save(self, slot: Slot, num_tokens: int) -> list[Tensor]:
         """Copies of a slot's first keys and values, and of its states there."""
@@ -267,22 +239,30 @@ class TargetModel(Target):
         """Bytes of what `save` returns."""
         return self.kv_shape.row_bytes * num_tokens + self.kv_shape.state.nbytes
 
-    def identity(self) -> dict[str, object]:
-        """What decides which keys and values a token gets. Reads all weights once."""
-        return identity_of(self)
+    @torch.inference_mode()
+    def restore(self, token_ids: Sequence[int], saved: Sequence[Tensor], room: int = 0) -> Slot:
+        """A new slot of these tokens, with their `saved` rows. Raises ValueError if these do not fit."""
+        slot = self.new_slot()
+        slot.kv.reserve(room)
+        slot.kv.fill(saved, len(token_ids))
+        slot.token_ids.extend(token_ids)
+        return slot
 
-    @property
-    def keeps_hidden_states(self) -> bool:
-        """Whether `keep_hidden_states` was called."""
-        return self.runner.hidden is not None
-
-    def hidden_states(self, slot: Slot, first: int, end: int) -> Tensor:
-        """Hidden states of these rows of a slot's KV cache, `[end - first, hidden_size]`, without a copy."""
-        assert self.runner.hidden is not None, "call keep_hidden_states first"
-        return self.runner.hidden.of(slot.kv, first, end)
+    @torch.inference_mode()
+    def continue_prefill(self, slot: Slot, prompt_ids: Sequence[int], max_tokens: int) -> bool:
+        """Compute at most `max_tokens` more tokens of the prompt; True when only its last one is pending."""
+        done, goal = len(slot.token_ids), len(prompt_ids) - 1
+        slot.kv.reserve(len(prompt_ids))
+        if done < goal:
+            chunk = prompt_ids[done : min(done + max(max_tokens, 1), goal)]
+            self._prefill_chunk(slot, chunk)
+            done += len(chunk)
+        if done == goal:
+            slot.pending = prompt_ids[-1]
+        return done == goal
 
     def _prefill_chunk(self, slot: Slot, token_ids: Sequence[int]) -> None:
-        step = self.most_rows or len(token_ids)
+        step = self.runner.most_rows or len(token_ids)
         for start in range(0, len(token_ids), step):
             piece = token_ids[start : start + step]
             self.runner.fill(chain_rows(slot.kv, piece))
@@ -294,9 +274,7 @@ class TargetModel(Target):
     def score(self, batch: Sequence[tuple[Slot, CandidateTree]]) -> list[Tensor]:
         """Logits after the pending token and after every node, `[num_nodes + 1, vocab_size]` for each sequence.
 
-        All sequences go through the model together, as many as `most_rows` allows. Nothing is committed: the next
-        `commit` or `discard` decides. A failed forward leaves every slot as it was. Raises ValueError for a slot whose
-        prompt is not complete.
+        All sequences go through the model together, as many as `most_rows` allows.
         """
         if any(slot.pending == NOTHING_PENDING for slot, _ in batch):
             raise ValueError("a sequence without a pending token cannot be scored: finish its prefill first")
@@ -306,24 +284,27 @@ class TargetModel(Target):
     def commit_all(self, batch: Sequence[Commit]) -> list[Exception | None]:
         """`commit` for several sequences, moving arena rows together; returns each sequence's error, or None."""
         errors: list[Exception | None] = [None] * len(batch)
-        moves = Moves()
-        for place, commit in enumerate(batch):
-            try:
-                moves.by = place
-                keep_path(*commit, moves)
-            except Exception as error:
-                errors[place] = error
         try:
-            moves.make()
-        except Exception as error:
-            errors = [each or (error if place in moves.asked else None) for place, each in enumerate(errors)]
+            with nullcontext() if self.arena is None else self.arena.moves():
+                for place, (slot, tree, path, next_token) in enumerate(batch):
+                    try:
+                        accepted = [tree.token_ids[node] for node in path]
+                        slot.kv.keep([0, *(node + 1 for node in path)])
+                        slot.token_ids += [slot.pending, *accepted]
+                        slot.pending = next_token
+                    except Exception as error:
+                        errors[place] = error
+        except Exception as error:  # rows that were not in place could not be moved
+            moved = [list(path) != list(range(len(path))) for _, _, path, _ in batch]
+            errors = [each or (error if moves else None) for each, moves in zip(errors, moved, strict=True)]
         return errors
 
-    def rewind(self, slot: Slot, length: int) -> int:
-        """Forget all committed tokens from `length` on, and everything scored after them; returns how many remain.
+    def nearest(self, slot: Slot, length: int) -> int:
+        """The most tokens, up to `length`, that the slot can go back to: fewer only with recurrent layers."""
+        return int(slot.kv.nearest(length))
 
-        With recurrent layers these may be fewer than `length`: a state can only go back to its snapshots.
-        """
+    def rewind(self, slot: Slot, length: int) -> int:
+        """Forget all committed tokens from `length` on, and everything scored; returns how many remain."""
         nearest = self.nearest(slot, length)
         slot.kv.rewind(nearest)
         del slot.token_ids[nearest:]
@@ -332,14 +313,6 @@ class TargetModel(Target):
     def discard(self, slot: Slot) -> None:
         """Forget everything scored but not committed; may be called at any time, also after a failed forward."""
         self.rewind(slot, min(slot.kv.length, len(slot.token_ids)))
-
-
-def keep_path(slot: Slot, tree: CandidateTree, path: Sequence[int], next_token: int, moves: Moves) -> None:
-    """Commit one sequence's pending token and the accepted `path`; rows in an arena move once `moves` are made."""
-    accepted = [tree.token_ids[node] for node in path]
-    slot.kv.keep([0, *(node + 1 for node in path)], moves)
-    slot.token_ids += [slot.pending, *accepted]
-    slot.pending = next_token
 
 
 def target_of(model: PreTrainedModel | Target, *, bitwise: bool = False, cuda_graphs: bool = False) -> Target:

@@ -10,8 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.target.contract import Slot, Target
-from precedent.target.prefixes import common_prefix
+from precedent.target.contract import Slot, Target, common_prefix
 
 DEFAULT_MAX_BYTES = 512 * 2**20
 
@@ -77,11 +76,10 @@ class PrefixPool:
 
     def release(self, tenant: str, slot: Slot) -> None:
         """Take a slot back; drops the oldest idle slots when the pool holds more than `max_bytes`."""
-        self._in_use.pop(slot, None)
+        self.drop(slot)
         self.target.discard(slot)
-        if self.target.encodes_prompt:
-            return
-        if slot.token_ids and self.target.slot_bytes(slot) <= self.max_bytes:
+        keeps = slot.token_ids and not self.target.encodes_prompt
+        if keeps and self.target.slot_bytes(slot) <= self.max_bytes:
             self._idle.append(_Idle(tenant, slot, np.asarray(slot.token_ids, dtype=np.int64)))
             self.shrink(self.max_bytes)
 
@@ -98,14 +96,25 @@ class PrefixPool:
         del self._idle[:gone]
 
     def _best(self, tenant: str, context: NDArray[np.int64], room: int, prefix_tokens: int) -> Slot:
-        shared, length, idle = self._longest_idle(tenant, context)
-        used_length, used = self._longest_in_use(tenant, context)
-        if self.kept is not None and prefix_tokens >= max(length, used_length) + WORTH_KEEPING:
+        length, shared, idle = 0, 0, None
+        for each in reversed(self._idle):  # the most recent of equals
+            if each.tenant == tenant:
+                common = common_prefix(each.token_ids, context)
+                usable = self.target.nearest(each.slot, common)
+                if usable > length:
+                    length, shared, idle = usable, common, each
+        lender, lent = None, length
+        for slot, user in self._in_use.items():
+            if user == tenant:
+                usable = self.target.nearest(slot, common_prefix(slot.token_ids, context))
+                if usable > lent:
+                    lender, lent = slot, usable
+        if self.kept is not None and prefix_tokens >= lent + WORTH_KEEPING:
             kept = self.kept.restore(tenant, context[:prefix_tokens].tolist(), room)
             if kept is not None:
                 return kept
-        if used is not None and used_length > length:
-            return self.target.fork(used, used_length, room)
+        if lender is not None:
+            return self.target.fork(lender, lent, room)
         if idle is None:
             return self.target.new_slot()
         self._idle.remove(idle)
@@ -113,24 +122,3 @@ class PrefixPool:
             return idle.slot
         self._idle.append(idle)  # most recently used: others are dropped before it
         return self.target.fork(idle.slot, length, room)
-
-    def _longest_idle(self, tenant: str, context: NDArray[np.int64]) -> tuple[int, int, _Idle | None]:
-        """The idle slot that can be used most, the most recent of equals; None if none shares a token.
-
-        Returned with the tokens that it shares with `context`, and how many of them it can go back to.
-        """
-        best: tuple[int, int, _Idle | None] = (0, 0, None)
-        for idle in reversed(self._idle):
-            if idle.tenant == tenant:
-                shared = common_prefix(idle.token_ids, context)
-                usable = self.target.nearest(idle.slot, shared)
-                best = (shared, usable, idle) if usable > best[1] else best
-        return best
-
-    def _longest_in_use(self, tenant: str, context: NDArray[np.int64]) -> tuple[int, Slot | None]:
-        best: tuple[int, Slot | None] = (0, None)
-        for slot, user in self._in_use.items():
-            if user == tenant:
-                shared = self.target.nearest(slot, common_prefix(slot.token_ids, context))
-                best = (shared, slot) if shared > best[0] else best
-        return best

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -18,11 +18,7 @@ from precedent.errors import UnsupportedError
 from precedent.runtime.team import TEAM, fitted_team
 from precedent.target.attention import NAME
 from precedent.target.hidden_states import HiddenStates
-from precedent.target.kv.layer_kinds import (
-    FULL_ATTENTION,
-    SLIDING_ATTENTION,
-    attention_kinds,
-)
+from precedent.target.kv.layer_kinds import FULL_ATTENTION, SLIDING_ATTENTION, attention_kinds
 from precedent.target.kv.rows import Forward, Rows, Rule, additive, visible_keys
 from precedent.target.support import Backend, LayerState
 
@@ -92,11 +88,24 @@ class Runner:
 
     def logits(self, sequences: Sequence[Rows]) -> list[Tensor]:
         """Logits after every row, `[rows, vocab_size]` for each sequence; keys and values are stored, not yet kept."""
-        for rows in sequences:
-            rows.kv.reserve(rows.kv.length + len(rows))
-        self.settled = True
-        with fitted_team(self.team) as self.threads:
-            return [logits for together in batches(sequences, self.most_rows) for logits in self._together(together)]
+        self.settled, found = True, list[Tensor]()
+        with self._computing(sequences):
+            for together in batches(sequences, self.most_rows) if self.packed else ([rows] for rows in sequences):
+                forward = self.forward_of(together)
+                with self._keeping(forward):
+                    logits = self._by_backends(forward)
+                    if logits is None:
+                        logits = self.own(forward)
+                found += [logits[start:stop] for start, stop in forward.spans]
+        return found
+
+    def fill(self, rows: Rows) -> None:
+        """Compute keys and values of a chain of rows, and as few logits as the architecture allows."""
+        with self._computing([rows]):
+            forward = self.forward_of([rows])
+            with self._keeping(forward):
+                if self.hidden is not None or not any(backend.fill(forward) for backend in self.backends):
+                    self.own(forward, **({"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}))
 
     @contextmanager
     def using(self, *backends: Backend) -> Iterator[None]:
@@ -107,66 +116,45 @@ class Runner:
         finally:
             self.backends = before
 
-    def _together(self, sequences: Sequence[Rows]) -> list[Tensor]:
+    def forward_of(self, sequences: Sequence[Rows]) -> Forward:
+        """One forward over the rows of some sequences."""
+        return Forward(sequences, by_rows=self.most_rows is not None)
+
+    def own(self, forward: Forward, **settings: Any) -> Tensor:
+        """Logits of the model's own forward, `[rows, vocab_size]`."""
         if not self.packed:
-            return [self._one(rows)[0] for rows in sequences]
-        forward = Forward(sequences, by_rows=self.most_rows is not None)
-        with self._keeping(forward):
-            found = (backend.logits(forward) for backend in self.backends)
-            logits = next((each for each in found if each is not None), None)
-            self.settled = self.settled and all(backend.settled for backend in self.backends)
-            if logits is None:
-                with self._running(forward):
-                    logits = self.model(**self.inputs(forward)).logits[0]
-        return [logits[start:stop] for start, stop in forward.spans]
+            settings["attention_mask"] = self._mask(forward.sequences[0])
+        with ExitStack() as stack:
+            if self.outputs is not None:
+                stack.enter_context(self.outputs.hooked())
+            if self.packed:
+                stack.enter_context(forward.running())
+            stack.enter_context(self.layer_state.running(forward))
+            logits: Tensor = self.model(**self.inputs(forward), **settings).logits
+        return logits[0]
 
-    def fill(self, rows: Rows) -> None:
-        """Compute keys and values of a chain of rows, and as few logits as the architecture allows."""
-        rows.kv.reserve(rows.kv.length + len(rows))
-        with fitted_team(self.team) as self.threads:
-            self._fill(rows)
-
-    def _fill(self, rows: Rows) -> None:
-        fewest = {"logits_to_keep": 1} if self._takes_logits_to_keep else {}
-        if not self.packed:
-            self._one(rows, **fewest)
-            return
-        forward = Forward([rows], by_rows=self.most_rows is not None)
-        with self._keeping(forward):
-            if self.hidden is None and any(backend.fill(forward) for backend in self.backends):
-                return
-            with self._running(forward):
-                self.model(**self.inputs(forward), **fewest)
-
-    def _one(self, rows: Rows, **settings: Any) -> Tensor:
-        forward = Forward([rows])
-        with self._keeping(forward), self._hooked(), self.layer_state.running(forward):
-            logits: Tensor = self.model(**self.inputs(forward), attention_mask=self._mask(rows), **settings).logits
+    def _by_backends(self, forward: Forward) -> Tensor | None:
+        found = (backend.logits(forward) for backend in self.backends)
+        logits = next((each for each in found if each is not None), None)
+        self.settled = self.settled and all(backend.settled for backend in self.backends)
         return logits
 
-    def _keeping(self, forward: Forward) -> AbstractContextManager[object]:
-        """Keeps the hidden states of a forward where a drafter asked for them."""
-        asked = [kept for kept in (self.hidden, self.outputs) if kept is not None]
-        if not asked:
-            return nullcontext()
-        kept = ExitStack()
-        for each in asked:
-            kept.enter_context(each.kept_from(forward))
-        return kept
+    @contextmanager
+    def _computing(self, sequences: Sequence[Rows]) -> Iterator[None]:
+        """Make room for the rows, and choose the number of threads."""
+        for rows in sequences:
+            rows.kv.reserve(rows.kv.length + len(rows))
+        with fitted_team(self.team) as self.threads:
+            yield
 
-    def _hooked(self) -> AbstractContextManager[object]:
-        """Lets the layers of the model's own forward report their outputs where a drafter asked for them."""
-        return nullcontext() if self.outputs is None else self.outputs.hooked()
-
-    def _running(self, forward: Forward) -> AbstractContextManager[object]:
-        """Announces a forward to attention functions, and to modules that need more."""
-        if not self.layer_state.stateful and self.outputs is None:
-            return forward.running()
-        both = ExitStack()
-        both.enter_context(self._hooked())
-        both.enter_context(forward.running())
-        both.enter_context(self.layer_state.running(forward))
-        return both
+    @contextmanager
+    def _keeping(self, forward: Forward) -> Iterator[None]:
+        """Keep the hidden states of a forward where a drafter asked for them."""
+        with ExitStack() as kept:
+            for each in (self.hidden, self.outputs):
+                if each is not None:
+                    kept.enter_context(each.kept_from(forward))
+            yield
 
     def inputs(self, forward: Forward) -> dict[str, Any]:
         """The arguments of the model's forward, by the names that it has for them."""
@@ -203,10 +191,6 @@ class Runner:
         if unknown:
             raise UnsupportedError(f"{config.model_type} with eager attention does not support {', '.join(unknown)}")
         return {name: rules[kind] for name, kind in masks.items()}
-
-    @cached_property
-    def _takes_logits_to_keep(self) -> bool:
-        return "logits_to_keep" in self._parameters
 
     @cached_property
     def _parameters(self) -> frozenset[str]:

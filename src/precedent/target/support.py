@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from precedent.target.contract import Target
-    from precedent.target.kv.arena import KVArena
+    from precedent.target.kv.cache import Arena
     from precedent.target.kv.rows import Forward, RowMasks
     from precedent.target.kv.shape import KVShape
     from precedent.target.runner import Runner
@@ -113,7 +113,7 @@ class Backend:
     """Whether the time of the last forward is what such a forward will take again; False where this backend refused
     rows that it may take another time."""
 
-    arena: KVArena | None = None
+    arena: Arena | None = None
     """The memory in which all sequences lie where the rows are computed in forwards of fixed size."""
 
     cuda_graphs_beside: object = None
@@ -204,10 +204,7 @@ def support_for(source: ModelSource, options: TargetOptions | None = None) -> Mo
     options = options or TargetOptions()
     found = next((each for each in installed() if each.recognises(source, options)), None)
     if found is None and getattr(source.config, "is_encoder_decoder", False):
-        raise UnsupportedError(
-            f"{class_of(source.config)} is an encoder-decoder model, which needs a package: "
-            f"pip install '{OPTIONS['models']}'"
-        )
+        raise _lacking(source.config, "is an encoder-decoder model, which needs")
     return found
 
 
@@ -240,13 +237,10 @@ def check_supported(config: Any, known: Set[str] = frozenset()) -> None:
             "several tokens: a rejected draft cannot be taken out of it, and candidate trees would need one per branch"
         )
     others = sorted(kinds - REWINDABLE - known)
-    missing = OF_A_PACKAGE.intersection(others)
-    if missing:
-        raise UnsupportedError(
-            f"{class_of(config)} has {', '.join(sorted(missing))} layers, which need a package: "
-            f"pip install '{OPTIONS['models']}'"
-        )
-    if not others and kinds <= REWINDABLE and is_stateful(text):
+    lacking = sorted(OF_A_PACKAGE.intersection(others))
+    if lacking:
+        raise _lacking(config, f"has {', '.join(lacking)} layers, which need")
+    if kinds <= REWINDABLE and is_stateful(text):
         others = ["recurrent"]
     if others:
         raise UnsupportedError(
@@ -255,11 +249,12 @@ def check_supported(config: Any, known: Set[str] = frozenset()) -> None:
         )
 
 
-def class_of(config: Any) -> str:
-    """The name of the class that a config is for."""
+def _lacking(config: Any, needs: str) -> UnsupportedError:
+    """The error for a model that precedent-models would run, by the name of its class."""
     named = getattr(config, "architectures", None) or ()
     found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return str(named[0]) if named else getattr(found, "__name__", config.model_type)
+    name = named[0] if named else getattr(found, "__name__", config.model_type)
+    return UnsupportedError(f"{name} {needs} a package: pip install '{OPTIONS['models']}'")
 
 
 def check_loadable(config: Any) -> None:

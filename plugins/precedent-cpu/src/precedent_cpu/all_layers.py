@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.runtime.compiled import Int64s
@@ -28,7 +27,7 @@ from precedent.target.kv.shape import KVShape
 from precedent.target.runner import Runner
 from precedent.target.support import Backend
 from precedent.tree import ROOT, TreeBuilder
-from precedent_cpu.fused_layer import FusedLayer, Watched, places_of_parameters
+from precedent_cpu.fused_layer import FusedLayer, Watched
 from precedent_cpu.row_attention import Sight
 from precedent_cpu.row_layer import Part, RowLayers
 
@@ -64,7 +63,8 @@ class RowForward(Backend):
         self._dtype = layers[0].weights.products[0].dtype
         self._few_rows = min(one.few_rows for one in layers)
         self._jobs: Int64s = np.concatenate([layer.job[None] for layer in layers])
-        self._watched = _watched(model, layers)
+        holders = (model, base, base.get_submodule("layers"))
+        self._watched = Watched(holders, (*holders, *holders[-1].children()), [one.watched for one in layers])
         self._kinds = tuple((layer, type(layer)) for layer in base.layers)
 
     def logits(self, forward: Forward) -> Tensor | None:
@@ -127,23 +127,6 @@ def _found(runner: Runner, kv_shape: KVShape) -> RowForward | None:
         and all(layer is not None for layer in kv_shape.layers)
     )
     return RowForward(model, [layer.fused for layer in layers]) if right else None
-
-
-def _watched(model: PreTrainedModel, layers: Sequence[FusedLayer]) -> Watched:
-    """Everything in the layers and in the modules that hold them that must not change."""
-    base: nn.Module = model.base_model
-    holders = (model, base, base.get_submodule("layers"))
-    hooked = (*holders, *holders[-1].children())
-    own = tuple((cast(dict[str, Any], holder._modules), tuple(holder.children())) for holder in holders)
-    hooks = tuple(hooks for module in hooked for hooks in (module._forward_hooks, module._forward_pre_hooks))
-    parameters = tuple(chain.from_iterable(one.watched.parameters for one in layers))
-    return Watched(
-        families=own + tuple(chain.from_iterable(one.watched.families for one in layers)),
-        hooks=hooks + tuple(chain.from_iterable(one.watched.hooks for one in layers)),
-        attributes=tuple(map(vars, hooked)) + tuple(chain.from_iterable(one.watched.attributes for one in layers)),
-        parameters=parameters,
-        places=places_of_parameters(parameters),
-    )
 
 
 @torch.inference_mode()

@@ -58,26 +58,44 @@ _ATTENTION, _HEAD_NORMS = ("q_proj", "k_proj", "v_proj", "o_proj"), ("q_norm", "
 _GATED = ("gate_proj", "up_proj", "down_proj")
 
 
-class Watched(NamedTuple):
-    """What must not change: the children of modules, their hooks (none), their parameters.
+class Watched:
+    """What must not change: the children of `parents`, and hooks (none), methods and parameters of `members`.
 
-    `families` pairs a module's dict of children with the children it had. `attributes` are the dicts of modules, in
-    which no `forward` may appear. `parameters` are dicts and names, `places` the addresses that those parameters had.
+    Everything that the parts `beside` watch is watched as well.
     """
 
-    families: tuple[tuple[dict[str, Any], tuple[nn.Module, ...]], ...]
-    hooks: tuple[dict[int, Any], ...]
-    attributes: tuple[dict[str, Any], ...]
-    parameters: tuple[tuple[dict[str, Any], str], ...]
-    places: tuple[int, ...]
+    def __init__(self, parents: Sequence[nn.Module], members: Sequence[nn.Module], beside: Sequence[Watched] = ()):
+        self._families = [(cast(dict[str, Any], parent._modules), tuple(parent.children())) for parent in parents]
+        self._hooks = [hooks for member in members for hooks in (member._forward_hooks, member._forward_pre_hooks)]
+        self._attributes = list(map(vars, members))
+        self._parameters: list[tuple[dict[str, Any], str]] = [
+            (cast(dict[str, Any], member._parameters), name)
+            for member in members
+            for name, _ in member.named_parameters(recurse=False)
+        ]
+        for part in beside:
+            self._families += part._families
+            self._hooks += part._hooks
+            self._attributes += part._attributes
+            self._parameters += part._parameters
+        self._places = self._now()
 
     def untouched(self) -> bool:
         """Whether everything is unchanged: no module was replaced or hooked, no parameter moved."""
-        if any(self.hooks) or any("forward" in attributes for attributes in self.attributes):
+        if any(self._hooks) or any("forward" in attributes for attributes in self._attributes):
             return False
-        if any(tuple(family.values()) != members for family, members in self.families):
+        if any(tuple(family.values()) != members for family, members in self._families):
             return False
-        return places_of_parameters(self.parameters) == self.places
+        return self._now() == self._places
+
+    def _now(self) -> tuple[int, ...]:
+        """Addresses of the parameters; for biases, which are copied, their version too."""
+        try:
+            found = [group[name] for group, name in self._parameters]
+            biases = [group[name]._version for group, name in self._parameters if name == "bias"]
+            return (*map(Tensor.data_ptr, found), *biases)
+        except (KeyError, TypeError):  # a parameter was removed
+            return ()
 
 
 class FusedLayer(NamedTuple):
@@ -225,30 +243,9 @@ def _linears(layer: nn.Module) -> list[PackedLinear]:
 
 def _kept(layer: nn.Module, weights: LayerWeights) -> FusedLayer:
     parents = layer, layer.get_submodule("self_attn"), layer.get_submodule("mlp")
-    children = [child for parent in parents for child in parent.children()]
-    parameters = tuple(
-        (child._parameters, name) for child in children for name, _ in child.named_parameters(recurse=False)
-    )
-    attention: Any = parents[1]
-    watched = Watched(
-        families=tuple((cast(dict[str, Any], parent._modules), tuple(parent.children())) for parent in parents),
-        hooks=tuple(hooks for child in children for hooks in (child._forward_hooks, child._forward_pre_hooks)),
-        attributes=tuple(vars(child) for child in children),
-        parameters=parameters,
-        places=places_of_parameters(parameters),
-    )
-    few_rows = min(linear.few_rows for linear in _linears(layer))
+    watched = Watched(parents, [child for parent in parents for child in parent.children()])
+    few_rows, attention = min(linear.few_rows for linear in _linears(layer)), cast(Any, parents[1])
     return FusedLayer(job_of(weights), weights, watched, few_rows, attention.layer_idx)
-
-
-def places_of_parameters(parameters: Sequence[tuple[dict[str, Any], str]]) -> tuple[int, ...]:
-    """Addresses of parameters; for biases, which are copied, their version too."""
-    try:
-        found = [group[name] for group, name in parameters]
-        biases = [group[name]._version for group, name in parameters if name == "bias"]
-        return (*map(Tensor.data_ptr, found), *biases)
-    except (KeyError, TypeError):  # a parameter was removed
-        return ()
 
 
 def _forward(original: Any, layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import Parameter, Signature
 from typing import Any, NamedTuple, cast
 
 from llvmlite import binding, ir
@@ -31,9 +32,51 @@ SHORT, INT, LONG, FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.Flo
 SHORTS, INTS, FLOATS = (ir.VectorType(each, LANES) for each in (SHORT, INT, FLOAT))
 
 
-def kernel(generator: Callable[..., Any]) -> Callable[..., Any]:
-    """`intrinsic`, typed as compiled code calls it: without the first argument."""
-    return cast(Callable[..., Any], intrinsic(generator))
+Emit = Callable[..., Any]
+"""Emits the instructions of a kernel: gets a `Code`, then the arguments, of which a tuple comes as a list."""
+
+
+def kernel(*kinds: Any, returns: Any = types.void) -> Callable[[Emit], Callable[..., Any]]:
+    """Make a kernel of a function that emits it; compiled code calls it with arguments of these numba types."""
+
+    def made(emit: Emit) -> Callable[..., Any]:
+        def typed(typing: Any, *given: Any) -> Any:
+            def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+                values = [
+                    cgutils.unpack_tuple(builder, value) if isinstance(kind, types.UniTuple) else value
+                    for kind, value in zip(kinds, arguments, strict=True)
+                ]
+                found = emit(Code(builder), *values)
+                return context.get_dummy_value() if returns is types.void else found
+
+            return returns(*kinds), generate
+
+        typed.__name__ = emit.__name__
+        names = ("typing", *(f"argument{number}" for number in range(len(kinds))))
+        parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # numba asks for it
+        return cast(Callable[..., Any], intrinsic(typed))
+
+    return made
+
+
+def by_width(*kinds: Any) -> Callable[[Emit], Callable[..., Any]]:
+    """Make a kernel that is called with `wide` before its other arguments: for float32 numbers, or else for bfloat16.
+
+    `wide` is an argument of `emit`, too, which is called once for either.
+    """
+
+    def made(emit: Emit) -> Callable[..., Any]:
+        def both(code: Code, wide: Any, *arguments: Any) -> None:
+            with code.builder.if_else(wide) as branches:
+                for branch, is_wide in zip(branches, (True, False), strict=True):
+                    with branch:
+                        emit(code, *arguments, wide=is_wide)
+
+        both.__name__ = emit.__name__
+        return kernel(types.boolean, *kinds)(both)
+
+    return made
 
 
 class Ahead(NamedTuple):
@@ -48,31 +91,31 @@ class Code:
     """Emits the instructions of one kernel."""
 
     def __init__(self, builder: ir.IRBuilder) -> None:
-        self._builder = builder
+        self.builder = builder
 
     def offset(self, base: Any, stride: Any, index: int) -> Any:
         """The address of row `index`."""
-        return self._builder.add(base, self._builder.mul(stride, ir.Constant(LONG, index)))
+        return self.builder.add(base, self.builder.mul(stride, ir.Constant(LONG, index)))
 
     def vector(self, base: Any, k: Any, size: int, kind: Any) -> Any:
         """Pointer to `LANES` numbers of `size` bytes, starting at element k."""
-        place = self._builder.add(base, self._builder.mul(k, ir.Constant(LONG, size)))
-        return self._builder.inttoptr(place, kind.as_pointer())
+        place = self.builder.add(base, self.builder.mul(k, ir.Constant(LONG, size)))
+        return self.builder.inttoptr(place, kind.as_pointer())
 
     def load(self, base: Any, k: Any, *, wide: bool) -> Any:
         """`LANES` numbers from element k on, as float32; a bfloat16 is the upper half of a float32."""
         if wide:
-            return self._builder.load(self.vector(base, k, 4, FLOATS), align=4)
-        return self.widened(self._builder.load(self.vector(base, k, 2, SHORTS), align=2))
+            return self.builder.load(self.vector(base, k, 4, FLOATS), align=4)
+        return self.widened(self.builder.load(self.vector(base, k, 2, SHORTS), align=2))
 
     def widened(self, halves: Any) -> Any:
         """bfloat16 lanes as float32."""
-        shifted = self._builder.shl(self._builder.zext(halves, INTS), same(INTS, 16))
-        return self._builder.bitcast(shifted, FLOATS)
+        shifted = self.builder.shl(self.builder.zext(halves, INTS), same(INTS, 16))
+        return self.builder.bitcast(shifted, FLOATS)
 
     def halves(self, numbers: Any) -> Any:
         """float32 lanes rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
-        builder = self._builder
+        builder = self.builder
         ints, shorts = (ir.VectorType(kind, numbers.type.count) for kind in (INT, SHORT))
         bits = builder.bitcast(numbers, ints)
         odd = builder.and_(builder.lshr(bits, same(ints, 16)), same(ints, 1))
@@ -87,9 +130,9 @@ class Code:
     def store_lanes(self, numbers: Any, base: Any, k: Any, wide: bool) -> None:
         """Write `LANES` numbers from element k on, as float32 or as bfloat16."""
         if wide:
-            self._builder.store(numbers, self.vector(base, k, 4, FLOATS), align=4)
+            self.builder.store(numbers, self.vector(base, k, 4, FLOATS), align=4)
         else:
-            self._builder.store(self.halves(numbers), self.vector(base, k, 2, SHORTS), align=2)
+            self.builder.store(self.halves(numbers), self.vector(base, k, 2, SHORTS), align=2)
 
     def squares(self, inputs: Any, length: Any, wide: bool) -> Any:
         """The sum of the squares of a row."""
@@ -100,7 +143,7 @@ class Code:
 
     def inverse_root(self, total: Any, length: Any, epsilon: Any) -> Any:
         """One over the root of (mean plus epsilon), float32."""
-        builder = self._builder
+        builder = self.builder
         mean = builder.fdiv(total, builder.sitofp(length, FLOAT))
         kind = ir.FunctionType(FLOAT, [FLOAT])
         root = cgutils.get_or_insert_function(builder.module, kind, "llvm.sqrt.f32")
@@ -109,7 +152,7 @@ class Code:
 
     def spread(self, number: Any) -> Any:
         """The number in every lane."""
-        builder = self._builder
+        builder = self.builder
         first = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), number, ir.Constant(INT, 0))
         return builder.shuffle_vector(first, first, same(INTS, 0))
 
@@ -121,7 +164,7 @@ class Code:
 
         Runs at least once.
         """
-        builder, before = self._builder, self._builder.block
+        builder, before = self.builder, self.builder.block
         loop, end = builder.append_basic_block("loop"), builder.append_basic_block("end")
         builder.branch(loop)
         builder.position_at_end(loop)
@@ -145,7 +188,7 @@ class Code:
         with self.steps(length, (*places, *zeros)) as (k, carried, following):
             for each, place in zip(ahead, carried, strict=False):
                 self.fetch(place, len(weights) * LANES * (4 if wide else 2), nearest=each.nearest)
-                following.append(self._builder.add(place, each.step))
+                following.append(self.builder.add(place, each.step))
             following.extend(self._products(weights, inputs, k, wide, carried[len(ahead) :]))
         return following[len(ahead) :]
 
@@ -171,7 +214,7 @@ class Code:
 
         They come into the nearest cache, or into the one behind it.
         """
-        builder, byte = self._builder, ir.IntType(8).as_pointer()
+        builder, byte = self.builder, ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte, INT, INT, INT])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
         to_read, level, data = (ir.Constant(INT, number) for number in (0, 3 if nearest else 2, 1))
@@ -193,7 +236,7 @@ class Code:
 
     def _halved(self, left: Any, right: Any, size: int) -> Any:
         """In runs of `size` lanes, add the upper half to the lower; `right`'s results follow `left`'s."""
-        builder, count = self._builder, left.type.count * (1 if right is None else 2)
+        builder, count = self.builder, left.type.count * (1 if right is None else 2)
         lower = [start + lane for start in range(0, count, size) for lane in range(size // 2)]
         kind = ir.VectorType(INT, len(lower))
         halves = (ir.Constant(kind, [lane + shift for lane in lower]) for shift in (0, size // 2))
@@ -201,7 +244,7 @@ class Code:
 
     def with_biases(self, totals: Any, biases: Any, outs: int) -> Any:
         """Sums of `outs` outputs per row, plus the biases of these outputs if there are any."""
-        builder = self._builder
+        builder = self.builder
         given = builder.icmp_unsigned("!=", biases, ir.Constant(LONG, 0))
         with builder.if_else(given) as (then, otherwise):
             with then:
@@ -220,29 +263,27 @@ class Code:
 
     def store_some(self, numbers: Any, first: int, count: int, place: Any) -> None:
         """Write `count` lanes from `first` on, without conversion."""
-        builder, kind = self._builder, ir.VectorType(INT, count)
+        builder, kind = self.builder, ir.VectorType(INT, count)
         chosen = builder.shuffle_vector(numbers, numbers, ir.Constant(kind, list(range(first, first + count))))
         builder.store(chosen, builder.inttoptr(place, chosen.type.as_pointer()), align=2)
 
     def store(self, number: Any, place: Any) -> None:
         """Write one number as float32."""
-        self._builder.store(number, self._builder.inttoptr(place, FLOAT.as_pointer()), align=4)
+        self.builder.store(number, self.builder.inttoptr(place, FLOAT.as_pointer()), align=4)
 
     def fused(self, left: Any, right: Any, total: Any) -> Any:
         """`left * right + total`, rounded once."""
         kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
         name = f"llvm.fma.v{LANES}f32"
-        return self._builder.call(
-            cgutils.get_or_insert_function(self._builder.module, kind, name), (left, right, total)
-        )
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), (left, right, total))
 
     def across(self, lanes: Any) -> Any:
         """The sum of all lanes, by repeated halving."""
-        return self._builder.extract_element(self.totals([lanes]), ir.Constant(INT, 0))
+        return self.builder.extract_element(self.totals([lanes]), ir.Constant(INT, 0))
 
     def largest(self, lanes: Any) -> Any:
         """The largest of all lanes, by repeated halving."""
-        builder, size = self._builder, LANES
+        builder, size = self.builder, LANES
         while size > 1:
             size //= 2
             upper = ir.Constant(ir.VectorType(INT, size), list(range(size, 2 * size)))
@@ -257,67 +298,62 @@ def same(kind: Any, value: float) -> Any:
     return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
 
 
-def turn_kernel(*, whole: bool, wide: bool) -> Callable[..., None]:
-    """A kernel that transposes `LANES` by `LANES` numbers: rows of float32 (`wide`) or bfloat16 into float32 columns.
+@by_width(types.UniTuple(types.intp, 5))
+def turn(code: Code, places: Any, *, wide: bool) -> None:
+    """Transpose `LANES` by `LANES` numbers: rows of float32 (`wide`) or bfloat16 into columns of float32.
 
-    Called as `(rows, row_stride, count, columns, column_stride)`; unless `whole`, rows from `count` on become zeros.
+    Called as `(wide, (rows, row_stride, count, columns, column_stride))`; rows from `count` on become zeros.
     """
-
-    @kernel
-    def turn(typing: Any, places: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            rows, r_stride, count, columns, c_stride = cgutils.unpack_tuple(builder, arguments[0])
-            code = Code(builder)
-            zero, lanes = ir.Constant(LONG, 0), []
-            for number in range(LANES):
-                base = code.offset(rows, r_stride, number)
-                lanes.append(
-                    code.load(base, zero, wide=wide) if whole else _if_there(code, builder, base, number, count, wide)
-                )
-            for number, column in enumerate(turned_lanes(builder, lanes)):
-                builder.store(column, code.vector(code.offset(columns, c_stride, number), zero, 4, FLOATS), align=4)
-            return context.get_dummy_value()
-
-        return types.void(types.UniTuple(types.intp, 5)), generate
-
-    return turn
+    rows, r_stride, count, columns, c_stride = places
+    builder, zero = code.builder, ir.Constant(LONG, 0)
+    bases = [code.offset(rows, r_stride, number) for number in range(LANES)]
+    with builder.if_else(builder.icmp_signed("==", count, ir.Constant(LONG, LANES))) as branches:
+        for branch, whole in zip(branches, (True, False), strict=True):
+            with branch:
+                lanes = [
+                    code.load(base, zero, wide=wide) if whole else _if_there(code, base, number, count, wide)
+                    for number, base in enumerate(bases)
+                ]
+                for number, column in enumerate(turned_lanes(builder, lanes)):
+                    place = code.vector(code.offset(columns, c_stride, number), zero, 4, FLOATS)
+                    builder.store(column, place, align=4)
 
 
-@kernel
-def read_long(typing: Any, place: Any) -> Any:
+@kernel(types.intp, returns=types.intp)
+def read_long(code: Code, place: Any) -> Any:
     """The 64-bit integer at an address."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.inttoptr(arguments[0], LONG.as_pointer()), align=2)
-
-    return types.intp(types.intp), generate
+    return code.builder.load(code.builder.inttoptr(place, LONG.as_pointer()), align=2)
 
 
-@kernel
-def write_long(typing: Any, place: Any, number: Any) -> Any:
+@kernel(types.intp, types.intp)
+def write_long(code: Code, place: Any, number: Any) -> None:
     """Write a 64-bit integer to an address."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        builder.store(arguments[1], builder.inttoptr(arguments[0], LONG.as_pointer()), align=2)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp), generate
+    code.builder.store(number, code.builder.inttoptr(place, LONG.as_pointer()), align=2)
 
 
-@kernel
-def write_float(typing: Any, place: Any, number: Any) -> Any:
+@kernel(types.intp, types.float32)
+def write_float(code: Code, place: Any, number: Any) -> None:
     """Write a float32 to an address."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        builder.store(arguments[1], builder.inttoptr(arguments[0], FLOAT.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.float32), generate
+    code.store(number, place)
 
 
-def _if_there(code: Code, builder: ir.IRBuilder, base: Any, number: int, count: Any, wide: bool) -> Any:
+@kernel(types.intp, returns=types.intp)
+def take_ticket(code: Code, counter: Any) -> Any:
+    """Add one atomically to the 64-bit integer at `counter`; returns its previous value."""
+    place = code.builder.inttoptr(counter, LONG.as_pointer())
+    return code.builder.atomic_rmw("add", place, ir.Constant(LONG, 1), "monotonic")
+
+
+@by_width(types.intp, types.intp, types.intp)
+def widen(code: Code, source: Any, count: Any, target: Any, *, wide: bool) -> None:
+    """Write `count` numbers (a multiple of `LANES`) as float32."""
+    with code.steps(count, ()) as (k, _, _):
+        code.store_lanes(code.load(source, k, wide=wide), target, k, wide=True)
+
+
+def _if_there(code: Code, base: Any, number: int, count: Any, wide: bool) -> Any:
     """The numbers at `base`, or zeros if row `number` does not exist."""
-    before = builder.block
+    builder, before = code.builder, code.builder.block
     there, end = builder.append_basic_block("there"), builder.append_basic_block("end")
     builder.cbranch(builder.icmp_signed("<", ir.Constant(LONG, number), count), there, end)
     builder.position_at_end(there)
@@ -332,53 +368,14 @@ def _if_there(code: Code, builder: ir.IRBuilder, base: Any, number: int, count: 
 
 def turned_lanes(builder: ir.IRBuilder, lanes: list[Any]) -> list[Any]:
     """A transposed square of lanes: swaps off-diagonal blocks of halving size (Eklundh 1972)."""
-    half = LANES // 2
+    half, kind = LANES // 2, ir.VectorType(INT, LANES)
     while half:
+        above = ir.Constant(kind, [lane if not lane & half else LANES + lane - half for lane in range(LANES)])
+        below = ir.Constant(kind, [lane + half if not lane & half else LANES + lane for lane in range(LANES)])
         for number in range(LANES):
             if not number & half:
-                lanes[number], lanes[number + half] = _swapped(builder, lanes[number], lanes[number + half], half)
+                upper, lower = lanes[number], lanes[number + half]
+                lanes[number] = builder.shuffle_vector(upper, lower, above)
+                lanes[number + half] = builder.shuffle_vector(upper, lower, below)
         half //= 2
     return lanes
-
-
-def _swapped(builder: ir.IRBuilder, upper: Any, lower: Any, half: int) -> tuple[Any, Any]:
-    """Two rows, with their off-diagonal blocks of `half` lanes swapped."""
-    kind = ir.VectorType(ir.IntType(32), LANES)
-    above = [lane if not lane & half else LANES + lane - half for lane in range(LANES)]
-    below = [lane + half if not lane & half else LANES + lane for lane in range(LANES)]
-    return (
-        builder.shuffle_vector(upper, lower, ir.Constant(kind, above)),
-        builder.shuffle_vector(upper, lower, ir.Constant(kind, below)),
-    )
-
-
-def _copy_kernel(*, wide: bool) -> Callable[..., None]:
-    """A kernel `(source, count, target)`: writes `count` numbers (a multiple of `LANES`) as float32."""
-
-    @kernel
-    def copy(typing: Any, source: Any, count: Any, target: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            source, count, target = arguments
-            code = Code(builder)
-            with code.steps(count, ()) as (k, _, _):
-                code.store_lanes(code.load(source, k, wide=wide), target, k, wide=True)
-            return context.get_dummy_value()
-
-        return types.void(types.intp, types.intp, types.intp), generate
-
-    return copy
-
-
-@kernel
-def take_ticket(typing: Any, counter: Any) -> Any:
-    """Add one atomically to the 64-bit integer at `counter`; returns its previous value."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], LONG.as_pointer())
-        return builder.atomic_rmw("add", place, ir.Constant(LONG, 1), "monotonic")
-
-    return types.intp(types.intp), generate
-
-
-widen, copy_floats = (_copy_kernel(wide=wide) for wide in (False, True))
-"""Write bfloat16 (`widen`) or float32 (`copy_floats`) numbers as float32."""

@@ -15,7 +15,19 @@ from numba.core import types
 from numba.np.numpy_support import carray
 
 from precedent.runtime.compiled import compiled
-from precedent_cpu.kernel_code import FLOAT, FLOATS, LANES, LONG, Code, kernel, read_long, same, take_ticket, write_long
+from precedent_cpu.kernel_code import (
+    FLOAT,
+    FLOATS,
+    LANES,
+    LONG,
+    Code,
+    by_width,
+    kernel,
+    read_long,
+    same,
+    take_ticket,
+    write_long,
+)
 from precedent_cpu.norm import norm_kernel
 from precedent_cpu.product_kernels import PIECE, product_piece
 from precedent_cpu.row_attention import Piece, attend, exponential, finish_kernel
@@ -59,87 +71,62 @@ MOST_SQUARE = 2.0**60
 """Squares of gates are at most this, far beyond where the sigmoid is 0 or 1."""
 
 
-def turned_head_kernel(*, wide: bool, as_query: bool) -> Callable[..., None]:
+def turned_head_kernel(*, as_query: bool) -> Callable[..., None]:
     """A kernel that applies rotary embeddings to one head (Su et al. 2104.09864, halves as in GPT-NeoX).
 
-    Called as `(numbers, cosines, sines, dim, scale, target)`. A query is multiplied by `scale` and written as float32;
-    a key is written in the model's dtype.
+    Called as `(wide, numbers, cosines, sines, dim, scale, target)`. A query is multiplied by `scale` and written as
+    float32; a key is written in the model's dtype.
     """
 
-    @kernel
-    def turned(typing: Any, numbers: Any, cosines: Any, sines: Any, dim: Any, scale: Any, target: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            numbers, cosines, sines, dim, scale, target = arguments
-            code = Code(builder)
-            half, spread = builder.lshr(dim, ir.Constant(LONG, 1)), code.spread(builder.fptrunc(scale, FLOAT))
-            with code.steps(half, ()) as (k, _, _):
-                places = (k, builder.add(k, half))
-                left, right = (code.load(numbers, place, wide=wide) for place in places)
-                for place, straight, across in ((places[0], left, builder.fneg(right)), (places[1], right, left)):
-                    kept = builder.fmul(straight, code.load(cosines, place, wide=wide))
-                    turned = builder.fmul(across, code.load(sines, place, wide=wide))
-                    total = code.rounded(builder.fadd(code.rounded(kept, wide), code.rounded(turned, wide)), wide)
-                    number = builder.fmul(total, spread) if as_query else total
-                    code.store_lanes(number, target, place, wide or as_query)
-            return context.get_dummy_value()
+    @by_width(*[types.intp] * 4, types.float64, types.intp)
+    def turned_head(
+        code: Code, numbers: Any, cosines: Any, sines: Any, dim: Any, scale: Any, target: Any, *, wide: bool
+    ) -> None:
+        builder = code.builder
+        half, spread = builder.lshr(dim, ir.Constant(LONG, 1)), code.spread(builder.fptrunc(scale, FLOAT))
+        with code.steps(half, ()) as (k, _, _):
+            places = (k, builder.add(k, half))
+            left, right = (code.load(numbers, place, wide=wide) for place in places)
+            for place, straight, across in ((places[0], left, builder.fneg(right)), (places[1], right, left)):
+                kept = builder.fmul(straight, code.load(cosines, place, wide=wide))
+                turned = builder.fmul(across, code.load(sines, place, wide=wide))
+                total = code.rounded(builder.fadd(code.rounded(kept, wide), code.rounded(turned, wide)), wide)
+                number = builder.fmul(total, spread) if as_query else total
+                code.store_lanes(number, target, place, wide or as_query)
 
-        return types.void(*[types.intp] * 4, types.float64, types.intp), generate
-
-    return turned
+    return turned_head
 
 
-def gated_kernel(*, wide: bool) -> Callable[..., None]:
-    """A kernel for a gated linear unit (Shazeer 2002.05202), `(gates, others, count, slope, cubic, outputs)`.
+@by_width(*[types.intp] * 3, *[types.float64] * 2, types.intp)
+def _gated(
+    code: Code, gates: Any, others: Any, count: Any, slope: Any, cubic: Any, outputs: Any, *, wide: bool
+) -> None:
+    """A gated linear unit (Shazeer 2002.05202): writes x * sigmoid(slope * x + cubic * x^3) times the other as float32.
 
-    Writes x * sigmoid(slope * x + cubic * x^3) times the other as float32, x being the gate. A slope of 1 is SiLU.
+    x is the gate. A slope of 1 is SiLU.
     """
-
-    @kernel
-    def gated(typing: Any, gates: Any, others: Any, count: Any, slope: Any, cubic: Any, outputs: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            gates, others, count, slope, cubic, outputs = arguments
-            code = Code(builder)
-            slopes, cubics = (code.spread(builder.fptrunc(number, FLOAT)) for number in (slope, cubic))
-            with code.steps(count, ()) as (k, _, _):
-                opened = _opened(code, builder, code.load(gates, k, wide=wide), slopes, cubics)
-                opened = code.rounded(opened, wide)
-                passed = builder.fmul(opened, code.load(others, k, wide=wide))
-                code.store_lanes(code.rounded(passed, wide), outputs, k, wide=True)
-            return context.get_dummy_value()
-
-        return types.void(*[types.intp] * 3, *[types.float64] * 2, types.intp), generate
-
-    return gated
+    builder = code.builder
+    slopes, cubics = (code.spread(builder.fptrunc(number, FLOAT)) for number in (slope, cubic))
+    with code.steps(count, ()) as (k, _, _):
+        opened = _opened(code, builder, code.load(gates, k, wide=wide), slopes, cubics)
+        opened = code.rounded(opened, wide)
+        passed = builder.fmul(opened, code.load(others, k, wide=wide))
+        code.store_lanes(code.rounded(passed, wide), outputs, k, wide=True)
 
 
-def sum_kernel(*, wide: bool) -> Callable[..., None]:
-    """A kernel `(left, right, count, outputs)`: their sum, all in the model's dtype."""
-
-    @kernel
-    def summed(typing: Any, left: Any, right: Any, count: Any, outputs: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            left, right, count, outputs = arguments
-            code = Code(builder)
-            with code.steps(count, ()) as (k, _, _):
-                total = builder.fadd(code.load(left, k, wide=wide), code.load(right, k, wide=wide))
-                code.store_lanes(total, outputs, k, wide)
-            return context.get_dummy_value()
-
-        return types.void(*[types.intp] * 4), generate
-
-    return summed
+@by_width(*[types.intp] * 4)
+def _add(code: Code, left: Any, right: Any, count: Any, outputs: Any, *, wide: bool) -> None:
+    """The sum of two rows, all in the model's dtype."""
+    with code.steps(count, ()) as (k, _, _):
+        total = code.builder.fadd(code.load(left, k, wide=wide), code.load(right, k, wide=wide))
+        code.store_lanes(total, outputs, k, wide)
 
 
-@kernel
-def wait_for_team(typing: Any, barrier: Any) -> Any:
+@kernel(types.intp)
+def wait_for_team(code: Code, barrier: Any) -> None:
     """Wait until every thread of the team gets here; `barrier` is the address of OpenMP's own function."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        function = ir.FunctionType(ir.VoidType(), [])
-        builder.call(builder.inttoptr(arguments[0], function.as_pointer()), ())
-        return context.get_dummy_value()
-
-    return types.void(types.intp), generate
+    function = ir.FunctionType(ir.VoidType(), [])
+    code.builder.call(code.builder.inttoptr(barrier, function.as_pointer()), ())
 
 
 def _opened(code: Code, builder: ir.IRBuilder, x: Any, slopes: Any, cubics: Any) -> Any:
@@ -158,13 +145,9 @@ _FIRST, _ROWS, _PREFIX, _KEYS, _KEY_HEAD, _KEY_ROW, _VALUES, _VALUE_HEAD, _VALUE
 _STARTS, _COLUMNS, _SKIPPED, _HIDDEN = range(9, SEQUENCE)
 """Indices of a sequence's numbers (`SEQUENCE`)."""
 
-_norm_narrow, _norm_wide = (norm_kernel(wide=wide, wide_outputs=True) for wide in (False, True))
-_same_norm_narrow, _same_norm_wide = (norm_kernel(wide=wide) for wide in (False, True))
-_query_narrow, _query_wide = (turned_head_kernel(wide=wide, as_query=True) for wide in (False, True))
-_key_narrow, _key_wide = (turned_head_kernel(wide=wide, as_query=False) for wide in (False, True))
-_finish_narrow, _finish_wide = (finish_kernel(wide=wide, wide_outputs=True) for wide in (False, True))
-_gated_narrow, _gated_wide = (gated_kernel(wide=wide) for wide in (False, True))
-_sum_narrow, _sum_wide = (sum_kernel(wide=wide) for wide in (False, True))
+_norm_to_floats, _norm_in_kind = (norm_kernel(as_floats=as_floats) for as_floats in (True, False))
+_turn_query, _turn_key = (turned_head_kernel(as_query=as_query) for as_query in (True, False))
+_finish = finish_kernel(as_floats=True)
 
 
 def layers_work(jobs):  # type: ignore[no-untyped-def]  # numba takes its types from the signature
@@ -238,10 +221,7 @@ def _norm(job: Any, part: int, inputs: int, weight: int, epsilon: float) -> None
 @compiled
 def _norm_row(job: Any, row: int, inputs: int, weight: int, epsilon: float) -> None:
     source, target = inputs + row * job.hidden * _size(job), job.normed + 4 * row * job.hidden
-    if job.wide:
-        _norm_wide(source, weight, job.hidden, epsilon, job.norm_offset, target)
-    else:
-        _norm_narrow(source, weight, job.hidden, epsilon, job.norm_offset, target)
+    _norm_to_floats(job.wide != 0, source, weight, job.hidden, epsilon, job.norm_offset, target)
 
 
 @compiled
@@ -253,17 +233,9 @@ def _norm_and_add(job: Any, part: int, before: int, weight: int, epsilon: float,
             return
         at = row * job.hidden * _size(job)
         _norm_in_place(job, job.summand + at, job.hidden, weight, epsilon)
-        _add(job, before + at, job.summand + at, job.hidden, after + at)
+        _add(job.wide != 0, before + at, job.summand + at, job.hidden, after + at)
         if following:
             _norm_row(job, row, after, following, job.gate_norm_epsilon)
-
-
-@compiled
-def _add(job: Any, left: int, right: int, count: int, outputs: int) -> None:
-    if job.wide:
-        _sum_wide(left, right, count, outputs)
-    else:
-        _sum_narrow(left, right, count, outputs)
 
 
 @compiled
@@ -339,10 +311,7 @@ def _place_query(job: Any, row: int, head: int, sequence: int) -> None:
     first, rows = read_long(sequence + 8 * _FIRST), read_long(sequence + 8 * _ROWS)
     place = first * job.heads + (head // groups * rows + row - first) * groups + head % groups
     cosines, sines, target = job.cosines + row * size, job.sines + row * size, job.queries + 4 * place * job.dim
-    if job.wide:
-        _query_wide(source, cosines, sines, job.dim, job.scale, target)
-    else:
-        _query_narrow(source, cosines, sines, job.dim, job.scale, target)
+    _turn_query(job.wide != 0, source, cosines, sines, job.dim, job.scale, target)
 
 
 @compiled
@@ -355,10 +324,7 @@ def _place_key(job: Any, row: int, head: int, sequence: int) -> None:
     at = read_long(sequence + 8 * _PREFIX) + row - read_long(sequence + 8 * _FIRST)
     target = _spot(sequence, _KEYS, head, at)
     cosines, sines = job.cosines + row * size, job.sines + row * size
-    if job.wide:
-        _key_wide(source, cosines, sines, job.dim, 1.0, target)
-    else:
-        _key_narrow(source, cosines, sines, job.dim, 1.0, target)
+    _turn_key(job.wide != 0, source, cosines, sines, job.dim, 1.0, target)
     value, target = job.valued + (row * job.kv_heads + head) * size, _spot(sequence, _VALUES, head, at)
     for offset in range(0, size, 8):
         write_long(target + offset, read_long(value + offset))
@@ -375,10 +341,7 @@ def _spot(sequence: int, kind: int, head: int, at: int) -> int:
 @compiled
 def _norm_in_place(job: Any, numbers: int, length: int, weight: int, epsilon: float) -> None:
     """Norm a head or a row, in the model's dtype."""
-    if job.wide:
-        _same_norm_wide(numbers, weight, length, epsilon, job.norm_offset, numbers)
-    else:
-        _same_norm_narrow(numbers, weight, length, epsilon, job.norm_offset, numbers)
+    _norm_in_kind(job.wide != 0, numbers, weight, length, epsilon, job.norm_offset, numbers)
 
 
 @compiled
@@ -418,10 +381,7 @@ def _attend(job: Any, sequence: int, head: int, first: int, count: int, scratch:
     for query in range(count * groups):
         row = start + first + query // groups
         target = job.attended + 4 * dim * (row * job.heads + head * groups + query % groups)
-        if job.wide:
-            _finish_wide(sums + 4 * query * dim, dim, totals + 4 * query, target)
-        else:
-            _finish_narrow(sums + 4 * query * dim, dim, totals + 4 * query, target)
+        _finish(job.wide != 0, sums + 4 * query * dim, dim, totals + 4 * query, target)
 
 
 @compiled
@@ -439,7 +399,7 @@ def _add_product(
         count = min(PIECE, job.hidden - piece * PIECE)
         for row in range(job.rows):
             at = (row * job.hidden + piece * PIECE) * size
-            _add(job, before + at, job.summand + at, count, outputs + at)
+            _add(job.wide != 0, before + at, job.summand + at, count, outputs + at)
 
 
 @compiled
@@ -468,7 +428,4 @@ def _gate(job: Any, part: int, scratch: int) -> None:
         for row in range(job.rows):
             at = row * job.inner + piece * PIECE
             gates, ups, target = job.gates + size * at, job.ups + size * at, job.gated + 4 * at
-            if job.wide:
-                _gated_wide(gates, ups, count, job.gate_slope, job.gate_cubic, target)
-            else:
-                _gated_narrow(gates, ups, count, job.gate_slope, job.gate_cubic, target)
+            _gated(job.wide != 0, gates, ups, count, job.gate_slope, job.gate_cubic, target)

@@ -8,46 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 from torch import Tensor, nn
 
 from precedent.runtime.compiled import compiled_callback
 from precedent.runtime.patched_modules import is_swapped, swapped_class
-from precedent_cpu.kernel_code import FLOAT, FUSED, LANES, Code
+from precedent_cpu.kernel_code import FLOAT, FUSED, LANES, Code, by_width
 
 
-def norm_kernel(*, wide: bool, wide_outputs: bool | None = None) -> Callable[..., None]:
-    """A kernel for one row of a root-mean-square norm, `(inputs, weights, length, epsilon, offset, outputs)`.
+def norm_kernel(*, as_floats: bool) -> Callable[..., None]:
+    """A kernel for one row of a root-mean-square norm, `(wide, inputs, weights, length, epsilon, offset, outputs)`.
 
     It computes in float32 as transformers' models do. With an `offset` of 0 (Llama), bfloat16 is rounded before and
     after the multiplication by the weight. Any other (1 for Gemma) is added to the weight, and bfloat16 is rounded
-    once, at the end. With `wide_outputs`, the rounded result is still written as float32.
+    once, at the end. With `as_floats`, the rounded result is still written as float32.
     """
 
-    @intrinsic
-    def norm(typing: Any, inputs: Any, weights: Any, length: Any, epsilon: Any, offset: Any, outputs: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            inputs, weights, length, epsilon, offset, outputs = arguments
-            code = Code(builder)
-            scale = code.spread(code.inverse_root(code.squares(inputs, length, wide), length, epsilon))
-            added = code.spread(builder.fptrunc(offset, FLOAT))
-            rounded_twice = builder.fcmp_ordered("==", offset, ir.Constant(offset.type, 0.0))
-            with code.steps(length, ()) as (k, _, _):
-                scaled = builder.fmul(code.load(inputs, k, wide=wide), scale)
-                scaled = builder.select(rounded_twice, code.rounded(scaled, wide), scaled)
-                weight = builder.fadd(code.load(weights, k, wide=wide), added)
-                normed = code.rounded(builder.fmul(scaled, weight), wide)
-                code.store_lanes(normed, outputs, k, wide if wide_outputs is None else wide_outputs)
-            return context.get_dummy_value()
+    @by_width(*[types.intp] * 3, *[types.float64] * 2, types.intp)
+    def norm(
+        code: Code, inputs: Any, weights: Any, length: Any, epsilon: Any, offset: Any, outputs: Any, *, wide: bool
+    ) -> None:
+        builder = code.builder
+        scale = code.spread(code.inverse_root(code.squares(inputs, length, wide), length, epsilon))
+        added = code.spread(builder.fptrunc(offset, FLOAT))
+        rounded_twice = builder.fcmp_ordered("==", offset, ir.Constant(offset.type, 0.0))
+        with code.steps(length, ()) as (k, _, _):
+            scaled = builder.fmul(code.load(inputs, k, wide=wide), scale)
+            scaled = builder.select(rounded_twice, code.rounded(scaled, wide), scaled)
+            weight = builder.fadd(code.load(weights, k, wide=wide), added)
+            normed = code.rounded(builder.fmul(scaled, weight), wide)
+            code.store_lanes(normed, outputs, k, wide or as_floats)
 
-        return types.void(types.intp, types.intp, types.intp, types.float64, types.float64, types.intp), generate
-
-    return cast(Callable[..., None], norm)
+    return norm
 
 
 FEW_ROWS = 64
@@ -62,18 +58,12 @@ TOLERANCE = {torch.bfloat16: 2**-6, torch.float32: 1e-5}
 OFFSETS = (0.0, 1.0)
 """What norms add to their weights: Llama's and most others nothing, Gemma's one (`norm_kernel`)."""
 
-_narrow, _wide = (norm_kernel(wide=wide) for wide in (False, True))
-_SIGNATURE = types.void(*[types.intp] * 5, *[types.float64] * 2, types.intp)
+_norm = norm_kernel(as_floats=False)
 
 
-def _narrow_rows(rows, inputs, weights, length, row_bytes, epsilon, offset, outputs):  # type: ignore[no-untyped-def]
+def _rows(rows, inputs, weights, length, row_bytes, epsilon, offset, outputs, wide):  # type: ignore[no-untyped-def]
     for row in range(rows):
-        _narrow(inputs + row * row_bytes, weights, length, epsilon, offset, outputs + row * row_bytes)
-
-
-def _wide_rows(rows, inputs, weights, length, row_bytes, epsilon, offset, outputs):  # type: ignore[no-untyped-def]
-    for row in range(rows):
-        _wide(inputs + row * row_bytes, weights, length, epsilon, offset, outputs + row * row_bytes)
+        _norm(wide != 0, inputs + row * row_bytes, weights, length, epsilon, offset, outputs + row * row_bytes)
 
 
 def norm_rows(inputs: Tensor, weight: Tensor, epsilon: float, offset: float) -> Tensor:
@@ -83,17 +73,18 @@ def norm_rows(inputs: Tensor, weight: Tensor, epsilon: float, offset: float) -> 
     """
     inputs, length = inputs.contiguous(), weight.shape[0]
     outputs = torch.empty_like(inputs)
-    _entry(weight.dtype)(
+    _entry()(
         inputs.numel() // length, inputs.data_ptr(), weight.data_ptr(), length, length * weight.element_size(),
-        epsilon, offset, outputs.data_ptr(),
+        epsilon, offset, outputs.data_ptr(), weight.dtype == torch.float32,
     )  # fmt: skip
     return outputs
 
 
 @cache
-def _entry(dtype: torch.dtype) -> Any:
-    """The kernel for a dtype as machine code, compiled at first use: not at all where nothing runs on a CPU."""
-    return compiled_callback(_wide_rows if dtype == torch.float32 else _narrow_rows, _SIGNATURE).ctypes
+def _entry() -> Any:
+    """The kernel as machine code, compiled at first use: not at all where nothing runs on a CPU."""
+    signature = types.void(*[types.intp] * 5, *[types.float64] * 2, types.intp, types.intp)
+    return compiled_callback(_rows, signature).ctypes
 
 
 def fuse_norms(model: nn.Module) -> int:

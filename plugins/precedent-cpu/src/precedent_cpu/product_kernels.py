@@ -8,14 +8,13 @@ it, so a row is bit-identical however many rows are computed with it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.core import types
 
 from precedent.runtime.compiled import compiled
-from precedent_cpu.kernel_code import LANES, Ahead, Code
+from precedent_cpu.kernel_code import LANES, LONG, Ahead, Code, by_width
 
 Places = tuple[int, int, int, int, int, int, int, int]
 """Addresses and strides in bytes: weights, stride of their rows; inputs, stride of their rows; numbers per row (a
@@ -26,38 +25,36 @@ Fetched = tuple[int, int, int, int]
 on with every `LANES` numbers."""
 
 
-def dot_block(outs: int, rows: int, *, wide: bool) -> Callable[[Places, Fetched], None]:
-    """A kernel for `outs` rows of weights and `rows` rows of inputs, called from compiled code.
+def dot_block(outs: int, rows: int) -> Callable[[bool, Places, Fetched], None]:
+    """A kernel `(wide, places, ahead)` for `outs` rows of weights and `rows` rows of inputs."""
+
+    @by_width(types.UniTuple(types.intp, 8), types.UniTuple(types.intp, 4))
+    def block(code: Code, places: Any, ahead: Any, *, wide: bool) -> None:
+        _dots(code, places, ahead, outs, rows, wide)
+
+    return block
+
+
+def _dots(code: Code, places: Any, ahead: Any, outs: int, rows: int, wide: bool) -> None:
+    """Emit the products of `outs` rows of weights and `rows` rows of inputs.
 
     Weights and outputs are float32 if `wide`, else bfloat16; inputs are float32. Bias and rounding are applied once, at
     the end.
     """
-
-    @intrinsic
-    def block(typing: Any, places: Any, ahead: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            code = Code(builder)
-            weights, w_bytes, inputs, x_bytes, length, biases, outputs, y_bytes = cgutils.unpack_tuple(
-                builder, arguments[0]
-            )
-            near, near_step, far, far_step = cgutils.unpack_tuple(builder, arguments[1])
-            fetched = (Ahead(near, near_step, nearest=True), Ahead(far, far_step, nearest=False))
-            w_rows = [code.offset(weights, w_bytes, out) for out in range(outs)]
-            x_rows = [code.offset(inputs, x_bytes, row) for row in range(rows)]
-            sums = code.dots(w_rows, x_rows, length, wide, fetched)
-            together = max(1, LANES // outs)  # rows whose sums fill a register
-            for first in range(0, rows, together):
-                count = min(together, rows - first)
-                totals = code.totals(sums[first * outs : (first + count) * outs])
-                stored = code.with_biases(totals, biases, outs)
-                stored = stored if wide else code.halves(stored)
-                for row in range(count):
-                    code.store_some(stored, row * outs, outs, code.offset(outputs, y_bytes, first + row))
-            return context.get_dummy_value()
-
-        return types.void(types.UniTuple(types.intp, 8), types.UniTuple(types.intp, 4)), generate
-
-    return cast(Callable[[Places, Fetched], None], block)
+    weights, w_bytes, inputs, x_bytes, length, biases, outputs, y_bytes = places
+    near, near_step, far, far_step = ahead
+    fetched = (Ahead(near, near_step, nearest=True), Ahead(far, far_step, nearest=False))
+    w_rows = [code.offset(weights, w_bytes, out) for out in range(outs)]
+    x_rows = [code.offset(inputs, x_bytes, row) for row in range(rows)]
+    sums = code.dots(w_rows, x_rows, length, wide, fetched)
+    together = max(1, LANES // outs)  # rows whose sums fill a register
+    for first in range(0, rows, together):
+        count = min(together, rows - first)
+        totals = code.totals(sums[first * outs : (first + count) * outs])
+        stored = code.with_biases(totals, biases, outs)
+        stored = stored if wide else code.halves(stored)
+        for row in range(count):
+            code.store_some(stored, row * outs, outs, code.offset(outputs, y_bytes, first + row))
 
 
 PIECE = 64 if LANES == 16 else 48
@@ -82,9 +79,22 @@ _OUTS = (0, 4, 4, 4, 4, 2, 2, 2, 2) if LANES == 16 else (0, 4, 4, 4, 3, 2, 2, 1,
 _WHOLE = 12
 """Outputs of a chunk are a multiple of this, and so of the outputs of a kernel call."""
 
-_n1, _n2, _n3, _n4, _n5, _n6, _n7, _n8 = (dot_block(_OUTS[rows], rows, wide=False) for rows in range(1, 9))
-_w1, _w2, _w3, _w4, _w5, _w6, _w7, _w8 = (dot_block(_OUTS[rows], rows, wide=True) for rows in range(1, 9))
-_n1x1, _w1x1 = (dot_block(1, 1, wide=wide) for wide in (False, True))
+_one_by_one = dot_block(1, 1)
+
+
+@by_width(types.UniTuple(types.intp, 8), types.UniTuple(types.intp, 4), types.intp)
+def _dot_blocks(code: Code, places: Any, ahead: Any, rows: Any, *, wide: bool) -> None:
+    """`dot_block` of so many `rows`, up to `TOGETHER`, and of `_OUTS[rows]` rows of weights."""
+    builder = code.builder
+    end = builder.append_basic_block("end")
+    chosen = builder.switch(rows, end)
+    for count in range(1, TOGETHER + 1):
+        case = builder.append_basic_block("rows")
+        chosen.add_case(ir.Constant(LONG, count), case)
+        builder.position_at_end(case)
+        _dots(code, places, ahead, _OUTS[count], count, wide)
+        builder.branch(end)
+    builder.position_at_end(end)
 
 
 @compiled
@@ -119,22 +129,11 @@ def _block(at: Places, rows: int, outs: int, wide: bool, far: int, groups: int) 
         else:
             ahead = (far + out * share, each * share * LANES // at[4])
         fetched = (behind if near else here[0], step if near else 0, *ahead)
-        if wide:
-            _wide(here, fetched, rows)
-        else:
-            _narrow(here, fetched, rows)
+        _dot_blocks(wide, here, fetched, rows)
     for out in range(whole, outs):
-        _one_by_one(_right(at, out, size), rows, wide)
-
-
-@compiled
-def _one_by_one(at: Places, rows: int, wide: bool) -> None:
-    """One output of every row of inputs."""
-    for row in range(rows):
-        if wide:
-            _w1x1(_below(at, row), (at[0], 0, at[0], 0))
-        else:
-            _n1x1(_below(at, row), (at[0], 0, at[0], 0))
+        here = _right(at, out, size)
+        for row in range(rows):
+            _one_by_one(wide, _below(here, row), (here[0], 0, here[0], 0))
 
 
 @compiled
@@ -148,48 +147,3 @@ def _right(at: Places, out: int, size: int) -> Places:
     """`at`, moved `out` outputs to the right."""
     biases = at[5] + 4 * out if at[5] else 0
     return (at[0] + out * at[1], at[1], at[2], at[3], at[4], biases, at[6] + out * size, at[7])
-
-
-# Two copies of one choice: numba caches machine code on disk only for functions that name their kernels.
-
-
-@compiled
-def _narrow(at: Places, ahead: Fetched, rows: int) -> None:
-    """Some outputs of up to `TOGETHER` rows of inputs, from bfloat16 weights."""
-    if rows == 1:
-        _n1(at, ahead)
-    elif rows == 2:
-        _n2(at, ahead)
-    elif rows == 3:
-        _n3(at, ahead)
-    elif rows == 4:
-        _n4(at, ahead)
-    elif rows == 5:
-        _n5(at, ahead)
-    elif TOGETHER == 6 or rows == 6:
-        _n6(at, ahead)
-    elif rows == 7:
-        _n7(at, ahead)
-    else:
-        _n8(at, ahead)
-
-
-@compiled
-def _wide(at: Places, ahead: Fetched, rows: int) -> None:
-    """The same from float32 weights."""
-    if rows == 1:
-        _w1(at, ahead)
-    elif rows == 2:
-        _w2(at, ahead)
-    elif rows == 3:
-        _w3(at, ahead)
-    elif rows == 4:
-        _w4(at, ahead)
-    elif rows == 5:
-        _w5(at, ahead)
-    elif TOGETHER == 6 or rows == 6:
-        _w6(at, ahead)
-    elif rows == 7:
-        _w7(at, ahead)
-    else:
-        _w8(at, ahead)

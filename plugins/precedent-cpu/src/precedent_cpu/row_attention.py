@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 from torch import Tensor
@@ -30,12 +30,12 @@ from precedent_cpu.kernel_code import (
     LANES,
     LONG,
     Code,
-    copy_floats,
+    by_width,
     kernel,
     read_long,
     same,
     take_ticket,
-    turn_kernel,
+    turn,
     widen,
     write_float,
 )
@@ -60,65 +60,47 @@ def score_kernel(queries: int) -> Callable[..., None]:
     its last.
     """
 
-    @kernel
-    def score(typing: Any, places: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            columns, dim, asked, q_stride, scores, s_stride = cgutils.unpack_tuple(builder, arguments[0])
-            code = Code(builder)
-            with code.steps(dim, (same(FLOATS, 0.0),) * queries, by=1) as (d, sums, following):
-                column = builder.add(columns, builder.mul(d, ir.Constant(LONG, 4 * LANES)))
-                keys = code.load(column, ir.Constant(LONG, 0), wide=True)
-                for query in range(queries):
-                    place = code.vector(code.offset(asked, q_stride, query), d, 4, FLOAT)
-                    following.append(code.fused(code.spread(builder.load(place, align=4)), keys, sums[query]))
-            for query, total in enumerate(following):
-                spot = code.vector(code.offset(scores, s_stride, query), ir.Constant(LONG, 0), 4, FLOATS)
-                builder.store(total, spot, align=4)
-            return context.get_dummy_value()
-
-        return types.void(types.UniTuple(types.intp, 6)), generate
+    @kernel(types.UniTuple(types.intp, 6))
+    def score(code: Code, places: Any) -> None:
+        (columns, dim, asked, q_stride, scores, s_stride), builder = places, code.builder
+        with code.steps(dim, (same(FLOATS, 0.0),) * queries, by=1) as (d, sums, following):
+            column = builder.add(columns, builder.mul(d, ir.Constant(LONG, 4 * LANES)))
+            keys = code.load(column, ir.Constant(LONG, 0), wide=True)
+            for query in range(queries):
+                place = code.vector(code.offset(asked, q_stride, query), d, 4, FLOAT)
+                following.append(code.fused(code.spread(builder.load(place, align=4)), keys, sums[query]))
+        for query, total in enumerate(following):
+            code.store_lanes(total, code.offset(scores, s_stride, query), ir.Constant(LONG, 0), wide=True)
 
     return score
 
 
-@kernel
-def softmax(typing: Any, scores: Any, count: Any, total: Any) -> Any:
+@kernel(types.intp, types.intp, types.intp)
+def softmax(code: Code, scores: Any, count: Any, total: Any) -> None:
     """Replace `count` float32 scores (a multiple of `LANES`) by exp(score - maximum); writes their sum to `total`."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        scores, count, total = arguments
-        code = Code(builder)
-        largest = code.spread(_largest(code, builder, scores, count))
-        with code.steps(count, (same(FLOATS, 0.0),)) as (k, sums, following):
-            weights = exponential(code, builder, builder.fsub(code.load(scores, k, wide=True), largest))
-            builder.store(weights, code.vector(scores, k, 4, FLOATS), align=4)
-            following.append(builder.fadd(sums[0], weights))
-        code.store(code.across(following[0]), total)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.intp), generate
+    builder = code.builder
+    largest = code.spread(_largest(code, builder, scores, count))
+    with code.steps(count, (same(FLOATS, 0.0),)) as (k, sums, following):
+        weights = exponential(code, builder, builder.fsub(code.load(scores, k, wide=True), largest))
+        code.store_lanes(weights, scores, k, wide=True)
+        following.append(builder.fadd(sums[0], weights))
+    code.store(code.across(following[0]), total)
 
 
-@kernel
-def cap(typing: Any, scores: Any, count: Any, limit: Any) -> Any:
+@kernel(types.intp, types.intp, types.float64)
+def cap(code: Code, scores: Any, count: Any, limit: Any) -> None:
     """Replace `count` float32 scores (a multiple of `LANES`) by limit * tanh(score / limit), as Gemma 2 does."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        scores, count, limit = arguments
-        code, one = Code(builder), same(FLOATS, 1.0)
-        limits = code.spread(builder.fptrunc(limit, FLOAT))
-        twice = builder.fdiv(same(FLOATS, 2.0), limits)
-        with code.steps(count, ()) as (k, _, _):
-            score = code.load(scores, k, wide=True)
-            negative = builder.fcmp_ordered("<", score, same(FLOATS, 0.0))
-            lowered = builder.select(negative, score, builder.fneg(score))
-            power = exponential(code, builder, builder.fmul(lowered, twice))
-            size = builder.fdiv(builder.fsub(one, power), builder.fadd(one, power))
-            capped = builder.fmul(limits, builder.select(negative, builder.fneg(size), size))
-            code.store_lanes(capped, scores, k, wide=True)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.float64), generate
+    builder, one = code.builder, same(FLOATS, 1.0)
+    limits = code.spread(builder.fptrunc(limit, FLOAT))
+    twice = builder.fdiv(same(FLOATS, 2.0), limits)
+    with code.steps(count, ()) as (k, _, _):
+        score = code.load(scores, k, wide=True)
+        negative = builder.fcmp_ordered("<", score, same(FLOATS, 0.0))
+        lowered = builder.select(negative, score, builder.fneg(score))
+        power = exponential(code, builder, builder.fmul(lowered, twice))
+        size = builder.fdiv(builder.fsub(one, power), builder.fadd(one, power))
+        capped = builder.fmul(limits, builder.select(negative, builder.fneg(size), size))
+        code.store_lanes(capped, scores, k, wide=True)
 
 
 def blend_kernel(queries: int, vectors: int) -> Callable[..., None]:
@@ -127,58 +109,47 @@ def blend_kernel(queries: int, vectors: int) -> Callable[..., None]:
     Called as `(values, value_stride, count, weights, weight_stride, sums, sum_stride)`; strides in bytes.
     """
 
-    @kernel
-    def blend(typing: Any, places: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            values, v_stride, count, weights, w_stride, sums, s_stride = cgutils.unpack_tuple(builder, arguments[0])
-            code = Code(builder)
-            spots = [
-                code.vector(code.offset(sums, s_stride, query), ir.Constant(LONG, v * LANES), 4, FLOATS)
-                for query in range(queries)
-                for v in range(vectors)
-            ]
-            starts = tuple(builder.load(spot, align=4) for spot in spots)
-            with code.steps(count, starts, by=1) as (j, carried, following):
-                row = builder.add(values, builder.mul(j, v_stride))
-                spread = []
-                for query in range(queries):
-                    place = code.vector(code.offset(weights, w_stride, query), j, 4, FLOAT)
-                    spread.append(code.spread(builder.load(place, align=4)))
-                added = list(carried)
-                for v in range(vectors):
-                    loaded = code.load(row, ir.Constant(LONG, v * LANES), wide=True)
-                    for number, weight in enumerate(spread):
-                        at = number * vectors + v
-                        added[at] = code.fused(weight, loaded, carried[at])
-                following.extend(added)
-            for spot, total in zip(spots, following, strict=True):
-                builder.store(total, spot, align=4)
-            return context.get_dummy_value()
-
-        return types.void(types.UniTuple(types.intp, 7)), generate
+    @kernel(types.UniTuple(types.intp, 7))
+    def blend(code: Code, places: Any) -> None:
+        (values, v_stride, count, weights, w_stride, sums, s_stride), builder = places, code.builder
+        spots = [
+            code.vector(code.offset(sums, s_stride, query), ir.Constant(LONG, v * LANES), 4, FLOATS)
+            for query in range(queries)
+            for v in range(vectors)
+        ]
+        starts = tuple(builder.load(spot, align=4) for spot in spots)
+        with code.steps(count, starts, by=1) as (j, carried, following):
+            row, spread = builder.add(values, builder.mul(j, v_stride)), []
+            for query in range(queries):
+                place = code.vector(code.offset(weights, w_stride, query), j, 4, FLOAT)
+                spread.append(code.spread(builder.load(place, align=4)))
+            added = list(carried)
+            for v in range(vectors):
+                loaded = code.load(row, ir.Constant(LONG, v * LANES), wide=True)
+                for number, weight in enumerate(spread):
+                    at = number * vectors + v
+                    added[at] = code.fused(weight, loaded, carried[at])
+            following.extend(added)
+        for spot, total in zip(spots, following, strict=True):
+            builder.store(total, spot, align=4)
 
     return blend
 
 
-def finish_kernel(*, wide: bool, wide_outputs: bool | None = None) -> Callable[..., None]:
-    """A kernel `(sums, count, total, outputs)`: `count` sums over the number at `total`, as float32 or bfloat16.
+def finish_kernel(*, as_floats: bool) -> Callable[..., None]:
+    """A kernel `(wide, sums, count, total, outputs)`: `count` sums over the number at `total`, in the model's dtype.
 
-    With `wide_outputs`, values are still rounded to the model's dtype but written as float32.
+    With `as_floats`, values are still rounded to that dtype but written as float32.
     """
 
-    @kernel
-    def finish(typing: Any, sums: Any, count: Any, total: Any, outputs: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            sums, count, total, outputs = arguments
-            code = Code(builder)
-            divisor = builder.load(builder.inttoptr(total, FLOAT.as_pointer()), align=4)
-            scale = code.spread(builder.fdiv(ir.Constant(FLOAT, 1.0), divisor))
-            with code.steps(count, ()) as (k, _, _):
-                scaled = code.rounded(builder.fmul(code.load(sums, k, wide=True), scale), wide)
-                code.store_lanes(scaled, outputs, k, wide if wide_outputs is None else wide_outputs)
-            return context.get_dummy_value()
-
-        return types.void(*[types.intp] * 4), generate
+    @by_width(*[types.intp] * 4)
+    def finish(code: Code, sums: Any, count: Any, total: Any, outputs: Any, *, wide: bool) -> None:
+        builder = code.builder
+        divisor = builder.load(builder.inttoptr(total, FLOAT.as_pointer()), align=4)
+        scale = code.spread(builder.fdiv(ir.Constant(FLOAT, 1.0), divisor))
+        with code.steps(count, ()) as (k, _, _):
+            scaled = code.rounded(builder.fmul(code.load(sums, k, wide=True), scale), wide)
+            code.store_lanes(scaled, outputs, k, wide or as_floats)
 
     return finish
 
@@ -211,9 +182,6 @@ def exponential(code: Code, builder: ir.IRBuilder, x: Any) -> Any:
 
 VALUES = 2 * LANES
 """Values that are widened together, and added to a query's sums while those are in registers."""
-
-_turn_narrow, _turn_wide = (turn_kernel(whole=True, wide=wide) for wide in (False, True))
-_turn_some_narrow, _turn_some_wide = (turn_kernel(whole=False, wide=wide) for wide in (False, True))
 
 
 class Piece(NamedTuple):
@@ -261,7 +229,7 @@ def widened(piece: Piece, first: int, count: int) -> tuple[int, int]:
     if piece.wide:
         return source, stride
     for row in range(count):
-        widen(source + row * stride, piece.dim, piece.block + 4 * row * piece.dim)
+        widen(False, source + row * stride, piece.dim, piece.block + 4 * row * piece.dim)
     return piece.block, 4 * piece.dim
 
 
@@ -271,21 +239,8 @@ def columns(piece: Piece, first: int, count: int) -> int:
     size = 4 if piece.wide else 2
     for d in range(0, piece.dim, LANES):
         rows = piece.keys + first * piece.key_stride + d * size
-        _turn(piece.wide, (rows, piece.key_stride, count, piece.block + 4 * d * LANES, 4 * LANES))
+        turn(piece.wide, (rows, piece.key_stride, count, piece.block + 4 * d * LANES, 4 * LANES))
     return piece.block
-
-
-@compiled
-def _turn(wide: bool, places: tuple[int, int, int, int, int]) -> None:
-    """Transpose a square of numbers, whole or with as many rows as there are."""
-    if wide and places[2] == LANES:
-        _turn_wide(places)
-    elif wide:
-        _turn_some_wide(places)
-    elif places[2] == LANES:
-        _turn_narrow(places)
-    else:
-        _turn_some_narrow(places)
 
 
 @compiled
@@ -293,10 +248,7 @@ def gather(piece: Piece, rows: int, stride: int, start: int, count: int, target:
     """Copy the new keys or values named by `count` columns from `start` on, as float32."""
     for number in range(count):
         row = rows + (piece.prefix + read_long(piece.columns + 8 * (start + number))) * stride
-        if piece.wide:
-            copy_floats(row, piece.dim, target + 4 * number * piece.dim)
-        else:
-            widen(row, piece.dim, target + 4 * number * piece.dim)
+        widen(piece.wide, row, piece.dim, target + 4 * number * piece.dim)
 
 
 @compiled
@@ -305,7 +257,7 @@ def own_columns(piece: Piece, start: int, count: int) -> int:
     gathered = piece.block + 4 * LANES * piece.dim
     gather(piece, piece.keys, piece.key_stride, start, count, gathered)
     for d in range(0, piece.dim, LANES):
-        _turn(True, (gathered + 4 * d, 4 * piece.dim, count, piece.block + 4 * d * LANES, 4 * LANES))
+        turn(True, (gathered + 4 * d, 4 * piece.dim, count, piece.block + 4 * d * LANES, 4 * LANES))
     return piece.block
 
 
@@ -318,7 +270,7 @@ QUERIES = 24
 _MOST = 4 if LANES == 16 else 3
 """Queries whose sums fill the registers in a blend, beside their weights and one value."""
 
-_finish, _finish_wide = (finish_kernel(wide=wide) for wide in (False, True))
+_finish = finish_kernel(as_floats=False)
 _blend1, _blend2, _blend_most = (blend_kernel(queries, VECTORS) for queries in (1, 2, _MOST))
 _score1, _score3, _score4, _score8 = (score_kernel(queries) for queries in (1, 3, 4, 8))
 
@@ -499,7 +451,4 @@ def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from th
         for query in range(piece.num_queries):
             row, group = first + query // groups, query % groups
             place = job[17] + size * dim * ((row * kv_heads + head) * groups + group)
-            if piece.wide:
-                _finish_wide(sums + 4 * query * dim, dim, totals + 4 * query, place)
-            else:
-                _finish(sums + 4 * query * dim, dim, totals + 4 * query, place)
+            _finish(piece.wide, sums + 4 * query * dim, dim, totals + 4 * query, place)

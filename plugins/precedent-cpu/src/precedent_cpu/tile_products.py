@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
@@ -19,7 +19,7 @@ from numba.core import cgutils, types
 
 from precedent.runtime.compiled import compiled
 from precedent.runtime.instructions import FEATURES
-from precedent_cpu.kernel_code import CACHE_LINE, FLOATS, INT, LANES, LONG, Code, kernel, turn_kernel, turned_lanes
+from precedent_cpu.kernel_code import CACHE_LINE, FLOATS, INT, LANES, LONG, Code, Emit, kernel, turn, turned_lanes
 from precedent_cpu.product_kernels import Places, product_piece
 
 TILE = 16
@@ -47,19 +47,9 @@ _POINTER = _BYTE.as_pointer()
 _LINE = ir.Constant(LONG, CACHE_LINE)
 
 
-def tile_kernel(generator: Callable[..., Any]) -> Callable[..., Any]:
+def tile_kernel(*kinds: Any) -> Callable[[Emit], Callable[..., Any]]:
     """`kernel`; emits no instructions on processors without the unit, for which the compiler does not know them."""
-
-    @wraps(generator)
-    def typed(typing: Any, *arguments: Any) -> Any:
-        signature, generate = generator(typing, *arguments)
-        return signature, generate if _PRESENT else _nothing
-
-    return kernel(typed)
-
-
-def _nothing(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-    return context.get_dummy_value()
+    return lambda emit: kernel(*kinds)(emit if _PRESENT else lambda code, *arguments: None)
 
 
 @cache
@@ -70,52 +60,37 @@ def tiles_at_hand() -> bool:
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
 
 
-@tile_kernel
-def open_tiles(typing: Any) -> Any:
+@tile_kernel()
+def open_tiles(code: Code) -> None:
     """Configure the current thread's unit for full tiles; their contents are lost."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        palette = [1] + 15 * [0] + 8 * [64, 0] + 16 * [0] + 8 * [TILE] + 8 * [0]
-        kind = ir.ArrayType(_BYTE, len(palette))
-        place = cgutils.alloca_once(builder, kind)
-        builder.store(ir.Constant(kind, palette), place)
-        _call(builder, "llvm.x86.ldtilecfg", (builder.bitcast(place, _POINTER),))
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    palette, builder = [1] + 15 * [0] + 8 * [64, 0] + 16 * [0] + 8 * [TILE] + 8 * [0], code.builder
+    kind = ir.ArrayType(_BYTE, len(palette))
+    place = cgutils.alloca_once(builder, kind)
+    builder.store(ir.Constant(kind, palette), place)
+    _call(builder, "llvm.x86.ldtilecfg", (builder.bitcast(place, _POINTER),))
 
 
-@tile_kernel
-def close_tiles(typing: Any) -> Any:
+@tile_kernel()
+def close_tiles(code: Code) -> None:
     """Release the unit: other code on this thread configures it for itself."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        _call(builder, "llvm.x86.tilerelease", ())
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    _call(code.builder, "llvm.x86.tilerelease", ())
 
 
-@tile_kernel
-def pack_tile(typing: Any, places: Any) -> Any:
+@tile_kernel(types.UniTuple(types.intp, 4))
+def pack_tile(code: Code, places: Any) -> None:
     """Write `DEPTH` numbers of `count` rows as a tile of inputs, `(rows, row_stride, count, tile)`; strides in bytes.
 
     The rows are float32 and rounded to bfloat16. The last row is repeated to fill `TILE` rows.
     """
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        rows, stride, count, tile = cgutils.unpack_tuple(builder, arguments[0])
-        code, lanes, last = Code(builder), [], builder.sub(count, ir.Constant(LONG, 1))
-        for number in range(TILE):
-            wanted = ir.Constant(LONG, number)
-            row = builder.select(builder.icmp_signed("<", wanted, last), wanted, last)
-            lanes.append(_pairs(code, builder, builder.add(rows, builder.mul(row, stride))))
-        for number, pairs in enumerate(turned_lanes(builder, lanes)):
-            place = builder.add(tile, ir.Constant(LONG, number * CACHE_LINE))
-            builder.store(pairs, builder.inttoptr(place, FLOATS.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.UniTuple(types.intp, 4)), generate
+    (rows, stride, count, tile), builder, lanes = places, code.builder, []
+    last = builder.sub(count, ir.Constant(LONG, 1))
+    for number in range(TILE):
+        wanted = ir.Constant(LONG, number)
+        row = builder.select(builder.icmp_signed("<", wanted, last), wanted, last)
+        lanes.append(_pairs(code, builder, builder.add(rows, builder.mul(row, stride))))
+    for number, pairs in enumerate(turned_lanes(builder, lanes)):
+        place = builder.add(tile, ir.Constant(LONG, number * CACHE_LINE))
+        builder.store(pairs, builder.inttoptr(place, FLOATS.as_pointer()), align=4)
 
 
 def tile_block(bands: int, columns: int) -> Callable[[tuple[int, int, int, int, int, int]], None]:
@@ -125,49 +100,37 @@ def tile_block(bands: int, columns: int) -> Callable[[tuple[int, int, int, int, 
     between columns of packed inputs. `sums` `[bands, columns, TILE outputs, TILE rows]` are float32.
     """
 
-    @tile_kernel
-    def block(typing: Any, places: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            weights, w_stride, inputs, x_stride, length, sums = cgutils.unpack_tuple(builder, arguments[0])
-            code = Code(builder)
-            totals = [(band, column, band * columns + column) for band in range(bands) for column in range(columns)]
-            of_weights, of_inputs = BANDS * COLUMNS, BANDS * COLUMNS + BANDS
-            w_rows = [code.offset(weights, w_stride, TILE * band) for band in range(bands)]
-            x_tiles = [code.offset(inputs, x_stride, column) for column in range(columns)]
-            for *_, total in totals:
-                _call(builder, "llvm.x86.tilezero", (_tile(total),))
-            with code.steps(length, (), by=DEPTH) as (k, _, _):
-                step = builder.mul(k, ir.Constant(LONG, TILE_BYTES // DEPTH))
-                _fetch_rows(code, builder, weights, w_stride, TILE * bands, k, length)
-                for band, rows in enumerate(w_rows):
-                    place = builder.add(rows, builder.mul(k, ir.Constant(LONG, 2)))
-                    _move(builder, "load", of_weights + band, place, w_stride)
-                for column, tiles in enumerate(x_tiles):
-                    _move(builder, "load", of_inputs + column, builder.add(tiles, step), _LINE)
-                for band, column, total in totals:
-                    operands = _tile(total), _tile(of_weights + band), _tile(of_inputs + column)
-                    _call(builder, "llvm.x86.tdpbf16ps", operands)
-            for *_, total in totals:
-                _move(builder, "store", total, builder.add(sums, ir.Constant(LONG, total * TILE_BYTES)), _LINE)
-            return context.get_dummy_value()
-
-        return types.void(types.UniTuple(types.intp, 6)), generate
+    @tile_kernel(types.UniTuple(types.intp, 6))
+    def block(code: Code, places: Any) -> None:
+        (weights, w_stride, inputs, x_stride, length, sums), builder = places, code.builder
+        totals = [(band, column, band * columns + column) for band in range(bands) for column in range(columns)]
+        of_weights, of_inputs = BANDS * COLUMNS, BANDS * COLUMNS + BANDS
+        w_rows = [code.offset(weights, w_stride, TILE * band) for band in range(bands)]
+        x_tiles = [code.offset(inputs, x_stride, column) for column in range(columns)]
+        for *_, total in totals:
+            _call(builder, "llvm.x86.tilezero", (_tile(total),))
+        with code.steps(length, (), by=DEPTH) as (k, _, _):
+            step = builder.mul(k, ir.Constant(LONG, TILE_BYTES // DEPTH))
+            _fetch_rows(code, builder, weights, w_stride, TILE * bands, k, length)
+            for band, rows in enumerate(w_rows):
+                place = builder.add(rows, builder.mul(k, ir.Constant(LONG, 2)))
+                _move(builder, "load", of_weights + band, place, w_stride)
+            for column, tiles in enumerate(x_tiles):
+                _move(builder, "load", of_inputs + column, builder.add(tiles, step), _LINE)
+            for band, column, total in totals:
+                operands = _tile(total), _tile(of_weights + band), _tile(of_inputs + column)
+                _call(builder, "llvm.x86.tdpbf16ps", operands)
+        for *_, total in totals:
+            _move(builder, "store", total, builder.add(sums, ir.Constant(LONG, total * TILE_BYTES)), _LINE)
 
     return block
 
 
-@tile_kernel
-def finish_tile(typing: Any, sums: Any, biases: Any, outputs: Any) -> Any:
+@tile_kernel(*[types.intp] * 3)
+def finish_tile(code: Code, sums: Any, biases: Any, outputs: Any) -> None:
     """Write one row's sums of `TILE` outputs, plus their biases (0: none), rounded to bfloat16."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        sums, biases, outputs = arguments
-        code = Code(builder)
-        totals = code.with_biases(code.load(sums, ir.Constant(LONG, 0), wide=True), biases, TILE)
-        code.store_lanes(totals, outputs, ir.Constant(LONG, 0), wide=False)
-        return context.get_dummy_value()
-
-    return types.void(*[types.intp] * 3), generate
+    totals = code.with_biases(code.load(sums, ir.Constant(LONG, 0), wide=True), biases, TILE)
+    code.store_lanes(totals, outputs, ir.Constant(LONG, 0), wide=False)
 
 
 def _fetch_rows(code: Code, builder: ir.IRBuilder, rows: Any, stride: Any, count: int, k: Any, length: Any) -> None:
@@ -208,7 +171,6 @@ SUMS_BYTES = (BANDS * COLUMNS + 1) * TILE_BYTES
 _one_by_one, _one_by_two, _two_by_one, _two_by_two = (
     tile_block(bands, columns) for bands in (1, BANDS) for columns in (1, COLUMNS)
 )
-_turn = turn_kernel(whole=True, wide=True)
 
 
 def tile_room(rows: int, length: int) -> int:
@@ -265,7 +227,7 @@ def _block(bands: int, columns: int, places: tuple[int, int, int, int, int, int]
 def _write(at: Places, rows: int, out: int, row: int, sums: int, number: int) -> None:
     """Write one tile of sums to the outputs of its rows."""
     turned = sums + BANDS * COLUMNS * TILE_BYTES
-    _turn((sums + number * TILE_BYTES, 4 * TILE, TILE, turned, 4 * TILE))
+    turn(True, (sums + number * TILE_BYTES, 4 * TILE, TILE, turned, 4 * TILE))
     biases = at[5] + 4 * out if at[5] else 0
     for each in range(min(TILE, rows - row)):
         finish_tile(turned + 4 * TILE * each, biases, at[6] + (row + each) * at[7] + 2 * out)

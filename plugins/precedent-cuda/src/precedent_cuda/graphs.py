@@ -11,7 +11,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,25 +27,59 @@ Run = Callable[[StaticShape], Tensor]
 """Runs the forward of a size over the contents of the buffers; returns its logits `[rows, vocab_size]`."""
 
 
-class Replay(Protocol):
-    """A captured forward."""
+@dataclass(frozen=True)
+class CapturedGraph:
+    """A graph, the logits that its replays overwrite, and the memory that it took beyond earlier ones."""
 
-    @property
-    def nbytes(self) -> int:
-        """Memory that this capture took beyond earlier ones."""
+    graph: Any
+    logits: Tensor
+    nbytes: int
 
     def __call__(self) -> Tensor:
-        """Run it again; the logits `[rows, vocab_size]` are valid until the next replay of any graph."""
+        """Launch it without waiting; the logits `[rows, vocab_size]` are valid until the next replay of any graph."""
+        self.graph.replay()
+        return self.logits
 
 
-class Capturer(Protocol):
-    """Captures forwards."""
+class CudaCapturer:
+    """Captures on one CUDA device; all graphs share one memory pool.
 
-    def capture(self, run: Run, shape: StaticShape) -> Replay:
-        """Run the forward of a size and keep it. Raises RuntimeError if an operation cannot be captured."""
+    Target and draft model may run on two threads, so the whole process makes one capture at a time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._beside = torch.cuda.Stream(device)  # one for all graphs: libraries keep memory for each stream
+        self._pool: Any = torch.cuda.graph_pool_handle()
+
+    def capture(self, run: Run, shape: StaticShape) -> CapturedGraph:
+        """Run once on a side stream, where libraries choose and load their kernels, then capture.
+
+        Other threads may keep using CUDA meanwhile. Raises RuntimeError if an operation cannot be captured.
+        """
+        with _ONE_AT_A_TIME, torch.cuda.device(self._device):
+            current = torch.cuda.current_stream(self._device)
+            self._beside.wait_stream(current)
+            try:
+                try:
+                    with torch.cuda.stream(self._beside):
+                        run(shape)
+                finally:
+                    current.wait_stream(self._beside)
+                torch.cuda.empty_cache()  # as a capture does when it begins: cached memory must not count against it
+                before = torch.cuda.memory_reserved(self._device)
+                graph: Any = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._beside, capture_error_mode="thread_local"):
+                    logits = run(shape)
+                return CapturedGraph(graph, logits, max(0, torch.cuda.memory_reserved(self._device) - before))
+            finally:
+                torch.cuda.set_stream(current)  # a failed capture leaves its own stream current
 
     def forget(self) -> None:
-        """Release the memory of all replays; none of them is used any more."""
+        """Start a new memory pool and release the old one."""
+        with _ONE_AT_A_TIME:
+            self._pool = torch.cuda.graph_pool_handle()
+            torch.cuda.empty_cache()
 
 
 class GraphStore:
@@ -55,10 +89,10 @@ class GraphStore:
     than `max_bytes`.
     """
 
-    def __init__(self, run: Run, capturer: Capturer, *, max_graphs: int, max_bytes: int) -> None:
+    def __init__(self, run: Run, capturer: CudaCapturer, *, max_graphs: int, max_bytes: int) -> None:
         self._run, self._capturer = run, capturer
         self._max_graphs, self._max_bytes = max_graphs, max_bytes
-        self._graphs: OrderedDict[StaticShape, Replay] = OrderedDict()
+        self._graphs: OrderedDict[StaticShape, CapturedGraph] = OrderedDict()
         self._seen: set[StaticShape] = set()
         self._without: set[StaticShape] = set()
         self._nbytes = 0
@@ -77,7 +111,7 @@ class GraphStore:
         self._graphs.move_to_end(shape)
         return replay()
 
-    def _captured(self, shape: StaticShape) -> Replay | None:
+    def _captured(self, shape: StaticShape) -> CapturedGraph | None:
         """A new graph; None for a size that came for the first time or cannot be captured."""
         if shape in self._without or shape not in self._seen:
             self._seen.add(shape)
@@ -112,65 +146,3 @@ class GraphStore:
         self._graphs.clear()
         self._nbytes = 0
         self._capturer.forget()
-
-
-@dataclass(frozen=True)
-class CapturedGraph:
-    """A graph, and the logits that its replays overwrite."""
-
-    graph: Any
-    logits: Tensor
-    nbytes: int
-
-    def __call__(self) -> Tensor:
-        """Launch it without waiting."""
-        self.graph.replay()
-        return self.logits
-
-
-class CudaCapturer:
-    """Captures on one CUDA device; all graphs share one memory pool.
-
-    Target and draft model may run on two threads, so the whole process makes one capture at a time.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._beside = torch.cuda.Stream(device)  # one for all graphs: libraries keep memory for each stream
-        self._pool: Any = torch.cuda.graph_pool_handle()
-
-    def capture(self, run: Run, shape: StaticShape) -> CapturedGraph:
-        """Run once on a side stream, where libraries choose and load their kernels, then capture.
-
-        Other threads may keep using CUDA meanwhile.
-        """
-        with _ONE_AT_A_TIME, torch.cuda.device(self._device):
-            current = torch.cuda.current_stream(self._device)
-            try:
-                self._warm_up(run, shape)
-                return self._captured(run, shape)
-            finally:
-                torch.cuda.set_stream(current)  # a failed capture leaves its own stream current
-
-    def _captured(self, run: Run, shape: StaticShape) -> CapturedGraph:
-        torch.cuda.empty_cache()  # as a capture does when it begins: cached memory must not count against it
-        before = torch.cuda.memory_reserved(self._device)
-        graph: Any = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._beside, capture_error_mode="thread_local"):
-            logits = run(shape)
-        return CapturedGraph(graph, logits, max(0, torch.cuda.memory_reserved(self._device) - before))
-
-    def forget(self) -> None:
-        """Start a new memory pool and release the old one."""
-        with _ONE_AT_A_TIME:
-            self._pool = torch.cuda.graph_pool_handle()
-            torch.cuda.empty_cache()
-
-    def _warm_up(self, run: Run, shape: StaticShape) -> None:
-        current = torch.cuda.current_stream(self._device)
-        self._beside.wait_stream(current)
-        try:
-            with torch.cuda.stream(self._beside):
-                run(shape)
-        finally:
-            current.wait_stream(self._beside)

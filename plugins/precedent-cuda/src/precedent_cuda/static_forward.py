@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers.cache_utils import Cache
 from transformers.masking_utils import causal_mask_function
 
 from precedent.errors import UnsupportedError
-from precedent.target.kv.arena import NOBODY, KVArena
 from precedent.target.kv.cache import KVCache
-from precedent.target.kv.rows import Rows, Running
+from precedent.target.kv.rows import NewRowsKV, Rows, Running
+from precedent_cuda.arena import NOBODY, KVArena
 from precedent_cuda.attention import StaticRows, Variant
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 72, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2304)
@@ -132,30 +131,18 @@ def step_data(
     return integers, ancestors
 
 
-class ArenaKV(Cache):
-    """The KV arena behind transformers' cache interface: writes each new row to its assigned place.
-
-    `cache_rows` is `[blocks, rows]`, on the device. Returns only the new rows, as `PackedKV` does.
-    """
+class ArenaKV(NewRowsKV):
+    """The KV arena in one forward; `cache_rows` `[blocks, rows]`, on the device, are the places of the new rows."""
 
     def __init__(self, arena: KVArena, cache_rows: Tensor) -> None:
-        super().__init__(layers=list(KVCache(arena.shape).layers))
+        super().__init__(KVCache(arena.shape).layers)
         self._arena, self._cache_rows = arena, cache_rows
-        self._layer_of: dict[int, tuple[Tensor, int]] = {}  # keeps the tensors alive, so that their ids stay unique
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def write(self, keys: Tensor, values: Tensor, layer_idx: int) -> None:
         """Write rows `[1, heads, rows, dim]` of a layer, each to its own place."""
-        block, keys, values = self._arena.layer(layer_idx)
-        keys.index_copy_(1, self._cache_rows[block], key_states[0])
-        values.index_copy_(1, self._cache_rows[block], value_states[0])
-        self._layer_of[id(key_states)] = key_states, layer_idx
-        return key_states, value_states
-
-    def layer_of(self, key_states: Tensor) -> int:
-        """The layer that wrote these keys. Raises KeyError if the model changed them since."""
-        return self._layer_of[id(key_states)][1]
+        block, stored_keys, stored_values = self._arena.layer(layer_idx)
+        stored_keys.index_copy_(1, self._cache_rows[block], keys[0])
+        stored_values.index_copy_(1, self._cache_rows[block], values[0])
 
 
 class StaticForward(Running):
@@ -190,14 +177,5 @@ class StaticForward(Running):
         return self._variant(query, keys, values, self._rows[block], query.shape[3] ** -0.5 if scale is None else scale)
 
     def _rows_of(self, block: int, shape: StaticShape, ancestors: Tensor) -> StaticRows:
-        field = self._field
-        return StaticRows(
-            row_of=field["row_of"],
-            slot_of=field["slot_of"],
-            first_rows=field["first_rows"],
-            counts=field["counts"],
-            starts=field["starts"][block],
-            lengths=field["lengths"],
-            ancestors=ancestors,
-            longest=shape.longest,
-        )
+        shared = {name: self._field[name] for name in ("row_of", "slot_of", "first_rows", "counts", "lengths")}
+        return StaticRows(**shared, starts=self._field["starts"][block], ancestors=ancestors, longest=shape.longest)

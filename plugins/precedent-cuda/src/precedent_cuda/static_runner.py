@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
-from typing import Any
 from weakref import WeakMethod
 
 import torch
@@ -18,7 +17,6 @@ from precedent.runtime.device_memory import free_bytes
 from precedent.runtime.failures import OutOfMemory
 from precedent.runtime.placing import placed
 from precedent.target.examine import TEXT, observe, tolerance, tree_error
-from precedent.target.kv.arena import KVArena
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds
 from precedent.target.kv.rows import Forward, Rows, chain_rows
@@ -26,8 +24,9 @@ from precedent.target.kv.shape import KVShape
 from precedent.target.runner import Runner
 from precedent.target.support import Backend
 from precedent_cuda import StaticSettings
+from precedent_cuda.arena import KVArena
 from precedent_cuda.attention import ORDERED, VARIANTS, Variant, split, variant_named
-from precedent_cuda.graphs import CudaCapturer, GraphStore, Run
+from precedent_cuda.graphs import CudaCapturer, GraphStore
 from precedent_cuda.host_waits import HostWaits
 from precedent_cuda.static_forward import (
     MOST_MASKED,
@@ -72,8 +71,14 @@ class StaticRunner(Backend):
         """Forwards that ran here and not in another way."""
         self.graphs: GraphStore | None = None
         if settings.capture:
+            weakly = WeakMethod(self.run)  # the store must not keep the arena alive after its engine is gone
+
+            def run(size: StaticShape) -> Tensor:
+                found = weakly()
+                assert found is not None, "this runner holds the graphs"
+                return found(size)
+
             bounds = {"max_graphs": settings.max_graphs, "max_bytes": settings.max_graph_bytes}
-            run = _weakly(WeakMethod(self.run))  # the store must not keep the arena alive after its engine is gone
             self.graphs = GraphStore(run, CudaCapturer(device), **bounds)
 
     def logits(self, forward: Forward) -> Tensor | None:
@@ -83,23 +88,27 @@ class StaticRunner(Backend):
         None.
         """
         sequences = forward.sequences
-        starts = [rows.kv.starts_in(self.arena) for rows in sequences]
+        starts = [self.arena.starts(rows.kv) for rows in sequences]
         found = [begins for begins in starts if begins is not None]
         shape = self.shape_for(sequences) if len(found) == len(starts) else None
         self.settled = False
-        if shape is None:
-            self._check_optional(sequences)
+        if shape is None and self._every_rows is None:
             return None
-        with self._on_device():
-            self._send(shape, sequences, found)
+        if shape is None:  # computed in another way, these rows would round differently
+            longest = max(rows.kv.length + len(rows) for rows in sequences)
+            raise OutOfMemory(
+                f"bitwise=True: the memory set aside for keys and values has no place for {longest} tokens in one "
+                "piece beside the others: ask again, for fewer max_tokens or a shorter prompt, or lower max_running of "
+                "EngineLimits"
+            )
+        on_device = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+        with on_device:  # Triton launches on the current device
+            for buffer, numbers in zip(self._buffers(shape), step_data(shape, sequences, found), strict=True):
+                buffer.copy_(placed(numbers, self._device))
             logits = self.run(shape) if self.graphs is None else self.graphs(shape)
             self.forwards += 1
             self.settled = self.graphs is None or self.graphs.settled  # a capture takes far longer than a replay
             return logits[: sum(map(len, sequences))].clone()  # the next replay overwrites what a graph wrote
-
-    def _on_device(self) -> AbstractContextManager[object]:
-        """Make the runner's device current, since Triton launches on the current device."""
-        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     def run(self, shape: StaticShape, variant: Variant | None = None) -> Tensor:
         """The forward of a size over the buffers, operation by operation; logits `[rows, vocab_size]`.
@@ -116,37 +125,10 @@ class StaticRunner(Backend):
         """The size in which these rows are computed; None if none holds them."""
         return shape_for(sequences, self._every_rows)
 
-    def _check_optional(self, sequences: Sequence[Rows]) -> None:
-        """Raise OutOfMemory for rows that must not be computed in another way."""
-        if self._every_rows is not None:
-            longest = max(rows.kv.length + len(rows) for rows in sequences)
-            raise OutOfMemory(
-                f"bitwise=True: the memory set aside for keys and values has no place for {longest} tokens in one "
-                "piece beside the others: ask again, for fewer max_tokens or a shorter prompt, or lower max_running of "
-                "EngineLimits"
-            )
-
-    def _send(self, shape: StaticShape, sequences: Sequence[Rows], starts: Sequence[Sequence[int]]) -> None:
-        integers, ancestors = step_data(shape, sequences, starts)
-        for buffer, numbers in zip(self._buffers(shape), (integers, ancestors), strict=True):
-            buffer.copy_(placed(numbers, self._device))
-
     def _buffers(self, shape: StaticShape) -> tuple[Tensor, Tensor]:
         """The parts of the buffers that this size uses: always the same memory."""
         places = shape.sequences, shape.width, shape.width
         return self._integers[: num_integers(shape, len(self.arena.lent))], self._ancestors[: prod(places)].view(places)
-
-
-def _weakly(method: WeakMethod[Any]) -> Run:
-    """Calls a method without keeping its object alive."""
-
-    def run(shape: StaticShape) -> Tensor:
-        found = method()
-        assert found is not None, "its runner holds the graphs"
-        logits: Tensor = found(shape)
-        return logits
-
-    return run
 
 
 class Hindrance(Exception):

@@ -24,7 +24,7 @@ class MoreModels(ModelSupport):
         """
         if not getattr(source.config, "is_encoder_decoder", False):
             return False
-        from precedent_models.encoder_decoder.settings import check_encoder_decoder, check_options
+        from precedent_models.encoder_decoder.target import check_encoder_decoder, check_options
 
         check_encoder_decoder(source.config)
         check_options(source.config, options)

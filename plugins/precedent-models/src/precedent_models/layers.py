@@ -130,11 +130,11 @@ class _ObserverLayer(ObserverLayer, _NoState):  # type: ignore[misc]
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
         """Record the keys `[1, rows, dim]`."""
-        place = indexer_key_states.dtype, indexer_key_states.device
-        self.extra_shape = LayerShape(1, indexer_key_states.shape[-1], 1, 0, *place)
+        rows = indexer_key_states[:, None]
+        self.extra_shape = LayerShape.of(rows, rows[..., :0])
         return indexer_key_states.as_subclass(IndexKeys)
 
     def update_index(self, indexer_key_states: Tensor) -> Tensor:
         """Record the keys `[1, 1, rows, dim]`."""
-        self.update_indexer(indexer_key_states)
+        self.update_indexer(indexer_key_states[:, 0])
         return indexer_key_states

@@ -19,6 +19,9 @@ from precedent_server.errors import ApiError
 from precedent_server.history import read_messages
 from precedent_server.settings import ServerLimits
 
+MOST_TOOLS = 1024
+"""Tools of a request; a call that is forced among more could not be held to a grammar."""
+
 
 @with_config(ConfigDict(extra="forbid"))
 class StreamOptions(ChatCompletionStreamOptionsParam, total=False):
@@ -129,7 +132,9 @@ def chat_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
 
 
 def _check_tools(tools: Any) -> None:
-    """Raise ApiError for a tool that the client does not run itself."""
+    """Raise ApiError for too many tools, and for one that the client does not run itself."""
+    if isinstance(tools, list) and len(tools) > MOST_TOOLS:
+        raise ApiError(f"tools has {len(tools):,} tools: at most {MOST_TOOLS:,} are allowed", param="tools")
     for tool in tools if isinstance(tools, list) else ():
         if isinstance(tool, dict) and tool.get("type", "function") != "function":
             raise ApiError(

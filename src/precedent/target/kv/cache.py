@@ -9,8 +9,11 @@ cache can be rewound to any earlier token. Rows that were not written are never 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,8 +23,94 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from precedent.runtime.compiled import Int64s
 from precedent.runtime.placing import placed
-from precedent.target.kv.arena import KVArena, KVBlock, Moves
-from precedent.target.kv.shape import KVShape
+from precedent.target.kv.memory import empty
+from precedent.target.kv.shape import KVShape, LayerShape, capacity_for
+
+
+class KVBlock:
+    """Keys `[num_layers, heads, capacity, key_dim]` and values of some consecutive layers of equal shape.
+
+    Layers share a buffer so that `keep` is a few operations, not a few per layer. Not all layers share one, so that
+    growing needs twice the memory of one block, not of the whole cache.
+    """
+
+    def __init__(self, shape: LayerShape, num_layers: int) -> None:
+        self.shape, self.num_layers = shape, num_layers
+        self._places: Int64s | None = None
+        self._hold(*self._buffers(0))
+
+    @property
+    def capacity(self) -> int:
+        """Rows that fit without growing."""
+        return self.keys.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both buffers."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def reserve(self, rows: int, used: int) -> None:
+        """Make room for `rows` rows, carrying over the first `used`. A failed allocation leaves the block as it was."""
+        if rows > self.capacity:
+            keys, values = self._buffers(capacity_for(rows))
+            keys[:, :, :used], values[:, :, :used] = self.keys[:, :, :used], self.values[:, :, :used]
+            self._hold(keys, values)
+
+    def defer(self, sources: Int64s, start: int) -> bool:
+        """Whether an arena takes this move, to make it with those of other sequences (`Arena.moves`)."""
+        return False
+
+    def move(self, sources: Tensor, start: int) -> None:
+        """Copy rows `sources` (`[num_rows]`, on this block's device) to the rows from `start` on."""
+        stop = start + sources.numel()
+        self.keys[:, :, start:stop] = self.keys.index_select(2, sources)
+        self.values[:, :, start:stop] = self.values.index_select(2, sources)
+
+    @property
+    def places(self) -> Int64s:
+        """Where each layer's keys, then its values, are: address and strides in bytes of heads and rows.
+
+        `[num_layers, 6]`.
+        """
+        if self._places is None:
+            numbers = np.arange(self.num_layers, dtype=np.int64)[:, None]
+            sides = []
+            for stored in (self.keys, self.values):
+                by_layer, *others = (step * stored.element_size() for step in stored.stride()[:3])
+                sides.append(np.hstack([stored.data_ptr() + numbers * by_layer, np.tile(others, (self.num_layers, 1))]))
+            self._places = np.hstack(sides)
+        return self._places
+
+    def _hold(self, keys: Tensor, values: Tensor) -> None:
+        """Use these buffers; `layers` are views `[1, heads, capacity, dim]` of them, made once, not at each step."""
+        self.keys, self.values = keys, values
+        self._places = None
+        self.layers = [(keys[index, None], values[index, None]) for index in range(self.num_layers)]
+
+    def _buffers(self, capacity: int) -> tuple[Tensor, Tensor]:
+        shape = self.shape
+        keys, values = (
+            empty((self.num_layers, heads, capacity, dim), shape.dtype, shape.device) for heads, dim in shape.sizes
+        )
+        return keys, values
+
+
+class Arena(ABC):
+    """Memory for the keys and values of all sequences, set aside at the start; a back end of a package may have one."""
+
+    nbytes: int
+
+    @abstractmethod
+    def block(self, number: int) -> KVBlock:
+        """A sequence's part of block `number` of `KVShape.blocks`, which has a shape."""
+
+    @abstractmethod
+    def has_room(self, rows: int) -> bool:
+        """Whether every block has room for a sequence of `rows` rows."""
+
+    @abstractmethod
+    def moves(self) -> AbstractContextManager[None]:
+        """Let rows that sequences move inside wait, to be moved together at the end."""
 
 
 @dataclass(slots=True)
@@ -103,16 +192,16 @@ class KVCache(Cache):
     `state`, what layers remember beside them, follows every change.
     """
 
-    def __init__(self, shape: KVShape, arena: KVArena | None = None) -> None:
+    def __init__(self, shape: KVShape, arena: Arena | None = None) -> None:
         self._filled, self._shape, self._arena = _Filled(), shape, arena
-        self._blocks: list[KVBlock] = []
+        self.blocks: list[KVBlock] = []
         layers: list[KVLayer] = []
-        layer_type = shape.state.cache_layer or KVLayer
-        arenas = [None] * len(shape.blocks) if arena is None else arena.blocks
-        for (layer, count), block_arena in zip(shape.blocks, arenas, strict=True):
-            block = None if layer is None else KVBlock(layer, count, block_arena)
-            layers.extend(layer_type(self._filled, block, index) for index in range(count))
-            self._blocks.extend([] if block is None else [block])
+        for number, (layer, count) in enumerate(shape.blocks):
+            block = None
+            if layer is not None:
+                block = KVBlock(layer, count) if arena is None else arena.block(number)
+                self.blocks.append(block)
+            layers.extend((shape.state.cache_layer or KVLayer)(self._filled, block, index) for index in range(count))
         self._layers, self.state = tuple(layers[: len(shape.layers)]), shape.state.new()
         for own, extra in zip(self._layers, layers[len(shape.layers) :], strict=False):
             own.extra = extra if extra.block is not None else None
@@ -129,57 +218,48 @@ class KVCache(Cache):
 
     def places(self, num_layers: int) -> Int64s:
         """`KVBlock.places` of the first layers, all of which have keys and values, `[num_layers, 6]`."""
-        return np.concatenate([block.places for block in self._blocks])[:num_layers]
+        return np.concatenate([block.places for block in self.blocks])[:num_layers]
 
     @property
     def capacity(self) -> int:
         """Rows that fit without growing."""
-        return min((block.capacity for block in self._blocks), default=0)
+        return min((block.capacity for block in self.blocks), default=0)
 
     @property
     def nbytes(self) -> int:
         """Bytes held by all buffers and states."""
-        return sum(block.nbytes for block in self._blocks) + self.state.nbytes
-
-    def starts_in(self, arena: KVArena) -> list[int] | None:
-        """Where the cache's rows begin in each block of `arena`; None unless all of them are there."""
-        regions = [block.region for block in self._blocks]
-        pairs = list(zip(regions, arena.lent, strict=False))
-        if len(regions) != len(arena.lent) or any(region is None or region.arena is not one for region, one in pairs):
-            return None
-        return [region.start for region in regions if region is not None]
+        return sum(block.nbytes for block in self.blocks) + self.state.nbytes
 
     def reserve(self, rows: int) -> None:
         """Make room for `rows` rows in all layers at once, so that a long prompt is not copied repeatedly."""
-        for block in self._blocks:
+        for block in self.blocks:
             block.reserve(rows, self.length)
 
     def fork(self, length: int, room: int = 0) -> KVCache:
         """A separate cache that starts with a copy of the first `length` rows (of `nearest`), with room for `room`."""
-        fork = self._unfilled()
+        fork = type(self)(self._shape, self._arena)
         fork.reserve(max(length, room))
-        for mine, theirs in zip(self._blocks, fork._blocks, strict=True):
-            theirs.copy_from(mine, length)
+        for own, copied in zip(self._stored(length), fork._stored(length), strict=True):
+            copied.copy_(own)
         fork._filled.length, fork.state = length, self.state.fork(self.length, length)
         return fork
 
-    def _unfilled(self) -> KVCache:
-        """A new, empty cache of the same shape and kind."""
-        return KVCache(self._shape, self._arena)
+    def _stored(self, length: int) -> list[Tensor]:
+        """The first `length` keys and values of each block in turn, `[num_layers, heads, length, dim]` each."""
+        return [stored[:, :, :length] for block in self.blocks for stored in (block.keys, block.values)]
 
     def copied(self, length: int) -> list[Tensor]:
         """Copies, in the computer's memory, of the first `length` rows: keys and values of each block in turn.
 
         `[num_layers, heads, length, dim]` each; then the parts of the state after them, if layers have one.
         """
-        stored = [stored[:, :, :length] for block in self._blocks for stored in (block.keys, block.values)]
-        parts = [*stored, *self.state.parts(self.length, length)]
+        parts = [*self._stored(length), *self.state.parts(self.length, length)]
         return [part.to("cpu", copy=True, memory_format=torch.contiguous_format) for part in parts]
 
     def fill(self, rows: Sequence[Tensor], length: int) -> None:
         """Commit what `copied` gave to an empty cache. Raises ValueError for another model's shapes or dtypes."""
         self.reserve(length)
-        stored = [part[:, :, :length] for block in self._blocks for part in (block.keys, block.values)]
+        stored = self._stored(length)
         own, state = rows[: len(stored)], rows[len(stored) :]
         if [(part.shape, part.dtype) for part in stored] != [(part.shape, part.dtype) for part in own]:
             raise ValueError("these keys and values are not of this model")
@@ -199,33 +279,25 @@ class KVCache(Cache):
         early.state = self.state.first_layers(count)
         early._layers = tuple(layer.shared_with(early._filled) for layer in self._layers[:count])
         parts = [part for layer in early._layers for part in (layer, layer.extra) if part is not None]
-        early._blocks = list(dict.fromkeys(part.block for part in parts if part.block is not None))
+        early.blocks = list(dict.fromkeys(part.block for part in parts if part.block is not None))
         early.layers = list(early._layers)
         return early
 
-    def keep(self, rows: Sequence[int], moves: Moves | None = None) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """Commit these rows of the last forward (increasing offsets, 0 = its first token); modifies the cache.
 
-        Rows that are already in place, as in a chain, are not copied. With `moves`, moves within an arena are added
-        there, and take effect once they are made.
+        Rows that are already in place, as in a chain, are not copied.
         """
         length = self.length
         in_place = next((i for i, row in enumerate(rows) if row != i), len(rows))
         if in_place < len(rows):
-            self._move(length + np.array(rows[in_place:], dtype=np.int64), length + in_place, moves)
+            sources, start = length + np.array(rows[in_place:], dtype=np.int64), length + in_place
+            on_device = cache(lambda device: placed(sources, device))  # copied once for all blocks there
+            for block in self.blocks:
+                if not block.defer(sources, start):
+                    block.move(on_device(block.keys.device), start)
         self.state.keep(length, rows)
         self._filled.length = length + len(rows)
-
-    def _move(self, sources: Int64s, start: int, moves: Moves | None) -> None:
-        on: dict[torch.device, Tensor] = {}
-        for block in self._blocks:
-            if moves is not None and block.region is not None:
-                moves.add(block.region, sources, start)
-                continue
-            device = block.keys.device
-            if device not in on:
-                on[device] = placed(sources, device)
-            block.move(on[device], start)
 
     def mark(self) -> None:
         """Take a snapshot of the state, to go back to."""
@@ -235,13 +307,9 @@ class KVCache(Cache):
         """The most tokens, up to `length`, that the cache can go back to: fewer only with layers that have a state."""
         return self.state.nearest(self.length, length)
 
-    def can_rewind(self, length: int) -> bool:
-        """Whether exactly the first `length` tokens can be kept."""
-        return 0 <= length <= self.length and self.nearest(length) == length
-
     def rewind(self, length: int) -> None:
-        """Forget all tokens from `length` on. Raises ValueError unless `can_rewind`."""
-        if not self.can_rewind(length):
+        """Forget all tokens from `length` on. Raises ValueError unless exactly those before can be kept."""
+        if not (0 <= length <= self.length and self.nearest(length) == length):
             raise ValueError(f"cannot rewind to {length} tokens: the KV cache holds {self.length}")
         self.state.rewind(self.length, length)
         self._filled.length = length

@@ -45,18 +45,18 @@ class Recycler:
 
     def lend(self, num_bytes: int) -> Tensor:
         """Memory of so many bytes, `[num_bytes]` uint8, with whatever it held before."""
-        memory = self._memory(_rounded(num_bytes))
+        step = max(mmap.PAGESIZE, (1 << (num_bytes.bit_length() - 1)) // STEPS)
+        size = -(-num_bytes // step) * step
+        with self._lock:
+            self._settle()
+            memory = next((memory for memory in reversed(self._spare) if len(memory) == size), None)
+            if memory is not None:
+                self._spare.remove(memory)
+        if memory is None:
+            memory = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)  # a copy: no child shares it
         lent = np.frombuffer(memory, dtype=np.uint8, count=num_bytes)
         weakref.finalize(lent, self._given_back.append, memory).atexit = False
         return torch.from_numpy(lent)
-
-    def _memory(self, size: int) -> mmap.mmap:
-        with self._lock:
-            self._settle()
-            found = next((memory for memory in reversed(self._spare) if len(memory) == size), None)
-            if found is not None:
-                self._spare.remove(found)
-        return mmap.mmap(-1, size, access=mmap.ACCESS_COPY) if found is None else found  # a copy: no child shares it
 
     def _settle(self) -> None:
         """Take up what came back; what is spare beyond the bound goes to the system."""
@@ -76,9 +76,3 @@ def empty(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Te
     if device.type != "cpu" or num_bytes < SMALLEST:
         return torch.empty(size, dtype=dtype, device=device)
     return _RECYCLER.lend(num_bytes).view(dtype).view(size)
-
-
-def _rounded(num_bytes: int) -> int:
-    """The next size that memory is lent in."""
-    step = max(mmap.PAGESIZE, (1 << (num_bytes.bit_length() - 1)) // STEPS)
-    return -(-num_bytes // step) * step

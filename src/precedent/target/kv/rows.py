@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import causal_mask_function
 
 from precedent.runtime.placing import placed
-from precedent.target.kv.cache import KVCache, KVLayer
+from precedent.target.kv.cache import KVCache
 from precedent.tree import CandidateTree
 
 
@@ -66,30 +66,41 @@ def tree_rows(kv: KVCache, pending: int, tree: CandidateTree) -> Rows:
     return Rows(kv, (pending, *tree.token_ids), depths, ancestors)
 
 
-class PackedKV(Cache):
-    """The KV caches of several sequences behind transformers' interface, for one forward.
+class NewRowsKV(Cache):
+    """A cache whose `update` returns only new rows; `layer_of` tells attention functions which layer stored them."""
 
-    `update` returns only the new rows; `layers_of` tells the attention function which layer they belong to.
-    """
-
-    def __init__(self, sequences: Sequence[Rows], spans: Sequence[tuple[int, int]]) -> None:
-        super().__init__(layers=list(sequences[0].kv.layers))
-        self._caches, self._spans = [rows.kv for rows in sequences], spans
+    def __init__(self, layers: Sequence[Any]) -> None:
+        super().__init__(layers=list(layers))
         self._layer_of: dict[int, tuple[Tensor, int]] = {}  # keeps the tensors alive, so that their ids stay unique
+
+    def write(self, keys: Tensor, values: Tensor, layer_idx: int) -> None:
+        """Write new rows `[1, heads, rows, dim]` of a layer to their places."""
+        raise NotImplementedError
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write each sequence's new rows into its own cache."""
-        for cache, (start, stop) in zip(self._caches, self._spans, strict=True):
-            cache.layer(layer_idx).write(key_states[:, :, start:stop], value_states[:, :, start:stop])
+        """Write the new rows of a layer."""
+        self.write(key_states, value_states, layer_idx)
         self._layer_of[id(key_states)] = key_states, layer_idx
         return key_states, value_states
 
-    def layers_of(self, key_states: Tensor) -> list[KVLayer]:
-        """Each sequence's layer that stored these new keys. Raises KeyError if the model changed them since."""
-        layer_idx = self._layer_of[id(key_states)][1]
-        return [cache.layer(layer_idx) for cache in self._caches]
+    def layer_of(self, key_states: Tensor) -> int:
+        """The layer that stored these new keys. Raises KeyError if the model changed them since."""
+        return self._layer_of[id(key_states)][1]
+
+
+class PackedKV(NewRowsKV):
+    """The KV caches of several sequences, for one forward."""
+
+    def __init__(self, sequences: Sequence[Rows], spans: Sequence[tuple[int, int]]) -> None:
+        super().__init__(sequences[0].kv.layers)
+        self._places = [(rows.kv, *span) for rows, span in zip(sequences, spans, strict=True)]
+
+    def write(self, keys: Tensor, values: Tensor, layer_idx: int) -> None:
+        """Write each sequence's rows into its own cache."""
+        for cache, start, stop in self._places:
+            cache.layer(layer_idx).write(keys[:, :, start:stop], values[:, :, start:stop])
 
 
 class Running:
@@ -144,7 +155,7 @@ class Forward(Running):
         if self.packed is None:
             return (key[:, :, first:], value[:, :, first:]) if first else (key, value)
         rows = self.sequences[index]
-        return self.packed.layers_of(key)[index].rows(first, rows.kv.length + len(rows))
+        return rows.kv.layer(self.packed.layer_of(key)).rows(first, rows.kv.length + len(rows))
 
     def room_in_layer(self, index: int) -> list[tuple[Tensor, Tensor]]:
         """Each sequence's whole keys and values `[1, heads, capacity, dim]` of a layer, with room for its new rows."""
@@ -165,19 +176,19 @@ Rule = Callable[..., Any]
 """transformers' mask function: (batch index, head index, query position, key position) -> visible."""
 
 
-class View(NamedTuple):
-    """What the rows of one sequence see: keys from `first` on that the additive `mask` `[rows, keys]` allows.
+class Visible(NamedTuple):
+    """What some rows see: all keys from `first` on, except the last ones, where `allowed` `[rows, columns]` decides.
 
-    Without a mask they see all of them. `causal`: the rows are the keys, and each row sees those up to itself.
+    `causal`: the rows are the keys, and each row sees those up to itself.
     """
 
     first: int
-    mask: Tensor | None
+    allowed: Tensor | None
     causal: bool
 
 
 class RowMasks:
-    """The views of one kind of layer (full attention, or one with a window) in one forward, made at first use.
+    """What the rows see in one kind of layer (full attention, or one with a window) of one forward, made at first use.
 
     `reach` is the most positions that the kind's window spans, None if unbounded.
     """
@@ -185,9 +196,8 @@ class RowMasks:
     def __init__(
         self, forward: Forward, rule: Rule, reach: int | None, device: torch.device, rows: slice = slice(None)
     ) -> None:
-        self.forward = forward
+        self.forward, self.device = forward, device
         self._rule, self._reach, self._rows = rule, reach, rows
-        self.device = device
         self._found: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, find: Callable[[], Found]) -> Found:
@@ -197,15 +207,13 @@ class RowMasks:
         found: Found = self._found[key]
         return found
 
-    def view(self, index: int, like: Tensor, repeats: int = 1) -> View:
-        """Sequence `index`'s view, its mask with dtype and device of `like`, rows repeated `repeats` times."""
-        return self.once((index, repeats, like.dtype, like.device), lambda: self._view(index, like, repeats))
+    def visible(self, index: int) -> Visible:
+        """What sequence `index`'s rows see."""
+        return self.once(("visible", index), lambda: self._visible(index))
 
-    def _view(self, index: int, like: Tensor, repeats: int) -> View:
-        rows, (first, allowed, causal) = self.forward.sequences[index], self.visible(index)
-        num_keys = rows.kv.length + len(rows) - first
-        mask = None if allowed is None else additive(allowed.to(like.device), num_keys, like.dtype, repeats)
-        return View(first, mask, causal)
+    def additive(self, index: int, like: Tensor, repeats: int = 1) -> Tensor | None:
+        """Sequence `index`'s mask (`additive`), with dtype and device of `like`; None if its rows see every key."""
+        return self.once((index, repeats, like.dtype, like.device), lambda: self._additive(index, like, repeats))
 
     def __getitem__(self, index: tuple[slice, slice, slice, slice]) -> RowMasks:
         """The masks of a part of the rows: some models compute their last layers for the last row only (Gemma 4)."""
@@ -216,10 +224,6 @@ class RowMasks:
             raise TypeError("only the masks of a single sequence can be cut")
         return RowMasks(self.forward, self._rule, self._reach, self.device, rows)
 
-    def visible(self, index: int) -> Visible:
-        """What sequence `index`'s rows see."""
-        return self.once(("visible", index), lambda: self._visible(index))
-
     def _visible(self, index: int) -> Visible:
         rows = self.forward.sequences[index]
         visible = visible_keys(rows, self._rule, self._reach, self.device)
@@ -228,16 +232,11 @@ class RowMasks:
         allowed = within(rows, self.device) if visible.causal else visible.allowed
         return Visible(visible.first, None if allowed is None else allowed[self._rows], False)
 
-
-class Visible(NamedTuple):
-    """What some rows see: all keys from `first` on, except the last ones, where `allowed` `[rows, columns]` decides.
-
-    `causal`: the rows are the keys, and each row sees those up to itself.
-    """
-
-    first: int
-    allowed: Tensor | None
-    causal: bool
+    def _additive(self, index: int, like: Tensor, repeats: int) -> Tensor | None:
+        rows, (first, allowed, _) = self.forward.sequences[index], self.visible(index)
+        if allowed is None:
+            return None
+        return additive(allowed.to(like.device), rows.kv.length + len(rows) - first, like.dtype, repeats)
 
 
 def visible_keys(rows: Rows, rule: Rule, reach: int | None, device: torch.device) -> Visible:
@@ -254,7 +253,11 @@ def visible_keys(rows: Rows, rule: Rule, reach: int | None, device: torch.device
     if plain:
         return Visible(0, own, False)
     first = 0 if reach is None else max(0, length - reach + 1)
-    allowed = _ruled(rule, positions, first, length, device)
+    queries = placed(positions, device)
+    keys = torch.cat([torch.arange(first, length, device=device), queries])
+    batch = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
+    ruled: Tensor = rule(batch, batch, queries[None, None, :, None], keys[None, None, None, :])
+    allowed = ruled.expand(1, 1, len(queries), len(keys))[0, 0].clone()
     allowed[:, length - first :] &= own
     return Visible(first, allowed, False)
 
@@ -274,12 +277,3 @@ def within(rows: Rows, device: torch.device) -> Tensor:
     if rows.ancestors is not None:
         return placed(rows.ancestors, device)
     return torch.ones((len(rows), len(rows)), dtype=torch.bool, device=device).tril_()
-
-
-def _ruled(rule: Rule, positions: NDArray[np.int64], first: int, length: int, device: torch.device) -> Tensor:
-    """What the rule allows by position alone, `[rows, keys from first on]`."""
-    queries = placed(positions, device)
-    keys = torch.cat([torch.arange(first, length, device=device), queries])
-    batch = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
-    allowed: Tensor = rule(batch, batch, queries[None, None, :, None], keys[None, None, None, :])
-    return allowed.expand(1, 1, len(queries), len(keys))[0, 0].clone()

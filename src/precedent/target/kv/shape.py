@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, DynamicLayer
 
 if TYPE_CHECKING:
     from precedent.target.kv.cache import KVLayer
@@ -42,9 +42,20 @@ class LayerShape:
     device: torch.device
 
     @property
+    def sizes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Heads and dimension of the keys, then of the values."""
+        return (self.key_heads, self.key_dim), (self.value_heads, self.value_dim)
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one token in this layer."""
-        return (self.key_heads * self.key_dim + self.value_heads * self.value_dim) * self.dtype.itemsize
+        return sum(heads * dim for heads, dim in self.sizes) * self.dtype.itemsize
+
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor) -> LayerShape:
+        """The shape of `keys` and `values` `[1, heads, tokens, dim]`."""
+        (_, key_heads, _, key_dim), (_, value_heads, _, value_dim) = keys.shape, values.shape
+        return cls(key_heads, key_dim, value_heads, value_dim, keys.dtype, keys.device)
 
 
 class SequenceState:
@@ -165,49 +176,25 @@ def _if_any(layers: tuple[LayerShape | None, ...]) -> tuple[LayerShape | None, .
     return layers if any(layers) else ()
 
 
-class ShapeObserver(Cache):
-    """Takes the KV cache's place in a model's first forward and records what each layer would store."""
+class ObserverLayer(DynamicLayer):
+    """Keeps, as transformers does, what one layer stores in the forward in which a model is observed."""
 
-    def __init__(self, num_layers: int, layer: type[ObserverLayer] | None = None) -> None:
-        self._observing = [(layer or ObserverLayer)() for _ in range(num_layers)]
+    extra_shape: LayerShape | None = None
+    """The shape of what the layer stores beside its keys and values (`KVShape.extra`)."""
+
+
+class ShapeObserver(Cache):
+    """Takes the KV cache's place in a model's first forward and tells what each layer stored."""
+
+    def __init__(self, num_layers: int, layer: type[ObserverLayer] = ObserverLayer) -> None:
+        self._observing = [layer() for _ in range(num_layers)]
         super().__init__(layers=list(self._observing))
 
     @property
     def shape(self) -> KVShape:
-        """The shapes recorded."""
-        extra = tuple(layer.extra_shape for layer in self._observing)
-        return KVShape(tuple(layer.shape for layer in self._observing), extra=_if_any(extra))
-
-
-class ObserverLayer(CacheLayerMixin):
-    """Records what one layer stores."""
-
-    is_sliding = False
-    is_croppable = True
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # transformers does not type it
-        self.shape: LayerShape | None = None
-        self.extra_shape: LayerShape | None = None
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing is stored."""
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Record the shapes."""
-        (_, key_heads, _, key_dim), (_, value_heads, _, value_dim) = key_states.shape, value_states.shape
-        place = key_states.dtype, key_states.device
-        self.shape = LayerShape(key_heads, key_dim, value_heads, value_dim, *place)
-        return key_states, value_states
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The new rows alone."""
-        return query_length, 0
-
-    def get_seq_length(self) -> int:
-        """Nothing is stored."""
-        return 0
-
-    def get_max_length(self) -> int:
-        """No limit."""
-        return -1
+        """The shapes of what was stored."""
+        stored = ((layer.keys, layer.values) for layer in self._observing)
+        shapes = tuple(
+            None if keys is None or values is None else LayerShape.of(keys, values) for keys, values in stored
+        )
+        return KVShape(shapes, extra=_if_any(tuple(layer.extra_shape for layer in self._observing)))

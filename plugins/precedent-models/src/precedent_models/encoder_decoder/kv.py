@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from precedent.runtime.placing import placed
-from precedent.target.kv.arena import KVArena
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.rows import Forward, Rows, running_forward
-from precedent.target.kv.shape import KVShape
 
 CrossKV = tuple[tuple[Tensor, Tensor], ...]
 """Each decoder layer's keys and values `[1, heads, prompt_tokens, dim]` of the encoder's output."""
@@ -25,78 +23,19 @@ CrossKV = tuple[tuple[Tensor, Tensor], ...]
 class DecoderKV(KVCache):
     """A decoder's KV cache; `cross` is set once the encoder has run, and never changes after that."""
 
-    def __init__(self, shape: KVShape, arena: KVArena | None = None) -> None:
-        super().__init__(shape, arena)
-        self.cross: CrossKV = ()
+    cross: CrossKV = ()
 
     @property
     def nbytes(self) -> int:
         """Bytes held by all buffers, those of the encoder's output included."""
         return super().nbytes + sum(part.nbytes for pair in self.cross for part in pair)
 
-    def _unfilled(self) -> DecoderKV:
-        other = DecoderKV(self._shape, self._arena)
-        other.cross = self.cross
-        return other
-
-
-class CrossRecorder(Cache):
-    """Stores what each decoder layer makes of the encoder's output, in the forward that does so for the first time."""
-
-    def __init__(self) -> None:
-        self._recorded: dict[int, tuple[Tensor, Tensor]] = {}
-        super().__init__(layers=[])
-
-    @property
-    def recorded(self) -> CrossKV:
-        """What was stored, layer by layer. Raises ValueError if a layer, or all of them, stored nothing."""
-        if not self._recorded or sorted(self._recorded) != list(range(len(self._recorded))):
-            raise ValueError("not every decoder layer attends to the encoder's output")
-        return tuple(self._recorded[layer] for layer in range(len(self._recorded)))
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Store a layer's keys and values."""
-        self._recorded[layer_idx] = stored = key_states.contiguous(), value_states.contiguous()
-        return stored
-
-
-class CrossMarkers(Cache):
-    """Stands for the encoder's output of several requests: each layer's keys only tell which layer it is."""
-
-    def __init__(self, num_layers: int, like: Tensor) -> None:
-        markers = [_Marker(like.new_empty((1, 1, 1, 1))) for _ in range(num_layers)]
-        self._layer_of = {id(layer.keys): index for index, layer in enumerate(markers)}
-        super().__init__(layers=list(markers))
-
-    def layer_of(self, key: Tensor) -> int | None:
-        """The layer whose marker this is; None for other keys."""
-        return self._layer_of.get(id(key))
-
-
-class _Marker(CacheLayerMixin):
-    is_sliding = False
-    is_croppable = False
-
-    def __init__(self, marker: Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # transformers does not type it
-        self.keys = self.values = marker
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing is stored."""
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        raise ValueError("the encoder's keys and values are fixed")
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return query_length, 0
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return -1
+    def fork(self, length: int, room: int = 0) -> DecoderKV:
+        """A separate cache with a copy of the first `length` rows, for the same prompt."""
+        fork = super().fork(length, room)
+        assert isinstance(fork, DecoderKV)
+        fork.cross = self.cross
+        return fork
 
 
 def bytes_per_prompt_token(cross: CrossKV) -> int:
@@ -120,8 +59,13 @@ class DecoderForward(Forward):
         self, sequences: Sequence[Rows], like: Tensor, num_layers: int, *, gives_positions: bool = False
     ) -> None:
         super().__init__(sequences)
-        self._states, self._markers = like, CrossMarkers(num_layers, like)
-        self._gives_positions = gives_positions
+        self._states, self._gives_positions = like, gives_positions
+        layers: list[Any] = [DynamicLayer() for _ in range(num_layers)]
+        for layer in layers:  # its keys only tell which layer it is
+            layer.keys = layer.values = like.new_empty((1, 1, 1, 1))
+            layer.is_initialized = True
+        self._layer_of = {id(layer.keys): index for index, layer in enumerate(layers)}
+        self._cross = Cache(layers=layers)
 
     def inputs(self, device: torch.device) -> dict[str, Any]:
         """The arguments of the whole model's forward, which then leaves its encoder out."""
@@ -131,13 +75,19 @@ class DecoderForward(Forward):
         return positions | {
             "encoder_outputs": BaseModelOutput(last_hidden_state=self._states),
             "decoder_input_ids": inputs["input_ids"],
-            "past_key_values": _caches(self.cache, self._markers),
+            "past_key_values": self._caches(),
             "use_cache": True,
         }
 
     def cross_layer(self, key: Tensor) -> int | None:
         """The layer whose attention to the encoder's output these keys stand for; None in self-attention."""
-        return self._markers.layer_of(key)
+        return self._layer_of.get(id(key))
+
+    def _caches(self) -> EncoderDecoderCache:
+        """Transformers' pair of caches; it must not compute the encoder's keys and values again."""
+        pair = EncoderDecoderCache(self.cache, self._cross)
+        pair.is_updated = dict.fromkeys(range(len(self._cross.layers)), True)
+        return pair
 
     def cross_kv(self, index: int, layer: int) -> tuple[Tensor, Tensor]:
         """A layer's keys and values `[1, heads, prompt_tokens, dim]` of sequence `index`'s prompt."""
@@ -163,23 +113,19 @@ def decoder_forward() -> DecoderForward | None:
 def recorded_cross(model: Any, states: Tensor, token_ids: Sequence[int], own: Cache | None = None) -> CrossKV:
     """Each layer's keys and values of the encoder's output `[1, prompt_tokens, hidden]`; one token is enough.
 
-    `own` sees what the decoder stores of its tokens.
+    Raises ValueError if a layer, or all of them, stored none. `own` sees what the decoder stores of its tokens.
     """
-    recorder = CrossRecorder()
+    cross = DynamicCache()
     model(
         encoder_outputs=BaseModelOutput(last_hidden_state=states),
         decoder_input_ids=on_device(token_ids, states.device),
-        past_key_values=EncoderDecoderCache(CrossRecorder() if own is None else own, recorder),
+        past_key_values=EncoderDecoderCache(DynamicCache() if own is None else own, cross),
         use_cache=True,
     )
-    return recorder.recorded
-
-
-def _caches(own: Any, cross: CrossMarkers) -> EncoderDecoderCache:
-    """Transformers' pair of caches; it must not compute the encoder's keys and values again."""
-    pair = EncoderDecoderCache(own, cross)
-    pair.is_updated = dict.fromkeys(range(len(cross.layers)), True)
-    return pair
+    layers: list[Any] = cross.layers
+    if not layers or not all(layer.is_initialized for layer in layers):
+        raise ValueError("not every decoder layer attends to the encoder's output")
+    return tuple((layer.keys, layer.values) for layer in layers)
 
 
 def _distances(rows: Rows) -> np.ndarray[Any, np.dtype[np.int64]]:

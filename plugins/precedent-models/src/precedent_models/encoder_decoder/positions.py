@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
+from transformers.masking_utils import bidirectional_mask_function
 
 from precedent.errors import UnsupportedError
-from precedent.target.attention import Terms, attention, written_out
-from precedent.target.kv.rows import RowMasks, Rule, additive, within
+from precedent.target.attention import Terms, attention, row_masks, written_out
+from precedent.target.kv.rows import RowMasks, Rule, Running, additive, within
 from precedent_models.encoder_decoder.kv import DecoderForward, decoder_forward
 
 
@@ -136,16 +136,13 @@ def _to_encoder(forward: DecoderForward, query: Tensor, layer: int, terms: Terms
     """Every row attends to the whole prompt of its sequence."""
     parts = []
     for index, (start, stop) in enumerate(forward.spans):
-        keys, values = forward.cross_kv(index, layer)
-        parts.append(_unmasked(query[:, :, start:stop], keys, values, terms))
+        (keys, values), rows = forward.cross_kv(index, layer), query[:, :, start:stop]
+        if terms.plain:
+            grouped = query.shape[1] > keys.shape[1]
+            parts.append(scaled_dot_product_attention(rows, keys, values, scale=terms.scaling, enable_gqa=grouped))
+        else:
+            parts.append(written_out(rows, keys, values, None, False, terms))
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
-
-
-def _unmasked(query: Tensor, keys: Tensor, values: Tensor, terms: Terms) -> Tensor:
-    if not terms.plain:
-        return written_out(query, keys, values, None, False, terms)
-    grouped = query.shape[1] > keys.shape[1]
-    return scaled_dot_product_attention(query, keys, values, scale=terms.scaling, enable_gqa=grouped)
 
 
 def _attend_biased(
@@ -160,18 +157,10 @@ def _attend_biased(
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
 
 
-def decoder_masks(
-    *, mask_function: Rule, local_size: int | None = None, use_vmap: bool = False, device: torch.device, **kwargs: Any
-) -> RowMasks | Tensor | None:
-    """The mask of one kind of layer: ours in our own forwards, none towards the encoder, `sdpa`'s otherwise."""
-    forward = decoder_forward()
-    if forward is None:
-        return sdpa_mask(mask_function=mask_function, local_size=local_size, use_vmap=use_vmap, device=device, **kwargs)
-    if use_vmap:
-        raise UnsupportedError("the decoder combines causal attention with a mask of its own")
-    return (
-        None if mask_function is bidirectional_mask_function else RowMasks(forward, mask_function, local_size, device)
-    )
+def decoder_masks(*, mask_function: Rule, **kwargs: Any) -> RowMasks | Running | Tensor | None:
+    """The mask of one kind of layer, as in `target.attention`; none towards the encoder in our own forwards."""
+    towards_encoder = decoder_forward() is not None and mask_function is bidirectional_mask_function
+    return None if towards_encoder else row_masks(mask_function=mask_function, **kwargs)
 
 
 AttentionInterface.register(NAME, decoder_attention)

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
 from precedent.runtime.team import fitted_team
 from precedent.target.examine import attempt, check_error, relative
-from precedent.target.kv.rows import Rows, chain_rows, tree_rows
+from precedent.target.kv.rows import Forward, Rows, chain_rows, tree_rows
 from precedent.target.kv.shape import KVShape, ShapeObserver
 from precedent.target.runner import Runner
 from precedent.tree import ROOT, TreeBuilder
@@ -25,7 +24,6 @@ from precedent_models.encoder_decoder.kv import (
     recorded_cross,
 )
 from precedent_models.encoder_decoder.positions import NAME, count_by_depth, first_row
-from precedent_models.encoder_decoder.settings import AnswerSettings
 
 PREPARED = "_precedent_decoder"
 """Marks a decoder that counts by depth already, so that a model wrapped twice is prepared once."""
@@ -52,31 +50,31 @@ class DecoderRunner(Runner):
         with fitted_team(self.team) as self.threads:
             return recorded_cross(self.model, self._encoded(prompt_ids), (self._start,))
 
-    def observe(self, token_ids: Sequence[int], observer: Cache) -> None:
-        """Run the decoder over a text; `observer` sees what its layers store of it."""
+    def observe(self, token_ids: Sequence[int]) -> KVShape:
+        """What the decoder's layers store of the tokens of a text."""
+        observer = ShapeObserver(self.num_layers)
         recorded_cross(self.model, self._like, token_ids, observer)
+        return observer.shape
 
     def _encoded(self, prompt_ids: Sequence[int]) -> Tensor:
         with torch.inference_mode():
             states: Tensor = self._encoder(input_ids=on_device(prompt_ids, self.device)).last_hidden_state
         return states
 
-    def _together(self, sequences: Sequence[Rows]) -> list[Tensor]:
-        forward = DecoderForward(
-            sequences, self._like, self.num_layers, gives_positions="decoder_position_ids" in self._parameters
-        )
-        with forward.running():
-            logits = self.without_never(self.model(**forward.inputs(self.device)).logits[0])
-        return [logits[start:stop] for start, stop in forward.spans]
+    def forward_of(self, sequences: Sequence[Rows]) -> DecoderForward:
+        """One forward over the decoder's rows of some requests."""
+        gives_positions = "decoder_position_ids" in self._parameters
+        return DecoderForward(sequences, self._like, self.num_layers, gives_positions=gives_positions)
+
+    def own(self, forward: Forward, **settings: Any) -> Tensor:
+        """Logits of the model's own forward, `[rows, vocab_size]`."""
+        return self.without_never(super().own(forward, **settings))
 
     def without_never(self, logits: Tensor) -> Tensor:
         """Logits `[rows, vocab_size]` of a forward, changed in place: tokens that no answer may hold get -inf."""
         if self._never:
             logits[:, self._never] = -torch.inf
         return logits
-
-    def _fill(self, rows: Rows) -> None:
-        self._together([rows])
 
 
 @torch.inference_mode()
@@ -107,16 +105,15 @@ class Examined(NamedTuple):
 
 
 @torch.inference_mode()
-def examine(model: PreTrainedModel, settings: AnswerSettings) -> Examined:
+def examine(model: PreTrainedModel, start: int, never: Iterable[int]) -> Examined:
     """Observe a model. Raises UnsupportedError, naming it, when a candidate tree cannot be scored."""
-    start = settings.start[0]
-    runner = attempt(model, lambda: DecoderRunner(model, start, settings.never))
+    runner = attempt(model, lambda: DecoderRunner(model, start, never))
     return attempt(model, lambda: _examined(runner, start))
 
 
 def _examined(runner: DecoderRunner, start: int) -> Examined:
     text = _text(runner.model.config, start)
-    cross, shape = runner.encode(text[:3]), _observed(runner, text)
+    cross, shape = runner.encode(text[:3]), runner.observe(text)
     check_error(runner, _tree_error(runner, shape, text))
     return Examined(runner, shape, _plain(runner, text[:3], text).shape[-1], bytes_per_prompt_token(cross))
 
@@ -126,13 +123,6 @@ def _text(config: Any, start: int) -> tuple[int, ...]:
     padding = {getattr(each, "pad_token_id", None) for each in (config, config.get_text_config(decoder=True))}
     one, other = [token for token in range(5) if token not in padding | {start}][:2]
     return start, other, one, one, other
-
-
-def _observed(runner: DecoderRunner, text: tuple[int, ...]) -> KVShape:
-    """What the decoder's layers store of their own tokens."""
-    observer = ShapeObserver(runner.num_layers)
-    runner.observe(text, observer)
-    return observer.shape
 
 
 def _plain(runner: DecoderRunner, prompt: tuple[int, ...], text: tuple[int, ...]) -> Tensor:

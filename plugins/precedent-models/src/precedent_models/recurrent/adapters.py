@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from precedent.runtime.patched_modules import is_swapped, rebound, swapped_class
 from precedent_models.recurrent.functions import FUNCTIONS, OWN_FORWARDS
-from precedent_models.recurrent.states import Path, State, states_of
+from precedent_models.recurrent.states import LayerStep, Path, State, states_of
 from precedent_models.recurrent.step import running_step, the_step
 
 TAKES_WINDOW, TAKES_STATE = "update_conv_state", "update_recurrent_state"
@@ -64,12 +64,12 @@ def _forward_for(module: nn.Module) -> Callable[..., Any] | None:
         return OWN_FORWARDS[original.__name__]
     names = _names(original)
     if names & set(OWN_CACHES):
-        return _without_own_cache(original)
+        return _rebound(original, own_cache=True)
     if not names & {TAKES_WINDOW, TAKES_STATE}:
         return None
     windows = TAKES_WINDOW not in names or "causal_conv1d_fn" in names
     scans = TAKES_STATE not in names or bool(names & (FUNCTIONS.keys() - {"causal_conv1d_fn"}))
-    return _with_our_functions(original) if windows and scans else run_chain
+    return _rebound(original, own_cache=False) if windows and scans else run_chain
 
 
 @cache
@@ -79,13 +79,8 @@ def _names(original: Any) -> frozenset[str]:
 
 
 @cache
-def _with_our_functions(original: Any) -> Callable[..., Any]:
-    return rebound(original.forward, FUNCTIONS)
-
-
-@cache
-def _without_own_cache(original: Any) -> Callable[..., Any]:
-    return rebound(original.forward, dict.fromkeys(OWN_CACHES, Cache))
+def _rebound(original: Any, own_cache: bool) -> Callable[..., Any]:
+    return rebound(original.forward, dict.fromkeys(OWN_CACHES, Cache) if own_cache else FUNCTIONS)
 
 
 @cache
@@ -104,37 +99,43 @@ def run_chain(module: Any, *args: Any, **kwargs: Any) -> Any:
     """The module's own forward over a chain of one sequence. Raises UnsupportedError for trees and batches."""
     step = the_step()
     rows, key = step.alone(module), step.next_key()
-    run = _Run(module, args, kwargs, rows.kv, len(rows))
-    states = states_of(rows.kv)
-    output, state = run.over(states.of(key), len(rows))
-    states.put(key, _Replay(run, state))
+    states, replay = states_of(rows.kv), _Replay(module, args, kwargs, rows.kv, len(rows))
+    output, replay.state = replay.over(states.of(key), len(rows))
+    states.put(key, replay)
     return output
 
 
-class _Run:
-    """A call of a module in a step, which can be repeated for its first rows alone."""
+class _Replay(LayerStep):
+    """What is kept of a step: a call of the module, which can be repeated for its first rows, and the last state."""
+
+    state: State = ()
 
     def __init__(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], kv: Cache, count: int) -> None:
-        self._module, self._args, self._kwargs, self._kv, self.count = module, args, kwargs, kv, count
+        super().__init__(*(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)))
+        self._module, self._args, self._kwargs, self._kv, self._count = module, args, kwargs, kv, count
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors among the arguments."""
-        given = (*self._args, *self._kwargs.values())
-        return sum(each.nbytes for each in given if isinstance(each, Tensor))
+        """Bytes of the state and of the module's inputs."""
+        return super().nbytes + sum(part.nbytes for part in self.state)
+
+    @torch.inference_mode()
+    def state_after(self, state: State | None, path: Path) -> State:
+        """The state after the first rows of the chain."""
+        count = len(path.rows)
+        return self.state if count == self._count else self.over(state, count)[1]
 
     def over(self, state: State | None, count: int) -> tuple[Any, State]:
         """The output and the state after the first `count` rows, from a copy of the state before them."""
         memory = _Memory(self._kv, state)
         args, kwargs = self._first((self._args, dict(self._kwargs)), count, memory)
-        original = type(self._module).swapped_from
-        return original.forward(self._module, *args, **kwargs), memory.state()
+        return type(self._module).swapped_from.forward(self._module, *args, **kwargs), memory.state()
 
     def _first(self, value: Any, count: int, memory: _Memory) -> Any:
         """An argument for the first rows, with `memory` in place of our cache."""
         if isinstance(value, Cache):
             return memory
-        if isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == self.count:
+        if isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == self._count:
             return value[:, :count]
         if isinstance(value, tuple | list):
             return type(value)(self._first(each, count, memory) for each in value)
@@ -143,38 +144,16 @@ class _Run:
         return value
 
 
-class _Replay:
-    """What is kept of a step: the call, and the state after all of its rows."""
-
-    divisible = True
-
-    def __init__(self, run: _Run, state: State) -> None:
-        self._run, self._state = run, state
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the state and of the module's inputs."""
-        return sum(part.nbytes for part in self._state) + self._run.nbytes
-
-    @torch.inference_mode()
-    def state_after(self, state: State | None, path: Path) -> State:
-        """The state after the first rows of the chain."""
-        count = len(path.rows)
-        return self._state if count == self._run.count else self._run.over(state, count)[1]
-
-
 class _Memory(Cache):
     """transformers' cache for one recurrent module, filled from a state; keys and values go to ours."""
 
     def __init__(self, kv: Cache, state: State | None) -> None:
         super().__init__(layers=[])
-        self._kv, self._layer = kv, LinearAttentionLayer()
-        if state is not None:
-            self._fill(state)
-
-    def _fill(self, state: State) -> None:
+        layer: Any = LinearAttentionLayer()
+        self._kv, self._layer = kv, layer
+        if state is None:
+            return
         window, matrix = (part.clone() if part.numel() else None for part in state)
-        layer: Any = self._layer
         layer.conv_states[0], layer.recurrent_states[0] = window, matrix
         layer.is_conv_states_initialized[0] = window is not None
         layer.is_recurrent_states_initialized[0] = matrix is not None
@@ -193,12 +172,12 @@ class _Memory(Cache):
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         return self._layer.recurrent_states[0] if self._layer.has_previous_state[0] else None
 
-    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Any:
         return self._layer.update_conv_state(conv_states, 0, **kwargs)
 
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
-    ) -> Tensor:
+    ) -> Any:
         return self._layer.update_recurrent_state(recurrent_states, 0)
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:

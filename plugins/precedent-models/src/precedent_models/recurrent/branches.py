@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import conv1d
 
 from precedent.runtime.placing import placed
-from precedent_models.recurrent.states import Path, State
+from precedent_models.recurrent.states import LayerStep, Path, State
 
 BEFORE = -1
 """The parent of a first row: the committed text."""
@@ -45,11 +45,9 @@ class Branches:
         depths = np.zeros(self.count, dtype=np.int64)
         for row, parent in enumerate(self.parents):
             depths[row] = 0 if parent == BEFORE else depths[parent] + 1
-        return [self._level(np.flatnonzero(depths == depth)) for depth in range(int(depths.max(initial=-1)) + 1)]
-
-    def _level(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor | None]:
-        parents = self.parents[rows]
-        return placed(rows, self.device), None if parents[0] == BEFORE else placed(parents, self.device)
+        levels = [np.flatnonzero(depths == depth) for depth in range(int(depths.max(initial=-1)) + 1)]
+        parents = [None, *(placed(self.parents[rows], self.device) for rows in levels[1:])]
+        return [(placed(rows, self.device), above) for rows, above in zip(levels, parents, strict=True)]
 
     def windows(self, width: int) -> NDArray[np.int64]:
         """For each row where its last `width` inputs are, itself last, `[rows, width]`.
@@ -72,18 +70,12 @@ def parents_of(ancestors: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.where(above.any(axis=1), last, BEFORE)
 
 
-class WindowStep:
+class WindowStep(LayerStep):
     """What is kept of a forward: every row's input, `[channels, rows]`."""
 
-    divisible = True
-
     def __init__(self, inputs: Tensor, width: int) -> None:
+        super().__init__(inputs)
         self._inputs, self._width = inputs, width
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the inputs."""
-        return self._inputs.nbytes
 
     def state_after(self, state: State | None, path: Path) -> State:
         """The last `width` inputs, `[channels, width]`, zeros before the first token."""

@@ -7,33 +7,16 @@ kept while the next is computed, and none afterwards: the accepted path runs onc
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from precedent_models.recurrent.branches import Branches
-from precedent_models.recurrent.states import Path, State
+from precedent_models.recurrent.states import LayerStep, Path, State, WholeChain
 
 LONG = 64
 """Of a chain of more tokens, a piece of a prompt, only the last state is kept."""
-
-
-class Inputs(Protocol):
-    """The inputs of some rows, from which factors, addends and outputs follow."""
-
-    def at(self, rows: Tensor | slice) -> Inputs:
-        """The inputs of these rows."""
-
-    def factors(self) -> tuple[Tensor, Tensor]:
-        """`a` and `b`, `[rows, ...state]`."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the inputs of the rows."""
-
-    def outputs(self, states: Tensor) -> Tensor:
-        """From each row's state `[rows, ...state]`, `[rows, channels]`."""
 
 
 class Gated(NamedTuple):
@@ -47,13 +30,8 @@ class Gated(NamedTuple):
         return Gated(self.kept[rows], self.added[rows])
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        """`[rows, channels]` each."""
+        """`a` and `b`, `[rows, channels]` each."""
         return self.kept, self.added
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of both."""
-        return self.kept.nbytes + self.added.nbytes
 
     def outputs(self, states: Tensor) -> Tensor:
         """The states."""
@@ -77,54 +55,31 @@ class Selective(NamedTuple):
         return Selective(self.value[rows], self.step[rows], self.key[rows], self.query[rows], self.rate)
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        """`[rows, channels, state_size]` each."""
+        """`a` and `b`, `[rows, channels, state_size]` each."""
         return (self.step[:, :, None] * self.rate).exp(), (self.step * self.value)[:, :, None] * self.key[:, None]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all but the layer's own."""
-        return self.value.nbytes + self.step.nbytes + self.key.nbytes + self.query.nbytes
-
     def outputs(self, states: Tensor) -> Tensor:
-        """The product of each channel's state with the query."""
+        """The product of each channel's state `[rows, channels, state_size]` with the query, `[rows, channels]`."""
         return (states @ self.query[:, :, None])[:, :, 0]
 
 
-class ChannelStep:
-    """What is kept of a forward: the rows' inputs, and the last state."""
+class ChannelStep(LayerStep):
+    """What is kept of a forward: the rows' inputs."""
 
-    divisible = True
-
-    def __init__(self, inputs: Inputs, last: Tensor, count: int) -> None:
-        self._inputs, self._last, self._count = inputs, last, count
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the inputs and the last state."""
-        return self._inputs.nbytes + self._last.nbytes
+    def __init__(self, inputs: Gated | Selective) -> None:
+        super().__init__(*(inputs if isinstance(inputs, Gated) else inputs[:4]))
+        self._inputs = inputs
 
     def state_after(self, state: State | None, path: Path) -> State:
         """The state after a path, whose rows are computed once more."""
-        kept, added = self._inputs.at(path.on(self._last.device)).factors()
+        kept, added = self._inputs.at(path.on(self._kept[0].device)).factors()
         found = torch.zeros_like(added[0]) if state is None else state[0]
         for factor, addend in zip(kept, added, strict=True):
             found = torch.addcmul(addend, factor, found)
         return (found,)
 
 
-class LastState(ChannelStep):
-    """What is kept of a long chain: its last state."""
-
-    divisible = False
-
-    def state_after(self, state: State | None, path: Path) -> State:
-        """The last state. Raises ValueError for a path that is not the whole chain."""
-        if len(path.rows) != self._count:
-            raise ValueError("a long chain of tokens is kept whole or not at all")
-        return (self._last,)
-
-
-def over_tree(inputs: Inputs, state: State | None, branches: Branches) -> tuple[Tensor, ChannelStep]:
+def over_tree(inputs: Gated | Selective, state: State | None, branches: Branches) -> tuple[Tensor, LayerStep]:
     """Outputs `[rows, channels]` of all rows behind `state`, and what is kept of them."""
     before, outputs, places = None if state is None else state[0], list[Tensor](), list[Tensor]()
     level = torch.empty(0)
@@ -139,8 +94,8 @@ def over_tree(inputs: Inputs, state: State | None, branches: Branches) -> tuple[
         places.append(rows)
     made = torch.cat(outputs)
     output = torch.empty_like(made).index_copy_(0, torch.cat(places), made)
-    step = LastState if branches.is_chain and branches.count > LONG else ChannelStep
-    return output, step(inputs, level[-1], branches.count)
+    long = branches.is_chain and branches.count > LONG
+    return output, WholeChain(level[-1], branches.count) if long else ChannelStep(inputs)
 
 
 def prepare(channels: Tensor) -> Tensor:

@@ -112,16 +112,14 @@ def mamba_selective_scan(
     return (output, _nothing(output)) if return_last_state else output
 
 
-def over_channels(inputs: channels.Inputs, like: Tensor) -> Tensor:
+def over_channels(inputs: channels.Gated | channels.Selective, like: Tensor) -> Tensor:
     """Outputs of a recurrence of the channels, `[rows, channels]`."""
-    outputs = the_step().scan(inputs, _cut_channels, channels.over_tree, like.device)
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return torch.cat(the_step().scan(inputs, channels, like.device))
 
 
 def _over_tree(inputs: matrices.Inputs, like: Tensor) -> Tensor:
     """Outputs of a recurrence of matrices, `[1, rows, heads, value_dim]`, in the dtype of `like`."""
-    outputs = the_step().scan(inputs, _cut_matrices, matrices.over_tree, like.device)
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+    output = torch.cat(the_step().scan(inputs, matrices, like.device), dim=1)
     return output.transpose(0, 1)[None].to(like.dtype).contiguous()
 
 
@@ -130,14 +128,6 @@ def decayed_sum(query: Tensor, key: Tensor, value: Tensor, decay: Tensor) -> Ten
     query, key, value = (each[0].to(_precision(each)) for each in (query, key, value))
     each = decay.to(value.dtype).expand(-1, value.shape[1], 1)
     return _over_tree(matrices.Inputs(query, key, value, each), value)
-
-
-def _cut_matrices(inputs: matrices.Inputs, rows: slice) -> matrices.Inputs:
-    return inputs.rows(rows.start, rows.stop)
-
-
-def _cut_channels(inputs: channels.Inputs, rows: slice) -> channels.Inputs:
-    return inputs.at(rows)
 
 
 def _precise(by_row: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from precedent_models.recurrent.branches import Branches
-from precedent_models.recurrent.states import Path, State
+from precedent_models.recurrent.states import LayerStep, Path, State, WholeChain
 
 CHUNK, CHANNEL_CHUNK = 64, 32
 """Tokens of a chain that are computed at once; fewer where each pair of tokens has a decay for every channel."""
@@ -41,53 +41,21 @@ class Inputs(NamedTuple):
     decay: Tensor
     beta: Tensor | None = None
 
-    def rows(self, start: int, stop: int) -> Inputs:
+    def at(self, rows: slice) -> Inputs:
         """The inputs of some consecutive rows."""
-        beta = None if self.beta is None else self.beta[:, start:stop]
-        query, key, value, decay = (each[:, start:stop] for each in self[:4])
-        return Inputs(query, key, value, decay, beta)
+        return Inputs(*(None if each is None else each[:, rows] for each in self))  # type: ignore[arg-type]  # only beta
 
 
-class MatrixStep:
+class MatrixStep(LayerStep):
     """What is kept of a forward: for each row its key, what it wrote, and the decay of all its ancestors together."""
-
-    divisible = True
-
-    def __init__(self, key: Tensor, written: Tensor, decay: Tensor) -> None:
-        self._key, self._written, self._decay = key, written, decay
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys, written values and decays."""
-        return self._key.nbytes + self._written.nbytes + self._decay.nbytes
 
     def state_after(self, state: State | None, path: Path) -> State:
         """`[heads, key_dim, value_dim]`, from the rows of the path alone."""
-        rows = path.on(self._key.device)
-        return (_state_after(_matrix(state), *(each[:, rows] for each in (self._key, self._written, self._decay))),)
+        rows = path.on(self._kept[0].device)
+        return (_state_after(_matrix(state), *(each[:, rows] for each in self._kept)),)
 
 
-class ChainStep:
-    """What is kept of a long chain: its last state."""
-
-    divisible = False
-
-    def __init__(self, state: State, count: int) -> None:
-        self._state, self._count = state, count
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the state."""
-        return self._state[0].nbytes
-
-    def state_after(self, state: State | None, path: Path) -> State:
-        """The last state. Raises ValueError for a path that is not the whole chain."""
-        if len(path.rows) != self._count:
-            raise ValueError("a long chain of tokens is kept whole or not at all")
-        return self._state
-
-
-def over_tree(inputs: Inputs, state: State | None, branches: Branches) -> tuple[Tensor, MatrixStep | ChainStep]:
+def over_tree(inputs: Inputs, state: State | None, branches: Branches) -> tuple[Tensor, LayerStep]:
     """Outputs `[heads, rows, value_dim]` of all rows behind `state`, and what is kept of them."""
     chunk = CHUNK if inputs.decay.shape[-1] == 1 else CHANNEL_CHUNK
     if branches.is_chain and branches.count > chunk:
@@ -96,17 +64,17 @@ def over_tree(inputs: Inputs, state: State | None, branches: Branches) -> tuple[
     return output, MatrixStep(inputs.key, written, decay)
 
 
-def _over_chain(inputs: Inputs, state: Tensor | None, chunk: int) -> tuple[Tensor, ChainStep]:
+def _over_chain(inputs: Inputs, state: Tensor | None, chunk: int) -> tuple[Tensor, LayerStep]:
     count, outputs = inputs.key.shape[1], []
     seen = torch.ones((chunk, chunk), dtype=torch.bool, device=inputs.key.device).tril_()
     for start in range(0, count, chunk):
-        part = inputs.rows(start, start + chunk)
+        part = inputs.at(slice(start, start + chunk))
         size = part.key.shape[1]
         output, written, decay = _masked(part, state, seen[:size, :size])
         state = _state_after(state, part.key, written, decay)
         outputs.append(output)
     assert state is not None
-    return torch.cat(outputs, dim=1), ChainStep((state,), count)
+    return torch.cat(outputs, dim=1), WholeChain(state, count)
 
 
 def _masked(inputs: Inputs, state: Tensor | None, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:

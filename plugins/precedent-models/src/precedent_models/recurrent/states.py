@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -96,17 +96,39 @@ class Path:
         return placed(np.array(self.rows, dtype=np.int64), device)
 
 
-class LayerStep(Protocol):
-    """One layer's part in a forward. `divisible` unless it only knows the state after all of its rows."""
+class LayerStep:
+    """One layer's part in a forward: what is kept of it until a path is committed."""
 
-    divisible: bool
+    divisible = True
+    """Whether it knows the state after every path, and not only after all of its rows."""
+
+    def __init__(self, *kept: Tensor) -> None:
+        self._kept = kept
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is kept until the path is known."""
+        """Bytes of what is kept."""
+        return sum(part.nbytes for part in self._kept)
 
     def state_after(self, state: State | None, path: Path) -> State:
         """The state after the rows of a path, which begins at the first row; `state` is the one before the forward."""
+        raise NotImplementedError
+
+
+class WholeChain(LayerStep):
+    """What is kept of a long chain, a piece of a prompt: its last state."""
+
+    divisible = False
+
+    def __init__(self, state: Tensor, count: int) -> None:
+        super().__init__(state)
+        self._count = count
+
+    def state_after(self, state: State | None, path: Path) -> State:
+        """The last state. Raises ValueError for a path that is not the whole chain."""
+        if len(path.rows) != self._count:
+            raise ValueError("a long chain of tokens is kept whole or not at all")
+        return self._kept
 
 
 States = dict[Key, State]
@@ -138,7 +160,7 @@ class RecurrentStates(SequenceState):
         """Bytes of the states and snapshots, and of the last step's inputs; what forks share counts in each."""
         if not self._states:
             return 0
-        last: _LastStep = self._last or _LastStep(0, {}, {}, ())
+        last = self._last or _LastStep(0, {}, {}, ())
         held = [self._states, last.states, *self._snapshots.values()]
         different = {id(part): part.nbytes for states in held for state in states.values() for part in state}
         return sum(different.values()) + sum(step.nbytes for step in last.steps.values())
@@ -177,10 +199,8 @@ class RecurrentStates(SequenceState):
         self._snapshots[length] = self._states
         if len(self._snapshots) > MOST_SNAPSHOTS:
             lengths = sorted(self._snapshots)
-            gaps = [
-                (after - before, at) for before, at, after in zip([0, *lengths], lengths, lengths[1:], strict=False)
-            ]
-            del self._snapshots[min(gaps)[1]]
+            around = zip([0, *lengths], lengths, lengths[1:], strict=False)
+            del self._snapshots[min((after - before, at) for before, at, after in around)[1]]
 
     def nearest(self, length: int, wanted: int) -> int:
         """The most tokens up to `wanted`, of the current `length`, that the states can go back to."""
@@ -194,13 +214,13 @@ class RecurrentStates(SequenceState):
         """Go back from `length` tokens to `to`, which `nearest` returned; forgets what was not committed."""
         self._steps = {}
         if to != length:
-            self._states = self._at(to)
+            self._states = self._at(to, length)
             self._last = None
             self._snapshots = {at: states for at, states in self._snapshots.items() if at <= to}
 
     def fork(self, length: int, at: int) -> RecurrentStates:
         """The states of another sequence that begins with the first `at` of these `length` tokens."""
-        states = self._states if at == length else self._at(at)
+        states = self._at(at, length)
         return RecurrentStates(self._of, states, {mark: held for mark, held in self._snapshots.items() if mark <= at})
 
     def first_layers(self, count: int) -> RecurrentStates:
@@ -209,15 +229,18 @@ class RecurrentStates(SequenceState):
 
     def parts(self, length: int, at: int) -> list[Tensor]:
         """All tensors of the states after the first `at` tokens, in the order of their keys."""
-        states = self._states if at == length else self._at(at)
+        states = self._at(at, length)
         return [part for key in sorted(states) for part in states[key]]
 
-    def _at(self, length: int) -> States:
+    def _at(self, wanted: int, length: int) -> States:
+        """The states after `wanted` of the current `length` tokens."""
         last = self._last
-        if last is not None and last.length <= length:
-            rows = last.rows[: length - last.length]
+        if wanted == length:
+            return self._states
+        if last is not None and last.length <= wanted:
+            rows = last.rows[: wanted - last.length]
             return _after(last.states, last.steps, rows) if rows else last.states
-        return self._snapshots[length] if length and self._states else {}
+        return self._snapshots[wanted] if wanted and self._states else {}
 
 
 def states_of(kv: KVCache) -> RecurrentStates:

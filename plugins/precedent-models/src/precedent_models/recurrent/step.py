@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +16,7 @@ from precedent.errors import UnsupportedError
 from precedent.runtime.placing import placed
 from precedent.target.kv.rows import Forward, Rows
 from precedent_models.recurrent.branches import Branches, WindowStep, over_line, over_windows, window_of
-from precedent_models.recurrent.states import Key, LayerStep, RecurrentStates, State, states_of
-
-Inputs = TypeVar("Inputs")
+from precedent_models.recurrent.states import Key, RecurrentStates, states_of
 
 
 class Part(NamedTuple):
@@ -57,18 +55,12 @@ class RecurrentStep:
         self._calls += 1
         return *self._module, self._calls
 
-    def scan(
-        self,
-        inputs: Inputs,
-        cut: Callable[[Inputs, slice], Inputs],
-        family: Callable[[Inputs, State | None, Branches], tuple[Tensor, LayerStep]],
-        device: torch.device,
-    ) -> list[Tensor]:
-        """Each sequence's outputs of a recurrence; `cut` gives the inputs of some rows."""
+    def scan(self, inputs: Any, family: Any, device: torch.device) -> list[Tensor]:
+        """Each sequence's outputs of a recurrence, by `over_tree` of its family."""
         key, outputs = self.next_key(), list[Tensor]()
         for part in self.parts(device):
-            own = inputs if len(self.forward.sequences) == 1 else cut(inputs, slice(part.start, part.stop))
-            output, step = family(own, part.states.of(key), part.branches)
+            own = inputs if len(self.forward.sequences) == 1 else inputs.at(slice(part.start, part.stop))
+            output, step = family.over_tree(own, part.states.of(key), part.branches)
             part.states.put(key, step)
             outputs.append(output)
         return outputs
@@ -102,14 +94,10 @@ class RecurrentStep:
     def alone(self, module: object) -> Rows:
         """The rows of the only sequence. Raises UnsupportedError if they are several sequences, or no chain."""
         (rows,) = self.forward.sequences[:1]
-        if len(self.forward.sequences) > 1 or not is_chain(rows):
+        is_chain = rows.ancestors is None or rows.depths[-1] == len(rows) - 1
+        if len(self.forward.sequences) > 1 or not is_chain:
             raise UnsupportedError(f"{type(module).__name__} has a state that follows one chain of tokens, not a tree")
         return rows
-
-
-def is_chain(rows: Rows) -> bool:
-    """Whether each row is the parent of the next."""
-    return rows.ancestors is None or bool(rows.depths[-1] == len(rows) - 1)
 
 
 _RUNNING: ContextVar[RecurrentStep | None] = ContextVar("precedent_recurrent_step", default=None)
