@@ -72,7 +72,7 @@ def test_the_loss_is_that_of_plain_forwards_over_whole_conversations(encoder: En
 def test_training_lowers_the_loss_and_leaves_the_target_alone() -> None:
     model = tiny_causal_lm(dtype=torch.float32)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    trained, losses = train_adapter.train(model, byte_tokenizer(), steps=9, batch_tokens=1000, rate=0.02)
+    trained, losses = train_adapter.train(model, byte_tokenizer(), 9, batch_tokens=1000, rate=0.02, pool=4)
     assert sum(losses[-3:]) < 0.95 * sum(losses[:3])
     with trained.disable_adapter():
         after = {

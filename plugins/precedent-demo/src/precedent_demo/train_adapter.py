@@ -121,7 +121,12 @@ def loss_of(model: PreTrainedModel, head: Sequence[int], batch: Conversation) ->
 
 
 def train(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, steps: int, batch_tokens: int, rate: float
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    steps: int,
+    batch_tokens: int,
+    rate: float,
+    pool: int = POOL,
 ) -> tuple[Any, list[float]]:
     """Train an adapter; returns the adapted model and the loss of each step, which is also printed."""
     torch.manual_seed(0)
@@ -131,7 +136,7 @@ def train(
     optimizer = AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
     schedule = OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1, cycle_momentum=False)
     encoder, losses = Encoder(tokenizer), list[float]()
-    for batch in islice(batches(encoder, "train", batch_tokens), steps):
+    for batch in islice(batches(encoder, "train", batch_tokens, pool), steps):
         loss = loss_of(adapted, encoder.head, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
