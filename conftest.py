@@ -84,7 +84,7 @@ def _remembered_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("precedent.planning.step_costs.START_UP_SECONDS", 0.15)
         folder = tmp_path_factory.mktemp("caches")
-        patch.setattr("precedent.engine.remembered_costs.user_cache_path", lambda name: folder / name)
+        patch.setattr("precedent.engine.warm_up.user_cache_path", lambda name: folder / name)
         yield
 
 

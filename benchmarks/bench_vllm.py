@@ -34,7 +34,7 @@ from precedent.cache import Completion, SpeculationCache, tokenizer_fingerprint
 from precedent.target.load.source import demo_folder
 from precedent.text.query import recall_query
 from precedent_replay.bench_prompts import TracePrompt, recorded_turns
-from precedent_server.stored_keys import add_key
+from precedent_server.keys import add_key
 
 MODES: dict[str, tuple[dict[str, Any] | None, dict[str, str]]] = {
     "plain": (None, {}),

@@ -14,7 +14,7 @@ from precedent.cache import SpeculationCache
 from precedent.engine.engine import Engine
 from precedent_server import running
 from precedent_server.access import AccessRules
-from precedent_server.stored_keys import add_key
+from precedent_server.keys import add_key
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 

@@ -1,107 +1,71 @@
-"""The engine's answers: those of plain decoding, whatever is drafted, kept, or asked beside them."""
+"""The engine: its answers, its streams, and its end. Nothing that is drafted, kept or asked beside changes a token."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import math
+import queue
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import count
+from typing import Any
 
 import pytest
-from helpers.small_engines import PLAIN, PROMPT, make_engine
+import torch
+from helpers.forked import run
+from helpers.small_engines import PLAIN, PROMPT, make_engine, poison
 
-from precedent.cache import SpeculationCache
-from precedent.config import SamplingParams, SpeculationConfig
+from precedent.cache import SpeculationCache, embedder
+from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.engine import worker
 from precedent.engine.engine import Engine
+from precedent.engine.generation import Emission, Generation
+from precedent.errors import CapacityError, ContextOverflowError, EngineClosedError, GenerationError, RequestCancelled
 from precedent.planning.costs import CostCurve
+from precedent.runtime import openmp
+from precedent.target import Slot
+from precedent.tree import CandidateTree
 from precedent_testing.drafters import OracleDrafter
 from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_model_engine
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
+# Answers
 
-def test_every_way_of_drafting_gives_the_plain_answer(engine: Engine) -> None:
-    """Greedy, float64: recall cold and warm, prompt lookup, the draft model and all together change nothing."""
-    sampling = SamplingParams(max_tokens=48)
-    expected = engine.submit(PROMPT, sampling, speculation=PLAIN).result()
-    for names in (("recall",), ("prompt",), ("draft-model",), ("recall", "prompt", "draft-model")):
-        for _ in range(2):
-            got = engine.submit(PROMPT, sampling, speculation=SpeculationConfig(drafters=names), query="order").result()
-            assert got.token_ids == expected.token_ids
-            assert got.text == expected.text
+
+@pytest.fixture
+def recalling() -> Iterator[Engine]:
+    """An engine with an empty cache of its own and no draft model."""
+    with SpeculationCache.open(None, embedder=HashEmbedder()) as cache, closing(make_engine(cache)) as running:
+        yield running
 
 
 @pytest.mark.usefixtures("searches_at_once")
-@pytest.mark.parametrize("sampled", [{}, {"temperature": 1.2, "seed": 5}], ids=["greedy", "seeded"])
-def test_nothing_follows_an_end_token_whoever_drafts(engine: Engine, sampled: dict[str, float]) -> None:
-    """Recall knows the answer without the end: it proposes the end token, and what came behind it."""
-    sampling = SamplingParams(max_tokens=40, **sampled)  # type: ignore[arg-type]
-    whole = engine.submit(PROMPT, sampling, speculation=SpeculationConfig(drafters=()), query="order").result()
-    end = whole.token_ids[20]
-    expected = whole.token_ids[: whole.token_ids.index(end) + 1]
-    ending = SamplingParams(max_tokens=40, stop_token_ids=(end,), **sampled)  # type: ignore[arg-type]
-    plain = engine.submit(PROMPT, ending, speculation=PLAIN).result()
-    for names in (("recall",), ("prompt",), ("draft-model",), ("recall", "prompt", "draft-model")):
-        speculation = SpeculationConfig(drafters=names, write_back=False)
-        found = engine.submit(PROMPT, ending, speculation=speculation, query="order").result()
-        assert (found.token_ids, found.finish_reason) == (expected, "stop")
-        assert found.text == plain.text
-        assert len(found.sources) == len(expected)
-
-
-@pytest.mark.usefixtures("searches_at_once")
-def test_a_repeated_request_is_recalled_in_few_steps() -> None:
-    """After write-back the same request takes far fewer target forwards, and the tokens are credited to recall."""
-    with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
-        running, sampling = make_engine(cache), SamplingParams(max_tokens=60)
-        cold = running.submit(PROMPT, sampling, query="order 17").result()
-        warm = running.submit(PROMPT, sampling, query="order 17").result()
-        running.close()
+def test_a_repeated_request_is_recalled_in_few_steps_by_its_own_tenant(recalling: Engine) -> None:
+    sampling, only = SamplingParams(max_tokens=60), SpeculationConfig(drafters=("recall",))
+    cold, other, warm = (
+        recalling.submit(PROMPT, sampling, speculation=only, query="order 17", tenant=tenant).result()
+        for tenant in ("a", "b", "a")
+    )
     assert warm.token_ids == cold.token_ids
+    assert other.stats.num_draft_tokens == 0
     assert warm.stats.num_steps <= 10
     assert warm.stats.accepted_by_source["recall"] > 30
     assert warm.sources.count("target") + warm.stats.num_accepted_tokens == len(warm.token_ids)
 
 
-def test_tenants_do_not_recall_each_other() -> None:
-    """The same request of another tenant finds nothing."""
-    with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
-        running, sampling = make_engine(cache), SamplingParams(max_tokens=40)
-        only = SpeculationConfig(drafters=("recall",))
-        running.submit(PROMPT, sampling, speculation=only, tenant="a", query="q").result()
-        other = running.submit(PROMPT, sampling, speculation=only, tenant="b", query="q").result()
-        same = running.submit(PROMPT, sampling, speculation=only, tenant="a", query="q").result()
-        running.close()
-    assert other.stats.num_draft_tokens == 0
-    assert same.stats.num_accepted_tokens > 0
-
-
-def test_concurrent_requests_equal_single_ones(engine: Engine) -> None:
-    """Requests of several threads share steps and do not disturb each other."""
-    prompts = [[*PROMPT, 65 + number] for number in range(6)]
-    sampling = SamplingParams(max_tokens=20)
-    expected = [engine.submit(p, sampling, speculation=PLAIN).result().token_ids for p in prompts]
-    got: dict[int, tuple[int, ...]] = {}
-
-    def ask(number: int) -> None:
-        got[number] = engine.submit(prompts[number], sampling, query="order").result().token_ids
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [got[number] for number in range(len(prompts))] == expected
-
-
 def test_the_next_turn_of_a_conversation_prefills_only_what_is_new() -> None:
     """Prompt and answer of the turn before are in the KV cache, whatever else was asked in between."""
-    running = make_engine()
-    first = running.submit(PROMPT, SamplingParams(max_tokens=10), speculation=PLAIN).result()
-    running.submit([*PROMPT[:12], 1, 2, 3] * 3, SamplingParams(max_tokens=5), speculation=PLAIN).result()
-    following = [*PROMPT, *first.token_ids, 70, 71, 72]
-    second = running.submit(following, SamplingParams(max_tokens=10), speculation=PLAIN).result()
-    fresh = make_engine()
-    expected = fresh.submit(following, SamplingParams(max_tokens=10), speculation=PLAIN).result()
-    running.close()
-    fresh.close()
+    with closing(make_engine()) as running, closing(make_engine()) as fresh:
+        first = running.submit(PROMPT, SamplingParams(max_tokens=10), speculation=PLAIN).result()
+        running.submit([*PROMPT[:12], 1, 2, 3] * 3, SamplingParams(max_tokens=5), speculation=PLAIN).result()
+        following = [*PROMPT, *first.token_ids, 70, 71, 72]
+        second, expected = (
+            engine.submit(following, SamplingParams(max_tokens=10), speculation=PLAIN).result()
+            for engine in (running, fresh)
+        )
     assert second.cached_prompt_tokens >= len(PROMPT) + 9
     assert second.token_ids == expected.token_ids
 
@@ -113,25 +77,484 @@ def test_what_is_kept_of_a_conversation_does_not_depend_on_what_was_drafted() ->
         answer = engine.submit(PROMPT, SamplingParams(max_tokens=12), speculation=PLAIN).result().token_ids
     end = answer.index(answer[-1])
     model.generation_config.eos_token_id = answer[end]
-    kept = []
     for speculation in (PLAIN, SpeculationConfig(drafters=("oracle",))):
-        with closing(Engine.load(model, tokenizer=byte_tokenizer())) as engine:
-            engine.planner.cost = CostCurve()
+        with closing(Engine(model, byte_tokenizer(), name="tiny", cost=CostCurve())) as engine:
             engine.add_drafter(OracleDrafter([*answer[: end + 1], 65, 66]))
             result = engine.submit(PROMPT, SamplingParams(max_tokens=40), speculation=speculation).result()
             assert (result.finish_reason, result.token_ids) == ("stop", answer[: end + 1])
             assert (result.stats.num_accepted_tokens == end + 1) == (speculation is not PLAIN)
-            kept.append(engine.admission._pool.acquire("default", [*PROMPT, *answer, 1]).token_ids)
-    assert kept == [[*PROMPT, *answer[:end]]] * 2
+            again = engine.submit([*PROMPT, *answer, 1], SamplingParams(max_tokens=1), speculation=PLAIN).result()
+            assert again.cached_prompt_tokens == len(PROMPT) + end
 
 
-def test_a_seed_fixes_the_text_whatever_the_cache_holds() -> None:
-    """Cold, warm and without speculation: byte-identical (float64)."""
-    sampling = SamplingParams(temperature=1.0, seed=5, max_tokens=40)
-    with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
-        running = make_engine(cache, draft_model="first-layers:2")
-        texts = {running.submit(PROMPT, sampling, speculation=PLAIN).result().text}
+# Where an answer ends
+
+
+def test_a_stop_string_ends_the_answer_before_itself(engine: Engine) -> None:
+    plain = engine.submit(PROMPT, SamplingParams(max_tokens=40), speculation=PLAIN).result()
+    stop = plain.text[10:13]
+    cut = engine.submit(PROMPT, SamplingParams(max_tokens=40, stop=(stop,)), query="order").result()
+    assert cut.text == plain.text[: plain.text.index(stop)]
+    assert cut.finish_reason == "stop"
+    assert plain.token_ids[: len(cut.token_ids)] == cut.token_ids
+
+
+def test_max_tokens_is_exact_under_speculation_and_the_context_ends_an_answer(engine: Engine) -> None:
+    for length in (1, 2, 7, 7):
+        result = engine.submit(PROMPT, SamplingParams(max_tokens=length), query="order").result()
+        assert (len(result.token_ids), result.finish_reason) == (length, "length")
+    prompt = [65] * (engine.context_length - 3)
+    assert len(engine.submit(prompt, SamplingParams(max_tokens=50)).result().token_ids) == 3
+    with pytest.raises(ContextOverflowError, match="shorten"):
+        engine.submit([65] * engine.context_length, SamplingParams())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 3.0])
+def test_padded_output_rows_are_never_emitted(temperature: float) -> None:
+    """A head with more rows than the tokenizer has tokens, which the model loves: masked, also where it is proposed."""
+    model, sampling = tiny_causal_lm("llama", vocab_size=400), SamplingParams(temperature=temperature, max_tokens=60)
+    with torch.no_grad():
+        head = model.get_output_embeddings().weight
+        head[259:] = 3.0 * head[:141]
+    with (
+        SpeculationCache.open(None, embedder=HashEmbedder()) as cache,
+        closing(Engine(model, byte_tokenizer(), name="wide", cache=cache, cost=CostCurve())) as running,
+    ):
+        poison(cache, running, running.submit(PROMPT, sampling, speculation=PLAIN).result().token_ids)
         for _ in range(3):
-            texts.add(running.submit(PROMPT, sampling, query="order").result().text)
+            assert max(running.submit(PROMPT, sampling, query="order").result().token_ids) < len(byte_tokenizer())
+
+
+def test_the_memory_of_a_draft_model_is_set_aside_too() -> None:
+    """Its keys and values count for requests that draw from it, and for no others."""
+    draft, asked = tiny_causal_lm(seed=9, num_hidden_layers=1), SamplingParams(max_tokens=100)
+    with closing(make_engine()) as plain:
+        most = plain.target.kv_bytes(100 + 100 + 39)
+    with closing(make_engine(draft_model=draft, limits=EngineLimits(max_kv_bytes=most))) as running:
+        running.submit([65] * 100, asked, speculation=SpeculationConfig(drafters=("prompt",))).cancel()
+        with pytest.raises(CapacityError, match="100 prompt tokens, max_tokens=100"):
+            running.submit([65] * 100, asked, speculation=SpeculationConfig(drafters=("draft-model",)))
+
+
+# What breaks
+
+
+def test_broken_logits_inside_a_drafted_answer_are_named_by_their_position(
+    recalling: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was proposed behind them, and however many tokens a step accepts: the first broken row is the error."""
+    sampling = SamplingParams(max_tokens=20)
+    recalling.submit(PROMPT, sampling, query="order").result()
+    score, broken_at = recalling.target.score, 9
+
+    def broken_score(batch: Sequence[tuple[Slot, CandidateTree]]) -> list[torch.Tensor]:
+        scored = [logits.clone() for logits in score(batch)]
+        for (slot, tree), logits in zip(batch, scored, strict=True):
+            first = len(slot.token_ids) + 1 - len(PROMPT)
+            for row, depth in enumerate((0, *tree.depths.tolist())):
+                logits[row, 3] = torch.nan if first + depth == broken_at else logits[row, 3]
+        return scored
+
+    monkeypatch.setattr(recalling.target, "score", broken_score)
+    for speculation in (PLAIN, SpeculationConfig(drafters=("recall",))):
+        generation = recalling.submit(PROMPT, sampling, speculation=speculation, query="order")
+        with pytest.raises(GenerationError, match=f"output position {broken_at} hold NaN"):
+            generation.result()
+    assert recalling.metrics().num_draft_tokens > 0
+    monkeypatch.undo()
+    assert recalling.submit(PROMPT, sampling).result().finish_reason == "length", "the engine goes on"
+
+
+def test_a_draft_model_whose_probabilities_are_nan_is_left_out_and_bends_no_answer() -> None:
+    """Sampling compares with the distribution that was drawn from; a proposal by argmax needs none."""
+    draft = tiny_causal_lm("llama", seed=22, num_hidden_layers=1)
+    with torch.no_grad():
+        draft.get_output_embeddings().weight[7] = torch.nan
+    only = SpeculationConfig(drafters=("draft-model",))
+    with closing(make_engine(draft_model=draft)) as running:
+        sampled = running.submit(PROMPT, SamplingParams(temperature=1.0, max_tokens=9), speculation=only).result()
+        assert len(sampled.token_ids) == 9
+        assert running.metrics().faults["draft-model"] == 1
+        greedy, plain = (running.submit(PROMPT, SamplingParams(max_tokens=9), speculation=s) for s in (only, PLAIN))
+        assert greedy.result().token_ids == plain.result().token_ids
+
+
+# Log-probabilities
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("drafted", [False, True])
+def test_logprobs_are_those_of_a_plain_forward_over_the_answer(
+    engine: Engine, temperature: float, drafted: bool
+) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=5, max_tokens=24, logprobs=3)
+    plain = engine.submit(PROMPT, sampling, speculation=PLAIN).result()
+    result = engine.submit(PROMPT, sampling, prediction=plain.token_ids if drafted else None).result()
+    assert result.token_ids == plain.token_ids
+    assert result.stats.num_steps < 24 or not drafted, "several tokens of one step each have their own row"
+    with torch.inference_mode():
+        rows = engine.target.model(input_ids=torch.tensor([[*PROMPT, *result.token_ids]])).logits[0]
+    expected = rows[len(PROMPT) - 1 : -1, : len(engine.tokenizer)].log_softmax(-1)
+    for row, one, token in zip(expected, result.logprobs, result.token_ids, strict=True):
+        assert one.token_id == token
+        assert one.logprob == pytest.approx(float(row[token]), abs=1e-9)
+        best = row.topk(3)
+        assert [token for token, _ in one.top] == best.indices.tolist()
+        assert [value for _, value in one.top] == pytest.approx(best.values.tolist(), abs=1e-9)
+
+
+def test_logprobs_come_with_their_tokens_if_asked_for(engine: Engine) -> None:
+    """Also where a stop string cuts the answer; what is masked is no alternative."""
+    generation = engine.submit(PROMPT, SamplingParams(max_tokens=8, logprobs=0))
+    emissions, whole = list(generation), generation.result()
+    assert all(len(one.logprobs) == len(one.token_ids) for one in emissions)
+    assert tuple(entry for one in emissions for entry in one.logprobs) == whole.logprobs
+    assert all(entry.top == () for entry in whole.logprobs)
+    stop = engine.tokenizer.decode([whole.token_ids[3]])
+    stopped = SamplingParams(max_tokens=8, logprobs=0, stop=(stop,))
+    cut = engine.submit(PROMPT, stopped, prediction=whole.token_ids).result()
+    assert len(cut.logprobs) == len(cut.token_ids) <= 4
+    masked = engine.submit(PROMPT, SamplingParams(max_tokens=4, logprobs=20, repetition_penalty=1.3)).result()
+    assert all(value > -math.inf for one in masked.logprobs for _, value in one.top)
+    assert engine.submit(PROMPT, SamplingParams(max_tokens=4)).result().logprobs == ()
+
+
+# Watched steps
+
+
+@pytest.mark.parametrize("max_tokens", [6, 200])
+def test_watched_steps_and_the_tokens_before_them_make_up_the_answer(max_tokens: int) -> None:
+    """Also of an answer that its limit cuts short; watching changes nothing."""
+    said, texts = "one two three four five six seven eight nine ten", []
+    for watch in (False, True):
+        with closing(scripted_model_engine(lambda prompt: said)) as engine:
+            watched, prompt = engine.watch_steps(100) if watch else None, engine.tokenizer.encode("count: ")
+            result = engine.submit(prompt, SamplingParams(max_tokens=max_tokens), prediction=said).result()
+            texts.append(result.text)
+    assert texts[0] == texts[1]
+    assert watched is not None
+    known, at, steps = [*prompt, *result.token_ids], len(prompt), watched.steps()[::-1]
+    for step in steps:  # steps without candidates are not kept
+        found = [*step.before, *(step.tree.token_ids[node] for node in step.path), step.next_token]
+        starts = range(at - len(step.before), len(known) - len(step.before))
+        start = next(place for place in starts if known[place : place + len(found)] == found[: len(known) - place])
+        at = start + len(step.before) + 1
+        assert len(step.estimates) == len(step.tree)
+    assert sum(len(step.path) for step in steps) > 3
+
+
+# Streams, read in threads and tasks, cancelled at any token
+
+
+@pytest.mark.usefixtures("searches_at_once")
+@pytest.mark.parametrize("sampled", [{}, {"temperature": 1.2, "seed": 5}], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("reader", ["thread", "task"])
+def test_a_stream_adds_up_to_its_result_and_ends_with_its_end_token(
+    engine: Engine, reader: str, sampled: dict[str, Any]
+) -> None:
+    """No emission holds a token, a source or a text from behind the end, though recall proposes what came there."""
+    sampling, undrafted = SamplingParams(max_tokens=40, **sampled), SpeculationConfig(drafters=())
+    whole = engine.submit(PROMPT, sampling, speculation=undrafted, query="order").result()
+    end = whole.token_ids[20]
+    expected = whole.token_ids[: whole.token_ids.index(end) + 1]
+    ending = SamplingParams(max_tokens=40, stop_token_ids=(end,), **sampled)
+    plain = engine.submit(PROMPT, ending, speculation=PLAIN).result()
+
+    async def read(generation: Generation) -> list[Emission]:
+        return [emission async for emission in generation]
+
+    for names in (("recall",), ("prompt",), ("draft-model",), ("recall", "prompt", "draft-model")):
+        speculation = SpeculationConfig(drafters=names, write_back=False)
+        generation = engine.submit(PROMPT, ending, speculation=speculation, query="order")
+        emissions = list(generation) if reader == "thread" else asyncio.run(read(generation))
+        result = generation.result()
+        assert tuple(token for emission in emissions for token in emission.token_ids) == result.token_ids == expected
+        assert tuple(source for emission in emissions for source in emission.sources) == result.sources
+        assert "".join(emission.text for emission in emissions) == result.text == plain.text
+        assert (result.finish_reason, len(result.sources)) == ("stop", len(expected))
+        assert "recall" in result.sources or "recall" not in names
+
+
+def test_a_stream_cancelled_at_any_token_leaves_a_sound_engine() -> None:
+    """The next answers are those of a fresh engine; memory, slots and threads are what they were before."""
+    sampling, after = SamplingParams(max_tokens=16), SamplingParams(max_tokens=12)
+    fresh = make_engine()
+    expected = fresh.submit(PROMPT, sampling, speculation=PLAIN).result().token_ids
+    fresh.close()
+    drafted = SpeculationConfig(drafters=("recall", "prompt"), write_back=False)
+    with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
+        running = make_engine(cache)
+        poison(cache, running, expected)
+        threads: set[str] = set()
+        for position in range(17):
+            generation, taken = running.submit(PROMPT, sampling, speculation=drafted, query="order"), list[int]()
+            if position:
+                for emission in generation:
+                    taken += emission.token_ids
+                    if len(taken) >= position:
+                        break
+            generation.cancel()
+            assert tuple(taken) == expected[: len(taken)]
+            again = running.submit(PROMPT, after, speculation=drafted, query="order").result()
+            assert again.token_ids == expected[:12]
+            _wait_until_over(generation)
+            now = running.metrics()
+            assert (now.num_requests_running, now.num_requests_waiting, now.kv_cache_reserved_bytes) == (0, 0, 0)
+            threads = threads or {thread.name for thread in threading.enumerate()}
+            assert {thread.name for thread in threading.enumerate()} <= threads
+        assert now.num_draft_tokens > 0
         running.close()
-    assert len(texts) == 1
+
+
+def _wait_until_over(generation: Generation) -> None:
+    """A cancelled request may also have been finished already."""
+    try:
+        generation.result()
+    except RequestCancelled:
+        return
+
+
+def test_a_cancelled_request_is_not_stored() -> None:
+    """Write-back happens at a normal end only."""
+    with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
+        running = make_engine(cache)
+        generation = running.submit(PROMPT, SamplingParams(max_tokens=500), query="q")
+        next(iter(generation))
+        generation.cancel()
+        with pytest.raises(RequestCancelled):
+            generation.result()
+        assert cache.since("default", running.tokenizer_fingerprint) == []
+        running.submit(PROMPT, SamplingParams(max_tokens=3), query="q").result()
+        assert len(cache.since("default", running.tokenizer_fingerprint)) == 1
+        running.close()
+
+
+def test_sixteen_asynchronous_streams_some_of_them_cancelled(engine: Engine) -> None:
+    """Every stream that is read to its end has its single-run answer; the others are gone when their task is."""
+    sampling = SamplingParams(max_tokens=24)
+    prompts = [[*PROMPT, 65 + number] for number in range(16)]
+    expected = [engine.submit(p, sampling, speculation=PLAIN).result().token_ids for p in prompts]
+
+    async def read(number: int) -> tuple[int, ...]:
+        generation = engine.submit(prompts[number], sampling, query="order")
+        return tuple([token async for emission in generation for token in emission.token_ids])
+
+    async def read_all() -> list[tuple[int, ...] | BaseException]:
+        tasks = [asyncio.create_task(read(number)) for number in range(16)]
+        for number, task in enumerate(tasks):
+            if number % 3 == 1:
+                await asyncio.sleep(0.002 * number)
+                task.cancel()
+        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), timeout=120)
+
+    for number, tokens in enumerate(asyncio.run(read_all())):
+        assert tokens == expected[number] or (number % 3 == 1 and isinstance(tokens, asyncio.CancelledError))
+    assert engine.submit(PROMPT, SamplingParams(max_tokens=1)).result().finish_reason == "length"
+    assert engine.metrics().num_requests_running == 0
+
+
+def test_an_error_reaches_an_asynchronous_reader() -> None:
+    """A request that fails between two looks of its reader is raised, not taken for its end."""
+
+    async def read() -> None:
+        generation = Generation()
+        waiting = asyncio.ensure_future(anext(aiter(generation)))
+        await asyncio.sleep(0)
+        generation.fail(GenerationError("broken"))
+        await waiting
+
+    with pytest.raises(GenerationError, match="broken"):
+        asyncio.run(read())
+
+
+def test_an_emission_that_comes_with_the_end_is_not_lost() -> None:
+    """The worker may write the last emission and the end after the reader found nothing and before it asks for more."""
+
+    class Late(Generation):
+        """Finds nothing the first time, while the request is ending."""
+
+        asked = count()
+
+        def _take(self) -> object:
+            if next(self.asked) == 0:
+                self.put("last")  # type: ignore[arg-type]
+                self.finish("result")  # type: ignore[arg-type]
+                return None
+            return super()._take()
+
+    async def read() -> list[object]:
+        return [emission async for emission in Late()]
+
+    assert asyncio.run(asyncio.wait_for(read(), timeout=20)) == ["last"]
+
+
+# Engines that are closed, dropped or broken, and interpreters that end: nobody is left waiting
+
+
+SHORT, LONG = SamplingParams(max_tokens=3), SamplingParams(max_tokens=900)
+
+
+def check_ended(thread: threading.Thread) -> None:
+    """White box: the worker's thread is what may hang."""
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+
+
+def test_closing_the_engine_cancels_what_is_running() -> None:
+    """Nobody waits for ever on a closed engine, also not behind those that run; closing it again is harmless."""
+    running = make_engine(limits=EngineLimits(max_running=2))
+    generations = [running.submit(PROMPT, LONG, speculation=PLAIN) for _ in range(6)]
+    next(iter(generations[0]))
+    for _ in range(2):
+        running.close()
+    for generation in generations[1:]:
+        assert generation.done
+        with pytest.raises(RequestCancelled, match="engine was closed"):
+            generation.result()
+    with pytest.raises(EngineClosedError, match="closed"):
+        running.submit(PROMPT, SamplingParams())
+    assert running.metrics().num_requests_running == 0
+
+
+def test_many_threads_may_submit_while_the_engine_is_closed() -> None:
+    """Each request is refused or failed; none is forgotten in between."""
+    running, ends = make_engine(), list[str]()
+
+    def ask() -> None:
+        try:
+            while True:
+                running.submit(PROMPT, SHORT, speculation=PLAIN).result()
+        except (RequestCancelled, EngineClosedError) as error:
+            ends.append(type(error).__name__)
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    running.submit(PROMPT, SamplingParams(max_tokens=30), speculation=PLAIN).result()
+    running.close()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(ends) == len(threads), "somebody still waits on a closed engine"
+
+
+def test_an_engine_may_be_closed_by_its_own_threads() -> None:
+    """In `on_result`, which runs on a thread of the engine's, `close` cannot wait for that very thread."""
+    model, holder = tiny_causal_lm("llama"), list[Engine]()
+    running = Engine(model, byte_tokenizer(), name="tiny", cost=CostCurve(), on_result=lambda *_: holder[0].close())
+    holder.append(running)
+    assert running.submit(PROMPT, SHORT).result().finish_reason == "length"
+    check_ended(running._worker._thread)
+    running.close()
+
+
+def test_an_engine_may_be_dropped_on_its_own_thread() -> None:
+    """The garbage collector runs anywhere, also inside a step: the worker ends and does not wait for itself."""
+    running = make_engine()
+    thread, holder = running._worker._thread, [running]
+    streaming = running.submit(PROMPT, LONG, speculation=PLAIN)
+
+    def drop(*args: object) -> None:
+        holder.clear()
+        gc.collect()
+
+    running.planner.observe_forward = drop  # type: ignore[method-assign]
+    del running
+    with pytest.raises(RequestCancelled):
+        streaming.result()
+    check_ended(thread)
+
+
+def test_a_worker_that_breaks_leaves_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    """An error that no request can be blamed for: all of them are told, and the engine is closed."""
+    running = make_engine(limits=EngineLimits(max_running=1))
+    generations = [running.submit(PROMPT, LONG, speculation=PLAIN) for _ in range(3)]
+    running.admission.admits = None  # type: ignore[assignment, method-assign]
+    for generation in generations[1:]:
+        with pytest.raises(GenerationError, match="closed now"):
+            generation.result()
+    with pytest.raises(EngineClosedError):
+        running.submit(PROMPT, SamplingParams())
+    running.close()
+    assert "the worker of an engine failed" in caplog.text
+
+
+def test_the_interpreter_ends_with_requests_running() -> None:
+    """Nobody closed the engine, one stream is read by a thread that nobody joins, another by no one."""
+    script = """
+import threading
+from precedent.config import SamplingParams
+from precedent.engine.engine import Engine
+from precedent.errors import RequestCancelled
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
+engine = Engine.load(tiny_causal_lm("llama"), tokenizer=byte_tokenizer())
+unread = engine.submit([65] * 20, SamplingParams(max_tokens=1000))
+streams = [engine.submit([65] * 20, SamplingParams(max_tokens=1000)) for _ in range(2)]
+def read():
+    try:
+        list(streams[0])
+    except RequestCancelled:
+        pass
+def ask():
+    print(len(engine.submit([66], SamplingParams(max_tokens=9)).result().token_ids))
+threading.Thread(target=read, daemon=True).start()
+threading.Thread(target=ask).start()
+print(next(iter(streams[1])).token_ids[0] >= 0)
+"""
+    done = run(["-c", script], timeout=120)
+    assert (done.returncode, sorted(done.stdout.split())) == (0, ["9", "True"]), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# Threads that have nothing to compute hold no OpenMP workers, which would put those that compute to sleep
+
+
+COUNTED = """
+import os, time, torch
+from precedent.runtime.openmp import release_workers
+torch.set_num_threads(2)
+def count(): return len(os.listdir("/proc/self/task"))
+def compute(): torch.randn(4000, 400) @ torch.randn(400, 4000); torch.randn(10**6).exp()
+compute(); before = count()
+release_workers()
+deadline = time.monotonic() + 20
+while count() == before and time.monotonic() < deadline: time.sleep(0.01)
+after = count()
+compute()
+print(before - after, count() - after)
+"""
+
+
+@pytest.mark.skipif(openmp._pause() is None, reason="torch runs on something else than GNU's OpenMP here")
+def test_workers_go_and_the_next_computation_gets_others() -> None:
+    """One of two threads goes, and comes back."""
+    assert run(["-c", COUNTED]).stdout.split() == ["1", "1"]
+
+
+def test_without_gnus_openmp_nothing_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other libraries keep their threads in other ways."""
+    monkeypatch.setattr(openmp, "_pause", lambda: None)
+    openmp.release_workers()
+
+
+def test_neither_an_idle_engine_nor_who_waits_for_it_holds_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does who asks it: they go when a request is made, on that thread, and when the last one is over."""
+    threads: queue.SimpleQueue[str] = queue.SimpleQueue()
+    running = make_engine()
+    monkeypatch.setattr(worker, "release_workers", lambda: threads.put(threading.current_thread().name))
+    running.submit([1, 2, 3], SamplingParams(max_tokens=3)).result()
+    assert {threads.get(timeout=20) for _ in range(2)} == {threading.current_thread().name, "precedent-worker"}
+    running.close()
+
+
+def test_whoever_embeds_holds_no_workers_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading embeds as well; and a model that fails has computed before."""
+
+    class Failing:
+        def encode(self, *texts: object, **settings: object) -> None:
+            raise RuntimeError("no")
+
+    released: list[bool] = []
+    monkeypatch.setattr(embedder, "release_workers", lambda: released.append(True))
+    with pytest.raises(RuntimeError, match="no"):
+        embedder._encode(Failing(), ["text"])
+    assert released == [True]

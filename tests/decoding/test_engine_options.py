@@ -17,7 +17,7 @@ from helpers.small_engines import load_by
 from precedent.cache import SpeculationCache
 from precedent.config import EngineLimits, SpeculationConfig
 from precedent.engine.engine import Engine
-from precedent.engine.options import OF_LOADING, EngineOptions
+from precedent.engine.options import OF_LOADING, EngineOptions, key_of
 from precedent.engine.shared import running_engines, shared_engine
 from precedent.errors import ConfigError, PrecedentError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
@@ -27,6 +27,7 @@ from precedent_testing.scripted_engine import ScriptedEngine
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 NAMES = [option.name for option in fields(EngineOptions)]
+NOT_OF_CHAT_MODELS = ("speculation", "limits")
 
 
 class Noting(HashEmbedder):
@@ -51,21 +52,20 @@ class Effect:
 def effect_of(name: str, folder: Path) -> Effect:
     """How an option shows; an option without an entry fails here: say how it shows."""
     embedder, place = Noting(), folder / "completions.db"
-    effects = {
+    kept = {"cache": place, "embedder": embedder, "keep_prefixes": True}
+    elsewhere = {"draft_model": "first-layers:1", "draft_device": "nowhere"}
+    few, small = SpeculationConfig(max_nodes=3), EngineLimits(max_running=5)
+    return {
         "draft_model": Effect({"draft_model": "first-layers:1"}, lambda engine: "draft-model" in engine.drafters),
         "cache": Effect(
             {"embedder": embedder, "cache": place},
-            lambda engine: engine.cache is not None and engine.cache.path == str(place),
+            lambda engine: str(place) == getattr(engine.cache, "path", None),
         ),
         "embedder": Effect({"cache": place, "embedder": embedder}, lambda engine: warmed(engine) and embedder.asked),
-        "speculation": Effect(
-            {"speculation": SpeculationConfig(max_nodes=3)}, lambda engine: engine.speculation.max_nodes == 3
-        ),
-        "limits": Effect({"limits": EngineLimits(max_running=5)}, lambda engine: engine.admission.max_running == 5),
+        "speculation": Effect({"speculation": few}, lambda engine: engine.speculation.max_nodes == 3),
+        "limits": Effect({"limits": small}, lambda engine: engine.admission.max_running == 5),
         "device": Effect({"device": "nowhere"}, refused="device='nowhere' cannot be used"),
-        "draft_device": Effect(
-            {"draft_model": "first-layers:1", "draft_device": "nowhere"}, refused="draft_device='nowhere' cannot"
-        ),
+        "draft_device": Effect(elsewhere, refused="draft_device='nowhere' cannot"),
         "dtype": Effect({"dtype": "float64"}, lambda engine: engine.target.model.dtype == torch.float64),
         "model_kwargs": Effect({"model_kwargs": {"tp_size": 2}}, refused="model_kwargs cannot hold 'tp_size'"),
         "chat_template": Effect(
@@ -74,12 +74,8 @@ def effect_of(name: str, folder: Path) -> Effect:
         "bitwise": Effect({"dtype": "float64", "bitwise": True}, refused="bitwise=True is not available"),
         "cuda_graphs": Effect({"device": "cpu", "cuda_graphs": True}, refused="CUDA graphs need CUDA devices"),
         "loop": Effect({"loop": "pearl"}, refused="loop"),
-        "keep_prefixes": Effect(
-            {"cache": place, "embedder": embedder, "keep_prefixes": True},
-            lambda engine: engine.kept_prefixes is not None,
-        ),
-    }
-    return effects[name]
+        "keep_prefixes": Effect(kept, lambda engine: engine.kept_prefixes is not None),
+    }[name]
 
 
 def warmed(engine: Engine) -> bool:
@@ -102,9 +98,10 @@ def as_fields(options: dict[str, Any]) -> dict[str, Any]:
     return {"speculation_cache" if name == "cache" else name: value for name, value in options.items()}
 
 
-NOT_OF_CHAT_MODELS = ("speculation", "limits")
-WAYS = [(loaded, name) for name in NAMES]
-WAYS += [(from_chat_model, name) for name in NAMES if name not in NOT_OF_CHAT_MODELS]
+WAYS = [
+    *((loaded, name) for name in NAMES),
+    *((from_chat_model, name) for name in NAMES if name not in NOT_OF_CHAT_MODELS),
+]
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +140,7 @@ def test_a_chat_model_has_a_field_for_every_option() -> None:
         assert set(OF_THE_ENGINE) <= kind.model_fields.keys()
 
 
-@pytest.mark.parametrize("unknown", ["bitwse", "x"])
-def test_an_unknown_name_is_refused_with_the_known_ones_before_anything_is_loaded(unknown: str) -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones_before_anything_is_loaded() -> None:
     model, tokenizer = tiny_causal_lm(), byte_tokenizer()
     for build in (
         lambda **option: Engine.load("/nowhere", **option),
@@ -152,14 +148,14 @@ def test_an_unknown_name_is_refused_with_the_known_ones_before_anything_is_loade
         lambda **option: shared_engine("/nowhere", **option),
         EngineOptions().with_changes,
     ):
-        with pytest.raises(ConfigError, match=f"an engine has no option '{unknown}'; known: draft_model, cache"):
-            build(**{unknown: True})
+        with pytest.raises(ConfigError, match="an engine has no option 'bitwse'; known: draft_model, cache"):
+            build(bitwse=True)
 
 
 def test_a_keyword_overrides_the_options_it_comes_with() -> None:
     options = EngineOptions(speculation=SpeculationConfig(max_nodes=3), limits=EngineLimits(max_running=5))
-    model = tiny_causal_lm()
-    with closing(Engine(model, byte_tokenizer(), options, name="m", limits=EngineLimits(max_running=6))) as engine:
+    model, limits = tiny_causal_lm(), EngineLimits(max_running=6)
+    with closing(Engine(model, byte_tokenizer(), options, name="m", limits=limits)) as engine:
         assert (engine.speculation.max_nodes, engine.admission.max_running) == (3, 6)
     assert options.limits == EngineLimits(max_running=5)
 
@@ -186,9 +182,6 @@ def test_options_that_others_leave_without_effect_are_refused(tmp_path: Path) ->
             for load in (Engine.load, shared_engine):
                 with pytest.raises(ConfigError, match=said):
                     load("/nowhere", options)
-
-
-def test_a_tokenizer_is_for_a_model_object() -> None:
     with pytest.raises(ConfigError, match="tokenizer is for a model object: /nowhere brings its own"):
         Engine.load("/nowhere", tokenizer=byte_tokenizer())
     with pytest.raises(ConfigError, match="a model object needs its tokenizer"):
@@ -196,6 +189,59 @@ def test_a_tokenizer_is_for_a_model_object() -> None:
 
 
 # Sharing
+
+
+class Quantisation:
+    """As transformers' configs: equal by its settings, without a hash."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"bits": self.bits, "skip": ["lm_head"]}
+
+
+class Weights:
+    """Equal to nothing but itself."""
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        ({"a": 1, "b": [1, {"c": 2}]}, {"b": [1, {"c": 2}], "a": 1}, True),
+        (Path("x") / ".." / "y", Path("y"), True),
+        (Quantisation(4), Quantisation(4), True),
+        (["a", None], ("a", None), True),
+        ({"a": 1}, {"a": 2}, False),
+        ("x", Path("x"), False),
+        (Quantisation(4), Quantisation(8), False),
+        (Weights(), Weights(), False),
+        ({"cache": bytearray()}, {"cache": bytearray()}, False),
+    ],
+)
+def test_keys_are_equal_for_equal_settings_and_the_same_objects(one: Any, other: Any, equal: bool) -> None:
+    assert (key_of(one) == key_of(other)) is equal
+    assert key_of(one) == key_of(one)
+    assert not equal or hash(key_of(one)) == hash(key_of(other))
+
+
+def test_a_key_keeps_its_object_so_that_no_other_gets_its_place() -> None:
+    weights = Weights()
+    there, key = weakref.ref(weights), key_of({"target": weights})
+    del weights
+    gc.collect()
+    assert there() is not None, key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_is_part_of_the_key(name: str, tmp_path: Path) -> None:
+    given = effect_of(name, tmp_path).given
+    without = {other: value for other, value in given.items() if other != name}
+    options = EngineOptions(**given)
+    assert options.key() == EngineOptions(**given).key() == replace(options).key()
+    assert options.key() != EngineOptions(**without).key()
 
 
 @pytest.fixture
@@ -234,42 +280,22 @@ def test_equal_options_share_one_engine_whichever_way_they_came(built: list[Scri
         ChatPrecedent(model="m", speculation_cache=place, embedder=embedder, dtype="float64", bitwise=True).engine,
     ]
     assert len({id(one) for one in (engine, *others)}) == len(built) == 6
+    engine.close()
+    assert shared_engine("m", options) is not engine, "one that was closed is built again"
 
 
-def test_an_engine_that_was_closed_is_built_again(built: list[ScriptedEngine]) -> None:
-    first = shared_engine("m")
-    assert shared_engine("m") is first
-    first.close()
-    assert shared_engine("m") is not first
-    assert len(built) == 2
-
-
-def test_weights_that_are_held_already_share_an_engine_too() -> None:
+def test_weights_that_are_held_already_share_an_engine_that_is_listed_and_kept_by_nobody() -> None:
     model, tokenizer = tiny_causal_lm(), byte_tokenizer()
     chats = [ChatPrecedent.from_model(model, tokenizer) for _ in range(2)]
-    engine = shared_engine(model, tokenizer=tokenizer)
-    assert all(chat.engine is engine for chat in chats)
-    assert ChatPrecedent.from_model(tiny_causal_lm(), tokenizer).engine is not engine
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_option_is_part_of_the_key(name: str, tmp_path: Path) -> None:
-    given = effect_of(name, tmp_path).given
-    without = {other: value for other, value in given.items() if other != name}
-    options = EngineOptions(**given)
-    assert options.key() == EngineOptions(**given).key() == replace(options).key()
-    assert options.key() != EngineOptions(**without).key()
-
-
-def test_running_engines_are_listed_until_they_close_and_kept_by_nobody() -> None:
-    model, tokenizer = tiny_causal_lm(), byte_tokenizer()
     shared, own = shared_engine(model, tokenizer=tokenizer), Engine(model, tokenizer, name="own")
-    chats = [ChatPrecedent.from_engine(own) for _ in range(2)]
+    assert all(chat.engine is shared for chat in chats)
+    assert ChatPrecedent.from_model(tiny_causal_lm(), tokenizer).engine is not shared
+    holder = ChatPrecedent.from_engine(own)
     assert [running_engines().count(engine) for engine in (shared, own)] == [1, 1]
     own.close()
     assert own not in running_engines()
-    assert all(chat.engine is own for chat in chats)
+    assert holder.engine is own
     gone = weakref.ref(shared)
-    del shared
+    del shared, chats
     gc.collect()
     assert gone() is None

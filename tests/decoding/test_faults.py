@@ -6,6 +6,8 @@ import gc
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 import torch
 from helpers.enumeration import RngOfAStep
 from helpers.random_trees import toy_model
-from helpers.small_engines import PLAIN, PROMPT
+from helpers.small_engines import PLAIN
 from helpers.stepping import AllCandidates, run, start
 from helpers.tabled_model import TabledModel
 from torch import Tensor
@@ -24,23 +26,115 @@ from precedent.decoding.loop import DecodeLoop
 from precedent.drafters.base import NODE, Asked, Candidates, DrawSession, DrawSource, ForwardSession
 from precedent.drafters.request import Request
 from precedent.engine.engine import Engine
+from precedent.engine.metrics import MetricsRecorder
+from precedent.engine.warm_up import RememberedCosts
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits, Plan
+from precedent.planning.step_costs import StepCosts
 from precedent.runtime.fence import Fences
+from precedent.runtime.machine_load import CpuTimes
+from precedent.runtime.team import Team
 from precedent.sampling.rng import Rng
 from precedent.tree import ROOT, Sampled, TreeBuilder
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.replay_rng import enumerate_outcomes
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
+PROMPT = list(b"look up order 17, then order 18, then order 19; never guess a number, and look up order 20")
+PREFIX_TOKENS = 70
 GREEDY = SamplingParams(max_tokens=12)
 SEEDED = SamplingParams(temperature=1.0, seed=3, max_tokens=12)
-NAN, INFINITY = float("nan"), float("inf")
-HUGE = 10**6
+UNSEEDED = SamplingParams(temperature=1.0, max_tokens=8)
+SAMPLINGS = (GREEDY, SEEDED, UNSEEDED)
+NAN, INFINITY, HUGE = float("nan"), float("inf"), 10**6
 
 
-def raises(*args: Any, **others: Any) -> Any:
+def raises(*_: Any, **__: Any) -> Any:
     raise RuntimeError("injected")
+
+
+def answers(made: Any) -> Callable[..., Any]:
+    return lambda *_, **__: made
+
+
+class FaultyEmbedder(HashEmbedder):
+    """An embedder whose answers may be changed while its engine runs."""
+
+    answer: Callable[[Any], Any] | None = None
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        made = super().embed(texts)
+        return made if self.answer is None else self.answer(made)
+
+
+class Trial:
+    """Engines whose aids have a deadline of a moment, a cache on disk for them, and the answers of plain decoding."""
+
+    def __init__(self, folder: Path, expected: Sequence[tuple[int, ...]] = ()) -> None:
+        self.embedder, self.go_on, self._expected = FaultyEmbedder(), threading.Event(), list(expected)
+        self.cache = SpeculationCache.open(folder / "c.db", embedder=self.embedder)
+        self._engines: list[Engine] = []
+
+    def engine(self, **settings: Any) -> Engine:
+        model = tiny_causal_lm("llama", seed=21, num_hidden_layers=2)
+        settings = {"cost": CostCurve(), "fences": Fences(deadline=0.1), **settings}
+        self._engines.append(Engine(model, byte_tokenizer(), name="tiny", **settings))
+        return self._engines[-1]
+
+    def check(self, engine: Engine, *drafters: str, **settings: Any) -> None:
+        """Compare answers of concurrent requests with plain decoding's, with these drafters and without.
+
+        Without drafts also unseeded ones, which draw the same random numbers in every trial: so their distribution is
+        the same too. With drafts it is enumerated below, since what is drafted decides which numbers are drawn.
+        """
+        drafted = SpeculationConfig(drafters=drafters or ("prompt",))
+        for number in range(2):
+            running = [
+                engine.submit(PROMPT, sampling, speculation=each, query=f"order {number}", **settings)
+                for each, samplings in ((drafted, SAMPLINGS[:2]), (drafted, SAMPLINGS[:2]), (PLAIN, SAMPLINGS))
+                for sampling in samplings
+            ]
+            found = [each.result().token_ids for each in running]
+            assert found == [*self._expected[:2] * 2, *self._expected]
+        sampled = engine.submit(PROMPT, UNSEEDED, speculation=drafted).result()
+        assert len(sampled.token_ids) == 8 or sampled.finish_reason == "stop"
+        assert engine.metrics().num_requests_failed == 0
+
+    def hangs(self, *_: Any) -> bool:
+        """Block until the trial is over."""
+        return self.go_on.wait(60.0)
+
+    def close(self) -> None:
+        """Let what hangs go on, and close the engines and the cache, which gets its own calls back."""
+        self.go_on.set()
+        self.embedder.answer = None
+        for one in (self.cache, self.cache.prefixes):
+            for name in [name for name in vars(one) if callable(getattr(type(one), name, None))]:
+                delattr(one, name)
+        for engine in self._engines:
+            engine.close()
+        self.cache.close()
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, ...]]:
+    """The answers of plain decoding on a sound engine."""
+    with pytest.MonkeyPatch.context() as patch, closing(Trial(tmp_path_factory.mktemp("sound"))) as trial:
+        patch.setattr("secrets.randbits", lambda bits: 0x5EED)
+        engine = trial.engine()
+        return [engine.submit(PROMPT, sampling, speculation=PLAIN).result().token_ids for sampling in SAMPLINGS]
+
+
+@pytest.fixture
+def trial(expected: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trial]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setattr("secrets.randbits", lambda bits: 0x5EED)
+    made = Trial(tmp_path, expected)
+    yield made
+    made.close()
+
+
+# Drafters
 
 
 class Faulty:
@@ -101,10 +195,6 @@ class Forwards(Matches, ForwardSession):
     def match_together(self, asked: Sequence[Asked]) -> None:
         for each in asked:
             each.candidates = Candidates.of("faulty", [(65, ROOT, 0.9, 0)])
-
-
-def answers(made: Any) -> Callable[..., Any]:
-    return lambda *args, **others: made
 
 
 def candidates(*nodes: tuple[int, int, float, int]) -> Candidates:
@@ -174,56 +264,17 @@ DRAFTERS: dict[str, Callable[[], Faulty]] = {
 }
 
 
-@pytest.fixture
-def fences() -> Fences:
-    """A deadline of a moment."""
-    return Fences(deadline=0.1)
-
-
-@pytest.fixture
-def make(fences: Fences) -> Iterator[Callable[..., Engine]]:
-    made: list[Engine] = []
-
-    def engine(**settings: Any) -> Engine:
-        settings = {"cost": CostCurve(), **settings}
-        model = tiny_causal_lm("llama", seed=21, num_hidden_layers=2)
-        made.append(Engine(model, byte_tokenizer(), name="tiny", fences=fences, **settings))
-        return made[-1]
-
-    yield engine
-    for one in made:
-        one.close()
-
-
-def plain_answers(engine: Engine) -> list[tuple[int, ...]]:
-    running = [engine.submit(PROMPT, sampling, speculation=PLAIN) for sampling in (GREEDY, SEEDED)]
-    return [each.result().token_ids for each in running]
-
-
-def check_answers(engine: Engine, drafters: tuple[str, ...], **settings: Any) -> None:
-    """Greedy and seeded answers of concurrent requests are those of plain decoding, with every drafter and without."""
-    plain = plain_answers(engine)
-    speculation = SpeculationConfig(drafters=drafters)
-    for number in range(2):
-        running = [
-            engine.submit(PROMPT, sampling, speculation=each, query=f"order {number}", **settings)
-            for each in (speculation, SpeculationConfig(drafters=("prompt",)), speculation)
-            for sampling in (GREEDY, SEEDED)
-        ]
-        assert [each.result().token_ids for each in running] == plain * 3
-    sampled = engine.submit(PROMPT, SamplingParams(temperature=1.0, max_tokens=8), speculation=speculation).result()
-    assert len(sampled.token_ids) == 8
-    assert engine.metrics().num_requests_failed == 0
-
-
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_a_drafter_that_fails_changes_no_answer(make: Callable[..., Engine], name: str) -> None:
-    engine = make()
+def test_a_drafter_that_fails_changes_no_answer(trial: Trial, name: str) -> None:
+    engine = trial.engine()
     engine.add_drafter(DRAFTERS[name]())
-    check_answers(engine, ("prompt", "faulty"))
+    trial.check(engine, "prompt", "faulty")
     assert engine.metrics().faults["faulty"] >= 3, "the fault was met"
     assert engine.health().degraded == ("faulty",)
     assert engine.health().status == "degraded"
+
+
+# The planner and its cost curve
 
 
 class Curve(CostCurve):
@@ -258,9 +309,9 @@ CURVES: dict[str, Callable[[], Curve]] = {
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_a_cost_curve_that_fails_changes_no_answer(make: Callable[..., Engine], name: str) -> None:
-    engine = make(cost=CURVES[name](), draft_model="first-layers:1")
-    check_answers(engine, ("prompt", "draft-model"))
+def test_a_cost_curve_that_fails_changes_no_answer(trial: Trial, name: str) -> None:
+    engine = trial.engine(cost=CURVES[name](), draft_model="first-layers:1")
+    trial.check(engine, "prompt", "draft-model")
     assert engine.metrics().faults["step costs"] >= 3
     assert engine.health().degraded == ("step costs",)
 
@@ -282,34 +333,24 @@ PLANS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_planner_that_fails_changes_no_answer(make: Callable[..., Engine], name: str) -> None:
-    engine = make(draft_model="first-layers:1")
+def test_a_planner_that_fails_changes_no_answer(trial: Trial, name: str) -> None:
+    engine = trial.engine(draft_model="first-layers:1")
     for call, replaced in PLANS[name].items():
         setattr(engine.planner, call, replaced)
-    check_answers(engine, ("prompt", "draft-model"))
+    trial.check(engine, "prompt", "draft-model")
     assert sum(engine.metrics().faults.values()) >= 3
 
 
-def test_a_calibration_that_is_nan_is_begun_anew(make: Callable[..., Engine]) -> None:
-    engine = make()
-    check_answers(engine, ("prompt",))
+def test_a_calibration_that_is_nan_is_begun_anew(trial: Trial) -> None:
+    engine = trial.engine()
+    trial.check(engine)
     engine.planner.calibration.accepted[:] = NAN
-    check_answers(engine, ("prompt",))
+    trial.check(engine)
     assert engine.health().degraded == ("planner",)
     assert not np.isnan(engine.planner.calibration.accepted).any()
 
 
-class FaultyEmbedder(HashEmbedder):
-    """An embedder that fails once its engine runs."""
-
-    def __init__(self, answer: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.answer: Callable[[Any], Any] | None = None
-        self.fault = answer
-
-    def embed(self, texts: Sequence[str]) -> Any:
-        made = super().embed(texts)
-        return made if self.answer is None else self.answer(made)
+# The cache, and what is stored and observed on other threads
 
 
 EMBEDDINGS: dict[str, Callable[[Any], Any]] = {
@@ -323,130 +364,203 @@ EMBEDDINGS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", EMBEDDINGS)
-def test_an_embedder_that_fails_changes_no_answer(make: Callable[..., Engine], name: str) -> None:
-    embedder = FaultyEmbedder(EMBEDDINGS[name])
-    with SpeculationCache.open(None, embedder=embedder) as cache:
-        engine = make(cache=cache)
-        engine.submit(PROMPT, GREEDY, query="order").result()
-        embedder.answer = embedder.fault
-        check_answers(engine, ("recall", "prompt"))
-        assert sum(engine.metrics().faults.values()) >= 3
-        embedder.answer = None
-
-
-def test_an_embedder_that_hangs_changes_no_answer(make: Callable[..., Engine]) -> None:
-    """Both threads of the engine are taken; what is stored and searched behind them has a deadline."""
-    go_on = threading.Event()
-    embedder = FaultyEmbedder(lambda made: go_on.wait(60.0) and made)
-    with SpeculationCache.open(None, embedder=embedder) as cache:
-        engine = make(cache=cache)
-        embedder.answer = embedder.fault
-        check_answers(engine, ("recall", "prompt"))
-        assert engine.health().status == "degraded"
-        embedder.answer = None
-        go_on.set()
-        engine.close()
-
-
-def hanging(go_on: threading.Event) -> Callable[..., Any]:
-    return lambda *args: go_on.wait(60.0)
-
-
-@pytest.mark.parametrize("kind", ["raises", "hangs"])
-def test_a_store_that_fails_fails_no_answer(make: Callable[..., Engine], kind: str) -> None:
-    go_on = threading.Event()
-    store = raises if kind == "raises" else hanging(go_on)
-    with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
-        engine = make(cache=cache)
-        check_answers(engine, ("prompt",), write_back=store)
-        assert "write-back" in engine.health().degraded
-        go_on.set()
-        engine.close()
-
-
-@pytest.mark.parametrize("kind", ["raises", "hangs"])
-def test_an_observer_that_fails_fails_no_answer(make: Callable[..., Engine], kind: str) -> None:
-    go_on = threading.Event()
-    engine = make(on_result=raises if kind == "raises" else hanging(go_on))
-    check_answers(engine, ("prompt",))
-    assert engine.health().degraded == ("the observer of results",)
-    go_on.set()
+@pytest.mark.parametrize("name", [*EMBEDDINGS, "hangs"])
+def test_an_embedder_that_fails_changes_no_answer(trial: Trial, name: str) -> None:
+    """One that hangs takes both threads of the engine; what is stored and searched behind them has a deadline."""
+    engine = trial.engine(cache=trial.cache)
+    engine.submit(PROMPT, GREEDY, query="order").result()
+    trial.embedder.answer = EMBEDDINGS.get(name, lambda made: trial.hangs() and made)
+    trial.check(engine, "recall", "prompt")
+    assert sum(engine.metrics().faults.values()) >= 3
+    assert name != "hangs" or engine.health().status == "degraded"
 
 
 @pytest.mark.parametrize("call", ["recall", "among", "credit", "epoch", "since", "gone_since"])
-def test_a_cache_that_fails_fails_no_answer(make: Callable[..., Engine], call: str) -> None:
-    with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
-        engine = make(cache=cache)
-        engine.submit(PROMPT, GREEDY, query="order").result()
-        setattr(cache, call, raises)
-        check_answers(engine, ("recall", "prompt"))
-        delattr(cache, call)
+def test_a_cache_that_fails_fails_no_answer(trial: Trial, call: str) -> None:
+    engine = trial.engine(cache=trial.cache)
+    engine.submit(PROMPT, GREEDY, query="order").result()
+    setattr(trial.cache, call, raises)
+    trial.check(engine, "recall", "prompt")
 
 
-def test_what_was_switched_off_comes_back() -> None:
+@pytest.mark.parametrize("made", [raises, "hangs", answers(None), answers(NAN), answers("x" * 10**7)])
+def test_a_store_that_fails_fails_no_answer_and_what_it_answers_is_not_read(trial: Trial, made: Any) -> None:
+    engine = trial.engine(cache=trial.cache)
+    trial.check(engine, write_back=made if callable(made) else trial.hangs)
+    assert ("write-back" in engine.health().degraded) is (made in (raises, "hangs"))
+
+
+@pytest.mark.parametrize("kind", ["raises", "hangs"])
+def test_an_observer_that_fails_fails_no_answer(trial: Trial, kind: str) -> None:
+    engine = trial.engine(on_result=raises if kind == "raises" else trial.hangs)
+    trial.check(engine)
+    assert engine.health().degraded == ("the observer of results",)
+
+
+KEPT: dict[str, Any] = {
+    "raises": raises,
+    "nothing": answers(None),
+    "NaN": answers(NAN),
+    "empty": answers(b""),
+    "huge": answers(b"x" * 10**7),
+}
+
+
+KEPT_CALLS = [(kind, call) for kind in KEPT for call in ("read", "write", "holds", "discard", "generation")]
+
+
+@pytest.mark.parametrize(("kind", "call"), [*KEPT_CALLS, ("hangs", "write")])
+def test_kept_prefixes_that_fail_change_no_answer(trial: Trial, kind: str, call: str) -> None:
+    setattr(trial.cache.prefixes, call, KEPT.get(kind, trial.hangs))
+    engine = trial.engine(cache=trial.cache, keep_prefixes=True)
+    trial.check(engine, prefix_tokens=PREFIX_TOKENS)
+    if kind == "raises" and call in ("read", "holds"):
+        assert engine.metrics().faults["kept prefixes"] >= 1, "the fault was met"
+
+
+@pytest.mark.parametrize("kind", ["NaN", "empty", "huge", "zeros"])
+def test_a_kept_prefix_that_is_damaged_changes_no_answer(trial: Trial, kind: str) -> None:
+    first = trial.engine(cache=trial.cache, keep_prefixes=True)
+    trial.check(first, prefix_tokens=PREFIX_TOKENS)
+    first.close()
+    (file,) = trial.cache.prefixes.path.glob("*/*")
+    content = file.read_bytes()
+    middle = len(content) // 2
+    nan = content[:middle] + b"\xff\xff\xff\xff\xff\xff\xff\x7f" + content[middle + 8 :]
+    file.write_bytes({"NaN": nan, "empty": b"", "huge": content * 20, "zeros": bytes(len(content))}[kind])
+    second = trial.engine(cache=trial.cache, keep_prefixes=True)
+    trial.check(second, prefix_tokens=PREFIX_TOKENS)
+    assert "kept prefixes" not in second.metrics().faults
+
+
+# What an engine counts and measures
+
+
+@pytest.mark.parametrize("call", ["stepped", "ended"])
+def test_metrics_that_fail_change_no_answer(trial: Trial, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MetricsRecorder, call, raises)
+    trial.check(engine := trial.engine())
+    assert engine.health().degraded == ("metrics",)
+    assert engine.metrics().faults == {"metrics": 3}
+
+
+@pytest.mark.parametrize("number", [NAN, INFINITY, -1e300, 1e300, None], ids=str)
+def test_times_that_cannot_be_change_no_answer(trial: Trial, number: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statistics of a request are what the metrics read."""
+    ended = MetricsRecorder.ended
+
+    def of_other_times(self: MetricsRecorder, how: str, stats: Any, *others: Any) -> None:
+        stats.queue_seconds = stats.first_token_seconds = stats.total_seconds = stats.plain_seconds = number
+        ended(self, how, stats, *others)
+
+    monkeypatch.setattr(MetricsRecorder, "ended", of_other_times)
+    trial.check(trial.engine())
+
+
+COSTS: dict[str, Any] = {
+    "raises": raises,
+    "nothing": answers(None),
+    "NaN": answers(NAN),
+    "a text": answers("costs"),
+    "another curve": answers(CostCurve()),
+}
+
+
+@pytest.mark.parametrize("kind", COSTS)
+def test_remembered_costs_that_fail_change_no_answer(trial: Trial, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RememberedCosts, "read", COSTS[kind])
+    monkeypatch.setattr(RememberedCosts, "write", raises)
+    trial.check(engine := trial.engine(cost=None))
+    assert isinstance(engine.planner.cost, StepCosts)
+
+
+def times(*numbers: Any) -> Callable[[], CpuTimes]:
+    return lambda: CpuTimes(*numbers)
+
+
+LOADS: dict[str, dict[str, Callable[[], Any]]] = {
+    "reading raises": {"read": raises},
+    "the clock raises": {"clock": raises},
+    "the quota raises": {"quota": raises},
+    "nothing": {"read": answers(None)},
+    "a text": {"read": answers("busy")},
+    "times that are NaN": {"read": times(NAN, NAN, NAN, 2)},
+    "huge times": {"read": times(1e300, 1e300, 0.0, 10**9)},
+    "no processors": {"read": times(1.0, 1.0, 1.0, 0)},
+    "NaN processors": {"read": times(1.0, 1.0, 1.0, NAN)},
+    "a clock that is NaN": {"clock": answers(NAN)},
+    "a quota of NaN": {"quota": answers(NAN)},
+    "a quota of nothing": {"quota": answers(0.0)},
+    "a negative quota": {"quota": answers(-3.0)},
+    "a huge quota": {"quota": answers(1e300)},
+}
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_a_machine_load_that_fails_changes_no_answer(trial: Trial, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    engine = trial.engine()
+    engine.target.runner.team = team = Team(**LOADS[name])
+    trial.check(engine)
+    assert 1 <= team.size(2) <= 2
+
+
+# In the long run
+
+
+def test_what_was_switched_off_comes_back(trial: Trial) -> None:
     """Recall's search fails three times, pauses, and serves again: nothing has to be restarted."""
     now = [1000.0]
-    with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
-        model, fences = tiny_causal_lm("llama", seed=21, num_hidden_layers=2), Fences(lambda: now[0])
-        engine = Engine(model, byte_tokenizer(), name="tiny", fences=fences, cost=CostCurve(), cache=cache)
-        setattr(cache, "recall", raises)  # noqa: B010
-        for number in range(30):  # on a busy machine an answer may end before its search has begun
-            engine.submit(PROMPT, GREEDY, query=f"order {number}").result()
-            fences.settle()  # the search may end after the answer
-            if engine.health().degraded:
-                break
-        assert engine.health().degraded == engine.metrics().degraded == ("the speculation cache",)
-        delattr(cache, "recall")
-        now[0] += 31.0
-        engine.submit(PROMPT, GREEDY, query="order").result()
-        assert engine.health().status == "degraded", "on trial"
-        fences.settle()  # a clock that jumps over a search would take it for one that hangs
-        now[0] += 60.0
-        assert engine.health().status == "ok"
-        assert engine.metrics().faults == {"the speculation cache": 3}
-        engine.close()
+    fences = Fences(lambda: now[0])
+    engine = trial.engine(fences=fences, cache=trial.cache)
+    setattr(trial.cache, "recall", raises)  # noqa: B010
+    for number in range(30):  # on a busy machine an answer may end before its search has begun
+        engine.submit(PROMPT, GREEDY, query=f"order {number}").result()
+        fences.settle()  # the search may end after the answer
+        if engine.health().degraded:
+            break
+    assert engine.health().degraded == engine.metrics().degraded == ("the speculation cache",)
+    delattr(trial.cache, "recall")
+    now[0] += 31.0
+    engine.submit(PROMPT, GREEDY, query="order").result()
+    assert engine.health().status == "degraded", "on trial"
+    fences.settle()  # a clock that jumps over a search would take it for one that hangs
+    now[0] += 60.0
+    assert engine.health().status == "ok"
+    assert engine.metrics().faults == {"the speculation cache": 3}
 
 
-def test_an_engine_lives_through_a_thousand_faults(make: Callable[..., Engine]) -> None:
+def test_an_engine_lives_through_a_thousand_faults(trial: Trial) -> None:
     """No thread and no memory is left behind; the answers stay the same."""
-    fences = Fences(deadline=0.1, switch_off=False)
-    model = tiny_causal_lm("llama", seed=21, num_hidden_layers=2)
-    with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
-        engine = Engine(model, byte_tokenizer(), name="tiny", fences=fences, cost=CostCurve(), cache=cache)
-        plain = engine.submit(PROMPT, SamplingParams(max_tokens=3), speculation=PLAIN).result().token_ids
-        for name in ("begin raises", "match raises", "committed raises", "a draw raises"):
-            drafter = DRAFTERS[name]()
-            drafter.name = name
-            engine.add_drafter(drafter)
-        setattr(cache, "recall", raises)  # noqa: B010
-        speculation = SpeculationConfig(drafters=("recall", "begin raises", "match raises", "a draw raises"))
+    engine, asked = (
+        trial.engine(fences=Fences(deadline=0.1, switch_off=False), cache=trial.cache),
+        SamplingParams(max_tokens=3),
+    )
+    plain = engine.submit(PROMPT, asked, speculation=PLAIN).result().token_ids
+    names = ("begin raises", "match raises", "a draw raises")
+    for name in names:
+        drafter = DRAFTERS[name]()
+        drafter.name = name
+        engine.add_drafter(drafter)
+    setattr(trial.cache, "recall", raises)  # noqa: B010
+    settings = {"speculation": SpeculationConfig(drafters=("recall", *names)), "query": "order", "write_back": raises}
 
-        def some(number: int) -> None:
-            asked = SamplingParams(max_tokens=3)
-            running = [
-                engine.submit(PROMPT, asked, speculation=speculation, query="order", write_back=raises)
-                for _ in range(number)
-            ]
-            assert all(each.result().token_ids == plain for each in running)
+    def some(number: int) -> None:
+        running = [engine.submit(PROMPT, asked, **settings) for _ in range(number)]
+        assert all(each.result().token_ids == plain for each in running)
 
-        some(20)
-        gc.collect()
-        threads, objects = threading.active_count(), len(gc.get_objects())
-        some(200)
-        gc.collect()
-        assert sum(engine.metrics().faults.values()) >= 1000
-        assert threading.active_count() <= threads
-        assert len(gc.get_objects()) < objects + 2000, "ten objects a request would be left behind"
-        assert engine.health().status == "ok", "these faults only count"
-        delattr(cache, "recall")
-        engine.close()
+    some(20)
+    gc.collect()
+    threads, objects = threading.active_count(), len(gc.get_objects())
+    some(200)
+    gc.collect()
+    assert sum(engine.metrics().faults.values()) >= 1000
+    assert threading.active_count() <= threads
+    assert len(gc.get_objects()) < objects + 2000, "ten objects a request would be left behind"
+    assert engine.health().status == "ok", "these faults only count"
 
 
 # The distribution of unseeded samples, by enumeration of every random number
-
-
-VOCABULARY = 4
 
 
 class DrawsFrom(DrawSession):
@@ -464,10 +578,8 @@ class DrawsFrom(DrawSession):
             if self._broken(path):
                 if self._how == "raises":
                     raise RuntimeError("injected")
-                row = {"NaN": row * NAN, "huge": row * 1e9, "wide": torch.cat([row, row]), "empty": row * 0.0}[
-                    self._how
-                ]
-                builder.add_sampled(node, 1, Sampled(row), "draft-model")
+                rows = {"NaN": row * NAN, "huge": row * 1e9, "wide": torch.cat([row, row]), "empty": row * 0.0}
+                builder.add_sampled(node, 1, Sampled(rows[self._how]), "draft-model")
                 return
             token = rng.categorical(row, node, "draft")
             node = builder.add_sampled(node, token, Sampled(row), "draft-model")
@@ -483,81 +595,55 @@ class DrawsFrom(DrawSession):
 
 
 class DrawsTwo(AllCandidates):
-    """Two samples in every step."""
+    """Two samples in every step; fails in step number `fails_in`."""
 
-    def plan(self, candidates: Any, draw_sources: Any, limits: Limits) -> Plan:
-        return Plan(draws={name: min(2, limits.max_depth) for name in draw_sources})
-
-
-class PlansUntilItFails(DrawsTwo):
-    """Fails in its second step."""
-
-    def __init__(self) -> None:
+    def __init__(self, fails_in: int = 0) -> None:
         super().__init__()
-        self._steps = 0
+        self._steps, self._fails_in = 0, fails_in
 
     def plan(self, candidates: Any, draw_sources: dict[str, DrawSource], limits: Limits) -> Plan:
         self._steps += 1
-        if self._steps == 2:
+        if self._steps == self._fails_in:
             raise RuntimeError("injected")
-        return super().plan(candidates, draw_sources, limits)
+        return Plan(draws={name: min(2, limits.max_depth) for name in draw_sources})
 
 
 BROKEN: dict[str, Callable[[tuple[int, ...]], bool]] = {
     "at once": lambda path: not path,
     "behind one token": lambda path: path[-1:] == (2,),
     "from the second token on": lambda path: len(path) >= 1,
+    "never": lambda path: False,
 }
+FAULTS = [
+    (how, broken, mode, 0)
+    for how in ("raises", "NaN", "huge", "wide", "empty", "committed raises")
+    for broken in ("at once", "behind one token", "from the second token on")
+    for mode in ("traversal", "topdown")
+]
 
 
-def distribution_of(draft: Callable[[], Any], mode: str, planner: type[DrawsTwo], length: int) -> dict[Any, float]:
-    distribution, found = toy_model("target", VOCABULARY, plain=True), defaultdict(float)
-    target = TabledModel(lambda token_ids: distribution(token_ids[1:]).log())
+@pytest.mark.parametrize(("how", "broken", "mode", "fails_in"), [*FAULTS, ("", "never", "traversal", 2)])
+def test_a_draft_model_or_a_planner_that_fails_keeps_the_distribution(
+    how: str, broken: str, mode: str, fails_in: int
+) -> None:
+    """Also if the failure depends on what was drawn: what is in the tree is verified."""
+    draft, model = toy_model("draft", 4, plain=True), toy_model("target", 4, plain=True)
+    target, found = TabledModel(lambda token_ids: model(token_ids[1:]).log()), defaultdict(float)
 
     class Drafting:
         name = "draft-model"
 
         def begin(self, request: Request) -> Any:
-            return draft()
-
-        def close(self) -> None:
-            """Nothing is held."""
+            return DrawsFrom(draft, BROKEN[broken], how)
 
     def answer(rng: Rng) -> tuple[int, ...]:
-        sampling = SamplingParams(temperature=1.0, max_tokens=length)
-        sequence = start(
-            target,
-            [Drafting()],
-            sampling,
-            prompt=(0,),
-            mode=mode,
-            rng_of=lambda n: RngOfAStep(rng, n),
-            ends=frozenset(),
-        )
-        return run(target, sequence, DecodeLoop(target, planner()))
+        sampling, rng_of = SamplingParams(temperature=1.0, max_tokens=2), lambda n: RngOfAStep(rng, n)
+        sequence = start(target, [Drafting()], sampling, prompt=(0,), mode=mode, rng_of=rng_of, ends=frozenset())
+        return run(target, sequence, DecodeLoop(target, DrawsTwo(fails_in)))
 
     with torch.inference_mode():
         for probability, output in enumerate_outcomes(answer):
             found[output] += probability
-    return found
-
-
-@pytest.mark.parametrize("mode", ["traversal", "topdown"])
-@pytest.mark.parametrize("broken", BROKEN)
-@pytest.mark.parametrize("how", ["raises", "NaN", "huge", "wide", "empty", "committed raises"])
-def test_a_draft_model_that_fails_keeps_the_distribution(how: str, broken: str, mode: str) -> None:
-    """Also if the failure depends on what was drawn: what is in the tree is verified."""
-    draft, target = toy_model("draft", VOCABULARY, plain=True), toy_model("target", VOCABULARY, plain=True)
-    found = distribution_of(lambda: DrawsFrom(draft, BROKEN[broken], how), mode, DrawsTwo, 2)
     for (first, second), mass in found.items():
-        expected = float(target(())[first]) * float(target((first,))[second])
-        assert mass == pytest.approx(expected, abs=1e-12)
+        assert mass == pytest.approx(float(model(())[first]) * float(model((first,))[second]), abs=1e-12)
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
-
-
-def test_a_planner_that_fails_keeps_the_distribution() -> None:
-    draft, target = toy_model("draft", VOCABULARY, plain=True), toy_model("target", VOCABULARY, plain=True)
-    found = distribution_of(lambda: DrawsFrom(draft, lambda path: False, ""), "traversal", PlansUntilItFails, 2)
-    for (first, second), mass in found.items():
-        expected = float(target(())[first]) * float(target((first,))[second])
-        assert mass == pytest.approx(expected, abs=1e-12)

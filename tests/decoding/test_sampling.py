@@ -1,29 +1,144 @@
-"""Rows of probabilities: what logits become, one row alone and all rows of a tree."""
+"""Sampling: what may be asked, what logits become under it, and the random numbers that choose."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import math
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from helpers.operations import Operations
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
-from precedent.config import SamplingParams
-from precedent.errors import GenerationError
-from precedent.sampling.constraints import constraints_for
+from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.errors import ConfigError, GenerationError, PromptError
+from precedent.runtime.plain_values import MOST_DEEP, check_plain
+from precedent.sampling.constraints import Chain, LogitBias, OccurrencePenalty, RepetitionPenalty, constraints_for
 from precedent.sampling.probabilities import largest_id, probs_of
+from precedent.sampling.rng import CounterRng
+from precedent.sampling.row_shaper import RowShaper, shaped_rows
 from precedent.sampling.target_rows import TargetRows
 from precedent.tree import ROOT, chain
 
-GRID = list(itertools.product([0.3, 0.7, 1.0, 1.8], [0, 1, 5, 1000], [1.0, 0.9, 0.5, 0.01], [0.0, 0.05, 0.5]))
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"temperature": True}, "temperature=True must be 0"),
+        ({"temperature": math.inf}, "temperature=inf must be 0"),
+        ({"temperature": 10**400}, "temperature=1000"),
+        ({"temperature": torch.tensor(1.0)}, r"temperature=tensor\(1.\) must be 0"),
+        ({"top_k": True}, "top_k=True must be 0"),
+        ({"top_k": 1.5}, "top_k=1.5 must be 0"),
+        ({"top_p": None}, "top_p=None must be a number"),
+        ({"max_tokens": 1.5}, "max_tokens=1.5 must be a number of tokens"),
+        ({"seed": "x"}, "seed='x' must be None or a whole number"),
+        ({"logprobs": True}, "logprobs=True must be None or a whole number between 0 and 20"),
+        ({"presence_penalty": "a"}, "presence_penalty='a' must be a number between -2 and 2"),
+        ({"logit_bias": {"a": 1}}, r"logit_bias=\{'a': 1\} must map token ids"),
+        ({"stop": [3]}, r"stop=\[3\] must be a text or a list of texts"),
+        ({"stop": ["a\ud800"]}, r"stop holds '\\ud800', half of a surrogate pair"),
+        ({"stop_token_ids": 3}, "stop_token_ids=3 must be a list of token ids"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_sampled_with_is_refused_by_its_value(wrong: dict[str, Any], said: str) -> None:
+    """More such values are among the recorded refusals."""
+    with pytest.raises(ConfigError, match=said) as refused:
+        SamplingParams(**wrong)
+    assert "\n" not in str(refused.value)
+    str(refused.value).encode()
+
+
+def test_numbers_are_taken_as_pythons_own() -> None:
+    """NumPy's too; a single stop is one text, ids of a bias may be written as JSON writes them."""
+    params = SamplingParams(
+        temperature=np.float32(0.5),
+        top_k=np.int64(3),
+        seed=2**200,
+        stop="STOP",
+        stop_token_ids=[7, 7, 2],
+        logit_bias={"9": 1, 4: -2.5},
+    )
+    assert (params.temperature, params.top_k, params.seed) == (0.5, 3, 2**200)
+    assert (type(params.temperature), type(params.top_k)) == (float, int)
+    assert (params.stop, params.stop_token_ids) == (("STOP",), (2, 7))
+    assert params.logit_bias == {4: -2.5, 9: 1.0}
+    json.dumps({name: getattr(params, name) for name in params.__slots__})
+
+
+@pytest.mark.parametrize("settings", [EngineLimits, SamplingParams, SpeculationConfig])
+def test_limits_and_names_out_of_their_range_are_refused(settings: Any) -> None:
+    with pytest.raises(ConfigError, match="no setting 'temprature'; known: "):
+        settings.from_dict({"temprature": 5})
+    for name, value in (("max_running", 0), ("max_kv_bytes", 0), ("max_idle_kv_bytes", -1)):
+        with pytest.raises(ConfigError, match=f"{name}={value} must be a whole number, at least"):
+            EngineLimits(**{name: value})
+
+
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.sampled_from(["\ud800", Decimal(1), object(), int, np.float64(0.5), np.nan, b"x", 1 + 2j]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.integers() | st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@pytest.mark.parametrize("settings", [SamplingParams, SpeculationConfig, EngineLimits])
+@given(st.data())
+def test_settings_take_a_value_or_refuse_it_with_our_error(settings: Any, data: st.DataObject) -> None:
+    """Anything for any field, and names that there are not."""
+    names = st.sampled_from(settings.__slots__) | st.text()
+    values = data.draw(st.dictionaries(names, ANYTHING, max_size=3))
+    with contextlib.suppress(ConfigError):
+        settings.from_dict(values)
+
+
+def test_texts_and_nesting_are_looked_at_everywhere() -> None:
+    """In keys too; neither depth nor length is a matter of Python's stack."""
+    deep: Any = "\udfff"
+    for _ in range(MOST_DEEP):
+        deep = [deep]
+    with pytest.raises(PromptError, match=r"x holds '\\udfff'"):
+        check_plain("x", deep, PromptError)
+    with pytest.raises(ConfigError, match="x is nested more than 100 levels deep"):
+        check_plain("x", {"a": deep})
+    with pytest.raises(ConfigError, match="half of a surrogate pair"):
+        check_plain("x", {"a": [{"\ud800": 1}]})
+    check_plain("x", {"a": ["😀", 3, None, {"b": ("ok",)}]})
+
+
+# Probabilities, of one row alone and of all rows of a tree
+
+
+GRID = [
+    SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=1)
+    for temperature, top_k, top_p, min_p in itertools.product(
+        [0.3, 0.7, 1.0, 1.8], [0, 1, 5, 1000], [1.0, 0.9, 0.5, 0.01], [0.0, 0.05, 0.5]
+    )
+]
 
 
 def reference(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -42,9 +157,9 @@ def reference(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 def test_probabilities_are_those_of_transformers_warpers(dtype: torch.dtype) -> None:
     """Every combination of temperature, top-k, top-p and min-p; the same tokens survive with the same mass."""
     generator = torch.Generator().manual_seed(3)
-    for temperature, top_k, top_p, min_p in GRID:
-        params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    for params in GRID:
         logits = torch.randn(211, generator=generator, dtype=dtype) * 3
+        logits[[3, 50]] = -math.inf
         mine, theirs = probs_of(logits, params), reference(logits, params)
         assert torch.equal(mine > 0, theirs > 0), params
         assert torch.allclose(mine, theirs, rtol=0, atol=1e-12 if dtype == torch.float64 else 2e-6), params
@@ -101,36 +216,17 @@ def test_top_p_keeps_the_same_of_equally_likely_tokens_in_every_row(dtype: torch
             assert torch.equal(probs > 0, probs_of(row, params) > 0)
 
 
-def test_equal_logits_survive_top_k_together() -> None:
-    """As in transformers, ties at the edge of top-k all stay."""
-    logits = torch.tensor([1.0, 2.0, 2.0, 0.0])
-    assert probs_of(logits, SamplingParams(temperature=1.0, top_k=1)).tolist() == [0.0, 0.5, 0.5, 0.0]
-
-
-def test_masked_tokens_have_no_probability_under_any_warper() -> None:
-    logits = torch.tensor([-math.inf, 0.0, -math.inf, 1.0])
-    for temperature, top_k, top_p, min_p in GRID:
-        params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        probs = probs_of(logits, params)
-        assert probs[0] == probs[2] == 0.0
-        assert float(probs.sum()) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-44, 1e-300])
-def test_a_vanishing_temperature_is_the_argmax_and_never_nan(temperature: float) -> None:
-    """Dividing large logits by a tiny number overflows float32."""
-    probs = probs_of(torch.tensor([500.0, 400.0, -math.inf]), SamplingParams(temperature=temperature))
-    assert probs.tolist() == [1.0, 0.0, 0.0]
-
-
-def test_temperature_zero_is_one_hot_at_the_lowest_id_of_the_maximum() -> None:
-    assert probs_of(torch.tensor([0.0, 3.0, 3.0]), SamplingParams()).tolist() == [0.0, 1.0, 0.0]
-
-
-def test_half_precision_logits_become_float32_probabilities() -> None:
-    for dtype in (torch.bfloat16, torch.float16):
-        assert probs_of(torch.zeros(4, dtype=dtype), SamplingParams(temperature=1.0)).dtype == torch.float32
-    assert probs_of(torch.zeros(4, dtype=torch.float64), SamplingParams(temperature=1.0)).dtype == torch.float64
+def test_edges_of_temperature_ties_and_precision() -> None:
+    """As in transformers, ties at the edge of top-k all stay; dividing by a tiny number never overflows."""
+    tied = SamplingParams(temperature=1.0, top_k=1)
+    assert probs_of(torch.tensor([1.0, 2.0, 2.0, 0.0]), tied).tolist() == [0.0, 0.5, 0.5, 0.0]
+    for temperature in (1e-6, 1e-30, 1e-44, 1e-300):
+        probs = probs_of(torch.tensor([500.0, 400.0, -math.inf]), SamplingParams(temperature=temperature))
+        assert probs.tolist() == [1.0, 0.0, 0.0]
+    assert probs_of(torch.tensor([0.0, 3.0, 3.0]), SamplingParams()).tolist() == [0.0, 1.0, 0.0], "the lowest id"
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        found = probs_of(torch.zeros(4, dtype=dtype), SamplingParams(temperature=1.0))
+        assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
 def test_rows_are_shaped_with_each_nodes_own_path_and_computed_once() -> None:
@@ -146,6 +242,12 @@ def test_rows_are_shaped_with_each_nodes_own_path_and_computed_once() -> None:
         rows.probs(node)
     assert seen == [(9,), (9, 4), (9, 4, 2)]
     assert rows.argmax(0) == int(rows.logits(0).argmax())
+
+
+def largest_of_each(logits: torch.Tensor) -> list[tuple[float, int]]:
+    """Of each row the largest logit and its id, as verification on a GPU reads them."""
+    values, ids = logits.max(-1)
+    return list(zip(values.tolist(), ids.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("read", [False, True], ids=["row by row", "read together"])
@@ -168,22 +270,15 @@ def test_rows_that_cannot_be_sampled_say_where(bad: float, message: str, read: b
             ask(0)
 
 
-def largest_of_each(logits: torch.Tensor) -> list[tuple[float, int]]:
-    """Of each row the largest logit and its id, as verification on a GPU reads them."""
-    values, ids = logits.max(-1)
-    return list(zip(values.tolist(), ids.tolist(), strict=True))
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shaped", [False, True])
 def test_rows_constrained_together_are_the_very_rows(dtype: torch.dtype, shaped: bool) -> None:
     """Every combination of warpers, masked tokens, ties, and temperature 0; with and without constraints."""
     generator, tree = torch.Generator().manual_seed(5), chain([4, 2, 9])
-    for temperature, top_k, top_p, min_p in [*GRID, (0.0, 0, 1.0, 0.0)]:
-        params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=1)
+    shape = constraints_for(SamplingParams(repetition_penalty=1.3), [1, 2]) if shaped else None
+    for params in [*GRID, SamplingParams(seed=1)]:
         logits = (torch.randn(4, 61, generator=generator, dtype=torch.float64) * 3).round(decimals=1).to(dtype)
         logits[2, 5:20] = -math.inf
-        shape = constraints_for(SamplingParams(repetition_penalty=1.3), [1, 2]) if shaped else None
         by_row = TargetRows(logits, tree, params, (8,), shape)
         together = TargetRows(logits, tree, params, (8,), shape).constrained()
         assert together is not None
@@ -197,23 +292,6 @@ def test_rows_constrained_together_are_the_very_rows(dtype: torch.dtype, shaped:
             assert together.coupled(node) == by_row.coupled(node)
             by_row.check(node)
             together.check(node)
-
-
-@pytest.mark.parametrize("read", [False, True], ids=["row by row", "read together"])
-def test_rows_ask_for_no_more_than_they_must(read: bool) -> None:
-    """On a CPU one row after the other; on a GPU nothing once the largest numbers of all rows were read."""
-    counting = Operations()
-    logits = torch.randn(4, 50, dtype=torch.bfloat16)
-    rows = TargetRows(logits, chain([4, 2, 9]), SamplingParams())
-    if read:
-        rows.take_largest(largest_of_each(logits))
-    with counting:
-        for node in (ROOT, 0, 1):
-            rows.argmax(node)
-            rows.check(node)
-    assert counting.names.count("view") == (0 if read else 6)
-    assert counting.names.count("max") == 0
-    assert not read or counting.names == []
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -230,3 +308,195 @@ def test_the_largest_number_of_a_row_is_torchs_own(dtype: torch.dtype) -> None:
     for row in (*rows, *rows[:, ::3]):
         assert largest_id(row) == int(row.argmax())
     assert largest_id(rows[7]) == 30
+
+
+# Penalties, biases, and constraints that fail
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_repetition_penalty_is_that_of_transformers_and_leaves_the_logits_alone(dtype: torch.dtype) -> None:
+    """A penalty written into the model's buffer would apply twice when a row is asked for twice."""
+    logits = (torch.randn(20, generator=torch.Generator().manual_seed(1)) * 4).to(dtype)
+    before = logits.clone()
+    shape = constraints_for(SamplingParams(repetition_penalty=1.7), [3, 5, 5])
+    assert shape is not None
+    mine = shape((7, 3), logits)
+    theirs = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[3, 5, 5, 7, 3]]), logits.to(mine.dtype)[None])[0]
+    assert torch.equal(mine, theirs)
+    assert torch.equal(logits, before)
+
+
+def test_the_repetition_penalty_takes_an_empty_text_and_passes_over_ids_that_a_row_does_not_have() -> None:
+    """A prompt of raw ids may hold one that only the padded output head knows; without penalties nothing is shaped."""
+    for prompt, output, expected in (([], (), [1.0, 1.0, 1.0]), ([1, 9], (2, 8), [1.0, 0.5, 0.5])):
+        shape = constraints_for(SamplingParams(repetition_penalty=2.0), prompt)
+        assert shape is not None
+        assert shape(output, torch.ones(3)).tolist() == expected
+    assert constraints_for(SamplingParams(temperature=0.5), [1]) is None
+
+
+def openais_logits(logits: torch.Tensor, output: Sequence[int], params: SamplingParams) -> list[float]:
+    """Token by token as OpenAI's documentation writes it, behind the bias and transformers' repetition penalty."""
+    found = []
+    for token, logit in enumerate(logits.tolist()):
+        count = list(output).count(token)
+        value = logit + params.logit_bias.get(token, 0.0)
+        if count:
+            value = value * params.repetition_penalty if value < 0 else value / params.repetition_penalty
+        found.append(value - count * params.frequency_penalty - (count > 0) * params.presence_penalty)
+    return found
+
+
+@given(
+    st.lists(st.integers(0, 11), max_size=8),
+    st.builds(
+        SamplingParams,
+        frequency_penalty=st.floats(-2, 2),
+        presence_penalty=st.floats(-2, 2),
+        logit_bias=st.dictionaries(st.integers(0, 7), st.floats(-100, 100), max_size=4),
+        repetition_penalty=st.sampled_from([1.0, 1.5]),
+    ),
+)
+def test_penalties_and_biases_are_openais(output: list[int], params: SamplingParams) -> None:
+    """For any text, with ids among it that the row does not have."""
+    logits = torch.randn(8, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 4
+    shape = constraints_for(params, ()) or (lambda _, row: row)
+    assert shape(output, logits).tolist() == pytest.approx(openais_logits(logits, output, params), abs=1e-12)
+
+
+def test_the_prompt_does_not_count_for_the_penalties_of_the_answer() -> None:
+    shape = constraints_for(SamplingParams(frequency_penalty=1.0, presence_penalty=0.5), [1, 1, 1])
+    assert shape is not None
+    assert shape((2, 2), torch.zeros(3)).tolist() == [0.0, 0.0, -2.5]
+
+
+SHAPES = [
+    RepetitionPenalty([3, 5, 40], 1.7),
+    OccurrencePenalty(0.3, 0.7),
+    OccurrencePenalty(0.0, -1.1),
+    LogitBias({3: 0.1, 7: -100.0, 19: 33.3}),
+    Chain([LogitBias({3: 0.1}), RepetitionPenalty([3], 1.7), OccurrencePenalty(0.3, 0.7)]),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: type(shape).__name__)
+def test_all_rows_are_shaped_as_each_of_them_is(dtype: torch.dtype, shape: RowShaper) -> None:
+    """Paths of a tree and paths that share nothing, ids that rows do not have, and the same path twice."""
+    logits = (torch.randn(5, 20, generator=torch.Generator().manual_seed(4)) * 4).to(dtype)
+    logits[1, 3] = logits[2, 7] = -math.inf
+    before = logits.clone()
+    for paths in (
+        [(7, 3, 7), (7, 3, 7, 1), (7, 3, 7, 3, 19), (7, 3, 7, 7), (7, 3, 7, 90, 90)],
+        [(7, 3), (7, 3, 1), (7, 3, 1, 19), (7, 3, 2), (7, 3, 90)],
+        [(), (1,), (2,), (19, 18, 17), (19, 18, 17)],
+        [(6,)] * 5,
+    ):
+        together = shaped_rows(shape, paths, logits, math.inf)
+        assert together is not None
+        assert torch.equal(together, torch.stack([shape(*one) for one in zip(paths, logits, strict=True)]))
+    assert torch.equal(logits, before)
+
+
+class Failing(RepetitionPenalty):
+    """Behind token 2."""
+
+    def __call__(self, output_ids: Sequence[int], row: torch.Tensor) -> torch.Tensor:
+        if output_ids[-1:] == (2,):
+            raise GenerationError("too complex")
+        return super().__call__(output_ids, row)
+
+    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: torch.Tensor, until: float) -> torch.Tensor:
+        return torch.stack([self(*one) for one in zip(paths, rows, strict=True)])
+
+
+@pytest.mark.parametrize("tried", [False, True], ids=["row by row", "tried together"])
+@pytest.mark.parametrize("shape", [Failing([3], 1.5), Failing([3], 1.5).__call__], ids=["all rows", "each row"])
+def test_a_constraint_that_fails_at_a_node_fails_only_what_asks_for_its_row(tried: bool, shape: RowShaper) -> None:
+    """A grammar may become too complex behind a branch that is never taken."""
+    params, logits = SamplingParams(temperature=0.5, seed=1), torch.randn(4, 20)
+    rows = TargetRows(logits, chain([4, 2, 9]), params, (7,), shape)
+    fine = TargetRows(logits, chain([4, 2, 9]), params, (7,), RepetitionPenalty([3], 1.5))
+    assert not tried or rows.constrained() is None
+    for node in (ROOT, 0, 2):
+        assert torch.equal(rows.probs(node), fine.probs(node))
+        assert torch.equal(rows.logits(node), fine.logits(node))
+        assert rows.argmax(node) == fine.argmax(node)
+    for ask in (rows.probs, rows.argmax, rows.coupled, rows.logits):
+        with pytest.raises(GenerationError, match="too complex"):
+            ask(1)
+
+
+# Random numbers
+
+
+CERTAIN = (1e-6, 1 - 1e-6)
+"""Quantiles between which a statistic lies, with fixed entropy."""
+
+
+def test_random_numbers_depend_on_their_key_alone() -> None:
+    """Not on the order of asking, nor on what else was asked; every part of the key counts."""
+    keys = [(node, purpose) for node in range(-1, 5) for purpose in ("verify-accept", "verify-next", "sample 0")]
+    forward, backward = CounterRng(7, 3), CounterRng(7, 3)
+    first = {key: forward.uniform(*key) for key in keys}
+    assert first == {key: backward.uniform(*key) for key in reversed(keys)}
+    others = [CounterRng(8, 3).uniform(*key) for key in keys] + [CounterRng(7, 4).uniform(*key) for key in keys]
+    assert len({*first.values(), *others}) == 3 * len(keys)
+    assert forward.uniforms(range(-1, 30), "x").tolist() == [forward.uniform(node, "x") for node in range(-1, 30)]
+    assert forward.uniforms([], "x").shape == (0,)
+
+
+@pytest.mark.parametrize("entropy", [0, -1, 2**200, -(2**63)])
+def test_any_integer_is_entropy(entropy: int) -> None:
+    """A seed is whatever integer the caller likes."""
+    assert 0.0 <= CounterRng(entropy, 0).uniform(ROOT, "x") < 1.0
+    assert CounterRng(entropy, 0).uniform(0, "x") != CounterRng(entropy + 1, 0).uniform(0, "x")
+
+
+@pytest.mark.parametrize("vary", ["node", "step", "entropy", "purpose"])
+def test_random_numbers_are_uniform_and_independent_along_every_part_of_the_key(vary: str) -> None:
+    """Chi-square over 16 x 16 cells of neighbouring numbers."""
+
+    def uniform(number: int) -> float:
+        key = {"node": 0, "step": 0, "entropy": 11, "purpose": 0, vary: number}
+        return CounterRng(key["entropy"], key["step"]).uniform(key["node"], f"purpose {key['purpose']}")
+
+    count, cells = 12_800, torch.zeros(16, 16, dtype=torch.float64)
+    for left, right in itertools.pairwise(uniform(number) for number in range(count + 1)):
+        cells[int(left * 16), int(right * 16)] += 1
+    statistic = float(((cells - count / 256) ** 2 / (count / 256)).sum())
+    assert chi2.ppf(CERTAIN[0], 255) < statistic < chi2.ppf(CERTAIN[1], 255)
+
+
+def test_bernoulli_never_takes_zero_and_always_takes_one() -> None:
+    for step in range(2000):
+        rng = CounterRng(5, step)
+        assert not rng.bernoulli(0.0, 0, "x")
+        assert rng.bernoulli(1.0, 0, "x")
+
+
+LARGEST = 1.0 - 2.0**-53
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0.0, 1), (0.2499, 1), (0.25, 3), (0.999, 3), (LARGEST, 3)], ids=str)
+def test_categorical_inverts_the_cumulative_sum_and_never_hits_a_token_without_mass(
+    value: float, expected: int
+) -> None:
+    class Fixed(CounterRng):
+        def uniform(self, node: int, purpose: str) -> float:
+            return value
+
+    weights = torch.tensor([0.0, 1.0, 0.0, 3.0, 0.0])
+    for scale in (1.0, 1e-30, 0.1, 1.1, 7.0):
+        assert Fixed(0, 0).categorical(weights * scale, 0, "x") == expected
+
+
+def test_categorical_frequencies_match_the_weights() -> None:
+    """Chi-square; unnormalised weights."""
+    weights, count, counts = torch.tensor([0.5, 2.0, 0.0, 1.5]), 20_000, torch.zeros(4)
+    for step in range(count):
+        counts[CounterRng(2024, step).categorical(weights, 0, "x")] += 1
+    expected = weights / weights.sum() * count
+    assert counts[2] == 0
+    statistic = float(((counts - expected) ** 2 / expected)[[0, 1, 3]].sum())
+    assert statistic < chi2.ppf(CERTAIN[1], 2)

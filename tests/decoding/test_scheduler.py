@@ -1,10 +1,14 @@
-"""The scheduler, driven by hand: who joins, whose prompt is computed, and who computes a beginning for others."""
+"""The scheduler, driven by hand: who joins, whose prompt is computed, who leaves, and what they hold meanwhile."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
+import torch
 from helpers.scheduling import (
     WatchedTarget,
     answer_alone,
@@ -16,9 +20,29 @@ from helpers.scheduling import (
     scheduler_on,
 )
 
-from precedent.config import EngineLimits
+from precedent.config import EngineLimits, SpeculationConfig
+from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.engine.admission import Admission
+from precedent.engine.scheduler import Scheduler
+from precedent.engine.sequence import QueuedSequence
+from precedent.errors import CapacityError, GenerationError, RequestCancelled
+from precedent.runtime.failures import OutOfMemory
+from precedent.target import TargetModel
 from precedent.target.contract import PREFILL_CHUNK
-from precedent_testing.drafters import RandomDrafter
+from precedent.target.load.first_layers import first_layers
+from precedent_testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
+
+
+def add(scheduler: Scheduler, *requests: QueuedSequence) -> None:
+    scheduler.waiting.extend(requests)
+
+
+def until_all_run(scheduler: Scheduler, number: int) -> None:
+    while len(scheduler.running) < number:
+        scheduler.round()
+
+
+# Joining
 
 
 def test_requests_of_every_length_get_the_answers_they_get_alone(target: WatchedTarget) -> None:
@@ -27,25 +51,25 @@ def test_requests_of_every_length_get_the_answers_they_get_alone(target: Watched
     lengths = [1, 2, 33, 300, 7, 64, 5, 1, 120]
     requests = [request_for(target, prompt_of(n, i), max_tokens=4 + i) for i, n in enumerate(lengths)]
     for number, request in enumerate(requests):
-        scheduler.add(request)
+        add(scheduler, request)
         if number % 3 == 2:
             scheduler.round()
     run(scheduler)
     for number, (length, request) in enumerate(zip(lengths, requests, strict=True)):
         assert request.generation.result().token_ids == answer_alone(prompt_of(length, number), 4 + number)
     assert nothing_is_held(scheduler)
-    assert max(target.batches) > 1
+    assert 1 < max(target.batches) <= 5
 
 
 def test_a_long_prompt_is_computed_in_pieces_between_the_steps_of_others(target: WatchedTarget) -> None:
     """While somebody runs, no round computes more than its share, and every round brings the runner a token."""
     scheduler = scheduler_on(target, EngineLimits(prefill_tokens_per_round=40))
     runner = request_for(target, prompt_of(5), RandomDrafter(259), max_tokens=200)
-    scheduler.add(runner)
+    add(scheduler, runner)
     scheduler.round()
     target.pieces.clear()
     newcomer = request_for(target, prompt_of(400, 1))
-    scheduler.add(newcomer)
+    add(scheduler, newcomer)
     emitted = []
     while newcomer not in scheduler.running:
         before = runner.stats.num_steps
@@ -57,7 +81,7 @@ def test_a_long_prompt_is_computed_in_pieces_between_the_steps_of_others(target:
 
 def test_with_nobody_running_a_prompt_is_computed_in_whole_chunks(target: WatchedTarget) -> None:
     scheduler = scheduler_on(target, EngineLimits(prefill_tokens_per_round=40))
-    scheduler.add(request_for(target, prompt_of(PREFILL_CHUNK + 101)))
+    add(scheduler, request_for(target, prompt_of(PREFILL_CHUNK + 101)))
     scheduler.round()
     scheduler.round()
     assert target.pieces == [PREFILL_CHUNK, 100]
@@ -66,11 +90,10 @@ def test_with_nobody_running_a_prompt_is_computed_in_whole_chunks(target: Watche
 def test_prompts_take_turns(target: WatchedTarget) -> None:
     """A short prompt behind a long one does not wait for all of it, and the long one goes on in between."""
     scheduler = scheduler_on(target, EngineLimits(prefill_tokens_per_round=64))
-    scheduler.add(request_for(target, prompt_of(5), max_tokens=300))
+    add(scheduler, request_for(target, prompt_of(5), max_tokens=300))
     scheduler.round()
     long, short = request_for(target, prompt_of(900, 1)), request_for(target, prompt_of(100, 2))
-    scheduler.add(long)
-    scheduler.add(short)
+    add(scheduler, long, short)
     while short not in scheduler.running:
         scheduler.round()
     assert long in scheduler.prefilling
@@ -86,12 +109,11 @@ def test_a_common_beginning_is_computed_once(target: WatchedTarget, running: boo
     """The branches of a graph under one system prompt: the others wait for it, then go on from a copy."""
     scheduler, system = scheduler_on(target, EngineLimits(prefill_tokens_per_round=64)), prompt_of(300)
     if running:
-        scheduler.add(request_for(target, prompt_of(5, 90), max_tokens=200))
+        add(scheduler, request_for(target, prompt_of(5, 90), max_tokens=200))
         scheduler.round()
     target.pieces.clear()
     requests = [request_for(target, with_tail(system, i)) for i in range(5)]
-    for request in requests:
-        scheduler.add(request)
+    add(scheduler, *requests)
     run(scheduler)
     assert sum(target.pieces) == sum(len(r.prompt_ids) - 1 for r in requests) - 4 * 300
     assert [r.generation.result().cached_prompt_tokens for r in requests] == [0, 300, 300, 300, 300]
@@ -103,8 +125,7 @@ def test_a_common_beginning_is_not_shared_across_tenants(target: WatchedTarget) 
     """How fast a prompt is computed would tell whether somebody else sent it."""
     scheduler, system = scheduler_on(target), prompt_of(300)
     first, second = (request_for(target, with_tail(system, i), tenant=f"tenant {i}") for i in range(2))
-    for request in (first, second):
-        scheduler.add(request)
+    add(scheduler, first, second)
     run(scheduler)
     assert second.generation.result().cached_prompt_tokens == 0
 
@@ -113,8 +134,7 @@ def test_a_common_beginning_is_not_shared_across_tenants(target: WatchedTarget) 
 def test_who_waits_for_a_beginning_goes_on_when_it_is_given_up(target: WatchedTarget, how: str) -> None:
     scheduler, system = scheduler_on(target), prompt_of(600)
     first, second = (request_for(target, with_tail(system, i)) for i in range(2))
-    for request in (first, second):
-        scheduler.add(request)
+    add(scheduler, first, second)
     scheduler.round()
     assert 0 < first.num_prefilled < 600
     assert not second.started
@@ -128,3 +148,259 @@ def test_who_waits_for_a_beginning_goes_on_when_it_is_given_up(target: WatchedTa
     result = second.generation.result()
     assert result.token_ids == answer_alone(second.prompt_ids)
     assert result.cached_prompt_tokens == (first.num_prefilled if how == "cancelled" else 0)
+
+
+# Memory
+
+
+def test_what_does_not_fit_waits_and_nobody_overtakes_it(target: WatchedTarget) -> None:
+    """Memory for two small requests or one large: strictly first come, first served, and all of them finish."""
+    small, large = target.kv_bytes(60), target.kv_bytes(600)
+    assert large > 2 * small
+    scheduler = scheduler_on(target, EngineLimits(max_kv_bytes=large + small // 2))
+    requests = [request_for(target, prompt_of(n, i)) for i, n in enumerate((10, 12, 540, 9, 11))]
+    add(scheduler, *requests)
+    scheduler.round()
+    assert requests[2:] == list(scheduler.waiting)
+    order, most = [], 0
+    while not scheduler.idle:
+        scheduler.round()
+        most = max(most, scheduler.admission.reserved_bytes + scheduler.admission.idle_bytes)
+        order += [i for i, r in enumerate(requests) if r.generation.done and i not in order]
+    assert order[2] == 2
+    assert most <= scheduler.admission.max_kv_bytes
+    assert all(len(r.generation.result().token_ids) == 8 for r in requests)
+    assert nothing_is_held(scheduler)
+
+
+def test_idle_conversations_give_way_to_requests(target: WatchedTarget) -> None:
+    """Their memory is used while nobody needs it; the oldest go first."""
+    small, large = target.kv_bytes(60), target.kv_bytes(600)
+    scheduler = scheduler_on(target, EngineLimits(max_kv_bytes=large + small))
+    for number in range(3):
+        add(scheduler, request_for(target, prompt_of(8, number)))
+        run(scheduler)
+    assert scheduler.admission.idle_bytes == 3 * small
+    add(scheduler, request_for(target, prompt_of(540, 9)))
+    scheduler.round()
+    assert scheduler.admission.idle_bytes == small
+    run(scheduler)
+    latest = request_for(target, prompt_of(8, 2))
+    add(scheduler, latest)
+    run(scheduler)
+    assert latest.generation.result().cached_prompt_tokens == 7
+
+
+def test_the_budget_is_a_share_of_the_free_memory_and_what_can_never_fit_is_refused(target: WatchedTarget) -> None:
+    assert Admission(target, EngineLimits(), free=lambda device: 1000).max_kv_bytes == 500
+    admission = Admission(target, EngineLimits(max_kv_bytes=2 * 2**20), free=lambda device: 1000)
+    admission.check(2 * 2**20, 10, 10)
+    with pytest.raises(CapacityError, match=r"3\.0 MiB.*900 prompt tokens, max_tokens=70.*2\.0 MiB.*max_kv_bytes"):
+        admission.check(3 * 2**20, 900, 70)
+
+
+def test_memory_that_runs_out_is_said_clearly_and_idle_conversations_are_given_up(target: WatchedTarget) -> None:
+    scheduler = scheduler_on(target)
+    add(scheduler, request_for(target, prompt_of(6)))
+    run(scheduler)
+    assert scheduler.admission.idle_bytes > 0
+    torch_on_cpu = RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: 1 GB")
+    target.guilty = lambda slot: torch_on_cpu
+    broken = request_for(target, prompt_of(30, 1))
+    add(scheduler, broken)
+    run(scheduler)
+    error = error_of(broken)
+    assert isinstance(error, OutOfMemory)
+    assert "memory ran out while prefilling a prompt of 30 tokens" in str(error)
+    assert "max_kv_bytes" in str(error)
+    assert torch_on_cpu.__traceback__ is None
+    assert scheduler.admission.idle_bytes == 0
+    assert nothing_is_held(scheduler)
+
+
+def test_a_proposal_is_a_tree_within_the_memory_that_was_set_aside(target: WatchedTarget) -> None:
+    """The widest tree on the last token of the context: the buffers stay within the reservation."""
+    wide = SpeculationConfig(max_nodes=200, drafters=())
+    request = request_for(target, prompt_of(60), RandomDrafter(259), max_tokens=170, speculation=wide)
+    request.kv_bytes = target.kv_bytes(60 + 170 + 200 + 6 + 1)
+    scheduler = scheduler_on(target)
+    add(scheduler, request)
+    run(scheduler)
+    assert scheduler.admission.idle_bytes <= request.kv_bytes
+
+
+# Leaving
+
+
+@pytest.mark.parametrize("rounds", range(6))
+def test_a_cancelled_request_leaves_wherever_it_is(target: WatchedTarget, rounds: int) -> None:
+    """Waiting, in the middle of its prompt or running: the next round lets it go, and the others get their answers."""
+    scheduler = scheduler_on(target, EngineLimits(prefill_tokens_per_round=40, max_running=2))
+    others = [request_for(target, prompt_of(6, i), max_tokens=20) for i in range(3)]
+    unwanted = request_for(target, prompt_of(130, 7), max_tokens=50)
+    add(scheduler, others[0], unwanted, *others[1:])
+    for _ in range(rounds):
+        scheduler.round()
+    unwanted.generation.cancel()
+    scheduler.round()
+    assert isinstance(error_of(unwanted), RequestCancelled)
+    run(scheduler)
+    assert [r.generation.result().token_ids for r in others] == [answer_alone(prompt_of(6, i), 20) for i in range(3)]
+    assert nothing_is_held(scheduler)
+    assert scheduler.metrics(0).num_requests_cancelled == 1
+
+
+def test_an_error_in_one_prefill_fails_that_request_alone(target: WatchedTarget) -> None:
+    """Also in the middle of a prompt; what the slot holds is not trusted any more."""
+    scheduler = scheduler_on(target, EngineLimits(prefill_tokens_per_round=40))
+    fine, broken = request_for(target, prompt_of(5), max_tokens=30), request_for(target, prompt_of(200, 1))
+    add(scheduler, fine)
+    scheduler.round()
+    add(scheduler, broken)
+    target.guilty = lambda slot: ValueError("no such layer") if slot.token_ids[:1] == [1] else None
+    run(scheduler)
+    assert "ValueError while prefilling a prompt of 200 tokens: no such layer" in str(error_of(broken))
+    assert fine.generation.result().token_ids == answer_alone(prompt_of(5), 30)
+    assert nothing_is_held(scheduler)
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), torch.OutOfMemoryError("CUDA out of memory")])
+def test_only_the_guilty_one_fails_in_a_shared_step(target: WatchedTarget, error: Exception) -> None:
+    """The forward of all fails as a whole; repeated one by one, once, it tells who it was."""
+    scheduler = scheduler_on(target)
+    requests = [request_for(target, prompt_of(6, i), max_tokens=12) for i in range(4)]
+    add(scheduler, *requests)
+    until_all_run(scheduler, 4)
+    target.guilty = lambda slot: error if slot.token_ids[0] == 2 else None
+    target.batches.clear()
+    scheduler.round()
+    assert target.batches == [4, 1, 1, 1, 1]
+    run(scheduler)
+    assert isinstance(error_of(requests[2]), GenerationError)
+    for number in (0, 1, 3):
+        assert requests[number].generation.result().token_ids == answer_alone(prompt_of(6, number), 12)
+    assert nothing_is_held(scheduler)
+    assert scheduler.metrics(0).num_requests_failed == 1
+
+
+def test_a_step_whose_loop_fails_ends_its_requests_and_not_the_scheduler(target: WatchedTarget) -> None:
+    scheduler, (first, second) = scheduler_on(target), (request_for(target, prompt_of(6)) for _ in range(2))
+    add(scheduler, first)
+    target.commit_all = None  # type: ignore[assignment, method-assign]
+    run(scheduler)
+    assert "TypeError while stepping" in str(error_of(first))
+    del target.commit_all
+    add(scheduler, second)
+    run(scheduler)
+    assert second.generation.result().token_ids == answer_alone(prompt_of(6))
+
+
+@pytest.mark.parametrize("drafting", ["nothing", "a draft model", "an early exit"])
+def test_what_a_request_held_goes_with_it(target: WatchedTarget, drafting: str) -> None:
+    """Keys and values are large: they cannot wait for the garbage collector."""
+    scheduler = scheduler_on(target)
+    drafter = {
+        "nothing": NullDrafter,
+        "a draft model": lambda: DraftModelDrafter(WatchedTarget(seed=42)),
+        "an early exit": lambda: DraftModelDrafter(TargetModel(first_layers(target.model, 1)), early_exit=True),
+    }[drafting]()
+    request = request_for(target, prompt_of(6), drafter, max_tokens=50)
+    add(scheduler, request)
+    while request.stats.num_steps < 3:
+        scheduler.round()
+    gc.collect()
+    gc.disable()
+    try:
+        gone = weakref.ref(request.slot.kv)
+        scheduler.fail_all(GenerationError("the engine is closed"))
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_tokens_that_do_not_exist_are_never_scored(target: WatchedTarget) -> None:
+    """A damaged memory may propose any number; an embedding that is not there would fail the whole step."""
+    scheduler, answer = scheduler_on(target), answer_alone(prompt_of(6))
+    mad = request_for(target, prompt_of(6), OracleDrafter([answer[0], 10**6, *answer[2:]]))
+    negative = request_for(target, prompt_of(6), OracleDrafter([-5, *answer]))
+    add(scheduler, mad, negative)
+    run(scheduler)
+    for request in (mad, negative):
+        assert request.generation.result().token_ids == answer
+        assert request.stats.num_steps >= 2
+    assert sum(target.batches) == mad.stats.num_steps + negative.stats.num_steps, "a forward had to be repeated"
+
+
+# What is measured
+
+
+def test_the_cost_curve_learns_one_forward_per_step_over_all_rows(target: WatchedTarget) -> None:
+    """Not one observation per sequence: the time is that of the whole width."""
+    scheduler, seen = scheduler_on(target), []
+    scheduler.loop.aids.planner.cost.observe = lambda width, *_: seen.append(width)  # type: ignore[method-assign]
+    requests = [request_for(target, prompt_of(6, i), OracleDrafter([1, 2, 3]), max_tokens=9) for i in range(3)]
+    add(scheduler, *requests)
+    until_all_run(scheduler, 3)
+    seen.clear()
+    drafted = sum(r.stats.num_draft_tokens for r in requests)
+    scheduler.round()
+    assert seen == [3 + sum(r.stats.num_draft_tokens for r in requests) - drafted]
+
+
+def test_a_request_knows_how_long_its_caller_waited(target: WatchedTarget) -> None:
+    """Every token but the first emission's counts once; gaps add up to the time between first and last emission."""
+    scheduler, request = scheduler_on(target), request_for(target, prompt_of(6), max_tokens=20)
+    add(scheduler, request)
+    run(scheduler)
+    result, stats, emissions = request.generation.result(), request.stats, list(request.generation)
+    assert len(stats.inter_token.gaps) == len(emissions) - 1
+    assert sum(stats.inter_token.num_tokens) == len(result.token_ids) - len(emissions[0].token_ids)
+    assert 0 < stats.queue_seconds < stats.first_token_seconds < stats.total_seconds
+    assert stats.first_token_seconds + sum(stats.inter_token.gaps) <= stats.total_seconds
+    latency = stats.as_dict()["latency_microseconds"]
+    assert all(type(value) is int for value in latency.values())
+    assert 0 < latency["inter_token_latency_p50"] <= latency["inter_token_latency_p95"] <= latency["longest_gap"]
+    assert latency["time_to_first_token"] < latency["e2e_request_latency"]
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_the_speed_is_estimated_against_plain_steps_of_the_same_requests(target: WatchedTarget, together: int) -> None:
+    """Alone a plain step is one row; beside two others it is three, and every token would have taken one."""
+    scheduler = scheduler_on(target)
+    cost = scheduler.loop.aids.planner.cost
+    cost.table, cost.observe = np.arange(1.0, cost.table.size + 1), lambda *_: None  # type: ignore[method-assign]
+    requests = [request_for(target, prompt_of(6, i), OracleDrafter([1, 2, 3]), max_tokens=9) for i in range(together)]
+    assert requests[0].stats.as_dict()["estimated_speedup"] is None
+    add(scheduler, *requests)
+    until_all_run(scheduler, together)
+    before = [(request.stats.plain_seconds, request.stats.num_output_tokens) for request in requests]
+    scheduler.round()
+    for stats, (seconds, tokens) in zip((request.stats for request in requests), before, strict=True):
+        assert (gained := stats.num_output_tokens - tokens) > 0
+        assert stats.plain_seconds - seconds == pytest.approx(gained * together / 1e3)
+        assert stats.estimated_speedup == stats.plain_seconds / stats.decode_seconds
+
+
+def test_the_metrics_add_up(target: WatchedTarget) -> None:
+    scheduler = scheduler_on(target, EngineLimits(max_running=2))
+    requests = [request_for(target, prompt_of(9, i), max_tokens=5) for i in range(3)]
+    add(scheduler, *requests)
+    scheduler.round()
+    now = scheduler.metrics(4)
+    assert (now.num_requests_running, now.num_requests_waiting) == (2, 5)
+    assert now.kv_cache_reserved_bytes == 2 * requests[0].kv_bytes
+    assert now.e2e_request_latency_seconds.p95 == 0
+    assert now.generation_tokens == sum(request.stats.num_output_tokens for request in requests) > 0
+    assert (now.num_steps, now.num_request_steps, now.decode_seconds_saved) == (1, 2, 0)
+    run(scheduler)
+    requests.append(again := request_for(target, prompt_of(9), max_tokens=5))
+    add(scheduler, again)
+    run(scheduler)
+    after = scheduler.metrics(0)
+    assert after.num_requests_finished == 4
+    assert (after.prompt_tokens, after.cached_prompt_tokens) == (36, again.cached_prompt_tokens)
+    assert (after.generation_tokens, after.num_steps) == (20, len(target.batches))
+    assert after.num_request_steps == sum(r.stats.num_steps for r in requests)
+    assert after.num_accepted_tokens == sum(r.stats.num_accepted_tokens for r in requests)
+    assert 0 < after.time_to_first_token_seconds.p50 <= after.e2e_request_latency_seconds.p95
+    assert 0 < after.inter_token_latency_seconds.p50 <= after.inter_token_latency_seconds.p95

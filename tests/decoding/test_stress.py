@@ -9,9 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import pytest
+from helpers.small_engines import PLAIN
 
 from precedent.cache import Completion, SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
@@ -21,9 +23,7 @@ from precedent.planning.costs import CostCurve
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
-PLAIN = SpeculationConfig(enabled=False, write_back=False)
 DRAFTED = SpeculationConfig(drafters=("recall", "prompt"))
-NUM_QUESTIONS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,14 @@ class Question:
 def questions(engine: Engine) -> list[Question]:
     """Prompts of one to 150 tokens, half of them with common beginnings; greedy and seeded; two tenants."""
     choose, asked = random.Random(7), list[Question]()
-    for number in range(NUM_QUESTIONS):
+    for number in range(24):
         beginning = list(b"look up order 17, then order 18; ") if number % 2 else []
         prompt = (*beginning, *(choose.randrange(97, 123) for _ in range(choose.choice((1, 5, 30, 120)))))
         seed = {"temperature": 1.0, "seed": number} if number % 3 == 0 else {}
         sampling = SamplingParams(max_tokens=choose.randrange(1, 14), **seed)
         asked.append(Question(prompt, sampling, tenant="ab"[number % 4 == 0]))
     running = [engine.submit(q.prompt, q.sampling, speculation=PLAIN) for q in asked]
-    answers = [generation.result().token_ids for generation in running]
-    return [Question(q.prompt, q.sampling, q.tenant, a) for q, a in zip(asked, answers, strict=True)]
+    return [replace(q, answer=one.result().token_ids) for q, one in zip(asked, running, strict=True)]
 
 
 def poison(cache: SpeculationCache, engine: Engine, asked: list[Question]) -> None:
@@ -56,8 +55,7 @@ def poison(cache: SpeculationCache, engine: Engine, asked: list[Question]) -> No
     for question in asked:
         wrong = tuple(choose.choice((t, t, 65, 258, 10**6)) for t in question.answer)
         for tenant in "ab":
-            completion = Completion(wrong, engine.tokenizer_fingerprint, "another", tenant, query="order")
-            cache.insert(completion)
+            cache.insert(Completion(wrong, engine.tokenizer_fingerprint, "another", tenant, query="order"))
 
 
 @dataclass(slots=True)
@@ -68,8 +66,7 @@ class Crowd:
     asked: list[Question]
     num_requests: int
     problems: list[str] = field(default_factory=list)
-    answered: list[int] = field(default_factory=list)
-    cancelled: list[int] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
 
     def run(self, seed: int) -> None:
         """One thread's requests."""
@@ -81,32 +78,23 @@ class Crowd:
                 self.problems.append(f"{type(error).__name__}: {error}")
 
     def _ask(self, choose: random.Random, question: Question) -> None:
-        generation = self.engine.submit(
-            question.prompt, question.sampling, speculation=DRAFTED, tenant=question.tenant, query="order"
-        )
-        manner = choose.random()
-        if manner < 0.15:
-            generation.cancel()
-        elif manner < 0.3:
-            time.sleep(choose.random() * 0.02)
+        asked = {"speculation": DRAFTED, "tenant": question.tenant, "query": "order"}
+        generation, manner = self.engine.submit(question.prompt, question.sampling, **asked), choose.random()
+        if manner < 0.3:
+            time.sleep(0.0 if manner < 0.15 else choose.random() * 0.02)
             generation.cancel()
         elif manner < 0.5:
-            self._read(generation, choose.randrange(1, 4))
+            stream: Iterator[object] = iter(generation)
+            list(islice(stream, choose.randrange(1, 4)))
+            stream.close()  # type: ignore[attr-defined]
         try:
             answer = generation.result().token_ids
         except RequestCancelled:
-            self.cancelled.append(1)
+            self.ends.append("cancelled")
             return
-        self.answered.append(1)
+        self.ends.append("answered")
         if answer != question.answer:
             self.problems.append(f"{question} got {answer}")
-
-    @staticmethod
-    def _read(generation: Iterator[object], most: int) -> None:
-        """Leave the stream after a few emissions."""
-        for number, _ in enumerate(generation, start=1):
-            if number == most:
-                return
 
 
 def within(seconds: float, work: list[Callable[[], None]]) -> None:
@@ -120,17 +108,12 @@ def within(seconds: float, work: list[Callable[[], None]]) -> None:
     hanging = sum(thread.is_alive() for thread in threads)
     if hanging:
         faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
-        pytest.fail(
-            f"{hanging} of {len(threads)} threads still wait after {seconds:.0f} seconds: see their stacks above"
-        )
+        pytest.fail(f"{hanging} of {len(threads)} threads still wait after {seconds:.0f} seconds: see their stacks")
 
 
 @pytest.mark.parametrize(
     ("num_threads", "num_requests", "seconds"),
-    [
-        pytest.param(6, 6, 100, id="small"),
-        pytest.param(32, 50, 1500, id="full", marks=pytest.mark.stress),
-    ],
+    [pytest.param(6, 6, 100, id="small"), pytest.param(32, 50, 1500, id="full", marks=pytest.mark.stress)],
 )
 def test_many_threads_with_random_cancels(num_threads: int, num_requests: int, seconds: float) -> None:
     """Little memory, so that requests wait; small pieces, so that prompts are cancelled in the middle."""
@@ -145,35 +128,26 @@ def test_many_threads_with_random_cancels(num_threads: int, num_requests: int, s
         crowd = Crowd(engine, asked, num_requests)
         within(seconds, [lambda seed=seed: crowd.run(seed) for seed in range(num_threads)])
         assert crowd.problems == []
-        assert len(crowd.answered) + len(crowd.cancelled) == num_threads * num_requests
-        assert min(len(crowd.answered), len(crowd.cancelled)) > num_threads * num_requests // 10
-        check_nothing_leaked(engine, limits, threads_before)
+        assert len(crowd.ends) == num_threads * num_requests
+        assert min(crowd.ends.count("answered"), crowd.ends.count("cancelled")) > num_threads * num_requests // 10
+        now = engine.metrics()
+        assert (now.num_requests_running, now.num_requests_waiting, now.num_requests_failed) == (0, 0, 0)
+        assert (now.kv_cache_reserved_bytes, engine.admission.num_inside) == (0, 0)
+        assert now.kv_cache_idle_bytes <= limits.max_idle_kv_bytes
+        assert now.num_draft_tokens > now.num_accepted_tokens > 0
+        assert threading.active_count() <= threads_before + 2  # the engine's pool for the cache may have grown to two
         within(60, [engine.close])
     gc.collect()
     left = {thread for thread in threading.enumerate() if thread.name.startswith("precedent")}
     assert left <= others
 
 
-def check_nothing_leaked(engine: Engine, limits: EngineLimits, threads_before: int) -> None:
-    """Accounts, slots and threads are what they were; what speculation did is counted, and did happen."""
-    now = engine.metrics()
-    assert (now.num_requests_running, now.num_requests_waiting, now.num_requests_failed) == (0, 0, 0)
-    assert (now.kv_cache_reserved_bytes, engine.admission.num_inside) == (0, 0)
-    assert now.kv_cache_idle_bytes <= limits.max_idle_kv_bytes
-    assert now.num_draft_tokens > now.num_accepted_tokens > 0
-    assert threading.active_count() <= threads_before + 2  # the engine's pool for the cache may have grown to its two
-
-
-def test_a_thread_that_hangs_is_reported() -> None:
-    """The guard of the tests above can fail."""
+def test_a_thread_that_hangs_and_an_answer_that_differs_are_reported() -> None:
+    """The guards of the test above can fail."""
     forever = threading.Event()
     with pytest.raises(BaseException, match="1 of 1 threads still wait"):
         within(0.2, [forever.wait])
     forever.set()
-
-
-def test_an_answer_that_differs_is_reported() -> None:
-    """So can their comparison, and their count of errors."""
     engine = Engine(tiny_causal_lm("llama", seed=51), byte_tokenizer(), name="tiny", cost=CostCurve())
     wrong = Question((65, 66), SamplingParams(max_tokens=3), "a", answer=(1, 2, 3))
     crowd = Crowd(engine, [wrong], num_requests=8)

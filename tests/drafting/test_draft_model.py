@@ -21,7 +21,7 @@ from precedent.target import TargetModel
 from precedent.tree import ROOT, Sampled, TreeBuilder
 from precedent_cuda.host_waits import HostWaits
 from precedent_testing.drafter_contract import DrafterContract
-from precedent_testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
+from precedent_testing.drafters import OracleDrafter, RandomDrafter
 from precedent_testing.tiny_models import tiny_causal_lm
 
 TINY = {"vocab_size": 16, "num_hidden_layers": 2, "hidden_size": 16, "seed": 31}
@@ -51,12 +51,6 @@ class TestOracleDrafter(DrafterContract):
     def make_drafter(self) -> Drafter:
         """An oracle that knows the contract's output and more."""
         return OracleDrafter([*self.output, 3, 4, 1])
-
-
-def test_the_null_drafter_proposes_nothing() -> None:
-    """The engine's floor."""
-    session = NullDrafter().begin(Request("r", (1, 2), SamplingParams()))
-    assert len(session.match(32)) == 0
 
 
 def drafting_on(model: TargetModel, prompt: list[int], sampling: SamplingParams, mode: str) -> object:

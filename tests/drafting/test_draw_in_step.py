@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.drawing import PROMPTS, TINY, AlwaysDraws, Watched, drafted, sequences, sessions, small_target
+from helpers.drawing import PROMPTS, TINY, AlwaysDraws, Watched, drafted, sequences, sessions
 from torch import Tensor
 
 from precedent.config import SamplingParams
@@ -80,20 +80,6 @@ def test_a_step_of_three_requests_draws_in_as_many_forwards_as_its_longest_chain
     assert planner.together == {3}
     shares, seconds = [taken for _, taken in planner.observed], {each.stats.draft_model_seconds for each in running}
     assert 0 < sum(shares) <= 1e3 * min(seconds), "the planner learns shares, each request waited for all of them"
-
-
-def test_greedy_texts_beside_others_are_plain_decodings() -> None:
-    target = small_target()
-    running = sequences(target, DraftModelDrafter(Watched(31)), SamplingParams())
-    planner = AlwaysDraws([2, 3, 1, 4, 0])
-    while left := [each for each in running if not each.finished]:
-        DecodeLoop(target, planner).step(left)
-    for each, prompt in zip(running, PROMPTS, strict=True):
-        text = list(prompt)
-        with torch.inference_mode():
-            for _ in range(12):
-                text.append(int(target.model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
-        assert each.output_ids == text[len(prompt) :]
 
 
 class Clock:

@@ -19,8 +19,7 @@ from precedent.planning.costs import CostCurve
 from precedent.sampling.rng import CounterRng
 from precedent.target import Slot, TargetModel
 from precedent.target.load.first_layers import exits_early, first_layers
-from precedent.tree import ROOT, TreeBuilder, chain
-from precedent_testing.draft_distribution import check_draft_distribution
+from precedent.tree import TreeBuilder, chain
 from precedent_testing.drafter_contract import DrafterContract
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -96,21 +95,6 @@ def test_what_it_writes_does_not_reach_the_target() -> None:
         drawn(DraftModelDrafter(draft, early_exit=True), request_on(slot), 6)
         assert slot.kv.length == length - 1
         assert torch.equal(target.score([(slot, tree)])[0], expected)
-
-
-def test_the_reported_distribution_is_the_sampled_one() -> None:
-    """Cached siblings are excluded from what is sampled and from the distribution alike."""
-    target, draft = contract_pair()
-    slot = prefilled(target)
-    session = DraftModelDrafter(draft, early_exit=True).begin(
-        request_on(slot, SamplingParams(temperature=0.8), "traversal")
-    )
-
-    def drawing(builder: TreeBuilder, rng: CounterRng) -> None:
-        builder.add_fixed(ROOT, 5, "recall")
-        session.draw(builder, 2, rng)
-
-    check_draft_distribution(drawing)
 
 
 @pytest.mark.parametrize(

@@ -100,15 +100,6 @@ def test_an_exact_repeat_is_one_long_chain() -> None:
     assert first_path(session.match(64)) == answer[at:]
 
 
-def test_the_tree_branches_where_completions_differ() -> None:
-    """Two completions that agree and then split give two branches below the common prefix."""
-    cache = ListedCompletions()
-    cache.add([30, 31, 40, 41, END])
-    cache.add([30, 31, 50, 51, END])
-    found = recall_from(cache).begin(request()).match(16)
-    assert {(30, 31, 40, 41), (30, 31, 50, 51)} <= paths(found)
-
-
 ORDER = list(range(600, 616))
 REST = [70, 71, 72, 73, 74, END]
 

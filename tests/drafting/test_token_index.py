@@ -116,18 +116,22 @@ def test_growth_and_forgetting_equal_a_fresh_index(
 
 def test_many_tokens_keep_the_orders_sorted_and_complete() -> None:
     """Small and large additions, merges of the tail and forgetting leave every position in exactly one place."""
-    rng, index, kept = np.random.default_rng(5), TokenIndex(min_tail=64, sort_above=40), {}
+    rng, index, kept = np.random.default_rng(5), TokenIndex(min_tail=64), {}
     for key in range(60):
         kept[key] = rng.integers(0, 30, rng.integers(0, 60)).tolist()
         index.append(key, kept[key])
         if key % 9 == 8:
             index.forget([key - 4])
             del kept[key - 4]
-        live = np.concatenate([index._order, index._tail[: index._tail_size]])
-        spans = [index._spans[slot] for slot in index._slot_of.values()]
-        assert sorted(live.tolist()) == sorted(place for begin, end in spans for place in range(begin, end - 1))
-        for run in (index._order, index._tail[: index._tail_size]):
-            assert run.tolist() == sorted(run.tolist(), key=lambda place: context_key(index._tokens, place))
+        tail, order, ends = index.orders
+        text = index.text
+        live = np.concatenate([order, tail])
+        followed = np.flatnonzero(
+            (text.owners[:-1] >= 0) & (text.tokens[:-1] >= START) & (text.owners[1:] == text.owners[:-1])
+        )
+        assert sorted(live.tolist()) == followed.tolist()
+        for run in (*np.split(order, ends[:-1]), tail):
+            assert run.tolist() == sorted(run.tolist(), key=lambda place: context_key(text.tokens, place))
     check_matches(index, kept, kept[53][:6])
 
 
@@ -141,7 +145,7 @@ def test_forgotten_tokens_are_overwritten() -> None:
     """Nothing of a forgotten sequence stays in the array or is found."""
     index = indexed([[7, 8, 9], [1, 2]])
     index.forget([100])
-    assert not np.isin([7, 8, 9], index._tokens).any()
+    assert not np.isin([7, 8, 9], index.text.tokens).any()
     assert not len(match(index, [7, 8]))
 
 

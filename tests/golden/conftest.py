@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -28,38 +29,16 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     """Compare a value with the golden file of a name, or record it if asked to."""
 
     def compare(name: str, value: Any) -> None:
-        path, found = FOLDER / f"{name}.json", json.loads(json.dumps(value))
+        path, found = FOLDER / f"{name}.json", _text(json.loads(json.dumps(value))) + "\n"
         if request.config.getoption(WRITE, False):
             path.parent.mkdir(exist_ok=True)
-            path.write_text(_text(found) + "\n", encoding="utf-8")
+            path.write_text(found, encoding="utf-8")
             return
-        expected = json.loads(path.read_text(encoding="utf-8"))
-        differing = list(differences(expected, found))
-        assert not differing, "\n".join([f"{name} is not as recorded (see {WRITE}):", *differing[:20]])
+        lines = (text.splitlines() for text in (path.read_text(encoding="utf-8"), found))
+        differing = list(unified_diff(*lines, "recorded", "found", n=1, lineterm=""))
+        assert not differing, "\n".join([f"{name} is not as recorded (see {WRITE}):", *differing[:60]])
 
     return compare
-
-
-def differences(expected: Any, found: Any, where: str = "$") -> list[str]:
-    """Places where two JSON values differ, with both values; the order of the keys counts as well."""
-    if isinstance(expected, dict) and isinstance(found, dict) and list(expected) == list(found):
-        pairs = [(f"{where}.{key}", expected[key], found[key]) for key in expected]
-    elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        pairs = [(f"{where}[{at}]", *both) for at, both in enumerate(zip(expected, found, strict=True))]
-    elif type(expected) is type(found) and expected == found:
-        return []
-    elif isinstance(expected, dict) and isinstance(found, dict) and expected.keys() != found.keys():
-        missing = [key for key in expected if key not in found]
-        new = [key for key in found if key not in expected]
-        return [f"{where}: missing keys {missing}, unexpected keys {new}"]
-    else:
-        return [f"{where}: expected {_short(expected)}, got {_short(found)}"]
-    return [line for place, one, other in pairs for line in differences(one, other, place)]
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 300 else f"{text[:300]}…"
 
 
 def _text(value: Any, indent: str = "") -> str:

@@ -8,7 +8,6 @@ long that the measured time of a draw does not matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import groupby
@@ -21,6 +20,7 @@ from transformers import PreTrainedModel
 from precedent import Engine, SamplingParams, SpeculationCache, SpeculationConfig
 from precedent.engine import EngineOptions, GenerationResult
 from precedent.grammar import Regex
+from precedent.runtime.inline_executor import AtOnce
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import fixed_cost
 from precedent_testing.sweep import tiny_model
@@ -64,18 +64,6 @@ PLAIN = SpeculationConfig(enabled=False, write_back=False)
 UNDRAFTED = SpeculationConfig(drafters=())
 
 
-class AtOnce(Executor):
-    """Run work at once, so that no draft depends on which thread was faster."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
 def slow_forwards() -> Any:
     """Return a nearly flat cost curve whose times are far longer than any measured draw."""
     curve = type(fixed_cost()).through({1: 1e9, 257: 1.5e9})
@@ -98,14 +86,8 @@ def engine_of(target: PreTrainedModel, **options: Any) -> Iterator[Engine]:
     """An engine whose cache holds the answers of four earlier requests."""
     with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
         options["cache"] = cache
-        engine = Engine(
-            target,
-            byte_tokenizer(),
-            EngineOptions(**options),
-            name="golden",
-            cost=slow_forwards(),
-            executor=AtOnce(),
-        )
+        given = {"name": "golden", "cost": slow_forwards(), "executor": AtOnce()}
+        engine = Engine(target, byte_tokenizer(), EngineOptions(**options), **given)
         with closing(engine):
             greedy, coupled = (replace(each, max_tokens=NUM_TOKENS * 3 // 4) for each in SAMPLINGS.values())
             for prompt, sampling, more in (

@@ -179,14 +179,25 @@ def test_langchain_is_as_recorded(golden: Golden) -> None:
 
 # HTTP
 
-CHAT: dict[str, Any] = {
-    "model": "scripted",
-    "messages": [{"role": "user", "content": "Where is order 1042?"}],
-    "temperature": 0,
-}
-ASK_JSON = {"messages": [{"role": "user", "content": "Where is order 1042? Answer as JSON."}]}
-COMPLETE: dict[str, Any] = {"model": "scripted", "prompt": "Where is order 1042?", "temperature": 0, "max_tokens": 60}
-RESPOND: dict[str, Any] = {"model": "scripted", "input": "Where is order 1042?", "temperature": 0}
+QUESTION_OF_A_USER = {"role": "user", "content": "Where is order 1042?"}
+AS_JSON_OF_A_USER = {"role": "user", "content": "Where is order 1042? Answer as JSON."}
+
+Sent = tuple[str, str, Any]
+
+
+def chat(**more: Any) -> Sent:
+    asked = {"model": "scripted", "messages": [QUESTION_OF_A_USER], "temperature": 0, **more}
+    return "POST", "/v1/chat/completions", asked
+
+
+def complete(**more: Any) -> Sent:
+    asked = {"model": "scripted", "prompt": "Where is order 1042?", "temperature": 0, "max_tokens": 60, **more}
+    return "POST", "/v1/completions", asked
+
+
+def respond(**more: Any) -> Sent:
+    return "POST", "/v1/responses", {"model": "scripted", "input": "Where is order 1042?", "temperature": 0, **more}
+
 
 FUNCTION = {
     "name": "look_up",
@@ -209,74 +220,54 @@ RESULT = [
     {"role": "tool", "tool_call_id": "call_1", "content": "sent"},
 ]  # fmt: skip
 
-REQUESTS: dict[str, tuple[str, str, Any]] = {
-    "chat": ("POST", "/v1/chat/completions", CHAT),
-    "chat, logprobs": ("POST", "/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 1, "max_tokens": 2}),
-    "chat, cut": ("POST", "/v1/chat/completions", {**CHAT, "max_completion_tokens": 4}),
-    "chat, stop": ("POST", "/v1/chat/completions", {**CHAT, "stop": "The refund"}),
-    "chat, without speculation": ("POST", "/v1/chat/completions", {**CHAT, "speculation": False}),
-    "chat, tools": ("POST", "/v1/chat/completions", {**CHAT, "tools": [TOOL]}),
-    "chat, tool result": (
-        "POST",
-        "/v1/chat/completions",
-        {**CHAT, "tools": [TOOL], "messages": [*CHAT["messages"], *RESULT]},
-    ),
-    "chat, schema": (
-        "POST",
-        "/v1/chat/completions",
-        {**CHAT, **ASK_JSON, "response_format": {"type": "json_schema", "json_schema": SCHEMA}},
-    ),
-    "chat, stream": (
-        "POST",
-        "/v1/chat/completions",
-        {**CHAT, "stream": True, "stream_options": {"include_usage": True}},
-    ),
-    "chat, stream with tools": ("POST", "/v1/chat/completions", {**CHAT, "stream": True, "tools": [TOOL]}),
-    "completions": ("POST", "/v1/completions", COMPLETE),
-    "completions, stream": ("POST", "/v1/completions", {**COMPLETE, "stream": True}),
-    "responses": ("POST", "/v1/responses", RESPOND),
-    "responses, tools": ("POST", "/v1/responses", {**RESPOND, "tools": [{"type": "function", **FUNCTION}]}),
-    "responses, cut": ("POST", "/v1/responses", {**RESPOND, "max_output_tokens": 4}),
-    "responses, stream": ("POST", "/v1/responses", {**RESPOND, "stream": True}),
-    "responses, stream with tools": (
-        "POST",
-        "/v1/responses",
-        {**RESPOND, "stream": True, "tools": [{"type": "function", **FUNCTION}]},
-    ),
+FORMAT = {"type": "json_schema", "json_schema": SCHEMA}
+WRONG_FORMAT = {"type": "json_schema", "json_schema": {}}
+NAMED = {"type": "function", **FUNCTION}
+
+REQUESTS: dict[str, Sent] = {
+    "chat": chat(),
+    "chat, logprobs": chat(logprobs=True, top_logprobs=1, max_tokens=2),
+    "chat, cut": chat(max_completion_tokens=4),
+    "chat, stop": chat(stop="The refund"),
+    "chat, without speculation": chat(speculation=False),
+    "chat, tools": chat(tools=[TOOL]),
+    "chat, tool result": chat(tools=[TOOL], messages=[QUESTION_OF_A_USER, *RESULT]),
+    "chat, schema": chat(messages=[AS_JSON_OF_A_USER], response_format=FORMAT),
+    "chat, stream": chat(stream=True, stream_options={"include_usage": True}),
+    "chat, stream with tools": chat(stream=True, tools=[TOOL]),
+    "completions": complete(),
+    "completions, stream": complete(stream=True),
+    "responses": respond(),
+    "responses, tools": respond(tools=[NAMED]),
+    "responses, cut": respond(max_output_tokens=4),
+    "responses, stream": respond(stream=True),
+    "responses, stream with tools": respond(stream=True, tools=[NAMED]),
     "embeddings": ("POST", "/v1/embeddings", {"model": "scripted", "input": "order"}),
     "models": ("GET", "/v1/models", None),
     "model": ("GET", "/v1/models/scripted", None),
     "health": ("GET", "/health", None),
-    "error, unknown model": ("POST", "/v1/chat/completions", {**CHAT, "model": "another"}),
+    "error, unknown model": chat(model="another"),
     "error, model of a path": ("GET", "/v1/models/another", None),
     "error, no messages": ("POST", "/v1/chat/completions", {"model": "scripted"}),
-    "error, empty messages": ("POST", "/v1/chat/completions", {**CHAT, "messages": []}),
-    "error, role": ("POST", "/v1/chat/completions", {**CHAT, "messages": [{"role": "narrator", "content": "x"}]}),
-    "error, temperature": ("POST", "/v1/chat/completions", {**CHAT, "temperature": -1}),
-    "error, unknown field": ("POST", "/v1/chat/completions", {**CHAT, "temprature": 1}),
-    "error, audio": ("POST", "/v1/chat/completions", {**CHAT, "modalities": ["audio"]}),
-    "error, many answers": ("POST", "/v1/chat/completions", {**CHAT, "n": 1000}),
-    "error, tool choice": ("POST", "/v1/chat/completions", {**CHAT, "tool_choice": "required"}),
-    "error, schema": (
-        "POST",
-        "/v1/chat/completions",
-        {**CHAT, "response_format": {"type": "json_schema", "json_schema": {}}},
-    ),
-    "error, too long": ("POST", "/v1/completions", {**COMPLETE, "prompt": "0123456789" * 4000}),
+    "error, empty messages": chat(messages=[]),
+    "error, role": chat(messages=[{"role": "narrator", "content": "x"}]),
+    "error, temperature": chat(temperature=-1),
+    "error, unknown field": chat(temprature=1),
+    "error, audio": chat(modalities=["audio"]),
+    "error, many answers": chat(n=1000),
+    "error, tool choice": chat(tool_choice="required"),
+    "error, schema": chat(response_format=WRONG_FORMAT),
+    "error, too long": complete(prompt="0123456789" * 4000),
     "error, completions without a prompt": ("POST", "/v1/completions", {"model": "scripted"}),
-    "error, stored response": ("POST", "/v1/responses", {**RESPOND, "previous_response_id": "resp_1"}),
+    "error, stored response": respond(previous_response_id="resp_1"),
     "error, not JSON": ("POST", "/v1/chat/completions", "{"),
     "error, path": ("GET", "/v1/nothing", None),
     "error, method": ("GET", "/v1/chat/completions", None),
 }
 
-SEVERAL: dict[str, tuple[str, str, Any]] = {
-    "chat, two answers": ("POST", "/v1/chat/completions", {**CHAT, "n": 2, "speculation": False}),
-    "completions, several": (
-        "POST",
-        "/v1/completions",
-        {**COMPLETE, "prompt": ["One", "Two"], "echo": True, "speculation": False},
-    ),
+SEVERAL: dict[str, Sent] = {
+    "chat, two answers": chat(n=2, speculation=False),
+    "completions, several": complete(prompt=["One", "Two"], echo=True, speculation=False),
 }
 """Answers computed at the same time, without speculation: the plan of one would depend on the progress of the other."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from precedent_server.stored_keys import read_keys
+from precedent_server.keys import read_keys
 
 posix_only = pytest.mark.skipif(os.name != "posix", reason="Windows has no modes")
 

@@ -14,7 +14,7 @@ PATIENCE = 120.0
 BEGINNING = """
 import sys
 from pathlib import Path
-from precedent_server.stored_keys import add_key, revoke_key
+from precedent_server.keys import add_key, revoke_key
 path = Path(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()

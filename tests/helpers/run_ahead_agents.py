@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -56,3 +57,10 @@ def plain(answer: Any, **options: Any) -> list[Any]:
     """The messages of the same agent without the middleware."""
     found: list[Any] = agent_of(Desk(), answer).invoke(ASKED, **options)["messages"]
     return transcript(found)
+
+
+def join_runs_ahead() -> None:
+    """Wait until no call runs ahead on a thread."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("run-ahead"):
+            thread.join(30)

@@ -64,12 +64,8 @@ class WatchedTarget(TargetModel):
 def scheduler_on(target: TargetModel, limits: EngineLimits | None = None) -> Scheduler:
     """A scheduler whose finished requests are reported at once."""
     limits, loop = limits or EngineLimits(), DecodeLoop(target, Planner(CostCurve()))
-    return Scheduler(
-        loop=loop,
-        admission=Admission(target, limits),
-        prefill_tokens=limits.prefill_tokens_per_round,
-        finish=Finisher(AtOnce(), loop.aids.fences),
-    )
+    finish = Finisher(AtOnce(), loop.aids.fences)
+    return Scheduler(loop, Admission(target, limits), finish, limits.prefill_tokens_per_round)
 
 
 def request_for(
@@ -113,7 +109,7 @@ def answer_alone(prompt: Sequence[int], max_tokens: int = 8) -> tuple[int, ...]:
     target = WatchedTarget()
     scheduler, request = scheduler_on(target), request_for(target, prompt, max_tokens=max_tokens)
     request.drafters = {}
-    scheduler.add(request)
+    scheduler.waiting.append(request)
     run(scheduler)
     return request.generation.result().token_ids
 

@@ -48,12 +48,15 @@ def start(
     mode: str = "",
     ends: frozenset[int] = frozenset({END}),
     shape: RowShaper | None = None,
+    num_tokens: int | None = None,
 ) -> DecodingSequence:
     """A prefilled sequence with these drafters."""
     slot = target.new_slot()
     target.prefill(slot, prompt)  # type: ignore[arg-type]  # a table's slots are shaped like a model's
     mode = mode or ("greedy" if sampling.greedy else "coupled" if sampling.seed is not None else "traversal")
-    request = Request("test", tuple(prompt), sampling, mode=mode, shape=shape, end_token_ids=ends)
+    request = Request(
+        "test", tuple(prompt), sampling, mode=mode, shape=shape, num_tokens=num_tokens, end_token_ids=ends
+    )
     sessions = {drafter.name: drafter.begin(request) for drafter in drafters}
     return DecodingSequence(request, slot, sampling.max_tokens, rng_of, sessions=sessions)  # type: ignore[arg-type]
 

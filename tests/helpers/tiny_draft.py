@@ -7,15 +7,15 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from precedent_drafts.training.distil import Distillation
-from precedent_drafts.training.schedule import Recipe, Schedule
+from precedent_drafts.training.chain import ChainRecipe
+from precedent_drafts.training.training import Plan, Recipe, TrainedDraft, Training
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 PROMPTS = [tuple(range(first, first + 6)) for first in range(40, 48)]
-RECIPE = Recipe(
-    num_layers=1, head_tokens=96, answer_tokens=12, chunk_prompts=8, rounds=2, batch_tokens=32, learning_rate=3e-3
+RECIPE = ChainRecipe(
+    layers=1, head_tokens=96, answer_tokens=12, chunk_prompts=8, rounds=2, batch_texts=3, learning_rate=3e-3
 )
-PLAN = Schedule(chunks=2, completions=2, rollouts=1, rounds=2, steps_per_round=6)
+PLAN = Plan(chunks=2, completions=2, steps=12, rounds=2, rollouts=1)
 
 
 def tiny_target(seed: int = 0) -> PreTrainedModel:
@@ -23,7 +23,13 @@ def tiny_target(seed: int = 0) -> PreTrainedModel:
     return tiny_causal_lm(hidden_size=32, scale=1.5, seed=seed)
 
 
-def train_tiny(out: Path, recipe: Recipe = RECIPE, plan: Schedule = PLAN, **settings: Any) -> Path:
-    """Train a draft for `tiny_target()` in the folder `out`, which is returned; `settings` are a Distillation's."""
-    Distillation(tiny_target(), byte_tokenizer(), PROMPTS, recipe, out, **settings).run(plan)
-    return out
+def train_tiny(
+    out: Path,
+    recipe: Recipe = RECIPE,
+    plan: float | Plan = PLAN,
+    target: PreTrainedModel | None = None,
+    **settings: Any,
+) -> TrainedDraft:
+    """Train a draft for `tiny_target()`, or another one, in the folder `out`; `settings` are a Training's."""
+    given = {"prompts": PROMPTS} | settings
+    return Training(target or tiny_target(), byte_tokenizer(), recipe=recipe, out=out, **given).run(plan)

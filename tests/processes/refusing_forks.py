@@ -36,7 +36,7 @@ def an_engine_refuses_in_a_fork(say: Say) -> None:
             "metrics": engine.metrics,
             "watch_steps": lambda: engine.watch_steps(1),
             "health": engine.health,
-            "pulse": engine.pulse,
+            "longest_wait": engine.longest_wait,
             "grammars": lambda: engine.grammars,
             "add_drafter": lambda: engine.add_drafter(object()),  # type: ignore[arg-type]
             "close": engine.close,

@@ -95,7 +95,7 @@ def test_an_engine_that_was_made_before_a_fork_says_so_at_once(ran: Ran) -> None
     assert set(harmless.values()) == {"returned None"}
     of_generations = {name: outcomes.pop(name) for name in ("result", "iterate", "iterate async")}
     assert all(said.startswith(GENERATION) for said in of_generations.values()), of_generations
-    assert set(outcomes) == {"submit", "metrics", "health", "pulse", "watch_steps", "grammars", "add_drafter"}
+    assert set(outcomes) == {"submit", "metrics", "health", "longest_wait", "watch_steps", "grammars", "add_drafter"}
     assert all(said.startswith(ENGINE) for said in outcomes.values()), outcomes
     assert not_called == [
         "check_process",

@@ -6,24 +6,84 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.draft_head_engines import AlwaysOpen
 from helpers.hybrids import prefilled, random_ids, random_tree
-from helpers.tiny_block import tiny_block_draft, tiny_pair
+from helpers.small_engines import PLAIN, PROMPT
+from helpers.tiny_block import settings_for, tiny_block_draft, tiny_pair
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedModel
 
-from precedent.config import SamplingParams
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.drafters import load_draft
 from precedent.drafters.base import Asked, Drafter
 from precedent.drafters.request import Request
-from precedent.errors import ConfigError
+from precedent.engine.engine import Engine
+from precedent.errors import ConfigError, ModelLoadError
+from precedent.planning.costs import CostCurve
+from precedent.planning.plan import Limits
+from precedent.planning.planner import Planner
 from precedent.target import Slot, TargetModel
-from precedent_drafts.block_draft import BlockDraft
-from precedent_drafts.block_drafter import BlockDrafter, chances
+from precedent_drafts.block_draft import BlockDraft, load_block_draft, save_block_draft
+from precedent_drafts.block_drafter import BlockDrafter, best_first, chances
 from precedent_drafts.block_model import BlockModel
 from precedent_testing.drafter_contract import DrafterContract
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+Floats = NDArray[np.float64]
+
+
+# The best tree of a block
+
+
+def all_paths(first: Floats, steps: Floats, ends: NDArray[np.bool_]) -> dict[tuple[int, ...], float]:
+    """Every path that stops at an end, with its probability."""
+    found: dict[tuple[int, ...], float] = {}
+    for length in range(1, steps.shape[0] + 2):
+        for path in product(range(first.size), repeat=length):
+            chance = first[path[0]]
+            for depth in range(1, length):
+                chance *= steps[depth - 1, path[depth - 1], path[depth]]
+            if not any(ends[depth, choice] for depth, choice in enumerate(path[:-1])):
+                found[path] = float(chance)
+    return found
+
+
+def paths_of(first: Floats, steps: Floats, ends: NDArray[np.bool_], budget: int) -> list[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = []
+    for depth, choice, parent in zip(*(each.tolist() for each in best_first(first, steps, ends, budget)), strict=True):
+        paths.append((choice,) if parent < 0 else (*paths[parent], choice))
+        assert len(paths[-1]) == depth + 1
+    return paths
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("budget", [1, 2, 7, 30, 500])
+def test_the_tree_holds_the_likeliest_paths(seed: int, budget: int) -> None:
+    """Against brute force, in the order of their probability, whatever ends where; parents come first."""
+    random = np.random.default_rng(seed)
+    first, steps = random.dirichlet([0.4] * 4), random.dirichlet([0.4] * 4, size=(3, 4))
+    ends = random.random((4, 4)) < 0.2
+    known = all_paths(first, steps, ends)
+    assert paths_of(first, steps, ends, budget) == sorted(known, key=lambda path: -known[path])[:budget]
+
+
+def test_nothing_impossible_is_taken() -> None:
+    """Probability 0 ends the tree before its budget, and equals come in the order of their parents."""
+    first, steps = np.array([0.5, 0.5, 0.0]), np.zeros((1, 3, 3))
+    steps[0, 1, 2] = 1.0
+    assert paths_of(first, steps, np.zeros((2, 3), np.bool_), 9) == [(0,), (1,), (1, 2)]
+
+
+# What a block believes
 
 
 def written_out(draft: BlockDraft, states: Tensor, tokens: Sequence[int]) -> Tensor:
@@ -190,24 +250,159 @@ def test_a_request_without_a_place_in_the_target_is_refused() -> None:
         BlockDrafter(tiny_pair()[1]).begin(Request("r", (1, 2, 3), SamplingParams()))
 
 
+# Folders and engines
+
+BLOCK = SpeculationConfig(drafters=("block-draft",))
+
+
+def target_model() -> PreTrainedModel:
+    return tiny_causal_lm(scale=1.5)
+
+
+def engine_on(model: PreTrainedModel, draft: Any, **settings: Any) -> Engine:
+    """An engine for which width is free, and forwards too."""
+    engine = Engine(model, byte_tokenizer(), name="tiny", cost=CostCurve(), draft_model=draft, **settings)
+    planner: Any = engine.planner
+    planner.gates["block-draft"] = AlwaysOpen()
+    return engine
+
+
+def test_chains_are_drawn_where_the_folder_says_so(tmp_path: Path) -> None:
+    """Samples in a sampled request, candidates in a greedy one, and the greedy answer of plain decoding."""
+    model = target_model()
+    engine = engine_on(model, tiny_block_draft(model, proposes="chain"))
+    sampled = engine.submit(PROMPT, SamplingParams(temperature=0.8, max_tokens=30), speculation=BLOCK).result()
+    greedy, plain = (
+        engine.submit(PROMPT, SamplingParams(max_tokens=20), speculation=each).result() for each in (BLOCK, PLAIN)
+    )
+    engine.close()
+    assert sampled.stats.drafted_by_source["block-draft"] > 0
+    assert greedy.stats.drafted_by_source["block-draft"] > 0
+    assert greedy.token_ids == plain.token_ids
+
+
+def test_a_folder_is_a_draft_model(tmp_path: Path) -> None:
+    """What is saved is what is loaded, by the same name as any draft model."""
+    model = target_model()
+    draft = tiny_block_draft(model, range(0, 259, 2))
+    save_block_draft(tmp_path, draft, torch.float64)
+    again = load_draft(tmp_path, model, byte_tokenizer())
+    assert again.settings == draft.settings  # type: ignore[union-attr]
+    for name, weight in load_block_draft(tmp_path, model).own_weights().items():
+        assert torch.equal(weight, draft.own_weights()[name])
+    engine = engine_on(model, tmp_path)
+    assert engine.submit(PROMPT, SamplingParams(max_tokens=8)).result().stats.drafted_by_source["block-draft"] > 0
+    engine.close()
+
+
+def test_drafts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """Another target's embeddings or layers, a torn file, another format, and settings that nothing supports."""
+    model = target_model()
+    save_block_draft(tmp_path, tiny_block_draft(model), torch.float64)
+    other, deeper = tiny_causal_lm(seed=5), target_model()
+    with torch.no_grad():
+        next(deeper.base_model.layers.parameters()).add_(1.0)
+    with pytest.raises(ModelLoadError, match="uses its embeddings, which differ"):
+        load_draft(tmp_path, other, byte_tokenizer())
+    with pytest.raises(ModelLoadError, match="reads the layers of"):
+        load_draft(tmp_path, deeper, byte_tokenizer())
+    config = tmp_path / "config.json"
+    good = config.read_text(encoding="utf-8")
+    for old, new, says in (
+        ('"format": 1', '"format": 2', "of format 2"),
+        ('"markov_rank": 6', '"markov_rank": 7', r"do not fit its config: markov"),
+        ('"num_head_tokens": 259', '"num_head_tokens": 200', r"do not fit its config: head.token_ids"),
+        ('"block_size": 4', '"block_size": 40', "must lie between 2 and 16"),
+        ('"reads": [', '"read": [', "cannot be read"),
+        ('"condition": "target"', '"condition": "none"', "does not fit the condition none"),
+    ):
+        assert old in good
+        config.write_text(good.replace(old, new), encoding="utf-8")
+        with pytest.raises(ModelLoadError, match=says):
+            load_draft(tmp_path, model, byte_tokenizer())
+
+
+def test_what_cannot_go_together_is_refused() -> None:
+    """Layers that the target lacks."""
+    model = target_model()
+    assert settings_for(model, 259, reads=(2, 9)).reads == (2, 9)
+    with pytest.raises(ConfigError, match="has the layers 1 to 3"):
+        engine_on(model, tiny_block_draft(model, reads=(2, 9)))
+
+
+def test_the_planner_asks_only_where_a_forward_pays() -> None:
+    """Cheap forwards that bring much are asked for, dear ones are not, and not where everything is known."""
+    limits = Limits(16, 0, 20, frozenset())
+    curve = CostCurve.through({1: 10.0, 32: 10.0})
+
+    def asked(milliseconds: float, gain: float, open_mass: float) -> bool:
+        planner = Planner(curve)
+        for _ in range(4):  # the first steps only try
+            planner.forward_pays("block-draft", 1, without._replace(open_mass=1.0), limits)
+            planner.observe_forward_of("block-draft", 1, milliseconds, 1)
+        planner.gates["block-draft"].tokens = gain
+        return planner.forward_pays("block-draft", 1, without._replace(open_mass=open_mass), limits)
+
+    without = Planner(curve).without([], limits)
+    assert (without.expected, without.rows, without.open_mass) == (1.0, 0, 1.0)
+    assert asked(2.0, 1.0, 1.0)
+    assert not asked(12.0, 1.0, 1.0)
+    assert not asked(2.0, 0.1, 1.0)
+    assert not asked(2.0, 1.0, 0.05)
+
+
+def test_a_draft_of_tokens_alone_says_so_and_fits_other_layers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has no fusion, the target keeps nothing for it, and another target of the same embeddings is a warning."""
+    model = target_model()
+    target = TargetModel(model)
+    before = target.kv_shape
+    save_block_draft(tmp_path, tiny_block_draft(model, condition="none"), torch.float64)
+    loaded = load_block_draft(tmp_path, model)
+    assert (loaded.settings.condition, loaded.settings.reads, loaded.fusion) == ("none", (), None)
+    assert not [name for name in loaded.own_weights() if name.startswith("fusion")]
+    BlockModel(loaded, target)
+    assert target.kv_shape == before
+    assert caplog.messages == []
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.add_(0.5)
+    load_block_draft(tmp_path, model)
+    assert "fewer of its tokens will be accepted" in caplog.messages[0]
+    BlockModel(tiny_block_draft(model), target)
+    assert target.kv_shape != before
+
+
+@pytest.mark.parametrize("changes", [{"condition": "words"}, {"condition": "none", "reads": (1,)}, {"reads": ()}])
+def test_settings_that_contradict_each_other_are_refused(changes: dict[str, object]) -> None:
+    """What is read follows from the condition."""
+    with pytest.raises(ModelLoadError, match="condition"):
+        settings_for(tiny_causal_lm(), 259, **changes)
+
+
 @cache
-def place_of(prompt: tuple[int, ...]) -> Callable[[], Slot]:
+def place_of(condition: str, prompt: tuple[int, ...]) -> Callable[[], Slot]:
     """Where the target has computed this prompt: one function for each, so that equal requests are equal."""
-    target, _ = tiny_pair()
+    target, _ = tiny_pair(condition=condition)
     slot = prefilled(target, list(prompt)) if prompt else target.new_slot()
     return lambda: slot
 
 
+@pytest.mark.parametrize("condition", ["target", "none"])
 class TestBlockDrafter(DrafterContract):
-    """The contract of every drafter."""
+    """The contract of every drafter, for drafts that read their target and for those that read tokens alone."""
 
     vocab_size = 259
 
+    @pytest.fixture(autouse=True)
+    def _conditioned(self, condition: str) -> None:
+        self.condition = condition
+
     def make_drafter(self) -> Drafter:
         """A random draft of a tiny Llama."""
-        return BlockDrafter(tiny_pair()[1])
+        return BlockDrafter(tiny_pair(condition=self.condition)[1])
 
     def make_request(self, prompt_ids: Sequence[int] | None = None) -> Request:
         """A request whose prompt the target has computed."""
         request = super().make_request(prompt_ids)
-        return replace(request, target_slot=place_of(request.prompt_ids))
+        return replace(request, target_slot=place_of(self.condition, request.prompt_ids))

@@ -38,11 +38,10 @@ from precedent.drafters.request import Request
 from precedent.errors import ConfigError
 from precedent.sampling.rng import CounterRng
 from precedent.target import Slot, TargetModel
-from precedent.tree import ROOT, TreeBuilder, chain
+from precedent.tree import TreeBuilder, chain
 from precedent_drafts.conditioned import TOKEN_GUIDED
 from precedent_drafts.head import HeadDrafter, HeadModel, reading_hidden_states
 from precedent_drafts.mtp import mtp_beside
-from precedent_testing.draft_distribution import check_draft_distribution
 from precedent_testing.drafter_contract import DrafterContract
 from precedent_testing.tiny_models import tiny_causal_lm
 
@@ -242,20 +241,6 @@ def test_several_requests_draw_what_each_draws_alone(name: str) -> None:
     assert [draw.error for draw in draws] == [None] * 4
     expected = [head.formula.draws(text, 3) if len(text) > 1 else [] for text in texts]
     assert [list(draw.builder.token_ids) for draw in draws] == expected
-
-
-@EACH
-def test_the_reported_distribution_is_the_sampled_one(name: str) -> None:
-    """Cached siblings are excluded from what is sampled and from the distribution alike."""
-    head, sampling = head_of(name), SamplingParams(temperature=0.8, top_k=4)
-    session = head.drafter().begin(request_on(prefilled(head.target, random_ids(11, 12)), sampling, "traversal"))
-    first = drawn(session, 1)[0]
-
-    def drawing(builder: TreeBuilder, rng: CounterRng) -> None:
-        builder.add_fixed(ROOT, first, "recall")
-        session.draw(builder, 2, rng)
-
-    check_draft_distribution(drawing)
 
 
 def test_texts_longer_than_the_heads_config_names_are_drafted() -> None:

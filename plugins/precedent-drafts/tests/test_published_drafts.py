@@ -23,10 +23,8 @@ from helpers.saved_models import assert_one_clear_line, saved
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from precedent.config import SamplingParams
 from precedent.drafters import kind_of, load_draft
-from precedent.engine.engine import Engine
-from precedent.errors import ConfigError, ModelLoadError, PrecedentError, UnsupportedError
+from precedent.errors import ModelLoadError, UnsupportedError
 from precedent.target.load.loading import load_target
 from precedent_drafts.eagle import EagleHead, EagleSettings, load_eagle
 from precedent_drafts.kinds import EAGLE_HEADS
@@ -351,30 +349,3 @@ def test_nothing_else_looks_like_a_draft() -> None:
     assert not looks_published(tiny_causal_lm().config.to_dict())
     assert not looks_published({"architectures": ["Eagle2_5_VLForConditionalGeneration"]})
     assert not looks_published({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 32})
-
-
-def test_errors_are_ours(tmp_path: Path, model: PreTrainedModel) -> None:
-    """Whatever is wrong with a folder, the error is one of the library's."""
-    folder = write_head(tmp_path, SPECFORGE | {"hidden_size": "wide"}, random_weights(SPECFORGE))
-    with pytest.raises(PrecedentError):
-        load_draft(folder, model, byte_tokenizer())
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_folder_in_every_format_is_a_draft_model(form: str, tmp_path: Path) -> None:
-    """By the name of its folder, in safetensors and in torch's own format; and as an object."""
-    folder = write_head(tmp_path, FORMS[form], random_weights(FORMS[form]), older=form == "SafeAILab")
-    model = small_target()
-    engine = Engine.load(model, tokenizer=byte_tokenizer(), draft_model=folder)
-    result = engine.submit([5, 6, 7] * 9, SamplingParams(max_tokens=8)).result()
-    engine.close()
-    assert result.stats.drafted_by_source["eagle"] > 0
-    head = load_draft(folder, model, byte_tokenizer())
-    assert load_draft(head, model, byte_tokenizer()) is head
-
-
-def test_a_device_of_its_own_is_refused(tmp_path: Path, model: PreTrainedModel) -> None:
-    """A head runs where its target is."""
-    folder = write_head(tmp_path, SPECFORGE, random_weights(SPECFORGE))
-    with pytest.raises(ConfigError, match=r"runs beside its target, on cpu: leave out draft_device"):
-        load_draft(folder, model, byte_tokenizer(), device="meta")

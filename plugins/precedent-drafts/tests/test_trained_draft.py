@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 import torch
+from helpers.conditioned import opinionated_weights, random_conditioned
 from helpers.tiny_draft import PROMPTS, tiny_target, train_tiny
 from safetensors.torch import load_file, save_file
 
@@ -15,15 +18,12 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.drafters import load_draft
 from precedent.drafters.base import Drafter
 from precedent.drafters.model.drafter import DraftModelDrafter
-from precedent.drafters.request import Request
 from precedent.engine.engine import Engine
 from precedent.errors import ModelLoadError
 from precedent.target import TargetModel
-from precedent.target.load.loading import load_target
-from precedent.tree import ROOT, TreeBuilder
 from precedent_drafts.borrowed import HEAD_TOKENS
+from precedent_drafts.conditioned import TOKEN_GUIDED, fusion_from, fusion_of
 from precedent_drafts.trained import draft_beside, initial_weights
-from precedent_testing.draft_distribution import check_draft_distribution
 from precedent_testing.drafter_contract import DrafterContract
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -33,14 +33,9 @@ TOKENIZER = byte_tokenizer()
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained draft."""
-    return train_tiny(tmp_path_factory.mktemp("drafts") / "draft")
-
-
-def test_a_folder_holds_layers_and_no_pickle(folder: Path) -> None:
-    assert sorted(path.name for path in folder.iterdir()) == ["draft.json", "draft.safetensors"]
-    names = set(load_file(folder / "draft.safetensors"))
-    layer = {f"layers.0.{name}" for name in tiny_target().model.layers[0].state_dict()}
-    assert names == layer | {HEAD_TOKENS}
+    out = tmp_path_factory.mktemp("drafts") / "draft"
+    train_tiny(out)
+    return out
 
 
 def test_a_trained_draft_drafts_for_its_target(folder: Path) -> None:
@@ -93,18 +88,6 @@ def test_the_restricted_distribution_is_the_full_one_on_the_tokens_that_are_know
     torch.testing.assert_close(found[..., known], expected[..., known])
     assert torch.isneginf(found[..., 1::2]).all()
     assert torch.isneginf(found[..., 12:]).all()
-
-
-@pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.8), SamplingParams(temperature=1.3, top_p=0.9)])
-def test_a_restricted_draft_reports_the_distribution_that_it_samples_from(sampling: SamplingParams) -> None:
-    _, draft = restricted()
-    session = DraftModelDrafter(draft).begin(Request("r", (3, 1, 4), sampling, mode="traversal"))
-
-    def drawing(builder: TreeBuilder, rng: object) -> None:
-        builder.add_fixed(ROOT, 4, "recall")
-        session.draw(builder, 2, rng)
-
-    check_draft_distribution(drawing)
 
 
 # Refusals
@@ -168,6 +151,31 @@ def test_precision_does_not_tell_targets_apart(folder: Path) -> None:
     assert load_draft(folder, tiny_target().to(torch.bfloat16), TOKENIZER).dtype == torch.bfloat16
 
 
-def test_a_draft_is_no_target(folder: Path) -> None:
-    with pytest.raises(ModelLoadError, match="give it as the draft model beside the target that it was"):
-        load_target(folder)
+# Drafts that read hidden states
+
+
+def test_engines_that_share_a_draft_do_not_mix_their_states() -> None:
+    """What one thread hands in, another does not read."""
+    model = tiny_causal_lm("llama", vocab_size=16, hidden_size=16)
+    weights = opinionated_weights(model, 2, TOKEN_GUIDED, range(16))
+    inputs: Any = random_conditioned(model, (2,), TOKEN_GUIDED, weights).get_input_embeddings()
+    tokens, states = torch.tensor([[3, 4]]), torch.ones(2, 16, dtype=torch.float64)
+    with torch.no_grad():
+        bare = inputs(tokens)
+        other = Thread(target=lambda: inputs.give([5 * states]))
+        other.start()
+        other.join()
+        assert torch.equal(inputs(tokens), bare)
+        inputs.give([states])
+        assert not torch.equal(inputs(tokens), bare)
+        inputs.give([])
+        assert torch.equal(inputs(tokens), bare)
+
+
+def test_weights_that_do_not_fit_are_refused() -> None:
+    """Missing ones, and a fusion of a later version."""
+    model = tiny_causal_lm()
+    with pytest.raises(ModelLoadError, match="the weights of the fusion do not fit"):
+        fusion_from(TOKEN_GUIDED, model, {})
+    with pytest.raises(ModelLoadError, match="does not know: 'loud'"):
+        fusion_of("loud", 8)

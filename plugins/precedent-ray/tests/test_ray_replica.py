@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,8 @@ from helpers.saved_models import saved
 from precedent.cache import SpeculationCache, TenantStats
 from precedent.drafters.recall.tenant_memory import cost
 from precedent.engine.health import EngineHealth
-from precedent.engine.metrics import Pulse
 from precedent.errors import CacheError
-from precedent_ray.reading import read_ahead, worth_reading
-from precedent_ray.replica import Replica, StuckError
+from precedent_ray.replica import Replica, StuckError, read_ahead, worth_reading
 from precedent_ray.scaling import QUEUE_SECONDS
 from precedent_ray.settings import Settings
 from precedent_testing.embedders import HashEmbedder
@@ -108,7 +105,7 @@ async def test_it_is_as_healthy_as_its_engines(replica: Replica, reason: str, mo
 
 async def test_the_autoscaler_learns_how_long_requests_wait(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     (served,) = replica._serving.models.values()
-    monkeypatch.setattr(served.engine, "pulse", partial(Pulse, 8.9, 5.0))
+    monkeypatch.setattr(served.engine, "longest_wait", lambda: 5.0)
     assert replica.load() == {QUEUE_SECONDS: 5.0}
 
 

@@ -21,12 +21,12 @@ pytest.importorskip("ray.serve", reason="make test-ray installs Ray in an enviro
 from helpers.ray_cluster import MODEL, RayCluster
 from helpers.ray_traffic import Plain, Told, ask, prompt, traffic, until
 from helpers.saved_models import saved
-from precedent.routing import preferred
 
 from precedent.cache import SpeculationCache
 from precedent.engine.engine import Engine
 from precedent_postgres.testing import TemporaryServer, why_not
-from precedent_server.stored_keys import add_key
+from precedent_ray.routing import preferred
+from precedent_server.keys import add_key
 from precedent_testing.tiny_models import tiny_causal_lm
 
 pytestmark = pytest.mark.ray

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("precedent_ray.settings", reason="precedent-ray is not installed")
 from precedent.errors import ConfigError
 from precedent_ray.settings import Settings
-from precedent_server.stored_keys import add_key
+from precedent_server.keys import add_key
 
 
 def test_texts_of_a_command_line_are_read_as_what_they_stand_for() -> None:

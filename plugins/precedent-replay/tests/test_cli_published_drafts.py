@@ -19,7 +19,6 @@ from precedent.drafters import load_draft
 from precedent.errors import ConfigError
 from precedent.runtime.machine_load import OtherPrograms
 from precedent_drafts.draft_reports import report_on, show_report
-from precedent_drafts.training.schedule import Recipe
 from precedent_replay.bench import _chosen_modes
 from precedent_replay.bench_lineup import Lineup
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -61,7 +60,7 @@ def test_a_busy_machine_is_named_beside_the_times(
     share: float | None, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(OtherPrograms, "share", lambda self: share)
-    report = report_on(Progress(), tiny_causal_lm(), byte_tokenizer(), {}, [], Recipe())
+    report = report_on(Progress(), tiny_causal_lm(), byte_tokenizer(), {}, [], 1.0, 6, 0)
     assert report["others_cpu_share"] == share
     show_report(report)
     assert ("other programs used 50% of the CPU meanwhile" in capsys.readouterr().out) is warned

@@ -19,7 +19,7 @@ from precedent_research.judge_training.fitting import (
     interval_of_area,
     threshold_of,
 )
-from precedent_research.judge_training.recipe import JudgeRecipe
+from precedent_research.judge_training.judge_training import JudgeRecipe
 
 
 def examples(number: int = 120, width: int = 3, seed: int = 0) -> Examples:

@@ -33,8 +33,7 @@ from precedent.target.fingerprints import name_of
 from precedent.text.prompt import render_prompt
 from precedent.text.traces import Trajectory
 from precedent_research.judge import JUDGE_FILE, OF_ROWS, Rejected, TrainedJudge, features_of
-from precedent_research.judge_training.judge_training import LABELS_FOLDER, WORK_FOLDER, JudgeTraining, TrainedOn
-from precedent_research.judge_training.recipe import Piece
+from precedent_research.judge_training.judge_training import LABELS_FOLDER, WORK_FOLDER, JudgeTraining, Piece, TrainedOn
 from precedent_research.judge_training.report import report_of
 from precedent_research.judge_training.reruns import RerunEngine
 from precedent_testing.tiny_models import byte_tokenizer
@@ -209,7 +208,7 @@ def test_other_settings_are_refused_in_a_begun_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"run-00000\.json is damaged"):
         train_tiny_judge(tmp_path / "judge")
     (tmp_path / "judge" / WORK_FOLDER / "plan.json").write_text("[]")
-    with pytest.raises(ConfigError, match="is no plan for a judge"):
+    with pytest.raises(ConfigError, match=r"plan\.json cannot be read"):
         train_tiny_judge(tmp_path / "judge")
     with pytest.raises(PromptError, match="runs of 2 tasks are too few"):
         train_tiny_judge(tmp_path / "few", runs=RUNS[:2])

@@ -33,7 +33,10 @@ def sometimes(tree: CandidateTree, rows: object, node: int) -> float:
     return (0.0, 0.25, 0.5, 1.0)[sum(tree.tokens_to(node)) % 4]
 
 
-@pytest.mark.parametrize("seed", range(1000, 1020))
+EXHAUSTIVE = [pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(20_000, 20_600)]
+
+
+@pytest.mark.parametrize("seed", [*range(1000, 1020), *EXHAUSTIVE])
 def test_a_judge_spends_at_least_the_total_variation_it_causes(seed: int) -> None:
     """Random trees; the judge that never overrules is lossless and free."""
     problem = random_problem(seed, max_trees=16)

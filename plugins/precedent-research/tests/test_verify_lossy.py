@@ -12,7 +12,6 @@ import torch
 from helpers.enumeration import exact_step, mean_spent, toy_rows
 from helpers.random_trees import (
     always,
-    independent_paths,
     random_distribution,
     random_problem,
     sibling_samples,
@@ -26,7 +25,7 @@ from precedent.errors import ConfigError
 from precedent.sampling.rng import CounterRng, Rng
 from precedent.sampling.target_rows import TargetRows
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder, chain
-from precedent.verify import LOSSLESS, verifier_of, verify
+from precedent.verify import verifier_of, verify
 from precedent_research.lossy import Mentored, Offer, TopBeta, Typical
 from precedent_testing.replay_rng import enumerate_outcomes
 from precedent_testing.tiny_models import tiny_causal_lm
@@ -55,18 +54,6 @@ def divergence(target: torch.Tensor, written: torch.Tensor) -> float:
 
 def total_variation(left: torch.Tensor, right: torch.Tensor) -> float:
     return 0.5 * float((left - right).abs().sum())
-
-
-@pytest.mark.parametrize(
-    ("kl", "accepted", "distance"), [(0.01, 0.617, 0.067), (0.05, 0.705, 0.155), (0.2, 0.849, 0.299)]
-)
-def test_mentored_acceptance_and_cost_of_one_sample(kl: float, accepted: float, distance: float) -> None:
-    """Four tokens; 0.55 is accepted losslessly. Acceptance is bought with total variation, one for one."""
-    distribution = Mentored(kl)(offer(TARGET_V4, DRAFT_V4))
-    assert float(torch.minimum(distribution, DRAFT_V4).sum()) == pytest.approx(accepted, abs=1e-3)
-    assert total_variation(distribution, TARGET_V4) == pytest.approx(distance, abs=1e-3)
-    assert accepted - 0.55 == pytest.approx(distance, abs=1e-3)
-    assert divergence(TARGET_V4, distribution) == pytest.approx(kl, abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -156,11 +143,19 @@ def find_rule(mode: str) -> Callable[[Offer], torch.Tensor]:
     }[mode]
 
 
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(1000, 1016),
+        *(pytest.param(range(at, at + 40), marks=pytest.mark.exhaustive) for at in range(20_000, 20_600, 40)),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("mode", RULE_MODES)
-def test_on_random_trees_the_spent_variation_bounds_the_true_one(mode: str) -> None:
+def test_on_random_trees_the_spent_variation_bounds_the_true_one(mode: str, seeds: range) -> None:
     """Over all strings of a step and of plain decoding behind it; the bound is not vacuous."""
     largest = 0.0
-    for seed in range(1000, 1016):
+    for seed in seeds:
         problem = random_problem(seed, max_trees=16)
         spent = mean_spent(problem.target, problem.draft, verifier_of(mode))
         distance = exact_step(problem.target, problem.draft, mode).total_variation(problem.target)
@@ -182,22 +177,6 @@ def test_mentored_keeps_every_token_within_its_divergence_on_random_trees(seed: 
             if float(row.sum()) > 1e-9:
                 path = tuple(number // size**place % size for place in reversed(range(depth)))
                 assert divergence(problem.target(path), row / row.sum()) <= 0.1 + 1e-8
-
-
-@pytest.mark.parametrize("mode", RULE_MODES)
-def test_a_relaxed_mode_accepts_more_than_the_lossless_one(mode: str) -> None:
-    """That is what the total variation is spent on."""
-    draft = independent_paths(always(DRAFT_V4), 1, 2)
-    lossless = exact_step(always(TARGET_V4), draft, "traversal").expected_accepted
-    assert exact_step(always(TARGET_V4), draft, mode).expected_accepted > lossless + 0.05
-
-
-def test_typical_accepts_a_cached_token_above_its_threshold_for_certain() -> None:
-    """Probability 0.10 against min(0.09, 0.3 exp(-H)): written with certainty, total variation 0.90."""
-    tree = chain([0])
-    verdict = verifier_of("lossy_typical")(tree, toy_rows(always(TARGET_V4), tree))(CounterRng(0, 0))
-    assert verdict.path == (0,)
-    assert verdict.spent_tv == pytest.approx(0.90)
 
 
 def greedy_rows(tree: CandidateTree, logits: Callable[[tuple[int, ...]], torch.Tensor]) -> TargetRows:
@@ -245,19 +224,6 @@ def test_a_token_that_the_target_excludes_is_never_written(mode: str) -> None:
     ):
         done = exact_step(always(row), draft, mode)
         assert not [prefix for prefix in done.prefixes if {0, 3} & set(prefix)]
-
-
-@pytest.mark.parametrize("mode", LOSSLESS)
-def test_lossless_modes_spend_nothing(mode: str) -> None:
-    tree = chain([1, 2])
-    assert verify(tree, toy_rows(always(TARGET_V4), tree), mode, CounterRng(0, 0)).spent_tv == 0.0
-
-
-@pytest.mark.parametrize("mode", RULE_MODES)
-def test_nothing_proposed_is_plain_decoding_for_free(mode: str) -> None:
-    distribution, spent = distribution_at_root(lambda rng: CandidateTree(), mode)
-    assert torch.allclose(distribution, TARGET_V4, rtol=0, atol=EXACT)
-    assert spent == 0.0
 
 
 def test_a_duplicate_of_a_cached_token_does_not_move_the_distribution() -> None:

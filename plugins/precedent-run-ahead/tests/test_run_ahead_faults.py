@@ -13,7 +13,7 @@ from helpers.scripted_agents import Desk, calls, script, transcript
 from langchain_core.messages import AIMessage
 
 from precedent.cache import SpeculationCache
-from precedent_run_ahead import RunAheadMiddleware, aids
+from precedent_run_ahead import RunAheadMiddleware, turn
 from precedent_testing.embedders import HashEmbedder
 
 ANSWER = script(calls(W7), AIMessage("open"))
@@ -37,7 +37,7 @@ class Unusable:
 
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aids, "PATIENCE", 0.05)
+    monkeypatch.setattr(turn, "PATIENCE", 0.05)
 
 
 @pytest.fixture

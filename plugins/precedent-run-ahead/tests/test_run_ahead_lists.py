@@ -51,27 +51,15 @@ def started(ahead: RunAheadMiddleware) -> int:
     return ahead.ledger.counts.started
 
 
-def test_only_a_tool_on_the_list_runs_ahead() -> None:
+def test_only_a_tool_on_the_list_runs_ahead_listed_as_an_object_or_by_its_name() -> None:
     tools = Desk().tools()
-    listed, other = predicting([tools["look_up"]]), predicting([tools["customer"]])
-    for ahead in (listed, other):
+    same_name = Desk().tools()["look_up"]
+    counts = []
+    for allow in ([tools["look_up"]], ["look_up"], [tools["customer"]], [same_name]):
+        ahead = predicting(allow)
         run(ahead, list(tools.values()))
-    assert (started(listed), started(other)) == (1, 0)
-
-
-def test_a_tool_is_listed_by_its_name_too() -> None:
-    ahead = predicting(["look_up"])
-    run(ahead, list(Desk().tools().values()))
-    assert started(ahead) == 1
-
-
-def test_another_tool_of_a_listed_one_s_name_is_not_on_the_list() -> None:
-    ahead = predicting([Desk().tools()["look_up"]])
-    run(ahead, list(Desk().tools().values()))
-    assert started(ahead) == 0
-
-
-def test_what_is_no_tool_is_refused() -> None:
+        counts.append(started(ahead))
+    assert counts == [1, 1, 0, 0]
     with pytest.raises(ConfigError, match="names of tools, got 7"):
         RunAheadMiddleware([7])  # type: ignore[list-item]
 
@@ -117,20 +105,13 @@ def test_the_decorator_puts_a_tool_on_the_list(marked: BaseTool) -> None:
     assert ahead.ledger.counts.used == 1
 
 
-@pytest.mark.parametrize("key", ["readOnlyHint", "read_only_hint"])
-def test_an_mcp_server_s_hint_counts_only_where_hints_are_trusted(key: str) -> None:
-    hinted = StructuredTool.from_function(Desk().look_up, metadata={key: True})
-    careful, trusting = predicting(), predicting(trust_hints=True)
-    for ahead in (careful, trusting):
-        run(ahead, [hinted])
-    assert (started(careful), started(trusting)) == (0, 1)
-
-
-def test_a_server_cannot_pass_its_hint_for_the_decorator() -> None:
-    keys = ("precedent_read_only", "__precedent_read_only__", "READ_ONLY")
-    ahead = predicting()
-    run(ahead, [StructuredTool.from_function(Desk().look_up, metadata=dict.fromkeys(keys, True))])
-    assert started(ahead) == 0
+def test_an_mcp_server_s_hint_counts_only_where_hints_are_trusted_and_passes_for_no_mark() -> None:
+    for key in ("readOnlyHint", "read_only_hint", "precedent_read_only", "__precedent_read_only__", "READ_ONLY"):
+        hinted = StructuredTool.from_function(Desk().look_up, metadata={key: True})
+        careful, trusting = predicting(), predicting(trust_hints=True)
+        for ahead in (careful, trusting):
+            run(ahead, [hinted])
+        assert (started(careful), started(trusting)) == (0, key in ("readOnlyHint", "read_only_hint")), key
 
 
 def with_state(order: str, state: Annotated[dict, InjectedState]) -> str: ...
@@ -166,17 +147,16 @@ def test_a_tool_that_takes_more_than_arguments_or_commands_is_refused_by_name(
         RunAheadMiddleware([made])
 
 
-def test_a_tool_that_returns_directly_is_refused_by_name() -> None:
-    made = StructuredTool.from_function(Desk().look_up, return_direct=True)
-    with pytest.raises(UnsupportedError, match=r"look_up.*directly"):
-        RunAheadMiddleware([made])
-
-
-def test_a_schema_of_its_own_does_not_hide_what_the_function_takes() -> None:
+def test_other_tools_that_do_not_fit_are_refused_by_name() -> None:
+    """A schema of its own does not hide what a function takes."""
     schema = Desk().tools()["look_up"].args_schema
-    made = StructuredTool.from_function(with_runtime, name="hiding", description="A tool.", args_schema=schema)
-    with pytest.raises(UnsupportedError, match="hiding"):
-        RunAheadMiddleware([made])
+    hiding = StructuredTool.from_function(with_runtime, name="hiding", description="A tool.", args_schema=schema)
+    for made, says in (
+        (StructuredTool.from_function(Desk().look_up, return_direct=True), r"look_up.*directly"),
+        (hiding, "hiding"),
+    ):
+        with pytest.raises(UnsupportedError, match=says):
+            RunAheadMiddleware([made])
 
 
 def test_a_tool_that_is_listed_by_its_name_is_refused_when_it_is_seen(caplog: pytest.LogCaptureFixture) -> None:
@@ -193,42 +173,33 @@ def test_a_tool_that_is_listed_by_its_name_is_refused_when_it_is_seen(caplog: py
 
 
 @pytest.mark.parametrize("mode", ["batched", "per_call"])
-def test_a_tool_under_human_approval_does_not_run_ahead(mode: Any) -> None:
-    desk = Desk()
-    ahead = predicting(["look_up"])
+def test_a_tool_under_human_approval_does_not_run_ahead_and_others_do(mode: Any) -> None:
+    desk, ahead = Desk(), predicting(["look_up"])
     asking = HumanInTheLoopMiddleware({"look_up": True}, interrupt_mode=mode)
     found = run(ahead, list(desk.tools().values()), asking, checkpointer=InMemorySaver())
     assert found["__interrupt__"]
     assert (started(ahead), desk.read) == (0, [])
     assert "person" in ahead.refused["look_up"]
-
-
-def test_approval_of_another_tool_is_no_hindrance() -> None:
     ahead = predicting(["look_up"])
-    asking = HumanInTheLoopMiddleware({"change": True})
+    asking = HumanInTheLoopMiddleware({"change": True}, interrupt_mode=mode)
     run(ahead, list(Desk().tools().values()), asking, checkpointer=InMemorySaver())
     assert started(ahead) == 1
-
-
-@pytest.mark.parametrize("stop", [{"interrupt_before": ["tools"]}, {"interrupt_after": ["model"]}])
-def test_nothing_runs_ahead_in_a_graph_that_stops_for_somebody(stop: dict[str, Any]) -> None:
-    desk, ahead = Desk(), predicting(["look_up"])
-    run(ahead, list(desk.tools().values()), checkpointer=InMemorySaver(), **stop)
-    assert (started(ahead), desk.read) == (0, [])
 
 
 STOPS = [{"interrupt_before": ["tools"]}, {"interrupt_after": ["model"]}]
 
 
 @pytest.mark.parametrize("stop", STOPS, ids=str)
-@pytest.mark.parametrize("how", [*WAYS, "set on the agent", "in a graph"])
+@pytest.mark.parametrize("how", [*WAYS, "of the agent", "set on the agent", "in a graph"])
 def test_nothing_runs_ahead_in_an_invocation_that_stops_for_somebody(how: str, stop: dict[str, Any]) -> None:
     """The next invocation of the same agent, without a stop, runs ahead as ever."""
     desk, ahead = Desk(), predicting(["look_up"])
     tools = list(desk.tools().values())
     agent = create_agent(ScriptedChat(answer=ANSWER), tools, middleware=[ahead], checkpointer=InMemorySaver())
     threads = [{"configurable": {"thread_id": str(number)}} for number in range(2)]
-    if how == "set on the agent":
+    if how == "of the agent":
+        run(ahead, tools, checkpointer=InMemorySaver(), **stop)
+    elif how == "set on the agent":
         stopping = agent.copy({f"{name}_nodes": nodes for name, nodes in stop.items()})
         stopping.invoke(ASKED, threads[0])
     elif how == "in a graph":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import functools
 import pickle
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,25 +28,13 @@ RAN: list[str] = []
 Pair = tuple[BaseTool | None, BaseTool]
 """A marked tool, `look_up`, and an unmarked relative of it, `refund`."""
 
-CASES: list[Callable[[], Pair]] = []
-
-
-def case(build: Callable[[], Pair]) -> Callable[[], Pair]:
-    """Add a way in which Python shares a function."""
-    CASES.append(build)
-    return build
-
 
 @pytest.fixture(autouse=True)
 def _nothing_ran() -> None:
     RAN.clear()
 
 
-def named(function: Callable[..., Any], name: str, **options: Any) -> StructuredTool:
-    return StructuredTool.from_function(function, name=name, description="A tool.", **options)
-
-
-def fresh() -> Callable[[str], str]:
+def acting() -> Callable[[str], str]:
     """A function that no other case has seen."""
 
     def act(order: str) -> str:
@@ -55,9 +45,36 @@ def fresh() -> Callable[[str], str]:
     return act
 
 
+def refund_now(order: str) -> str:
+    RAN.append("refund")
+    return order
+
+
+async def refund_later(order: str) -> str:
+    """Refund."""
+    RAN.append("refund")
+    return order
+
+
+def look_up(function: Callable[..., Any]) -> StructuredTool:
+    return StructuredTool.from_function(function, name="look_up", description="A tool.")
+
+
+def refund(function: Callable[..., Any]) -> StructuredTool:
+    return StructuredTool.from_function(function, name="refund", description="A tool.")
+
+
+def marked_tool() -> StructuredTool:
+    return read_only(look_up(acting()))
+
+
+def renamed(other: BaseTool, **fields: Any) -> BaseTool:
+    return other.model_copy(update={"name": "refund", **fields})
+
+
 def dressed(one: Any) -> Any:
     """LangGraph takes a callable object only if it looks like a function."""
-    return functools.update_wrapper(one, fresh())
+    return functools.update_wrapper(one, acting())
 
 
 class Endpoint:
@@ -85,6 +102,17 @@ class Refunding(Endpoint):
     """The same methods, on a class of another meaning."""
 
 
+def with_marked_method() -> type[Endpoint]:
+    class Marked(Endpoint):
+        @read_only
+        def call(self, order: str) -> str:
+            """Call the endpoint."""
+            RAN.append(self.path)
+            return self.path
+
+    return Marked
+
+
 class Own(BaseTool):
     """A tool of one's own class, not marked."""
 
@@ -98,68 +126,152 @@ class Own(BaseTool):
 
 def marked_class() -> type[Own]:
     """A class that is marked, made anew for each case."""
-
-    @read_only
-    class Marked(Own):
-        pass
-
-    return Marked
+    return read_only(type("Marked", (Own,), {}))
 
 
-def renamed(other: BaseTool, **fields: Any) -> BaseTool:
-    return other.model_copy(update={"name": "refund", **fields})
+def called_refund(made: BaseTool) -> BaseTool:
+    made.name = "refund"
+    return made
 
 
-@case
-def bound_methods_of_one_class() -> Pair:
-    return read_only(named(Endpoint("orders").call, "look_up")), named(Endpoint("refunds").call, "refund")
+def wrapped(marked: Callable[[str], str]) -> Callable[[str], str]:
+    @functools.wraps(marked)
+    def wrapper(order: str) -> str:
+        return marked(order)
+
+    return wrapper
+
+
+def wrapped_coroutine(marked: Callable[[str], str]) -> BaseTool:
+    @functools.wraps(marked)
+    async def wrapper(order: str) -> str:
+        return marked(order)
+
+    return StructuredTool.from_function(coroutine=wrapper, name="refund", description="A tool.")
+
+
+def of_the_same_code(marked: Any) -> Any:
+    clone = types.FunctionType(marked.__code__, marked.__globals__, "clone", None, marked.__closure__)
+    clone.__dict__.update(marked.__dict__)
+    clone.__annotations__, clone.__doc__ = {"order": str}, "Act."
+    return clone
+
+
+def with_all_attributes_of(marked: Any) -> Any:
+    other = acting()
+    for name in dir(marked):
+        if name not in {"__closure__", "__globals__", "__class__", "__builtins__", "__new__"}:
+            with contextlib.suppress(AttributeError, TypeError):
+                setattr(other, name, getattr(marked, name))
+    return other
+
+
+def with_fields_of(marked: BaseTool) -> BaseTool:
+    relative = refund(acting())
+    relative.__dict__.update({**marked.__dict__, "name": "refund"})
+    return relative
+
+
+def doing(marked: Callable[[str], str]) -> BaseTool:
+    """A tool of a class of its own, which does not call the function that it is made of."""
+
+    class Doing(StructuredTool):
+        def _run(self, *args: Any, config: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+            RAN.append("refund")
+            return "refund"
+
+    return Doing.from_function(marked, name="refund", description="A tool.")
+
+
+OF_A_TOOL: dict[str, Callable[[Any], BaseTool]] = {
+    "another tool on its function": lambda marked: refund(marked.func),
+    "the decorator on its function": lambda marked: tool("refund")(marked.func),
+    "the decorator on the tool": lambda marked: tool(
+        "refund", marked, description="A tool.", args_schema=marked.args_schema
+    ),
+    "a copy": lambda marked: called_refund(copy.copy(marked)),
+    "a deep copy": lambda marked: called_refund(copy.deepcopy(marked)),
+    "a model copy": renamed,
+    "its fields on another tool": with_fields_of,
+}
+OF_A_FUNCTION: dict[str, Callable[[Any], BaseTool]] = {
+    "wraps": lambda marked: refund(wrapped(marked)),
+    "wraps in a coroutine": wrapped_coroutine,
+    "lru_cache": lambda marked: refund(functools.lru_cache(marked)),
+    "a partial": lambda marked: Tool("refund", functools.update_wrapper(functools.partial(marked), marked), "A tool."),
+    "another closure of one body": lambda marked: refund(acting()),
+    "a function of the same code": lambda marked: refund(of_the_same_code(marked)),
+    "all its attributes on another function": lambda marked: refund(with_all_attributes_of(marked)),
+    "a model copy with another function": lambda marked: renamed(look_up(marked), func=acting()),
+    "a model copy with a coroutine besides": lambda marked: renamed(look_up(marked), coroutine=refund_later),
+    "a tool that does not call it": doing,
+}
+OF_A_CLASS: dict[str, Callable[[Any], BaseTool]] = {
+    "a subclass": lambda kind: type("Heir", (kind,), {"_run": _refunding})(name="refund"),
+    "a subclass without changes": lambda kind: type("Heir", (kind,), {})(name="refund"),
+    "its base": lambda kind: Own(name="refund"),
+}
+
+
+def _refunding(self: Any, order: str) -> str:
+    RAN.append("refund")
+    return "refund"
+
+
+def of_a_tool(make: Callable[[Any], BaseTool]) -> Pair:
+    marked = marked_tool()
+    return marked, make(marked)
+
+
+def of_a_function(make: Callable[[Any], BaseTool]) -> Pair:
+    marked = read_only(acting())
+    return look_up(marked), make(marked)
+
+
+def of_a_class(make: Callable[[Any], BaseTool]) -> Pair:
+    kind = marked_class()
+    return kind(name="look_up"), make(kind)
+
+
+CASES: dict[str, Callable[[], Pair]] = {
+    **{f"tool: {name}": partial(of_a_tool, make) for name, make in OF_A_TOOL.items()},
+    **{f"function: {name}": partial(of_a_function, make) for name, make in OF_A_FUNCTION.items()},
+    **{f"class: {name}": partial(of_a_class, make) for name, make in OF_A_CLASS.items()},
+    "bound methods of one class": lambda: (
+        read_only(look_up(Endpoint("orders").call)), refund(Endpoint("refunds").call),
+    ),
+    "a marked method is inherited": lambda: (None, refund(type("Heir", (with_marked_method(),), {})("refunds").call)),
+    "a marked method is taken over by another class": lambda: (
+        None, refund(type("Other", (), {"path": "refunds", "call": with_marked_method().__dict__["call"]})().call),
+    ),
+    "another instance of one class": lambda: (read_only(Own(name="look_up")), Own(name="refund")),
+}  # fmt: skip
+"""Ways in which Python shares a function."""
+
+
+def case(build: Callable[[], Pair]) -> Callable[[], Pair]:
+    """Add another way."""
+    CASES[build.__name__] = build
+    return build
 
 
 @case
 def one_bound_method_is_marked() -> Pair:
     orders = Endpoint("orders")
     read_only(orders.call)
-    return named(orders.call, "look_up"), named(Endpoint("refunds").call, "refund")
-
-
-def with_marked_method() -> type[Endpoint]:
-    class Marked(Endpoint):
-        @read_only
-        def call(self, order: str) -> str:
-            """Call the endpoint."""
-            RAN.append(self.path)
-            return self.path
-
-    return Marked
-
-
-@case
-def a_marked_method_is_inherited() -> Pair:
-    class Heir(with_marked_method()):  # type: ignore[misc]
-        """Its `path` may be anything."""
-
-    return None, named(Heir("refunds").call, "refund")
+    return look_up(orders.call), refund(Endpoint("refunds").call)
 
 
 @case
 def a_marked_method_is_bound_to_an_instance() -> Pair:
     orders = with_marked_method()("orders")
-    return read_only(named(orders.call, "look_up")), named(type(orders)("refunds").call, "refund")
-
-
-@case
-def a_marked_method_is_taken_over_by_another_class() -> Pair:
-    class Other:
-        path = "refunds"
-        call = with_marked_method().__dict__["call"]
-
-    return None, named(Other().call, "refund")
+    return read_only(look_up(orders.call)), refund(type(orders)("refunds").call)
 
 
 @case
 def class_methods() -> Pair:
     read_only(Endpoint.of_class)
-    return named(Endpoint.of_class, "look_up"), named(Refunding.of_class, "refund")
+    return look_up(Endpoint.of_class), refund(Refunding.of_class)
 
 
 @case
@@ -169,198 +281,40 @@ def callable_instances() -> Pair:
 
 
 @case
-def two_tools_on_one_function() -> Pair:
-    function = fresh()
-    return read_only(named(function, "look_up")), named(function, "refund")
-
-
-@case
-def another_tool_from_the_function_of_a_marked_tool() -> Pair:
-    marked = read_only(named(fresh(), "look_up"))
-    return marked, named(marked.func, "refund")
-
-
-@case
-def the_tool_decorator_again() -> Pair:
-    function = fresh()
-    return read_only(tool("look_up")(function)), tool("refund")(function)
-
-
-@case
-def the_tool_decorator_on_a_tool() -> Pair:
-    marked = read_only(named(fresh(), "look_up"))
-    return marked, tool("refund", marked, description="A tool.", args_schema=marked.args_schema)
-
-
-@case
-def a_decorator_that_returns_the_same_function() -> Pair:
-    def register(one: Callable[..., Any]) -> Callable[..., Any]:
-        return one
-
-    function = fresh()
-    return read_only(named(function, "look_up")), named(register(function), "refund")
-
-
-@case
-def functools_wraps() -> Pair:
-    marked = read_only(fresh())
-
-    @functools.wraps(marked)
-    def wrapper(order: str) -> str:
-        return marked(order)
-
-    return named(marked, "look_up"), named(wrapper, "refund")
-
-
-@case
-def functools_wraps_in_a_coroutine() -> Pair:
-    marked = read_only(fresh())
-
-    @functools.wraps(marked)
-    async def wrapper(order: str) -> str:
-        return marked(order)
-
-    return named(marked, "look_up"), StructuredTool.from_function(
-        coroutine=wrapper, name="refund", description="A tool."
-    )
-
-
-@case
-def lru_cache() -> Pair:
-    marked = read_only(fresh())
-    return named(marked, "look_up"), named(functools.lru_cache(marked), "refund")
-
-
-@case
-def partials() -> Pair:
-    def act(order: str, how: str = "look up") -> str:
-        """Act."""
-        RAN.append(how)
-        return how
-
-    marked = read_only(act)
-    relative = functools.update_wrapper(functools.partial(marked, how="refund"), marked)
-    return named(marked, "look_up"), Tool("refund", relative, "A tool.")
-
-
-@case
 def partials_of_one_function() -> Pair:
-    act = fresh()
+    act = acting()
     marked = read_only(dressed(functools.partial(act)))
     return Tool("look_up", marked, "A tool."), Tool("refund", dressed(functools.partial(act)), "A tool.")
 
 
 @case
-def closures_of_one_body() -> Pair:
-    return named(read_only(fresh()), "look_up"), named(fresh(), "refund")
-
-
-@case
-def a_function_made_of_the_same_code() -> Pair:
-    marked = read_only(fresh())
-    clone = types.FunctionType(marked.__code__, marked.__globals__, "clone", None, marked.__closure__)
-    clone.__dict__.update(marked.__dict__)
-    clone.__annotations__, clone.__doc__ = {"order": str}, "Act."
-    return named(marked, "look_up"), named(clone, "refund")
-
-
-@case
-def all_attributes_copied_to_another_function() -> Pair:
-    marked, other = read_only(fresh()), fresh()
-    for name in dir(marked):
-        if name not in {"__closure__", "__globals__", "__class__", "__builtins__", "__new__"}:
-            try:
-                setattr(other, name, getattr(marked, name))
-            except (AttributeError, TypeError):
-                continue
-    return named(marked, "look_up"), named(other, "refund")
-
-
-@case
 def the_code_of_a_marked_function_is_replaced() -> Pair:
-    marked, changed = read_only(fresh()), read_only(fresh())
-
-    def refund(order: str) -> str:
-        """Refund."""
-        RAN.append("refund")
+    @read_only
+    def changed(order: str) -> str:
+        """Act."""
         return order
 
-    changed.__code__ = refund.__code__
-    return named(marked, "look_up"), named(changed, "refund")
-
-
-@case
-def a_copied_tool() -> Pair:
-    marked = read_only(named(fresh(), "look_up"))
-    relative = copy.copy(marked)
-    relative.name = "refund"
-    return marked, relative
-
-
-@case
-def a_deeply_copied_tool() -> Pair:
-    marked = read_only(named(fresh(), "look_up"))
-    relative = copy.deepcopy(marked)
-    relative.name = "refund"
-    return marked, relative
+    changed.__code__ = refund_now.__code__
+    return look_up(read_only(acting())), refund(changed)
 
 
 @case
 def a_pickled_tool() -> Pair:
     marked = read_only(Own(name="look_up"))
-    relative = pickle.loads(pickle.dumps(marked))
-    relative.name = "refund"
-    return marked, relative
-
-
-@case
-def a_model_copy() -> Pair:
-    marked = read_only(named(fresh(), "look_up"))
-    return marked, renamed(marked)
-
-
-@case
-def a_model_copy_with_another_function() -> Pair:
-    marked = named(read_only(fresh()), "look_up")
-    return marked, renamed(marked, func=fresh())
-
-
-@case
-def a_model_copy_with_a_coroutine_besides() -> Pair:
-    marked = named(read_only(fresh()), "look_up")
-
-    async def refund(order: str) -> str:
-        """Refund."""
-        RAN.append("refund")
-        return order
-
-    return marked, renamed(marked, coroutine=refund)
-
-
-@case
-def a_tool_s_fields_are_copied() -> Pair:
-    marked, relative = read_only(named(fresh(), "look_up")), named(fresh(), "refund")
-    relative.__dict__.update({**marked.__dict__, "name": "refund"})
-    return marked, relative
+    return marked, called_refund(pickle.loads(pickle.dumps(marked)))
 
 
 @case
 def a_marked_tool_is_given_another_function() -> Pair:
-    marked, changed = read_only(named(fresh(), "look_up")), read_only(named(fresh(), "refund"))
-    changed.func = fresh()
-    return marked, changed
+    changed = read_only(refund(acting()))
+    changed.func = acting()
+    return marked_tool(), changed
 
 
 @case
 def a_marked_tool_is_given_a_coroutine() -> Pair:
-    changed = read_only(named(fresh(), "refund"))
-
-    async def refund(order: str) -> str:
-        """Refund."""
-        RAN.append("refund")
-        return order
-
-    changed.coroutine = refund
+    changed = read_only(refund(acting()))
+    changed.coroutine = refund_later
     return None, changed
 
 
@@ -368,189 +322,105 @@ def a_marked_tool_is_given_a_coroutine() -> Pair:
 def a_marked_tool_s_method_is_hidden_by_its_instance() -> Pair:
     kind = marked_class()
     changed = kind(name="refund")
-    changed.__dict__["_run"] = named(fresh(), "refund")._run
+    changed.__dict__["_run"] = refund(acting())._run
     return kind(name="look_up"), changed
-
-
-@case
-def a_subclass_of_a_marked_class() -> Pair:
-    kind = marked_class()
-
-    class Heir(kind):  # type: ignore[misc,valid-type]
-        def _run(self, order: str) -> str:
-            RAN.append("refund")
-            return "refund"
-
-    return kind(name="look_up"), Heir(name="refund")
-
-
-@case
-def a_subclass_without_changes() -> Pair:
-    kind = marked_class()
-
-    class Heir(kind):  # type: ignore[misc,valid-type]
-        pass
-
-    return kind(name="look_up"), Heir(name="refund")
-
-
-@case
-def another_instance_of_one_class() -> Pair:
-    return read_only(Own(name="look_up")), Own(name="refund")
-
-
-@case
-def the_base_of_a_marked_class() -> Pair:
-    return marked_class()(name="look_up"), Own(name="refund")
 
 
 @case
 def a_marked_class_is_given_another_method() -> Pair:
     kind, changed = marked_class(), marked_class()
-
-    def refund(self: Any, order: str) -> str:
-        RAN.append("refund")
-        return "refund"
-
-    changed._run = refund  # type: ignore[method-assign]
+    changed._run = _refunding  # type: ignore[method-assign]
     return kind(name="look_up"), changed(name="refund")
 
 
 @case
 def a_marked_class_that_calls_any_function() -> Pair:
-    @read_only
-    class Calling(StructuredTool):
-        """Marked, though what it calls is a field."""
-
-    function = fresh()
-    return None, Calling.from_function(function, name="refund", description="A tool.")
+    calling: Any = read_only(type("Calling", (StructuredTool,), {}))
+    return None, calling.from_function(acting(), name="refund", description="A tool.")
 
 
-@case
-def a_class_of_its_own_on_a_marked_function() -> Pair:
-    class Doing(StructuredTool):
-        def _run(self, *args: Any, config: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
-            RAN.append("refund")
-            return "refund"
-
-    marked = read_only(fresh())
-    return named(marked, "look_up"), Doing.from_function(marked, name="refund", description="A tool.")
+def asked_of(made: BaseTool) -> dict[str, Any]:
+    """A call of the tool; `Tool` calls its argument `__arg1`."""
+    return call(made.name, **{"__arg1" if type(made) is Tool else "order": "W7"})
 
 
-def agent_with(ahead: RunAheadMiddleware, tools: list[BaseTool], *asked: dict[str, Any]) -> Any:
+def ran(ahead: RunAheadMiddleware, tools: list[BaseTool], *asked: dict[str, Any], said: Any = ASKED) -> Any:
+    """The messages of an agent whose model makes these calls, one after the other."""
     answer = script(*(calls(one) for one in asked), AIMessage("done"))
-    return create_agent(ScriptedChat(answer=answer), tools, middleware=[ahead])
+    agent = create_agent(ScriptedChat(answer=answer), tools, middleware=[ahead])
+    return asyncio.run(agent.ainvoke(said))["messages"]
 
 
-def first_argument(made: BaseTool) -> str:
-    """`Tool` calls its argument `__arg1`."""
-    return "__arg1" if type(made) is Tool else "order"
-
-
-def predicted(made: BaseTool) -> dict[str, Any]:
-    return call(made.name, **{first_argument(made): "W7"})
-
-
-@pytest.mark.parametrize("build", CASES, ids=lambda one: one.__name__)
-@pytest.mark.parametrize("given", ["by decorator", "by allow"])
-def test_an_unmarked_relative_never_runs_unless_the_model_asks(build: Callable[[], Pair], given: str) -> None:
-    marked, relative = build()
-    allow = [marked] if given == "by allow" and marked is not None else []
-    ahead = RunAheadMiddleware(allow, predict=in_turns([predicted(relative)]))
-    asyncio.run(agent_with(ahead, [one for one in (marked, relative) if one is not None]).ainvoke(ASKED))
-    assert (ahead.ledger.counts.started, RAN) == (0, [])
-
-
-@pytest.mark.parametrize("build", CASES, ids=lambda one: one.__name__)
-def test_an_unmarked_relative_runs_when_the_model_asks(build: Callable[[], Pair]) -> None:
-    marked, relative = build()
-    asked = predicted(relative)
-    ahead = RunAheadMiddleware(predict=in_turns([asked]), listen=True)
-    agent = agent_with(ahead, [one for one in (marked, relative) if one is not None], asked)
-    found = asyncio.run(agent.ainvoke(ASKED))["messages"][-2]
-    assert (found.status, ahead.ledger.counts.started) == ("success", 0)
-
-
-@pytest.mark.parametrize("build", CASES, ids=lambda one: one.__name__)
-def test_the_marked_one_runs_ahead(build: Callable[[], Pair]) -> None:
-    marked, relative = build()
-    if marked is None:
-        return
-    asked = predicted(marked)
-    ahead = RunAheadMiddleware(predict=in_turns([asked]))
-    asyncio.run(agent_with(ahead, [marked, relative], asked).ainvoke(ASKED))
-    assert (ahead.ledger.counts.used, len(RAN)) == (1, 1)
+@pytest.mark.parametrize("name", CASES)
+def test_an_unmarked_relative_runs_only_when_the_model_asks_and_the_marked_one_ahead(name: str) -> None:
+    marked, relative = CASES[name]()
+    tools = [one for one in (marked, relative) if one is not None]
+    for allow in ([], [] if marked is None else [marked]):
+        ahead = RunAheadMiddleware(allow, predict=in_turns([asked_of(relative)]))
+        ran(ahead, tools)
+        assert (ahead.ledger.counts.started, RAN) == (0, [])
+    ahead = RunAheadMiddleware(predict=in_turns([asked_of(relative)]), listen=True)
+    assert ran(ahead, tools, asked_of(relative))[-2].status == "success"
+    assert ahead.ledger.counts.started == 0
+    if marked is not None:
+        RAN.clear()
+        ahead = RunAheadMiddleware(predict=in_turns([asked_of(marked)]))
+        ran(ahead, tools, asked_of(marked))
+        assert (ahead.ledger.counts.used, len(RAN)) == (1, 1)
 
 
 def test_every_tool_of_a_marked_function_runs_ahead() -> None:
     """The function itself was declared to read, so it does not matter how many tools are made of it."""
-    marked = read_only(fresh())
-    for made in (named(marked, "one"), tool("other")(marked), copy.deepcopy(named(marked, "third"))):
-        ahead = RunAheadMiddleware(predict=in_turns([predicted(made)]))
-        agent_with(ahead, [made], predicted(made)).invoke(ASKED)
+
+    class Orders:
+        static = staticmethod(read_only(acting()))
+
+    marked = read_only(acting())
+    for made in (look_up(marked), tool("other")(marked), copy.deepcopy(refund(marked)), look_up(Orders.static)):
+        ahead = RunAheadMiddleware(predict=in_turns([asked_of(made)]))
+        ran(ahead, [made], asked_of(made))
         assert ahead.ledger.counts.used == 1
 
 
-def test_a_static_method_is_marked_below_its_decorator() -> None:
-    class Orders:
-        @staticmethod
-        @read_only
-        def look_up(order: str) -> str:
-            """Look up."""
-            return order
-
-    made = named(Orders.look_up, "look_up")
-    ahead = RunAheadMiddleware(predict=in_turns([predicted(made)]))
-    agent_with(ahead, [made], predicted(made)).invoke(ASKED)
-    assert ahead.ledger.counts.used == 1
-
-
-@pytest.mark.parametrize("kind", [staticmethod, classmethod])
-def test_a_descriptor_cannot_be_marked(kind: type) -> None:
-    with pytest.raises(ConfigError, match="below"):
-        read_only(kind(fresh()))
-
-
-@pytest.mark.parametrize("kind", [BaseTool, StructuredTool, Tool])
-def test_langchain_s_own_classes_cannot_be_marked(kind: type) -> None:
-    with pytest.raises(ConfigError, match=kind.__name__):
-        read_only(kind)
-
-
-def test_what_cannot_be_called_cannot_be_marked() -> None:
-    with pytest.raises(ConfigError, match="7"):
-        read_only(7)
+@pytest.mark.parametrize(
+    ("marked", "says"),
+    [
+        (staticmethod(acting()), "below"),
+        (classmethod(acting()), "below"),
+        (BaseTool, "BaseTool"),
+        (StructuredTool, "StructuredTool"),
+        (Tool, "every tool's class"),
+        (7, "7"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_marked_is_refused(marked: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_only(marked)
 
 
 @pytest.mark.parametrize("given", ["allow", "arguments_from_tools"])
 def test_a_function_on_the_list_is_that_function_and_not_its_name(given: str) -> None:
     """`functools.wraps` copies the name as well."""
-    function = fresh()
+    function = acting()
 
-    @functools.wraps(function)
-    def wrapper(order: str) -> str:
-        return function(order)
-
-    made = {"listed": tool(function), "relative": tool(wrapper)}
-    used = {}
-    for name, one in made.items():
-        settings: dict[str, Any] = {"allow": [function]}
-        if given == "arguments_from_tools":
-            settings = {"allow": ["act"], "arguments_from_tools": [function]}
-        only_in_output = {"messages": [*ASKED["messages"], *_answered()]}
+    settings: dict[str, Any] = {"allow": [function]}
+    said = ASKED
+    if given == "arguments_from_tools":
+        earlier = call("find", order="W7")
+        result = ToolMessage("its customer is C7", tool_call_id=earlier["id"], name="find")
+        settings = {"allow": ["act"], "arguments_from_tools": [function]}
+        said = {"messages": [*ASKED["messages"], calls(earlier), result]}
+    started = []
+    for one in (tool(function), tool(wrapped(function))):
         ahead = RunAheadMiddleware(predict=lambda state, one=one: [call(one.name, order="C7")], **settings)
-        agent_with(ahead, [one]).invoke(only_in_output if given == "arguments_from_tools" else ASKED)
-        used[name] = ahead.ledger.counts.started
-    assert used == {"listed": 1, "relative": 0}
-
-
-def _answered() -> list[Any]:
-    earlier = call("find", order="W7")
-    return [calls(earlier), ToolMessage("its customer is C7", tool_call_id=earlier["id"], name="find")]
+        ran(ahead, [one], said=said)
+        started.append(ahead.ledger.counts.started)
+    assert started == [1, 0]
 
 
 def test_a_method_marked_in_its_class_says_what_to_mark_instead() -> None:
-    made = named(with_marked_method()("orders").call, "look_up")
-    ahead = RunAheadMiddleware(predict=in_turns([predicted(made)]))
-    agent_with(ahead, [made]).invoke(ASKED)
+    made = look_up(with_marked_method()("orders").call)
+    ahead = RunAheadMiddleware(predict=in_turns([asked_of(made)]))
+    ran(ahead, [made])
     assert "read_only(tool)" in ahead.refused["look_up"]

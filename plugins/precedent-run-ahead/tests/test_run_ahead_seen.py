@@ -144,12 +144,6 @@ def test_a_call_starts_while_the_model_still_writes_the_next() -> None:
     assert ahead.ledger.counts.by_source["stream"] == [2, 2]
 
 
-def test_a_predictor_that_fails_does_not_fail_the_run() -> None:
-    ahead = RunAheadMiddleware(READS, predict=lambda state: 1 / 0)  # type: ignore[arg-type,return-value]
-    found = agent_of(Desk(), script(calls(W7), AIMessage("ok")), ahead).invoke(ASKED)
-    assert found["messages"][-1].content == "ok"
-
-
 def test_the_seconds_saved_are_those_of_the_very_call() -> None:
     """Not a mean: tools that were quick when memory was filled may be slow now."""
     took: list[float] = []

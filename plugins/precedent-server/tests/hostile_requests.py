@@ -175,15 +175,12 @@ def running_server() -> Iterator[tuple[int, Serving]]:
         script = scripted_model_engine(lambda prompt: ANSWER, name="scripted", cache=cache, may_stray=True)
         engine = held.enter_context(closing(script))
         serving = held.enter_context(closing(Serving({"scripted": Served.of("scripted", engine)}, LIMITS)))
-        config = uvicorn_config(serving)
-        config.port = 0
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run)
+        server = uvicorn.Server(uvicorn_config(serving))
+        listener = held.enter_context(closing(socket.create_server(("127.0.0.1", 0))))
+        thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
-            while not server.started:
-                time.sleep(0.01)
-            yield server.servers[0].sockets[0].getsockname()[1], serving
+            yield listener.getsockname()[1], serving
         finally:
             server.should_exit = True
             thread.join()
@@ -196,7 +193,7 @@ def at_rest(serving: Serving) -> tuple[int, int]:
     """
     engine = serving.models["scripted"].engine
     deadline = time.monotonic() + PATIENCE
-    while serving.places.num_taken or engine.metrics().num_requests_running or engine.metrics().num_requests_waiting:
+    while serving.places.total or engine.metrics().num_requests_running or engine.metrics().num_requests_waiting:
         assert time.monotonic() < deadline, "a request is never given up"
         time.sleep(0.05)
     gc.collect()

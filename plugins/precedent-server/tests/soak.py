@@ -63,26 +63,22 @@ def chat(rng: random.Random) -> Body:
     }
 
 
-def long_history(rng: random.Random) -> Body:
+def with_history(rng: random.Random, *turns: Body) -> Body:
     body = chat(rng)
-    turns = [("user", "And order 7?"), ("assistant", "It was sent on Monday. " * rng.randrange(1, 20))]
-    said = [{"role": role, "content": text} for role, text in turns * rng.randrange(1, 6)]
-    return body | {"messages": [*said, body["messages"][-1]]}
+    return body | {"messages": [*turns, body["messages"][-1]]}
+
+
+def long_history(rng: random.Random) -> Body:
+    said = {"role": "assistant", "content": "It was sent on Monday. " * rng.randrange(1, 20)}
+    return with_history(rng, *[{"role": "user", "content": "And order 7?"}, said] * rng.randrange(1, 6))
 
 
 def foreign_history(rng: random.Random) -> Body:
-    body, arguments = chat(rng), rng.choice(("{}", "", '{"order": 1', '{"order": 7}'))
+    """An echoed call, whose arguments may be broken, with a name in its result."""
+    arguments = rng.choice(("{}", "", '{"order": 1', '{"order": 7}'))
     call = {"id": "call_1", "type": "function", "function": {"name": "order_status", "arguments": arguments}}
-    answer = {"role": "tool", "tool_call_id": "call_1", "name": "order_status", "content": "sent"}
-    return body | {
-        "messages": [*body["messages"], {"role": "assistant", "tool_calls": [call]}, answer],
-        "tools": [TOOL],
-    }
-
-
-def structured(rng: random.Random) -> Body:
-    form = {"type": "json_schema", "json_schema": {"name": "trip", "strict": True, "schema": SCHEMA}}
-    return chat(rng) | {"response_format": form, "max_tokens": 64}
+    result = {"role": "tool", "tool_call_id": "call_1", "name": "order_status", "content": "sent"}
+    return with_history(rng, {"role": "assistant", "tool_calls": [call]}, result) | {"tools": [TOOL]}
 
 
 def refused(rng: random.Random) -> Body:
@@ -90,6 +86,7 @@ def refused(rng: random.Random) -> Body:
     return chat(rng) | rng.choice(wrong)
 
 
+FORMAT = {"type": "json_schema", "json_schema": {"name": "trip", "strict": True, "schema": SCHEMA}}
 BODIES: dict[str, tuple[Callable[[random.Random], Body], Body]] = {
     "chat": (chat, {}),
     "stream": (chat, {"stream": True}),
@@ -100,8 +97,9 @@ BODIES: dict[str, tuple[Callable[[random.Random], Body], Body]] = {
     "required tool": (chat, {"tools": [TOOL], "tool_choice": "required", "stream": True}),
     "long history": (long_history, {}),
     "foreign history": (foreign_history, {}),
-    "structured": (structured, {}),
+    "structured": (chat, {"response_format": FORMAT, "max_tokens": 64}),
     "refused": (refused, {}),
+    "responses": (chat, {}),
 }
 
 
@@ -125,8 +123,8 @@ def client_of(url: str, seed: int, until: float, ended: Counter[str]) -> None:
     rng = random.Random(seed)
     with httpx.Client(base_url=url, timeout=300) as client:
         while time.monotonic() < until:
-            kind = rng.choice([*BODIES, "responses"])
-            make, more = BODIES.get(kind, (chat, {}))
+            kind = rng.choice([*BODIES])
+            make, more = BODIES[kind]
             try:
                 how = ask(client, kind, make(rng) | more)
             except httpx.HTTPError as error:
@@ -155,17 +153,19 @@ def soak(minutes: float) -> Body:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         with log.open("wb") as output:
-            server = subprocess.Popen(
-                [command, *SERVER, "--cache", Path(folder, "cache")], stdout=output, stderr=output
-            )
+            cache = Path(folder, "cache")
+            server = subprocess.Popen([command, *SERVER, "--cache", cache], stdout=output, stderr=output)
         try:
             url = None
-            while url is None and server.poll() is None:
+            while url is None:
                 time.sleep(0.5)
                 url = re.search(r"http://127\.0\.0\.1:[1-9]\d*", log.read_text(errors="replace"))
-            if url is None:
-                raise RuntimeError(f"no server:\n{log.read_text(errors='replace')}")
-            return traffic(url.group(), minutes) | {"log": faults(log)}
+                if server.poll() is not None:
+                    raise RuntimeError(f"no server:\n{log.read_text(errors='replace')}")
+            faults = r"Traceback|ERROR|degraded"
+            told = traffic(url.group(), minutes)
+            lines = log.read_text(errors="replace").splitlines()
+            return told | {"log": [line for line in lines if re.search(faults, line)]}
         finally:
             server.terminate()
             server.wait(60)
@@ -180,29 +180,17 @@ def traffic(url: str, minutes: float) -> Body:
     for thread in threads:
         thread.join()
     health = httpx.get(f"{url}/health", timeout=60)
+    bad = [how for how in ended if not re.search(r": (200|left)$", how) and how != "refused: 400"]
     return {
         "requests": ended.total(),
         "neighbours": number,
         "ended": dict(sorted(ended.items())),
+        "bad": bad,  # server errors, broken streams, refusals of what is right
         "health": [health.status_code, health.json()],
     }
 
 
-def faults(log: Path) -> list[str]:
-    """Lines of the server's log that tell of a fault."""
-    return [
-        line for line in log.read_text(errors="replace").splitlines() if re.search(r"Traceback|ERROR|degraded", line)
-    ]
-
-
-def bad(told: Body) -> list[str]:
-    """What may not be among the counts: server errors, broken streams, refusals of what is right."""
-    return [
-        how for how in told["ended"] if not re.search(r": (200|left)$", how) and not re.fullmatch("refused: 400", how)
-    ]
-
-
 if __name__ == "__main__":
     result = soak(float(sys.argv[1]) if len(sys.argv) > 1 else 30)
-    print(json.dumps(result | {"bad": bad(result)}, indent=1))
-    sys.exit(bool(bad(result)) or result["health"][0] != 200)
+    print(json.dumps(result, indent=1))
+    sys.exit(bool(result["bad"]) or result["health"][0] != 200)

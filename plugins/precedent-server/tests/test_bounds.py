@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from precedent_server.errors import ApiError
+from precedent_server.places import Quota
 from precedent_server.settings import ServerLimits
-from precedent_server.uploads import Uploads
 
 CHAT = "/v1/chat/completions"
 LONG = " ".join(f"word{number}" for number in range(60))
@@ -24,29 +24,17 @@ SCHEMA = {"type": "object", "properties": {name: {"type": "string"} for name in 
 FIELDS: list[tuple[str, Any]] = [
     ("model", TEXT),
     ("messages", [{"role": "user", "content": TEXT}]),
-    ("messages", [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]),
     ("messages", [{"role": "user", "content": "x"}] * 20_000),
-    ("messages", [{"role": TEXT, "content": "x"}]),
-    ("tools", [TOOL]),
     ("tools", [{**TOOL, "function": {"name": "look_up", "parameters": SCHEMA}}]),
     ("tools", [{"type": "function", "function": {"name": f"f{number}"}} for number in range(3000)]),
-    ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}),
     ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": TEXT}}}),
-    ("templates", MANY),
-    ("templates", [TEXT]),
-    ("templates", ["{a} " + TEXT]),
     ("templates", ["x"] * 1000 + [1] * 100_000),
+    ("templates", ["{a} " + TEXT]),
     ("prediction", {"type": "content", "content": TEXT}),
-    ("prediction", {"type": "content", "content": [{"type": "text", "text": "word "}] * 60_000}),
-    ("stop", MANY),
-    ("stop", TEXT),
     ("stop", [1] * 200_000),
-    ("logit_bias", dict.fromkeys(MANY, 1)),
-    ("logit_bias", {str(number): 1 for number in range(200_000)}),
     ("logit_bias", {str(number): "x" for number in range(200_000)}),
     ("stop_token_ids", list(range(200_000))),
     ("metadata", {"note": TEXT}),
-    ("metadata", dict.fromkeys(MANY, "x")),
     ("workflow_step", TEXT),
     ("chat_template_kwargs", {"note": TEXT}),
     ("n", 10**4000),
@@ -54,7 +42,23 @@ FIELDS: list[tuple[str, Any]] = [
     ("reasoning_effort", TEXT),
     ("tool_choice", TEXT),
     ("speculation", {"drafters": MANY}),
+    ("stream_options", dict.fromkeys(MANY, 1)),
+]
+MORE: list[tuple[str, Any]] = [
+    ("messages", [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]),
+    ("messages", [{"role": TEXT, "content": "x"}]),
+    ("tools", [TOOL]),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}),
+    *(("templates", value) for value in (MANY, [TEXT])),
+    ("prediction", {"type": "content", "content": [{"type": "text", "text": "word "}] * 60_000}),
+    *(("stop", value) for value in (MANY, TEXT)),
+    ("logit_bias", {str(number): 1 for number in range(200_000)}),
+    ("metadata", dict.fromkeys(MANY, "x")),
     ("speculation", {"mode": TEXT}),
+]
+CASES = [pytest.param(*one, id=f"{one[0]}{number}") for number, one in enumerate(FIELDS)]
+CASES += [
+    pytest.param(*one, id=f"more {one[0]}{number}", marks=pytest.mark.exhaustive) for number, one in enumerate(MORE)
 ]
 
 
@@ -66,7 +70,7 @@ def asked(**more: Any) -> dict[str, Any]:
     return {"model": "scripted", "messages": messages, "temperature": 0, "max_tokens": 4, **more}
 
 
-@pytest.mark.parametrize(("name", "value"), FIELDS, ids=[f"{name}{number}" for number, (name, _) in enumerate(FIELDS)])
+@pytest.mark.parametrize(("name", "value"), CASES)
 async def test_ten_megabytes_of_a_field(serve: Any, name: str, value: Any) -> None:
     """Refused by its name, in a short answer, while a stream that began before goes on to its end."""
     client = serve(lambda prompt: LONG, limits=ROOMY, may_stray=True)
@@ -152,17 +156,16 @@ async def test_the_longest_body_is_answered(serve: Any) -> None:
     assert (await client.post(CHAT, content=longest + b" ")).status_code == 413
 
 
+def test_a_long_context_may_have_longer_bodies_up_to_a_bound() -> None:
+    assert ServerLimits().most_body_bytes(32_768) == 32 * 32_768 + 3 * 256 * 1024
+    assert ServerLimits().most_body_bytes(10**7) == 8 * 2**20
+
+
 async def test_texts_to_embed_need_no_context(serve: Any) -> None:
     client = serve(lambda prompt: "x", may_stray=True)
     texts = ["word " * 6000] * (client.serving.most_body_bytes // 30_000 + 1)
     answer = await client.post("/v1/embeddings", json={"model": "scripted", "input": texts})
     assert answer.status_code == 200, answer.text[:500]
-
-
-def test_a_long_context_may_have_longer_bodies_up_to_a_bound() -> None:
-    assert ServerLimits().most_body_bytes(32_768) == 32 * 32_768 + 3 * 256 * 1024
-    assert ServerLimits().most_body_bytes(10**7) == 8 * 2**20
-    assert ServerLimits(max_body_bytes=1000).most_body_bytes(32_768) == 1000
 
 
 async def test_a_body_that_says_it_is_too_long_is_not_read(serve: Any) -> None:
@@ -175,18 +178,17 @@ async def test_a_body_that_says_it_is_too_long_is_not_read(serve: Any) -> None:
     assert answer.status_code == 413
 
 
-def test_bytes_of_unfinished_bodies_are_bounded_per_key_and_in_all() -> None:
-    uploads = Uploads(ServerLimits(max_upload_bytes=100, max_upload_bytes_per_key=60))
-    with uploads.counted("ada") as ada, uploads.counted("ben") as ben:
-        ada(50)
-        with uploads.counted("ada") as second, pytest.raises(ApiError, match="this key has") as refused:
-            second(11)
+def test_what_is_held_is_bounded_per_key_and_in_all() -> None:
+    quota = Quota("bytes", most=100, most_per_key=60, retry_seconds=5)
+    with quota.held("ada", 50), quota.held("ben") as ben:
+        with pytest.raises(ApiError, match="this key has too many bytes") as refused, quota.held("ada", 11):
+            pass
         assert (refused.value.status, refused.value.headers) == (429, {"Retry-After": "5"})
         ben(50)
-        with uploads.counted("cyd") as cyd, pytest.raises(ApiError, match="there are unfinished requests of 100 bytes"):
+        with quota.held("cyd") as cyd, pytest.raises(ApiError, match="there are too many bytes"):
             cyd(1)
-        assert uploads.num_bytes == 100
-    assert uploads.num_bytes == 0
+        assert quota.total == 100
+    assert quota.total == 0
 
 
 async def test_a_body_counts_until_it_is_read(serve: Any) -> None:
@@ -203,10 +205,10 @@ async def test_a_body_counts_until_it_is_read(serve: Any) -> None:
 
     first = asyncio.ensure_future(client.post(CHAT, content=body()))
     async with asyncio.timeout(60):
-        while client.serving.uploads.num_bytes < 450:
+        while client.serving.uploads.total < 450:
             await asyncio.sleep(0.001)
     assert (await client.post(CHAT, content=b" " * 200 + raw)).status_code == 429
     go_on.set()
     assert (await first).status_code == 200
-    assert client.serving.uploads.num_bytes == 0
+    assert client.serving.uploads.total == 0
     assert (await client.post(CHAT, content=raw)).status_code == 200

@@ -1,6 +1,7 @@
 """A call that `max_tokens` cuts is text, or an unfinished call of a stream; never a call with markup.
 
-Every format is cut behind each of its tokens, whole and streamed, on both routes and by `ChatPrecedent` itself.
+Every format is cut behind each third of its tokens (behind each in exhaustive runs), whole and streamed, on both routes
+and by `ChatPrecedent` itself.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(params=[3, pytest.param(1, marks=pytest.mark.exhaustive)])
+def lengths(request: pytest.FixtureRequest, name: str) -> range:
+    """Tokens after which the answer is cut."""
+    return range(1, num_tokens(name) + 1, request.param)
+
+
 @pytest.fixture
 def client(name: str) -> Iterator[httpx.AsyncClient]:
     engine: Any = ScriptedEngine(TOKENIZERS[name], lambda prompt: answer_of(name))
@@ -65,8 +72,8 @@ def check_written(name: str, text: str, length: int) -> None:
         assert written.replace(" ", "").replace("\n", "").endswith(text.replace(" ", "").replace("\n", "")), text
 
 
-async def test_whole_answers_have_whole_calls_alone(client: httpx.AsyncClient, name: str) -> None:
-    for length in range(1, num_tokens(name) + 1):
+async def test_whole_answers_have_whole_calls_alone(client: httpx.AsyncClient, name: str, lengths: range) -> None:
+    for length in lengths:
         (choice,) = (await posted(client, CHAT, max_tokens=length))["choices"]
         message = choice["message"]
         assert choice["finish_reason"] == "length"
@@ -74,7 +81,7 @@ async def test_whole_answers_have_whole_calls_alone(client: httpx.AsyncClient, n
             assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("look_up", ARGUMENTS)
         if not message.get("tool_calls"):
             check_written(name, message["content"], length)
-        if length % 7 == 0:
+        if length % 7 == 1:
             items = (await posted(client, RESPONSES, max_output_tokens=length))["output"]
             calls = [item for item in items if item["type"] == "function_call"]
             assert len(calls) == len(message.get("tool_calls", ()))
@@ -84,8 +91,8 @@ async def test_whole_answers_have_whole_calls_alone(client: httpx.AsyncClient, n
             assert items[-1]["status"] == ("completed" if calls else "incomplete")
 
 
-async def test_a_stream_never_has_markup_in_arguments(client: httpx.AsyncClient, name: str) -> None:
-    for length in range(1, num_tokens(name) + 1, 3):
+async def test_a_stream_never_has_markup_in_arguments(client: httpx.AsyncClient, name: str, lengths: range) -> None:
+    for length in lengths:
         events = await posted(client, CHAT, max_tokens=length, stream=True)
         deltas = [event["choices"][0]["delta"] for event in events]
         calls = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
@@ -96,8 +103,8 @@ async def test_a_stream_never_has_markup_in_arguments(client: httpx.AsyncClient,
             check_written(name, "".join(delta.get("content", "") for delta in deltas), length)
 
 
-async def test_an_unfinished_item_of_a_stream_says_so(client: httpx.AsyncClient, name: str) -> None:
-    for length in range(2, num_tokens(name) + 1, 5):
+async def test_an_unfinished_item_of_a_stream_says_so(client: httpx.AsyncClient, name: str, lengths: range) -> None:
+    for length in lengths:
         events = await posted(client, RESPONSES, max_output_tokens=length, stream=True)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert events[-1]["type"] == "response.incomplete"
@@ -113,10 +120,10 @@ def check_arguments(arguments: str) -> None:
     assert json.dumps(ARGUMENTS, ensure_ascii=False).startswith(arguments)
 
 
-def test_a_chat_model_returns_a_cut_call_as_its_text(name: str) -> None:
+def test_a_chat_model_returns_a_cut_call_as_its_text(name: str, lengths: range) -> None:
     engine = ScriptedEngine(TOKENIZERS[name], lambda prompt: answer_of(name))
     model = ChatPrecedent.from_engine(engine).bind_tools(TOOLS)
-    for length in range(1, num_tokens(name) + 1):
+    for length in lengths:
         message = model.invoke("hi", max_tokens=length)
         assert isinstance(message, AIMessage)
         assert message.response_metadata["finish_reason"] == "length"
@@ -126,10 +133,10 @@ def test_a_chat_model_returns_a_cut_call_as_its_text(name: str) -> None:
             check_written(name, message.text, length)
 
 
-def test_a_streamed_call_that_is_cut_is_invalid_and_without_markup(name: str) -> None:
+def test_a_streamed_call_that_is_cut_is_invalid_and_without_markup(name: str, lengths: range) -> None:
     engine = ScriptedEngine(TOKENIZERS[name], lambda prompt: answer_of(name))
     model = ChatPrecedent.from_engine(engine).bind_tools(TOOLS)
-    for length in range(1, num_tokens(name) + 1, 3):
+    for length in lengths:
         first, *others = list(model.stream("hi", max_tokens=length))
         message: Any = first
         for chunk in others:

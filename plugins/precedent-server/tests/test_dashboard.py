@@ -1,4 +1,4 @@
-"""What the dashboard's page asks for: figures, completions of the caller's own tenant, and forgetting them."""
+"""What the dashboard's page asks for: figures, steps, completions of the caller's own tenant, and forgetting them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import sqlite3
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from precedent.cache import SpeculationCache
 from precedent.errors import CacheError
-from precedent_server.dashboard_data import MOST_FORGOTTEN, MOST_LISTED, MOST_SKIPPED
-from precedent_server.keys import KeyFile
-from precedent_server.stored_keys import add_key
+from precedent_server.dashboard import MOST_FORGOTTEN, MOST_LISTED, MOST_SKIPPED
+from precedent_server.keys import KeyFile, add_key
 
 ROLES = {"use": "shop", "read-cache": "shop", "admin": "shop", "rival": "rival"}
 """Keys by name, with their tenants; the name is the role, and the rival is an administrator."""
 
+NEEDED = {
+    "/dashboard/figures": "admin",
+    "/dashboard/completions": "read-cache",
+    "/dashboard/forget": "admin",
+    "/dashboard/steps": "admin",
+}
+ANSWER = "Order 1042 was sent on Monday."
 Headers = dict[str, dict[str, str]]
 
 
@@ -54,7 +61,7 @@ async def forget(client: Any, ids: Any, headers: dict[str, str] | None = None) -
     return await client.post("/dashboard/forget", json={"ids": ids}, headers=headers)
 
 
-async def test_completions_are_found_and_leafed_through(serve: Any) -> None:
+async def test_completions_are_found_leafed_through_and_forgotten(serve: Any) -> None:
     client = serve(echo)
     said = [await say(client, f"{name} please") for name in ("apples", "Pears", "plums")]
     everything = await listed(client)
@@ -67,16 +74,8 @@ async def test_completions_are_found_and_leafed_through(serve: Any) -> None:
     assert "Pears please" in found["query"]
     assert found["num_tokens"] > 0
     assert "token_ids" not in found
-
-
-async def test_a_forgotten_completion_is_gone(serve: Any) -> None:
-    client = serve(echo)
-    for name in ("apples", "pears"):
-        await say(client, name)
-    newest, oldest = [one["id"] for one in (await listed(client))["completions"]]
-    answer = await forget(client, [oldest, 10**6])
-    assert answer.json() == {"forgotten": 1}
-    assert [one["id"] for one in (await listed(client))["completions"]] == [newest]
+    assert (await forget(client, [found["id"], 10**6])).json() == {"forgotten": 1}
+    assert [one["text"] for one in (await listed(client))["completions"]] == [said[2], said[0]]
 
 
 async def test_tenants_neither_see_nor_forget_each_others(keyed: Any, headers: Headers) -> None:
@@ -90,38 +89,25 @@ async def test_tenants_neither_see_nor_forget_each_others(keyed: Any, headers: H
     assert (await forget(keyed, [ours[0]["id"]], headers["admin"])).json() == {"forgotten": 1}
 
 
-NEEDED = {
-    "/dashboard/figures": "admin",
-    "/dashboard/completions": "read-cache",
-    "/dashboard/forget": "admin",
-    "/dashboard/steps": "admin",
-}
-
-
 @pytest.mark.parametrize("place", NEEDED)
-async def test_roles(keyed: Any, headers: Headers, place: str) -> None:
-    async def status(of: dict[str, str] | None) -> int:
+async def test_roles_and_without_keys_only_this_machine(keyed: Any, client: Any, headers: Headers, place: str) -> None:
+    async def status(asked: Any, of: dict[str, str] | None) -> int:
         if place.endswith("forget"):
-            return int((await forget(keyed, [1], of)).status_code)
-        return int((await keyed.get(place, headers=of)).status_code)
+            return int((await forget(asked, [1], of)).status_code)
+        return int((await asked.get(place, headers=of)).status_code)
 
     names = ["use", "read-cache", "admin"]
     allowed = names[names.index(NEEDED[place]) :]
-    assert [await status(headers[name]) for name in names] == [200 if name in allowed else 403 for name in names]
-    assert await status(None) == await status({"Authorization": "Bearer pk-wrong"}) == 401
-
-
-@pytest.mark.parametrize("place", NEEDED)
-@pytest.mark.parametrize("stranger", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}])
-async def test_without_keys_only_this_machine_may_ask(client: Any, place: str, stranger: dict[str, str]) -> None:
-    method = "POST" if place.endswith("forget") else "GET"
-    answer = await client.request(method, place, headers=stranger, json={"ids": [1]})
-    assert answer.status_code == 403
+    assert [await status(keyed, headers[name]) for name in names] == [200 if name in allowed else 403 for name in names]
+    assert await status(keyed, None) == await status(keyed, {"Authorization": "Bearer pk-wrong"}) == 401
+    for stranger in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+        assert await status(client, stranger) == 403
 
 
 async def test_figures_add_up(serve: Any) -> None:
-    begun = monotonic()
-    client = serve(echo)
+    begun, client = monotonic(), serve(echo)
+    before = (await client.get("/dashboard/figures")).json()["models"]["scripted"]
+    assert (before["tokens_per_step"], before["generation_tokens"], before["decode_seconds_saved"]) == (None, 0, 0)
     await say(client, "x", prediction={"type": "content", "content": "You said: x"})
     await say(client, "x", speculation=False)
     answer = await client.get("/dashboard/figures")
@@ -137,37 +123,24 @@ async def test_figures_add_up(serve: Any) -> None:
     assert answer.headers["cache-control"] == "no-store"
 
 
-async def test_figures_before_the_first_request(serve: Any) -> None:
-    found = (await serve(echo).get("/dashboard/figures")).json()["models"]["scripted"]
-    assert (found["tokens_per_step"], found["generation_tokens"], found["decode_seconds_saved"]) == (None, 0, 0)
-
-
-LISTINGS = [
-    ({"limit": 0}, "limit"),
-    ({"limit": MOST_LISTED + 1}, "limit"),
-    ({"limit": "²"}, "limit"),
-    ({"limit": "9" * 5000}, "limit"),
-    ({"offset": -1}, "offset"),
-    ({"offset": MOST_SKIPPED + 1}, "offset"),
-    ({"query": "x" * 1001}, "query"),
-]
-
-
-@pytest.mark.parametrize(("params", "param"), LISTINGS, ids=[str(i) for i in range(len(LISTINGS))])
+@pytest.mark.parametrize(
+    ("params", "param"),
+    [
+        *(({"limit": wrong}, "limit") for wrong in (0, MOST_LISTED + 1, "²", "9" * 5000)),
+        *(({"offset": wrong}, "offset") for wrong in (-1, MOST_SKIPPED + 1)),
+        ({"query": "x" * 1001}, "query"),
+        ({"model": "other"}, "model"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
 async def test_listings_that_are_refused(client: Any, params: Any, param: str) -> None:
     answer = await client.get("/dashboard/completions", params=params)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (404 if param == "model" else 400, param)
 
 
 FORGETTINGS: list[tuple[Any, str | None]] = [
+    *(({"ids": wrong}, "ids") for wrong in ([], 1, [True], ["1"], [0], [2**63], [1] * (MOST_FORGOTTEN + 1))),
     ({}, "ids"),
-    ({"ids": []}, "ids"),
-    ({"ids": 1}, "ids"),
-    ({"ids": [True]}, "ids"),
-    ({"ids": ["1"]}, "ids"),
-    ({"ids": [0]}, "ids"),
-    ({"ids": [2**63]}, "ids"),
-    ({"ids": [1] * (MOST_FORGOTTEN + 1)}, "ids"),
     ({"ids": [1], "tenant": "other"}, "tenant"),
     ({"ids": [1], "model": 1}, "model"),
     ([1], None),
@@ -182,11 +155,6 @@ async def test_what_cannot_be_forgotten_is_refused(client: Any, body: Any, param
     assert len((await listed(client))["completions"]) == 1
 
 
-async def test_another_model_is_a_404(client: Any) -> None:
-    answer = await client.get("/dashboard/completions", params={"model": "other"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
-
-
 async def test_a_failed_forget_says_so_without_naming_files(
     client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -197,3 +165,34 @@ async def test_a_failed_forget_says_so_without_naming_files(
     answer = await forget(client, [1])
     assert (answer.status_code, "/srv" in answer.text) == (409, False)
     assert "/srv/cache" in caplog.text
+
+
+async def test_a_server_keeps_no_steps_by_itself(client: Any) -> None:
+    answer = await client.get("/dashboard/steps")
+    assert (answer.status_code, "--inspect" in answer.json()["error"]["message"]) == (404, True)
+
+
+@pytest.mark.parametrize("text", [ANSWER, "<script>alert(1)</script> & more"])
+async def test_steps_retell_the_answer(serve: Any, text: str) -> None:
+    client = serve(lambda prompt: text, kept_steps=100)
+    for _ in range(2):
+        await say(client, "Where?", max_tokens=100)
+    steps = (await client.get("/dashboard/steps", params={"model": "scripted"})).json()["steps"]
+    assert [step["number"] for step in steps] == list(range(len(steps), 0, -1))
+    newest = steps[0]
+    accepted = [node for node in newest["nodes"] if node["accepted"]]
+    assert len(accepted) == newest["num_accepted"] > 3
+    assert "".join(node["text"] for node in accepted) in text + "<|im_end|>"
+    assert {node["sources"][0] for node in accepted} == {"recall"}
+    for node in newest["nodes"]:
+        above = 1.0 if node["parent"] < 0 else newest["nodes"][node["parent"]]["path_probability"]
+        assert node["path_probability"] == pytest.approx(above * node["estimate"], abs=2e-4)
+    drawn = "".join(ElementTree.fromstring(newest["picture"]).itertext())
+    assert "".join(node["text"] for node in accepted)[:20].replace(" ", "·") in drawn
+
+
+async def test_only_the_last_steps_are_kept(serve: Any) -> None:
+    client = serve(lambda prompt: ANSWER, kept_steps=2)
+    for _ in range(3):
+        await say(client, "Where?", max_tokens=100)
+    assert len((await client.get("/dashboard/steps")).json()["steps"]) == 2

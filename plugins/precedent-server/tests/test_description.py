@@ -10,8 +10,7 @@ from jsonschema import Draft202012Validator
 
 from precedent_server.bodies import HABITS, NEUTRAL
 from precedent_server.description import ROUTES
-from precedent_server.keys import KeyFile
-from precedent_server.stored_keys import add_key
+from precedent_server.keys import KeyFile, add_key
 
 HELLO = [{"role": "user", "content": "Hello?"}]
 TOOL = {"type": "function", "name": "look_up"}

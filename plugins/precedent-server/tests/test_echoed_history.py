@@ -229,3 +229,19 @@ async def test_a_parameter_that_would_change_the_answer_is_refused(
     body = {CHAT: {"messages": [USER]}, TEXTS: {"prompt": "hi"}, RESPONSES: {"input": "hi"}}[path]
     answer, _ = await asked(path, **body, **more)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+async def test_earlier_thoughts_reach_the_prompt(serve: Any) -> None:
+    tokenizer = copy.deepcopy(scripted_tokenizer())
+    tokenizer.chat_template = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+        "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}"
+        "{{ message.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    )
+    prompts = list[str]()
+    client = serve(lambda prompt: prompts.append(prompt) or "x", tokenizer=tokenizer)
+    said = {"role": "assistant", "content": "Hi.", "reasoning_content": "A greeting."}
+    messages = [{"role": "user", "content": "Hello?"}, said, {"role": "user", "content": "And you?"}]
+    answer = await client.post("/v1/chat/completions", json={"model": "scripted", "messages": messages})
+    assert answer.status_code == 200, answer.text
+    assert "<think>A greeting.</think>Hi." in prompts[0]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,12 +23,12 @@ from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 PROMPT = b"an order, please: "
 
 
-def opened(folder: Path) -> SpeculationCache:
-    return SpeculationCache.open(folder / "cache", embedder=HashEmbedder())
+def opened(folder: Path, **bounds: Any) -> SpeculationCache:
+    return SpeculationCache.open(folder / "cache", embedder=HashEmbedder(), **bounds)
 
 
-def bounded(folder: Path, max_records: int) -> SpeculationCache:
-    return SpeculationCache.open(folder / "cache", embedder=HashEmbedder(), max_records=max_records)
+def engine_on(cache: SpeculationCache) -> Engine:
+    return Engine(tiny_causal_lm(scale=4.0), byte_tokenizer(), name="tiny", cache=cache, cost=CostCurve())
 
 
 @pytest.fixture
@@ -38,9 +39,8 @@ def caches(tmp_path: Path) -> Iterator[tuple[SpeculationCache, SpeculationCache]
 
 @pytest.fixture
 def engine(caches: tuple[SpeculationCache, SpeculationCache]) -> Iterator[Engine]:
-    running = Engine(tiny_causal_lm(scale=4.0), byte_tokenizer(), name="tiny", cache=caches[0], cost=CostCurve())
-    yield running
-    running.close()
+    with closing(engine_on(caches[0])) as running:
+        yield running
 
 
 def answer(engine: Engine, tenant: str) -> None:
@@ -54,10 +54,13 @@ def words_held(engine: Engine) -> dict[str, int]:
 
 
 def test_a_look_erases_what_another_process_forgot(caches, engine) -> None:
+    """Completions, and kept conversations: their keys and values, and their tokens, are words of the tenant."""
     here, elsewhere = caches
     for tenant in ("shop", "bank"):
         answer(engine, tenant)
         answer(engine, tenant)
+    reused = engine.metrics().cached_prompt_tokens
+    assert reused > 0
     following = Following(here)
     following.look()
     held = words_held(engine)
@@ -67,38 +70,28 @@ def test_a_look_erases_what_another_process_forgot(caches, engine) -> None:
     assert following.look()
     assert words_held(engine) == {**held, "shop": 0}
     assert not following.look()
-
-
-def test_kept_conversations_go_as_well(caches, engine) -> None:
-    """Their keys and values, and their tokens, are words of the tenant."""
-    here, elsewhere = caches
-    following = Following(here)
-    following.look()
-    answer(engine, "shop")
-    answer(engine, "shop")
-    reused = engine.metrics().cached_prompt_tokens
-    assert reused > 0
-    elsewhere.forget(tenant="shop")
-    following.look()
     answer(engine, "shop")
     assert engine.metrics().cached_prompt_tokens == reused
 
 
 def test_conversations_stay_where_completions_were_only_evicted(tmp_path: Path) -> None:
     """An eviction makes room; nobody asked for the words to be erased."""
-    with bounded(tmp_path, 2) as here, bounded(tmp_path, 2) as elsewhere:
-        engine = Engine(tiny_causal_lm(scale=4.0), byte_tokenizer(), name="tiny", cache=here, cost=CostCurve())
-        with closing(engine):
-            following = Following(here)
-            following.look()
-            answer(engine, "shop")
-            held = words_held(engine)
-            for number in range(4):
-                elsewhere.insert(completion(number, query=f"refund {number}", tenant="bank"))
-            assert following.look(), "nothing was evicted, so this test shows nothing"
-            answer(engine, "shop")
-            assert engine.metrics().cached_prompt_tokens > 0
-            assert words_held(engine) == held
+    bounds = {"max_records": 2}
+    with (
+        opened(tmp_path, **bounds) as here,
+        opened(tmp_path, **bounds) as elsewhere,
+        closing(engine_on(here)) as engine,
+    ):
+        following = Following(here)
+        following.look()
+        answer(engine, "shop")
+        held = words_held(engine)
+        for number in range(4):
+            elsewhere.insert(completion(number, query=f"refund {number}", tenant="bank"))
+        assert following.look(), "nothing was evicted, so this test shows nothing"
+        answer(engine, "shop")
+        assert engine.metrics().cached_prompt_tokens > 0
+        assert words_held(engine) == held
 
 
 def test_what_is_forgotten_after_its_eviction_leaves_conversations_as_well(caches, engine) -> None:

@@ -72,7 +72,7 @@ async def test_a_client_that_leaves_ends_its_request(serve: Any, path: str, stre
     found = await ended(client)
     assert found.num_requests_finished == 0
     assert found.generation_tokens < len(LONG) // 3
-    assert client.serving.places.num_taken == 0
+    assert client.serving.places.total == 0
     assert (await client.post(path, json={**body, "max_tokens": 20})).status_code == 200
 
 
@@ -81,7 +81,7 @@ async def test_one_of_several_answers_takes_all_with_it(serve: Any) -> None:
     await visited(client, "/v1/chat/completions", {**ASKED, "stream": True, "n": 3}, 5)
     found = await ended(client)
     assert (found.num_requests_finished, found.num_requests_cancelled) == (0, 3)
-    assert client.serving.places.num_taken == 0
+    assert client.serving.places.total == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -91,7 +91,7 @@ async def test_an_answer_that_takes_too_long(serve: Any, stream: bool) -> None:
     last = [part for part in visitor.parts if part][-1].decode().removeprefix("data: ")
     assert json.loads(last)["error"]["code"] == "timeout"
     assert (await ended(client)).num_requests_finished == 0
-    assert client.serving.places.num_taken == 0
+    assert client.serving.places.total == 0
 
 
 async def test_a_body_that_never_ends(serve: Any) -> None:
@@ -102,7 +102,7 @@ async def test_a_body_that_never_ends(serve: Any) -> None:
 
 async def test_a_server_that_stops_takes_no_more(serve: Any) -> None:
     client = serve(["x"])
-    client.serving.places.closed = True
+    client.serving.closed = True
     answer = await client.post("/v1/chat/completions", json=ASKED)
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
     assert (await client.get("/health")).status_code == 503

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai.types.responses import Response
 
-from precedent_server.responses_request import messages_of
+from precedent_server.responses import messages_of
 from precedent_server.settings import ServerLimits
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "10 €"}}\n</tool_call>'
@@ -145,3 +145,11 @@ async def test_the_event_of_a_stream_that_takes_too_long_has_the_next_number(ser
     found = await events(client, max_output_tokens=4000)
     assert found[-1]["type"] == "error"
     assert found[-1]["code"] == "timeout"
+
+
+@pytest.mark.parametrize("role", [None, "tool", "nobody", ["user"]])
+async def test_a_wrong_role_of_an_item_is_told_in_the_words_of_its_route(client: Any, role: Any) -> None:
+    asked = {"model": "scripted", "input": [{"role": "user", "content": "Hi."}, {"role": role, "content": "Hi."}]}
+    error = (await client.post("/v1/responses", json=asked)).json()["error"]
+    assert error["param"] == "input"
+    assert error["message"].startswith("input[1].role must be one of assistant, system, developer, user")

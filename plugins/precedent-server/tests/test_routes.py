@@ -15,9 +15,8 @@ import httpx
 import pytest
 from openai.types import Completion
 
-from precedent_server.keys import KeyFile
+from precedent_server.keys import KeyFile, add_key
 from precedent_server.settings import ServerLimits
-from precedent_server.stored_keys import add_key
 
 Client = httpx.AsyncClient
 CHAT = "/v1/chat/completions"
@@ -92,7 +91,9 @@ async def test_health_fails_while_an_engine_does_not_advance(serve: Any) -> None
     assert "has not advanced for" in answer.json()["error"]["message"]
     go_on.set()
     assert (await running).status_code == 200
-    assert (await client.get("/health")).json() == {"status": "ok"}
+    async with asyncio.timeout(60):
+        while (await client.get("/health")).json() != {"status": "ok"}:  # a busy machine may delay the engine's thread
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", CHAT, 405)])
@@ -105,24 +106,18 @@ async def test_completions(serve: Any) -> None:
     body = {"model": "scripted", "prompt": "Once upon", "temperature": 0, "max_tokens": 50}
     found = Completion.model_validate((await serve([" a time."]).post("/v1/completions", json=body)).json())
     assert (found.choices[0].text, found.choices[0].finish_reason) == (" a time.", "stop")
-    answer = await serve([" a time."]).post("/v1/completions", json=body | {"stream": True, "logprobs": 1})
+    streaming = {"stream": True, "logprobs": 1, "stream_options": {"include_usage": True}}
+    answer = await serve([" a time."]).post("/v1/completions", json=body | streaming)
     events = answer.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
-    chunks = [Completion.construct(**json.loads(event.removeprefix("data: "))) for event in events[:-2]]
-    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
-    assert "".join(chunk.choices[0].text for chunk in chunks) == " a time."
-    tokens = [token for chunk in chunks if (told := chunk.choices[0].logprobs) for token in told.tokens or ()]
+    *chunks, last = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(chunks) - 1) + ["stop"]
+    assert "".join(choice["text"] for choice in choices) == " a time."
+    tokens = [token for choice in choices if choice["logprobs"] for token in choice["logprobs"]["tokens"]]
     assert "".join(tokens).startswith(" a time.")
-
-
-async def test_a_stream_of_completions_ends_with_its_usage(serve: Any) -> None:
-    body = {"model": "scripted", "prompt": "Once upon", "temperature": 0, "max_tokens": 50}
-    usage = (await serve([" a time."]).post("/v1/completions", json=body)).json()["usage"]
-    streaming = {"stream": True, "stream_options": {"include_usage": True}}
-    answer = await serve([" a time."]).post("/v1/completions", json=body | streaming)
-    *chunks, last = [json.loads(event[6:]) for event in answer.text.split("\n\n") if event.startswith("data: {")]
-    assert all(chunk["usage"] is None and chunk["choices"] for chunk in chunks)
-    assert (last["choices"], last["usage"]) == ([], usage)
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert (last["choices"], last["usage"]) == ([], found.usage.to_dict())  # type: ignore[union-attr]
 
 
 async def test_several_prompts_and_echo(serve: Any) -> None:
@@ -137,10 +132,7 @@ async def test_several_prompts_and_echo(serve: Any) -> None:
     [
         ({"best_of": 2}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [[]]}, "prompt"),
-        ({"prompt": [10**9]}, "prompt"),
-        ({"prompt": [-1]}, "prompt"),
+        *(({"prompt": prompt}, "prompt") for prompt in ([], [[]], [10**9], [-1])),
         ({"prompt": ["x"] * 17}, "n"),
         ({"echo": True, "logprobs": 1}, "echo"),
     ],
@@ -182,16 +174,10 @@ async def test_a_body_that_is_too_long(serve: Any) -> None:
 
 async def test_a_full_queue(serve: Any) -> None:
     client = serve(lambda prompt: "x", limits=ServerLimits(max_queued_per_key=2))
-    with client.serving.places.taken("local"):
+    with client.serving.places.held("local", 1):
         answer = await client.post(CHAT, json=ASKED | {"n": 2})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert (await client.post(CHAT, json=ASKED | {"n": 2})).status_code == 200, "no place is lost"
-
-
-async def test_a_prompt_longer_than_the_context(client: Client) -> None:
-    long = ASKED | {"messages": [{"role": "user", "content": "x" * 20_000}]}
-    answer = await client.post(CHAT, json=long)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
 async def test_request_ids_and_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
@@ -203,17 +189,6 @@ async def test_request_ids_and_the_log(client: Client, caplog: pytest.LogCapture
     lines = [record.request for record in caplog.records if record.name == "precedent.access"]
     assert [line["status"] for line in lines] == [200, 200]
     assert "Hello" not in str(lines)
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [{"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "http://127.0.0.1:9"}, {"Origin": "null"}],
-)
-async def test_without_keys_only_this_machine_by_its_own_name(client: Client, headers: dict[str, str]) -> None:
-    for method, path in (("POST", CHAT), ("GET", "/metrics"), ("GET", "/v1/models")):
-        answer = await client.request(method, path, json=ASKED if method == "POST" else None, headers=headers)
-        assert answer.status_code == 403
-        assert "access-control-allow-origin" not in answer.headers
 
 
 async def test_keys_say_who_asks(serve: Any, path: Path) -> None:

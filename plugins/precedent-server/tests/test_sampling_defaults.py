@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 
 from precedent.engine.options import EngineOptions
 from precedent_server.app import server_app
-from precedent_server.opening import opened
+from precedent_server.serving import opened
 from precedent_server.settings import ServerLimits
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 

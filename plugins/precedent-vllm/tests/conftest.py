@@ -15,7 +15,7 @@ from helpers.vllm_http import ANSWER, FakeServer, Wrap, closed
 from precedent.cache import SpeculationCache
 from precedent.runtime.inline_executor import AtOnce
 from precedent_engines import DraftingService
-from precedent_server.stored_keys import add_key
+from precedent_server.keys import add_key
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import scripted_tokenizer
 from precedent_vllm import Drafter, Middleware

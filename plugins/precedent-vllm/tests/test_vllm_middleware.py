@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.vllm_http import ANSWER, ASK, Wrap, asked, closed, kept, noted
 
-from precedent_server.stored_keys import revoke_key
+from precedent_server.keys import revoke_key
 from precedent_vllm.note import MAX_CHARACTERS
 
 

@@ -35,7 +35,7 @@ from helpers.vllm_traffic import (
 from scipy.stats import chi2_contingency
 
 from precedent.cache import verify_cache
-from precedent_server.stored_keys import add_key
+from precedent_server.keys import add_key
 
 pytestmark = pytest.mark.vllm
 

@@ -21,9 +21,6 @@ from precedent.target import Slot, Target
 from precedent.verify import Verdict, verifier_of
 from precedent.verify.ahead import COUPLED, MODES, Ahead, Scored, computed_alike, read_together
 
-HiddenStatesOf = Callable[[Slot, int, int], Tensor]
-"""`Target.hidden_states`."""
-
 DURING_A_FORWARD = 2e-3
 """Seconds allowed for computing the masks of all nodes of a step's trees, while a GPU computes their rows."""
 
@@ -35,27 +32,16 @@ Rows = Callable[[Proposal, Tensor, Callable[[int], Tensor] | None], TargetRows]
 class Forward:
     """The logits of every scored proposal, the seconds and threads of scoring; a failure means more than one try.
 
-    `hidden` are the hidden states of their rows, where the target keeps them. `settled` is false where the time says
-    nothing about later steps (`Target.settled`).
+    `hidden` are the hidden states of their rows (`Target.hidden_states`), where the target keeps them. `settled` is
+    false where the time says nothing about later steps (`Target.settled`).
     """
 
     scored: Sequence[tuple[Proposal, Tensor]]
     seconds: float
     num_tries: int
     threads: int = 1
-    hidden: HiddenStatesOf | None = None
+    hidden: Callable[[Slot, int, int], Tensor] | None = None
     settled: bool = True
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the forward, including pending tokens."""
-        return sum(len(proposal.tree) + 1 for proposal, _ in self.scored)
-
-    @property
-    def prefix(self) -> int:
-        """Tokens that a row sees before its tree, averaged over the rows."""
-        seen = sum((len(proposal.tree) + 1) * proposal.sequence.prefix for proposal, _ in self.scored)
-        return seen // max(1, self.num_rows)
 
 
 @dataclass(slots=True, eq=False)
@@ -114,28 +100,35 @@ def score(proposals: Sequence[Proposal], target: Target) -> Forward:
             target.discard(each.sequence.slot)
         return target.score([(each.sequence.slot, each.tree) for each in some])
 
-    sound = [each for each in proposals if each.sequence.error is None]
-    scored = together(sound, forward, _fail_scoring)
+    def fail(proposal: Proposal, error: Exception) -> None:
+        proposal.sequence.fail(error, f"scoring at output position {len(proposal.sequence.output_ids)}")
+
+    scored = together([each for each in proposals if each.sequence.error is None], forward, fail)
     hidden = target.hidden_states if target.keeps_hidden_states else None
     return Forward(scored, perf_counter() - started, tries, target.threads, hidden, target.settled)
-
-
-def _fail_scoring(proposal: Proposal, error: Exception) -> None:
-    proposal.sequence.fail(error, f"scoring at output position {len(proposal.sequence.output_ids)}")
 
 
 def verify(forward: Forward, rows: Rows, aids: Aids) -> list[Verified]:
     """Verify all trees and tell the planner what the forward took. A sequence that fails carries its error."""
     started = perf_counter()
-    prepared = _read_together(_prepared_each(forward, rows, started + DURING_A_FORWARD))
+    prepared = _prepared_together(forward, rows, started + DURING_A_FORWARD)
     if any(on_accelerator(logits) for _, logits in forward.scored):
         forward.seconds += perf_counter() - started  # a GPU has only started when `score` returns
     if forward.num_tries == 1 and forward.scored and forward.settled:
-        aids.observe_forward(forward.num_rows, forward.seconds * 1e3, forward.prefix, forward.threads)
+        sizes = [(len(each.tree) + 1, each.sequence.prefix) for each, _ in forward.scored]
+        num_rows = sum(size for size, _ in sizes)
+        prefix = sum(size * seen for size, seen in sizes) // num_rows  # averaged over the rows
+        aids.observe_forward(num_rows, forward.seconds * 1e3, prefix, forward.threads)
     for proposal, _ in forward.scored:
         proposal.sequence.stats.forward_seconds += forward.seconds
+    verified = []
     with counted([each.proposal.sequence for each in prepared], "verify_seconds"):
-        return [verified for each in prepared if (verified := _decided(each)) is not None]
+        for each in prepared:
+            try:
+                verified.append(Verified(each.proposal, each.rows, each.decide()))
+            except Exception as error:
+                each.proposal.sequence.fail(error, "verifying")
+    return verified
 
 
 def on_accelerator(logits: Tensor) -> bool:
@@ -143,18 +136,32 @@ def on_accelerator(logits: Tensor) -> bool:
     return logits.is_cuda
 
 
-def _prepared_each(forward: Forward, rows: Rows, until: float) -> list[_Prepared]:
+def _prepared_together(forward: Forward, rows: Rows, until: float) -> list[_Prepared]:
+    """Prepare every verdict; compute what can be computed in advance and read it at once."""
     prepared = []
     for proposal, logits in forward.scored:
         try:
             prepared.append(_prepared(proposal, logits, rows, until, forward.hidden))
         except Exception as error:
             proposal.sequence.fail(error, "verifying")
-    return prepared
+    of = {each.scored: each.proposal.sequence for each in prepared if each.scored is not None}
+    pending = dict[Ahead, None]()
+    for group in computed_alike(list(of)):
+        # the shared `Ahead` of a group, once per member
+        computed = together(
+            group, lambda some: [Ahead(some)] * len(some), lambda scored, error: of[scored].fail(error, "verifying")
+        )
+        pending |= dict.fromkeys(ahead for _, ahead in computed)
+    read_together(list(pending))
+    return [each for each in prepared if each.proposal.sequence.error is None]
 
 
 def _prepared(
-    proposal: Proposal, logits: Tensor, rows_of: Rows, until: float, hidden: HiddenStatesOf | None
+    proposal: Proposal,
+    logits: Tensor,
+    rows_of: Rows,
+    until: float,
+    hidden: Callable[[Slot, int, int], Tensor] | None,
 ) -> _Prepared:
     sequence, request, rng = proposal.sequence, proposal.sequence.request, proposal.sequence.rng()
     logits, at_once = logits[:, : request.num_tokens], on_accelerator(logits)
@@ -169,32 +176,7 @@ def _prepared(
     return _Prepared(proposal, rows, lambda: decide(rng))
 
 
-def _hidden_state(hidden: HiddenStatesOf, sequence: DecodingSequence, node: int) -> Tensor:
+def _hidden_state(hidden: Callable[[Slot, int, int], Tensor], sequence: DecodingSequence, node: int) -> Tensor:
     """The hidden state of a scored node, whose row stands behind those of the committed and the pending tokens."""
     row = sequence.prefix + 1 + node
     return hidden(sequence.slot, row, row + 1)[0]
-
-
-def _read_together(prepared: list[_Prepared]) -> list[_Prepared]:
-    """Compute what can be computed in advance and read it at once; returns those that did not fail."""
-    of = {each.scored: each.proposal.sequence for each in prepared if each.scored is not None}
-    pending = [
-        ahead
-        for group in computed_alike(list(of))
-        for _, ahead in together(group, _ahead, lambda scored, error: of[scored].fail(error, "verifying"))
-    ]
-    read_together(list(dict.fromkeys(pending)))
-    return [each for each in prepared if each.proposal.sequence.error is None]
-
-
-def _ahead(group: Sequence[Scored]) -> list[Ahead]:
-    """The shared `Ahead` of a group, once per member."""
-    return [Ahead(group)] * len(group)
-
-
-def _decided(prepared: _Prepared) -> Verified | None:
-    try:
-        return Verified(prepared.proposal, prepared.rows, prepared.decide())
-    except Exception as error:
-        prepared.proposal.sequence.fail(error, "verifying")
-        return None

@@ -3,8 +3,7 @@
 They may read the cache and a request, but must not know how candidates are planned, verified or committed.
 """
 
-from precedent.drafters.base import Candidates, Drafter, DraftSession, DrawSession, ForwardSession
-from precedent.drafters.codec import TextCodec
+from precedent.drafters.base import Candidates, Drafter, DraftSession, DrawSession, ForwardSession, TextCodec
 from precedent.drafters.kinds import DraftKind, kind_of, load_draft
 from precedent.drafters.registry import DrafterParts, check_known, known_drafters, load_drafters
 from precedent.drafters.request import Request

@@ -6,19 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from precedent.drafters.base import Candidates
-from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.matching.context_order import MAX_MATCH
 from precedent.drafters.matching.occurrences import HIT, VoteWeights
-from precedent.drafters.matching.search import Found, Search, SearchSession
-from precedent.drafters.matching.token_index import TokenIndex, reversed_context
+from precedent.drafters.matching.search import SearchSession
+from precedent.drafters.matching.token_index import NOWHERE, TokenIndex
 from precedent.drafters.matching.vote_tree import VotePrior
 from precedent.drafters.request import Request
+from precedent.runtime.compiled import Int32s
 
 _MAX_OCCURRENCES = 128
 # Fitted on recorded agent traces, without those on which figures are reported.
-_PRIOR = VotePrior(offset=-1.83, odds=1.05, length=0.86, count=-0.1, similarity=0.0).as_array()
-_NO_TRAIL = Trail()
+_PRIOR = VotePrior(offset=-1.83, odds=1.05, length=0.86, count=-0.1, similarity=0.0)
 _WEIGHTS = VoteWeights(np.array([(-1, 0, 0.0)], dtype=HIT), np.zeros(1), recency=1.0)
 
 
@@ -30,7 +28,7 @@ class PromptDrafter:
 
     def begin(self, request: Request) -> PromptSession:
         """Index the prompt: about one millisecond for 2,000 tokens."""
-        return PromptSession(self.name, request)
+        return PromptSession(request)
 
     def close(self) -> None:
         """Do nothing: requests share nothing."""
@@ -39,32 +37,20 @@ class PromptDrafter:
 class PromptSession(SearchSession):
     """Indexes one prompt and the output that follows it."""
 
-    def __init__(self, source: str, request: Request) -> None:
-        self._source = source
-        self._end_ids = np.array(sorted(request.end_token_ids), dtype=np.int32)
-        self._index: TokenIndex | None = TokenIndex()
+    def __init__(self, request: Request) -> None:
+        super().__init__(PromptDrafter.name, request, TokenIndex(), _PRIOR, _MAX_OCCURRENCES)
         self._context = list(request.prompt_ids[-MAX_MATCH:])
-        self._index.append(0, request.prompt_ids)
+        self._append(request.prompt_ids)
 
-    def search(self, budget: int) -> Search | None:
-        """The search for what followed the same tokens earlier in prompt or output."""
-        if self._index is None or budget <= 0:
-            return None
-        return self._index.search(
-            reversed_context(self._context), _WEIGHTS, _MAX_OCCURRENCES,
-            trail=_NO_TRAIL, budget=budget, prior=_PRIOR, end_ids=self._end_ids,
-        )  # fmt: skip
-
-    def take(self, found: Found | None) -> Candidates:
-        """The candidates."""
-        return Candidates(self._source) if found is None else Candidates(self._source, found.nodes)
+    def weighted(self) -> tuple[VoteWeights, Int32s]:
+        """Later places weigh more."""
+        return _WEIGHTS, NOWHERE
 
     def committed(self, token_ids: Sequence[int]) -> None:
-        """Append the committed tokens to the index."""
-        if self._index is not None:
-            self._context = [*self._context, *token_ids][-MAX_MATCH:]
-            self._index.append(0, token_ids)
+        """Append the committed tokens to the index; what followed the same tokens needs no trail."""
+        self._found, self._context = None, [*self._context, *token_ids][-MAX_MATCH:]
+        self._append(token_ids)
 
-    def end(self) -> None:
-        """Drop the index; the session proposes nothing afterwards."""
-        self._index, self._context = None, []
+    def _append(self, token_ids: Sequence[int]) -> None:
+        if self.index is not None:
+            self.index.append(0, token_ids)

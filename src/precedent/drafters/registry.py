@@ -11,8 +11,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from precedent.drafters.base import Drafter
-from precedent.drafters.codec import TextCodec
+from precedent.cache.records import DEFAULT_MAX_INDEX_BYTES
+from precedent.drafters.base import Drafter, TextCodec
 from precedent.drafters.grammar import GrammarDrafter
 from precedent.drafters.kinds import DRAFT_MODEL, DraftKind, registered
 from precedent.drafters.prediction import PredictionDrafter
@@ -57,19 +57,18 @@ Factory = Callable[[DrafterParts], Drafter | None]
 def _recall(parts: DrafterParts) -> Drafter | None:
     if parts.cache is None:
         return None
-    cache, tokenizer, executor = parts.cache, parts.tokenizer_fingerprint, parts.executor
-    if not hasattr(cache, "partition"):  # a replay's cache has only what recall needs
-        return RecallDrafter(cache, tokenizer, executor, report=parts.report, fence=parts.fences.of(CACHE))
+    cache, partitions = parts.cache, getattr(parts.cache, "partition", None)
     drafter = RecallDrafter(
         cache,
-        tokenizer,
-        executor,
-        partitions=cache.partition,
-        max_bytes=cache.max_index_bytes,
+        parts.tokenizer_fingerprint,
+        parts.executor,
+        partitions=partitions,
+        max_bytes=getattr(cache, "max_index_bytes", DEFAULT_MAX_INDEX_BYTES),
         report=parts.report,
         fence=parts.fences.of(CACHE),
     )
-    cache.on_gone(drafter.erase_gone)
+    if partitions is not None:  # a replay's cache has only what recall needs
+        cache.on_gone(drafter.erase_gone)
     return drafter
 
 

@@ -14,10 +14,8 @@ from precedent.runtime.device_memory import free_bytes
 from precedent.target import Slot, Target
 from precedent.target.prefix_pool import PrefixPool
 
-SHARE_OF_FREE_MEMORY = {"cpu": 0.5}
-"""Share of the memory free at engine start that keys and values may take; on a CPU, other programs need memory too."""
-
-SHARE_ON_ACCELERATORS = 0.8
+SHARE_ON_CPU, SHARE_ON_ACCELERATORS = 0.5, 0.8
+"""Shares of the memory free at engine start that keys and values may take; on a CPU, other programs need some too."""
 
 
 class Admission:
@@ -54,11 +52,16 @@ class Admission:
             )
 
     def admits(self, sequence: QueuedSequence) -> bool:
-        """Whether the request fits beside the admitted ones; alone it always does, because `check` passed."""
+        """Whether the request fits beside the admitted ones; alone it always does, because `check` passed.
+
+        An arena has no place for it until earlier requests have taken theirs.
+        """
         if self.num_inside == 0:
             return True
-        fits = self.reserved_bytes + sequence.kv_bytes <= self.max_kv_bytes
-        return fits and self.num_inside < self.max_running and self._finds_place(sequence)
+        if self.num_inside >= self.max_running or self.reserved_bytes + sequence.kv_bytes > self.max_kv_bytes:
+            return False
+        rows = self._rows_in_place(sequence)
+        return not rows or (not self._num_unplaced and self._clear(rows))
 
     def enter(self, sequence: QueuedSequence) -> None:
         """Reserve the request's memory."""
@@ -77,34 +80,28 @@ class Admission:
         return slot
 
     def leave(self, sequence: QueuedSequence, *, keep: bool) -> None:
-        """Free the reservation. With `keep` the slot becomes an idle conversation, otherwise it is dropped."""
+        """Free the reservation. With `keep` the slot becomes an idle conversation, otherwise it is dropped.
+
+        Rows that plain decoding would not have computed are dropped: those at and beyond the answer's end. So the
+        conversation's next turn computes the same tokens, and rounds the same way, whatever was drafted.
+        """
         self.num_inside -= 1
         self._num_unplaced -= not sequence.started
         self.reserved_bytes -= sequence.kv_bytes
         if sequence.started and keep:
-            self._cut(sequence.slot, len(sequence.prompt_ids) + len(sequence.output_ids) - 1)
+            slot, tenant = sequence.slot, sequence.request.tenant
+            length = len(sequence.prompt_ids) + len(sequence.output_ids) - 1
+            self._target.rewind(slot, min(length, len(slot.token_ids)))
             if self._kept is not None and sequence.speculation.write_back:
-                self._kept.keep(sequence.request.tenant, sequence.slot, sequence.prefix_tokens)
-            self._pool.release(sequence.request.tenant, sequence.slot)
+                self._kept.keep(tenant, slot, sequence.prefix_tokens)
+            self._pool.release(tenant, slot)
         elif sequence.started:
             self._pool.drop(sequence.slot)
         self._make_room()
 
-    def _cut(self, slot: Slot, length: int) -> None:
-        """Drop rows that plain decoding would not have computed: those at and beyond the answer's end.
-
-        So the conversation's next turn computes the same tokens, and rounds the same way, whatever was drafted.
-        """
-        self._target.rewind(slot, min(length, len(slot.token_ids)))
-
     def drop_idle(self) -> None:
         """Evict all idle conversations, because memory ran out."""
         self._shrink_idle(0)
-
-    def _finds_place(self, sequence: QueuedSequence) -> bool:
-        """Whether the arena has a contiguous place for the request; False until earlier requests have taken theirs."""
-        rows = self._rows_in_place(sequence)
-        return not rows or (not self._num_unplaced and self._clear(rows))
 
     def _rows_in_place(self, sequence: QueuedSequence) -> int:
         """Rows that a request reserves in the arena; 0 if its keys and values may grow and move."""
@@ -112,10 +109,9 @@ class Admission:
 
     def _clear(self, rows: int) -> bool:
         """Whether the arena has a place for that many rows; evicts idle conversations if needed."""
-        if not rows or self._target.has_room(rows):
-            return True
-        self.drop_idle()
-        return self._target.has_room(rows)
+        if rows and not self._target.has_room(rows):
+            self.drop_idle()
+        return not rows or self._target.has_room(rows)
 
     def _make_room(self) -> None:
         self._shrink_idle(max(0, self.max_kv_bytes - self.reserved_bytes))
@@ -128,7 +124,7 @@ class Admission:
 def _default_bytes(target: Target, free: Callable[[torch.device], int]) -> int:
     if target.keeps_to_arena:
         return target.arena_bytes
-    share = SHARE_OF_FREE_MEMORY.get(target.device.type, SHARE_ON_ACCELERATORS)
+    share = SHARE_ON_CPU if target.device.type == "cpu" else SHARE_ON_ACCELERATORS
     return max(1, int(share * (free(target.device) + target.arena_bytes)))
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from precedent.config import MODES, SamplingParams, SpeculationConfig
 from precedent.errors import ConfigError, ContextOverflowError, PromptError
 from precedent.grammar import Grammar
-from precedent.runtime.plain_values import checked_ids, shown
+from precedent.runtime.plain_values import checked_ids, is_whole, shown
 from precedent.verify import verifier_of
 
 if TYPE_CHECKING:
@@ -18,6 +18,21 @@ if TYPE_CHECKING:
 
 SWITCH = "PRECEDENT_SPECULATION"
 """Environment variable that turns speculation off in a running process: `off`, or `on` (the default)."""
+
+MOST_KEY_CHARACTERS = 1000
+"""Characters of a request's soft keys, `workflow_step` and `tools`."""
+
+MOST_QUERY_CHARACTERS = 16_384
+"""Characters of a query that are embedded and stored; embedders read the first few thousand at most."""
+
+ARGUMENTS: dict[str, tuple[Any, str]] = {
+    "sampling": (SamplingParams, "a SamplingParams"),
+    "speculation": (SpeculationConfig | None, "a SpeculationConfig"),
+    "grammar": (Grammar | None, "a Grammar"),
+    "write_back": (Callable | None, "a function of a completion"),
+    "shown_tokens": (Collection | None, "a collection of token ids"),
+}
+"""Arguments of `Engine.submit` that are not texts: their types, and what these are called."""
 
 
 def unless_switched_off(speculation: SpeculationConfig) -> SpeculationConfig:
@@ -31,11 +46,16 @@ def unless_switched_off(speculation: SpeculationConfig) -> SpeculationConfig:
     return speculation if switch == "on" else replace(speculation, enabled=False, write_back=False)
 
 
-MOST_KEY_CHARACTERS = 1000
-"""Characters of a request's soft keys, `workflow_step` and `tools`."""
-
-MOST_QUERY_CHARACTERS = 16_384
-"""Characters of a query that are embedded and stored; embedders read the first few thousand at most."""
+def check_arguments(**arguments: object) -> None:
+    """Raise ConfigError for an argument of `Engine.submit` of another type than it should have, or too long a key."""
+    for name, value in arguments.items():
+        kind, expected = ARGUMENTS.get(name, (str, "a text"))
+        if not isinstance(value, kind) or (kind is not str and isinstance(value, str | bytes)):
+            raise ConfigError(f"{name}={shown(value)} must be {expected}")
+        if name in ("workflow_step", "tools") and len(value) > MOST_KEY_CHARACTERS:
+            raise ConfigError(
+                f"{name} has {len(value):,} characters, at most {MOST_KEY_CHARACTERS:,} are allowed: give a short name"
+            )
 
 
 def checked_prompt(prompt_ids: Sequence[int], target: Target) -> tuple[int, ...]:
@@ -47,7 +67,7 @@ def checked_prompt(prompt_ids: Sequence[int], target: Target) -> tuple[int, ...]
     expected = "a list of token ids: encode a text with the engine's tokenizer"
     if not hasattr(prompt_ids, "__len__"):
         raise PromptError(f"prompt_ids={shown(prompt_ids)} must be {expected}")
-    vocab_size, length = target.vocab_size, len(prompt_ids)
+    length, last = len(prompt_ids), target.vocab_size - 1
     if not length:
         raise PromptError("the prompt is empty: give at least one token")
     if length > target.context_length or target.most_answer_tokens(length) < 1:
@@ -56,10 +76,10 @@ def checked_prompt(prompt_ids: Sequence[int], target: Target) -> tuple[int, ...]
             "shorten the conversation or the tool results"
         )
     prompt = checked_ids("prompt_ids", prompt_ids, expected, error=PromptError)
-    if min(prompt) < 0 or max(prompt) >= vocab_size:
-        unknown = next(token for token in prompt if not 0 <= token < vocab_size)
+    if min(prompt) < 0 or max(prompt) > last:
+        unknown = next(token for token in prompt if not 0 <= token <= last)
         raise PromptError(
-            f"the prompt holds token id {unknown}, the model knows 0 to {vocab_size - 1}: use the model's own tokenizer"
+            f"the prompt holds token id {unknown}, the model knows 0 to {last}: use the model's own tokenizer"
         )
     return prompt
 
@@ -77,32 +97,14 @@ def check_answer_length(max_tokens: int, target: Target) -> None:
         )
 
 
-def check_arguments(
-    sampling: object, speculation: object, grammar: object, write_back: object, shown_tokens: object, **texts: object
-) -> None:
-    """Raise ConfigError, which names it, for an argument of `Engine.submit` that is of another type than it should."""
-    _expect("sampling", sampling, "a SamplingParams", isinstance(sampling, SamplingParams))
-    _expect("speculation", speculation, "a SpeculationConfig", isinstance(speculation, SpeculationConfig | None))
-    _expect("grammar", grammar, "a Grammar", isinstance(grammar, Grammar | None))
-    _expect("write_back", write_back, "a function of a completion", write_back is None or callable(write_back))
-    are_tokens = isinstance(shown_tokens, Collection | None) and not isinstance(shown_tokens, str | bytes)
-    _expect("shown_tokens", shown_tokens, "a collection of token ids", are_tokens)
-    for name, text in texts.items():
-        _expect(name, text, "a text", isinstance(text, str))
-
-
-def _expect(name: str, value: object, expected: str, holds: bool) -> None:
-    if not holds:
-        raise ConfigError(f"{name}={shown(value)} must be {expected}")
-
-
-def check_keys(**keys: str) -> None:
-    """Raise ConfigError for a soft key that is too long to be stored with every completion."""
-    for name, text in keys.items():
-        if len(text) > MOST_KEY_CHARACTERS:
-            raise ConfigError(
-                f"{name} has {len(text):,} characters, at most {MOST_KEY_CHARACTERS:,} are allowed: give a short name"
-            )
+def check_prefix(prefix_tokens: int, prompt: Sequence[int], *, kept: bool) -> None:
+    """Raise ConfigError for a prefix that is longer than its prompt, or that the engine does not keep."""
+    if not is_whole(prefix_tokens) or not 0 <= prefix_tokens <= len(prompt):
+        raise ConfigError(f"prefix_tokens={shown(prefix_tokens)} must be a number of the prompt's {len(prompt)} tokens")
+    if prefix_tokens and not kept:
+        raise ConfigError(
+            f"prefix_tokens={prefix_tokens} is for an engine that keeps prefixes: load it with keep_prefixes=True"
+        )
 
 
 def check_token_ids(sampling: SamplingParams, num_tokens: int) -> None:
@@ -115,44 +117,8 @@ def check_token_ids(sampling: SamplingParams, num_tokens: int) -> None:
             )
 
 
-def mode_of(speculation: SpeculationConfig, sampling: SamplingParams, most_rows: int | None = None) -> str:
-    """The verification mode of a request. Raises ConfigError if the requested mode would ignore a setting.
-
-    `most_rows` is the most rows that a `bitwise` target scores identically in one forward; settings that would break
-    that promise raise ConfigError too.
-    """
-    mode = _mode_of(speculation, sampling)
-    if most_rows is not None:
-        _check_bitwise(speculation, mode, most_rows - 1)
-    return mode
-
-
-def checked_mode(speculation: SpeculationConfig, sampling: SamplingParams, target: Target) -> str:
-    """`mode_of` a request to this target. Raises ConfigError too if the mode needs what the target lacks."""
-    mode = mode_of(speculation, sampling, target.capabilities.most_rows)
-    verifier = verifier_of(mode)
-    verifier.check_target(target)
-    if not target.keeps_hidden_states and verifier.reads_hidden_states:
-        raise ConfigError(
-            f"mode={mode!r} reads the target's hidden states, which are kept from the engine's start: name the mode in "
-            "the engine's own speculation=SpeculationConfig(mode=…)"
-        )
-    return mode
-
-
-def prepare_target(target: Target, mode: str) -> None:
-    """Let the target keep hidden states if the engine's default mode reads them.
-
-    Raises ConfigError for a mode that does not suit the target, and what `keep_hidden_states` raises.
-    """
-    if mode not in MODES:
-        verifier = verifier_of(mode)
-        verifier.check_target(target)
-        if verifier.reads_hidden_states:
-            target.keep_hidden_states()
-
-
-def _mode_of(speculation: SpeculationConfig, sampling: SamplingParams) -> str:
+def mode_of(speculation: SpeculationConfig, sampling: SamplingParams) -> str:
+    """The verification mode of a request. Raises ConfigError if the requested mode would ignore a setting."""
     mode, seeded = speculation.mode, sampling.seed is not None
     if mode not in MODES:
         verifier_of(mode)  # refuse a wrong parameter now, not in the middle of an answer
@@ -171,11 +137,37 @@ def _mode_of(speculation: SpeculationConfig, sampling: SamplingParams) -> str:
     return mode
 
 
-def _check_bitwise(speculation: SpeculationConfig, mode: str, most: int) -> None:
-    if verifier_of(mode).lossy:
+def checked_mode(speculation: SpeculationConfig, sampling: SamplingParams, target: Target) -> str:
+    """`mode_of` a request to this target.
+
+    Raises ConfigError too if the mode needs what the target lacks, or if a `bitwise` target could not keep its promise.
+    """
+    mode = mode_of(speculation, sampling)
+    verifier, most_rows = verifier_of(mode), target.capabilities.most_rows
+    if most_rows is not None and verifier.lossy:
         raise ConfigError(f"mode={mode!r} changes answers on purpose, and this engine was made with bitwise=True")
-    if speculation.enabled and speculation.max_nodes + speculation.max_draws > most:
+    if most_rows is not None and speculation.enabled and speculation.max_nodes + speculation.max_draws >= most_rows:
         raise ConfigError(
             f"max_nodes={speculation.max_nodes} and max_draws={speculation.max_draws} may make a tree of more than "
-            f"{most} nodes, the most that bitwise=True allows: choose both so that their sum is at most {most}"
+            f"{most_rows - 1} nodes, the most that bitwise=True allows: choose both so that their sum is at most "
+            f"{most_rows - 1}"
         )
+    verifier.check_target(target)
+    if verifier.reads_hidden_states and not target.keeps_hidden_states:
+        raise ConfigError(
+            f"mode={mode!r} reads the target's hidden states, which are kept from the engine's start: name the mode in "
+            "the engine's own speculation=SpeculationConfig(mode=…)"
+        )
+    return mode
+
+
+def prepare_target(target: Target, mode: str) -> None:
+    """Let the target keep hidden states if the engine's default mode reads them.
+
+    Raises ConfigError for a mode that does not suit the target, and what `keep_hidden_states` raises.
+    """
+    if mode not in MODES:
+        verifier = verifier_of(mode)
+        verifier.check_target(target)
+        if verifier.reads_hidden_states:
+            target.keep_hidden_states()

@@ -9,8 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from precedent.cache import Completion, prompt_fingerprint
-from precedent.drafters import Request
+from precedent.cache import Completion
 from precedent.engine.generation import GenerationResult
 from precedent.engine.sequence import QueuedSequence
 from precedent.runtime.fence import Fences
@@ -25,24 +24,9 @@ CompletionKeeper = Callable[[Completion], object]
 """Takes a finished completion, on one of the engine's threads: `SpeculationCache.insert`, or a buffer for it."""
 
 
-def at_normal_end(
-    asked: Request, on_result: ResultObserver | None, store: CompletionKeeper | None, tokenizer: str, model: str
-) -> dict[str, Callable[[GenerationResult], object]]:
-    """Return the actions for a request's answer: call the observer, then store the completion with what was asked."""
-    actions: dict[str, Callable[[GenerationResult], object]] = {}
-    if on_result is not None:
-        actions[OBSERVER] = partial(on_result, asked.prompt_ids)
-    if store is not None:
-        record = Completion(
-            (), tokenizer, model, asked.tenant, asked.query,
-            prompt_fingerprint(asked.prompt_ids), asked.tools, asked.workflow_step,
-        )  # fmt: skip
-        actions[WRITE_BACK] = partial(_write_back, store, record)
-    return actions
-
-
-def _write_back(store: CompletionKeeper, record: Completion, result: GenerationResult) -> None:
-    store(replace(record, token_ids=result.token_ids, text=result.text))
+def write_back_to(store: CompletionKeeper, asked: Completion, result: GenerationResult) -> None:
+    """Store an answer with what was asked."""
+    store(replace(asked, token_ids=result.token_ids, text=result.text))
 
 
 class _Report(NamedTuple):
@@ -78,14 +62,13 @@ class Finisher:
         self._reporting.append(_Report(self._fences.clock() + self._fences.deadline, sequence, result, job))
 
     def seconds_left(self) -> float | None:
-        """Seconds until the next deadline; None if nothing is being stored."""
-        self.report_overdue()
-        return max(0.0, self._reporting[0].until - self._fences.clock()) if self._reporting else None
-
-    def report_overdue(self) -> None:
-        """Report results whose completions take too long to store."""
-        while self._reporting and (self._reporting[0].job.done() or self._fences.clock() >= self._reporting[0].until):
+        """Report what takes too long to store; returns the seconds until the next deadline, None without one."""
+        while self._reporting:
+            left = self._reporting[0].until - self._fences.clock()
+            if left > 0 and not self._reporting[0].job.done():
+                return left
             self._end(self._reporting.popleft())
+        return None
 
     def close(self) -> None:
         """Wait for what is being stored, at most until its deadline, and report all results."""

@@ -6,13 +6,13 @@ import logging
 import secrets
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precedent.cache import model_fingerprint, tokenizer_fingerprint
+from precedent.cache import Completion, model_fingerprint, prompt_fingerprint, tokenizer_fingerprint
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.decoding.loop import loop_class
 from precedent.decoding.microscope import Microscope
@@ -25,26 +25,25 @@ from precedent.engine.checks import (
     MOST_QUERY_CHARACTERS,
     check_answer_length,
     check_arguments,
-    check_keys,
+    check_prefix,
     check_token_ids,
     checked_mode,
     checked_prompt,
     prepare_target,
     unless_switched_off,
 )
-from precedent.engine.delivery import CompletionKeeper, ResultObserver, at_normal_end
-from precedent.engine.draft_models import DraftModels
+from precedent.engine.delivery import OBSERVER, WRITE_BACK, CompletionKeeper, Finisher, ResultObserver, write_back_to
 from precedent.engine.generation import Emission, Generation, GenerationResult
 from precedent.engine.health import STALLED_SECONDS, EngineHealth
-from precedent.engine.kept_prefixes import check_prefix, kept_prefixes
-from precedent.engine.loading import loaded_draft, loaded_target
-from precedent.engine.metrics import EngineMetrics, Pulse
+from precedent.engine.kept_prefixes import KeptPrefixes
+from precedent.engine.loading import DraftModels, loaded_draft, loaded_target
+from precedent.engine.metrics import EngineMetrics
 from precedent.engine.options import EngineOptions
-from precedent.engine.remembered_costs import RememberedCosts
+from precedent.engine.scheduler import Scheduler
 from precedent.engine.sequence import QueuedSequence
 from precedent.engine.shared import opened_cache
-from precedent.engine.warm_up import compile_inner_loops, costs_of
-from precedent.engine.worker import started_worker
+from precedent.engine.warm_up import REMEMBERED, RememberedCosts, compile_inner_loops, costs_of
+from precedent.engine.worker import Worker
 from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
 from precedent.planning.costs import CostCurve
 from precedent.runtime.background import Background
@@ -125,29 +124,32 @@ class Engine(OfOneProcess):
         self.model_fingerprint = model_fingerprint(self.target.config.to_dict(), self.target.weights())
         self._own_threads = own = set[threading.Thread]()
         self._executor = executor or Background(2, "precedent-cache", lambda: own.add(threading.current_thread()))
-        self._loop_class = loop_class(options.loop)
+        found = loop_class(options.loop)
         self._models = DraftModels.beside(self.target, draft_model, self.speculation.drafters)
         self._codec = TokenizerCodec(tokenizer)
         self._parts = DrafterParts(
             self.tokenizer_fingerprint, self._executor, self.cache, self._models.draft, self._codec,
             self._models.early_exit, device=self.target.device, heads=self._models.heads, fences=self._fences,
         )  # fmt: skip
-        self.kept_prefixes = kept_prefixes(options, self._parts, self.target, tokenizer, self.model_fingerprint)
-        self._drafters: dict[str, Drafter] = dict(self._loop_class.drafters(self._parts))
+        self.kept_prefixes = (
+            KeptPrefixes(self._parts, self.target, tokenizer, self.model_fingerprint) if options.keep_prefixes else None
+        )
+        self._drafters: dict[str, Drafter] = dict(found.drafters(self._parts))
         self._loading = threading.Lock()
         self._drafters_named(self.speculation.drafters)
         compile_inner_loops()
-        self._remembered = RememberedCosts(self.target, self.model_fingerprint)
-        self.planner = self._loop_class.planner(cost or costs_of(self.target, self._remembered, self._fences))
+        remembered = RememberedCosts(self.target, self.model_fingerprint)
+        self.planner = found.planner(cost or costs_of(self.target, remembered, self._fences.of(REMEMBERED)))
         release_workers()  # the model was loaded and timed on this thread, and runs on another
         self._end_ids = end_token_ids(self.target, tokenizer)
         self._grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
         self.admission = Admission(self.target, limits := options.limits or EngineLimits(), self.kept_prefixes)
-        loop = self._loop_class(self.target, self.planner, self._fences)
-        self._worker = started_worker(
-            loop, self.admission, self._executor, self._drafters,
-            prefill_tokens=limits.prefill_tokens_per_round, remember=partial(self._remembered.write, self.planner.cost),
-        )  # fmt: skip
+        loop, finish = found(self.target, self.planner, self._fences), Finisher(self._executor, self._fences)
+        remember = partial(remembered.write, self.planner.cost)
+        self._worker = Worker(
+            Scheduler(loop, self.admission, finish, limits.prefill_tokens_per_round),
+            partial(_release, self._drafters, self._executor, loop.close, self._fences, remember),
+        )
         if self.cache is not None:
             self._executor.submit(self.cache.warm_up)  # after measuring: loading the embedder would disturb it
             self.cache.on_forget(self._worker.drop_idle)  # kept conversations hold the words that were forgotten
@@ -242,17 +244,15 @@ class Engine(OfOneProcess):
         """
         self.check_process()
         check_arguments(
-            sampling, speculation, grammar, write_back, shown_tokens,
-            tenant=tenant, query=query, workflow_step=workflow_step, tools=tools,
+            sampling=sampling, speculation=speculation, grammar=grammar, write_back=write_back,
+            shown_tokens=shown_tokens, tenant=tenant, query=query, workflow_step=workflow_step, tools=tools,
         )  # fmt: skip
-        prompt = checked_prompt(prompt_ids, self.target)
+        prompt, num_tokens = checked_prompt(prompt_ids, self.target), min(len(self.tokenizer), self.target.vocab_size)
         check_answer_length(sampling.max_tokens, self.target)
-        check_keys(workflow_step=workflow_step, tools=tools)
-        check_prefix(prefix_tokens, prompt, self.kept_prefixes)
-        check_token_ids(sampling, min(len(self.tokenizer), self.target.vocab_size))
+        check_prefix(prefix_tokens, prompt, kept=self.kept_prefixes is not None)
+        check_token_ids(sampling, num_tokens)
         speculation = unless_switched_off(speculation or self.speculation)
-        names = speculation.drafters if speculation.enabled else ()
-        drafters = self._drafters_named(names)
+        drafters = self._drafters_named(speculation.drafters if speculation.enabled else ())
         matching = None if grammar is None else GrammarConstraint(self.grammars.matcher(grammar), self._end_ids)
         mode = checked_mode(speculation, sampling, self.target)
         request = Request(
@@ -265,34 +265,70 @@ class Engine(OfOneProcess):
             tools=tools,
             mode=mode,
             shape=constraints_for(sampling, prompt, matching),
-            num_tokens=min(len(self.tokenizer), self.target.vocab_size),
+            num_tokens=num_tokens,
             end_token_ids=self._end_ids | set(sampling.stop_token_ids),
             prediction=self._codec.prediction_ids(prediction, self.context_length),
             templates=tuple(Templates(templates)),
         )
-        store = None if self.cache is None or not speculation.write_back else write_back or self.cache.insert
-        bitwise = self.target.capabilities.bitwise and mode in ("greedy", "coupled")
-        wanted, room = sampling.max_tokens, self.target.most_answer_tokens(len(prompt))
-        if room < wanted:
+        max_tokens = min(sampling.max_tokens, self.target.most_answer_tokens(len(prompt)))
+        if max_tokens < sampling.max_tokens:
             log.info(
-                "max_tokens=%d: behind a prompt of %d tokens the context has room for %d", wanted, len(prompt), room
-            )
+                "max_tokens=%d: behind a prompt of %d tokens the context has room for %d",
+                sampling.max_tokens, len(prompt), max_tokens,
+            )  # fmt: skip
+        bitwise = self.target.capabilities.bitwise and mode in ("greedy", "coupled")
         sequence = QueuedSequence(
             request=request,
-            max_tokens=min(wanted, room),
+            max_tokens=max_tokens,
             rng_of=entropy_rng(secrets.randbits(128)),
             speculation=speculation,
             bitwise=bitwise,
             stats=GenerationStats(mode=mode, bitwise=bitwise),
             drafters=drafters,
             text=TextAssembler(self.tokenizer, sampling.stop, shown_tokens),
-            actions=at_normal_end(request, self._on_result, store, self.tokenizer_fingerprint, self.model_fingerprint),
-            kv_bytes=self._kv_bytes(len(prompt), sampling.max_tokens, speculation, drafters),
+            actions=self._actions(request, speculation, write_back),
+            kv_bytes=self._kv_bytes(len(prompt), max_tokens, speculation, drafters),
             prefix_tokens=prefix_tokens,
             early=begin_early(drafters, request, self._fences),
         )
         self._worker.submit(sequence)
         return sequence.generation
+
+    def _actions(
+        self, request: Request, speculation: SpeculationConfig, keeper: CompletionKeeper | None
+    ) -> dict[str, Callable[[GenerationResult], object]]:
+        """What is done with a request's answer before it is reported, by the name of its fence."""
+        actions: dict[str, Callable[[GenerationResult], object]] = {}
+        if self._on_result is not None:
+            actions[OBSERVER] = partial(self._on_result, request.prompt_ids)
+        if self.cache is not None and speculation.write_back:
+            asked = Completion(
+                (), self.tokenizer_fingerprint, self.model_fingerprint, request.tenant, request.query,
+                prompt_fingerprint(request.prompt_ids), request.tools, request.workflow_step,
+            )  # fmt: skip
+            actions[WRITE_BACK] = partial(write_back_to, keeper or self.cache.insert, asked)
+        return actions
+
+    def _kv_bytes(
+        self, prompt_tokens: int, max_tokens: int, speculation: SpeculationConfig, drafters: dict[str, Drafter]
+    ) -> int:
+        """Bytes of keys and values of a whole request and its draft models without an arena. Raises CapacityError."""
+        tree = speculation.max_nodes + speculation.max_draws + 1 if drafters else 1
+        num_bytes = self.target.request_bytes(prompt_tokens, max_tokens, tree, tree)
+        for drafter in drafters.values():
+            own = getattr(drafter, "request_bytes", None)
+            num_bytes += 0 if own is None else own(prompt_tokens, max_tokens, speculation)
+        self.admission.check(num_bytes, prompt_tokens, max_tokens)
+        return num_bytes
+
+    def _drafters_named(self, names: Sequence[str]) -> dict[str, Drafter]:
+        """The drafters of these names, built on first use, without those whose parts the engine lacks."""
+        names = self._models.named(names)
+        with self._loading:
+            for name in names:
+                if name not in self._drafters:
+                    self._drafters.update({drafter.name: drafter for drafter in load_drafters([name], self._parts)})
+        return {name: self._drafters[name] for name in names if name in self._drafters}
 
     @property
     def recall(self) -> RecallDrafter | None:
@@ -314,10 +350,10 @@ class Engine(OfOneProcess):
         self.check_process()
         return self._worker.health(stalled_seconds)
 
-    def pulse(self) -> Pulse:
-        """How long the current round takes already, and the oldest request waits; never waits for the engine."""
+    def longest_wait(self) -> float:
+        """Seconds for which the first of the requests that wait for memory has waited."""
         self.check_process()
-        return self._worker.pulse()
+        return self._worker.longest_wait()
 
     def watch_steps(self, number: int) -> Microscope:
         """Keep the last `number` steps for inspection; their candidates are words of other callers."""
@@ -335,24 +371,21 @@ class Engine(OfOneProcess):
             self._worker.close()
             self._executor.shutdown(wait=self._fences.settle())
 
-    def _kv_bytes(
-        self, prompt_tokens: int, max_tokens: int, speculation: SpeculationConfig, drafters: dict[str, Drafter]
-    ) -> int:
-        """Bytes of keys and values of a whole request and its draft models without an arena. Raises CapacityError."""
-        tree = speculation.max_nodes + speculation.max_draws + 1 if drafters else 1
-        answer = min(max_tokens, self.target.most_answer_tokens(prompt_tokens))
-        num_bytes = self.target.request_bytes(prompt_tokens, answer, tree, tree)
-        for drafter in drafters.values():
-            own = getattr(drafter, "request_bytes", None)
-            num_bytes += 0 if own is None else own(prompt_tokens, answer, speculation)
-        self.admission.check(num_bytes, prompt_tokens, max_tokens)
-        return num_bytes
 
-    def _drafters_named(self, names: Sequence[str]) -> dict[str, Drafter]:
-        """The drafters of these names, built on first use, without those whose parts the engine lacks."""
-        names = self._models.named(names)
-        with self._loading:
-            for name in names:
-                if name not in self._drafters:
-                    self._drafters.update({drafter.name: drafter for drafter in load_drafters([name], self._parts)})
-        return {name: self._drafters[name] for name in names if name in self._drafters}
+def _release(
+    drafters: dict[str, Drafter],
+    executor: Executor,
+    close_loop: Callable[[], None],
+    fences: Fences,
+    remember: Callable[[], None],
+) -> None:
+    """Release what the requests shared, after all of them have ended, and remember what was learned of the machine."""
+    fences.of(REMEMBERED).run(remember, None)
+    close_loop()
+    fences.settle()  # recall still writes its credit on the executor
+    for name, drafter in list(drafters.items()):
+        try:
+            drafter.close()
+        except Exception as error:
+            fences.of(name).fault(error)
+    executor.shutdown(wait=False)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from precedent.decoding.stats import GenerationStats
@@ -58,21 +59,16 @@ class Generation(OfOneProcess):
         self._listener: Callable[[], None] | None = None
         self._result: GenerationResult | None = None
         self._error: BaseException | None = None
-        self._cancelled = False
-
-    @property
-    def cancelled(self) -> bool:
-        """True once `cancel` has been called."""
-        return self._cancelled
+        self.cancelled = False
 
     @property
     def done(self) -> bool:
         """True once there is a result or an error."""
-        return self._result is not None or self._error is not None
+        return self._over.is_set()
 
     def cancel(self) -> None:
         """Ask the engine to stop before its next step. Harmless if the request has ended."""
-        self._cancelled = True
+        self.cancelled = True
 
     def put(self, emission: Emission) -> None:
         """Worker side: pass on one emission."""
@@ -92,7 +88,7 @@ class Generation(OfOneProcess):
             if self.done:
                 return
             self._result, self._error = result, error
-        self._over.set()
+            self._over.set()
         self._notify()
 
     def _notify(self) -> None:
@@ -130,8 +126,13 @@ class Generation(OfOneProcess):
         """Yield emissions without blocking the event loop; leaving early or cancelling the task cancels the request."""
         self.check_process()
         loop, wake = asyncio.get_running_loop(), asyncio.Event()
+
+        def listener() -> None:
+            with suppress(RuntimeError):  # the loop has been closed, so nothing waits for it
+                loop.call_soon_threadsafe(wake.set)
+
         with self._changed:
-            self._listener = lambda: _wake(loop, wake)
+            self._listener = listener
         try:
             while True:
                 wake.clear()
@@ -153,14 +154,6 @@ class Generation(OfOneProcess):
             raise self._error
         assert self._result is not None
         return self._result
-
-
-def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    """Set the event from the worker's thread; if the loop has been closed, nothing waits for it."""
-    try:
-        loop.call_soon_threadsafe(event.set)
-    except RuntimeError:
-        return
 
 
 def cancelled_error() -> RequestCancelled:

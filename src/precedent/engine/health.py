@@ -19,8 +19,6 @@ FEWEST_ERRORS, SHARE = 3, 0.2
 STALLED_SECONDS = 120.0
 """Seconds after which a round that does not end counts as stalled, unless another limit is given."""
 
-MOST_OUTCOMES = 10_000
-
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
@@ -38,20 +36,16 @@ class EngineHealth:
         return "failing" if self.failing else "degraded" if self.degraded else "ok"
 
 
-def is_internal(error: PrecedentError) -> bool:
-    """Whether an error is the engine's own, and not caused by what the request asked for."""
-    return isinstance(error, GenerationError) and not isinstance(error, GrammarError)
-
-
 class Outcomes:
     """How the requests of the last minute ended. Written by the worker's thread, read on any."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, threading.Lock()
-        self._ended: deque[tuple[float, bool]] = deque(maxlen=MOST_OUTCOMES)
+        self._ended: deque[tuple[float, bool]] = deque(maxlen=10_000)
 
-    def note(self, *, internal: bool) -> None:
-        """A request has ended, with an internal error or without."""
+    def note(self, error: PrecedentError | None) -> None:
+        """A request has ended, normally or with an error; only what the request did not ask for counts against us."""
+        internal = isinstance(error, GenerationError) and not isinstance(error, GrammarError)
         with self._lock:
             self._ended.append((self._clock(), internal))
 

@@ -24,9 +24,6 @@ from precedent.cache import Completion
 from precedent.cache.prefixes import bytes_of
 from precedent.cache.records import digest
 from precedent.drafters import DrafterParts
-from precedent.engine.options import EngineOptions
-from precedent.errors import ConfigError
-from precedent.runtime.plain_values import is_whole, shown
 from precedent.target import Slot, Target
 from precedent.target.prefix_pool import WORTH_KEEPING
 from precedent.text.prompt import FixedPart
@@ -91,23 +88,20 @@ class KeptPrefixes:
             return
         if self._target.nearest(slot, num_tokens) < num_tokens:  # a recurrent state has no snapshot there
             return
-        name = self._name(tenant, token_ids)
-        if self._files.holds(tenant, name):
+        name, size, written = self._name(tenant, token_ids), self._target.saved_bytes(num_tokens), None
+        if self._files.holds(tenant, name) or not self._may_wait(name, size):
             return
-        if self._takes(name, self._target.saved_bytes(num_tokens)):
-            try:
-                generation, rows = self._files.generation(), self._target.save(slot, num_tokens)
-                written = self._fence.submit(self._executor, self._write, tenant, name, token_ids, rows, generation)
-            except Exception:  # no memory for the copy
+        try:
+            generation, rows = self._files.generation(), self._target.save(slot, num_tokens)
+            written = self._fence.submit(self._executor, self._write, tenant, name, token_ids, rows, generation)
+        finally:
+            if written is None:  # there is no memory for the copy, for example
                 self._done(name)
-                raise
-            if written is None:
-                self._done(name)
-            else:
-                written.add_done_callback(lambda _: self._done(name))
+        if written is not None:
+            written.add_done_callback(lambda _: self._done(name))
 
-    def _takes(self, name: str, size: int) -> bool:
-        """Whether a copy of this size may wait now; then it is counted."""
+    def _may_wait(self, name: str, size: int) -> bool:
+        """Whether a copy of this size may wait now; then it is counted until it is `_done`."""
         with self._gate:
             waiting = sum(self._waiting.values())
             if name in self._waiting or (waiting and waiting + size > MAX_WAITING_BYTES):
@@ -115,50 +109,24 @@ class KeptPrefixes:
             self._waiting[name] = size
             return True
 
-    def _write(self, tenant: str, name: str, token_ids: list[int], rows: list[Tensor], generation: int) -> None:
-        try:
-            if self._cache.lets_pass(self._as_completion(tenant, token_ids)):
-                self._files.write(tenant, name, sealed(name, token_ids, rows), generation)
-        except FileNotFoundError:
-            raise
-        except OSError as error:  # a full disk, for example
-            self._files.read_only = True
-            log.warning("prefixes are no longer kept: %s", error)
-            raise
-        finally:
-            self._done(name)
-
-    def _as_completion(self, tenant: str, token_ids: list[int]) -> Completion:
-        """The tokens as the cache's `redact` sees completions."""
-        text = self.fixed_part.text(token_ids)
-        return Completion(tuple(token_ids), self._tokenizer, "", tenant, text=text)
-
     def _done(self, name: str) -> None:
         with self._gate:
             self._waiting.pop(name, None)
 
+    def _write(self, tenant: str, name: str, token_ids: list[int], rows: list[Tensor], generation: int) -> None:
+        text = self.fixed_part.text(token_ids)  # the cache's `redact` sees the tokens as a completion
+        try:
+            if self._cache.lets_pass(Completion(tuple(token_ids), self._tokenizer, "", tenant, text=text)):
+                self._files.write(tenant, name, sealed(name, token_ids, rows), generation)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):  # a full disk, for example
+                self._files.read_only = True
+                log.warning("prefixes are no longer kept: %s", error)
+            raise
+
     def _name(self, tenant: str, token_ids: Sequence[int]) -> str:
         tokens = np.asarray(token_ids, dtype="<i8").tobytes()
         return digest(self._model, bytes_of(tenant), tokens, size=16).hex()
-
-
-def kept_prefixes(
-    options: EngineOptions, parts: DrafterParts, target: Target, tokenizer: PreTrainedTokenizerBase, model: str
-) -> KeptPrefixes | None:
-    """What the options ask for: `keep_prefixes`, or nothing. Raises UnsupportedError for a target that cannot."""
-    if not options.keep_prefixes:
-        return None
-    return KeptPrefixes(parts, target, tokenizer, model)
-
-
-def check_prefix(prefix_tokens: int, prompt: Sequence[int], kept: KeptPrefixes | None) -> None:
-    """Raise ConfigError for a prefix that is longer than its prompt, or that the engine does not keep."""
-    if not is_whole(prefix_tokens) or not 0 <= prefix_tokens <= len(prompt):
-        raise ConfigError(f"prefix_tokens={shown(prefix_tokens)} must be a number of the prompt's {len(prompt)} tokens")
-    if prefix_tokens and kept is None:
-        raise ConfigError(
-            f"prefix_tokens={prefix_tokens} is for an engine that keeps prefixes: load it with keep_prefixes=True"
-        )
 
 
 def sealed(name: str, token_ids: Sequence[int], rows: Sequence[Tensor]) -> bytes:

@@ -1,14 +1,18 @@
-"""Loads the target and the draft model that an engine's options name."""
+"""Loads the target and the drafts that an engine's options name, and prepares the drafts beside the target."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from precedent.drafters.kinds import load_draft
+from precedent.drafters.kinds import DRAFT_MODEL, DraftKind, kind_of, load_draft
+from precedent.drafters.registry import kind_named
 from precedent.engine.options import OF_LOADING, EngineOptions
 from precedent.errors import ConfigError, UnsupportedError
-from precedent.target import Target
+from precedent.target import Target, TargetModel
+from precedent.target.load.first_layers import draft_for
 from precedent.target.load.loading import load_target, load_tokenizer
 from precedent.target.load.source import gguf_file
 from precedent.target.support import ModelSource, TargetOptions, support_for
@@ -37,20 +41,18 @@ def loaded_target(
         return LoadedTarget(target, tokenizer, target.config._name_or_path or type(target).__name__, options)
     if tokenizer is not None:
         raise ConfigError(f"tokenizer is for a model object: {target} brings its own, leave it out")
-    name = str(target)
-    source, wanted = ModelSource(gguf_file(name) or name), target_options(options)
+    name, default = str(target), EngineOptions()
+    applied = options.with_changes(**{option: getattr(default, option) for option in OF_LOADING})
+    wanted = TargetOptions(
+        options.device, options.dtype, options.model_kwargs or {}, options.bitwise, options.cuda_graphs
+    )
+    source = ModelSource(gguf_file(name) or name)
     support = support_for(source, wanted)
     if support is not None:
         tokenizer = load_tokenizer(name, options.chat_template)
-        return LoadedTarget(support.load(source, wanted), tokenizer, name, _applied(options))
-    loaded = load_target(
-        name,
-        device=options.device,
-        dtype=options.dtype,
-        model_kwargs=options.model_kwargs,
-        chat_template=options.chat_template,
-    )
-    return LoadedTarget(*loaded, name, _applied(options))
+        return LoadedTarget(support.load(source, wanted), tokenizer, name, applied)
+    loaded = load_target(name, **{option: getattr(options, option) for option in OF_LOADING})
+    return LoadedTarget(*loaded, name, applied)
 
 
 def loaded_draft(
@@ -66,14 +68,37 @@ def loaded_draft(
     return load_draft(options.draft_model, target, tokenizer, device=options.draft_device)
 
 
-def target_options(options: EngineOptions) -> TargetOptions:
-    """Those of an engine's options that decide how its target is made."""
-    return TargetOptions(
-        options.device, options.dtype, options.model_kwargs or {}, options.bitwise, options.cuda_graphs
-    )
+@dataclass(frozen=True, slots=True)
+class DraftModels:
+    """The models that draft beside an engine's target: a draft model, which may be the target's first layers.
 
+    A draft of another `kind` is neither: it is among `heads`, which read what the target computes, by the name of its
+    drafter.
+    """
 
-def _applied(options: EngineOptions) -> EngineOptions:
-    """The options without those of loading."""
-    default = EngineOptions()
-    return options.with_changes(**{name: getattr(default, name) for name in OF_LOADING})
+    draft: TargetModel | None = None
+    early_exit: bool = False
+    kind: DraftKind | None = None
+    heads: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def beside(cls, target: Target, draft_model: PreTrainedModel | None, drafters: Iterable[str]) -> Self:
+        """Prepare the models of these drafters. Raises what `draft_for` and `DraftKind.beside` raise."""
+        if not isinstance(target, TargetModel):
+            if any(kind_named(name) is not None for name in drafters):
+                target.keep_hidden_states()  # raises UnsupportedError
+            return cls()
+        kind = None if draft_model is None else kind_of(draft_model)
+        models = cls(*draft_for(target, draft_model)) if kind is None else cls(kind=kind)
+        heads: dict[str, Any] = {}
+        for name in models.named(drafters):
+            found = kind if kind is not None and kind.name == name else kind_named(name)
+            head = None if found is None else found.beside(target, draft_model if found is kind else None)
+            if head is not None:
+                heads[name] = head
+        return cls(models.draft, models.early_exit, kind, heads)
+
+    def named(self, drafters: Iterable[str]) -> list[str]:
+        """The names of drafters, with that of the draft model's own kind in place of `draft-model`."""
+        own = DRAFT_MODEL if self.kind is None else self.kind.name
+        return list(dict.fromkeys(own if name == DRAFT_MODEL else name for name in drafters))

@@ -7,42 +7,15 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from precedent.decoding.stats import GenerationStats, Percentiles
-from precedent.runtime.fence import Fences
 
-QUICK = (
-    *(
-        0.001,
-        0.005,
-        0.01,
-        0.02,
-        0.04,
-        0.06,
-        0.08,
-        0.1,
-        0.25,
-        0.5,
-        0.75,
-        1.0,
-        2.5,
-        5.0,
-        7.5,
-        10.0,
-        20.0,
-        40.0,
-        80.0,
-        160.0,
-    ),
-    *(640.0, 2560.0),
-)
-PER_TOKEN = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-LONG = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
-    *(1920.0, 7680.0),
-)
+SECONDS = (1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+MINUTES = (60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
+QUICK = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, *SECONDS, 160.0, 640.0, 2560.0)
+PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, *SECONDS)
+LONG = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, *MINUTES)
 """vLLM's buckets: of first tokens, of tokens, and of whole requests."""
 
 BUCKETS: Mapping[str, tuple[float, ...]] = {
@@ -54,9 +27,19 @@ BUCKETS: Mapping[str, tuple[float, ...]] = {
 }
 """The latencies of finished requests since the start, each with the upper bounds of its buckets."""
 
-RECENT_REQUESTS = 1000
-RECENT_EMISSIONS = 10_000
-"""Number of recent requests, and of recent emissions, that percentiles cover."""
+RECENT = {
+    "request_queue_time_seconds": 1000,
+    "time_to_first_token_seconds": 1000,
+    "inter_token_latency_seconds": 10_000,
+    "e2e_request_latency_seconds": 1000,
+}
+"""Number of recent values (of requests, or of emissions) that the percentiles of a latency cover."""
+
+COUNTED = (
+    "num_requests_finished", "num_requests_cancelled", "num_requests_failed", "prompt_tokens", "cached_prompt_tokens",
+    "generation_tokens", "num_steps", "num_request_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens",
+)  # fmt: skip
+"""Counts of `EngineMetrics` since the engine's start."""
 
 
 @dataclass(slots=True)
@@ -74,10 +57,6 @@ class Histogram:
         """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
-
-    def copy(self) -> Histogram:
-        """The same numbers, which no longer grow."""
-        return Histogram(self.bounds, list(self.counts), self.sum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,113 +99,59 @@ class EngineMetrics:
     faults: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """What tells whether an engine gets on, in seconds.
-
-    `seconds_in_round` is 0 between rounds; a round is one piece of a prompt and one step, so that a long one means a
-    stuck device. `longest_wait_seconds` is how long the first waiting request has waited for memory.
-    """
-
-    seconds_in_round: float
-    longest_wait_seconds: float
-
-
-COUNTED = (
-    "num_requests_finished",
-    "num_requests_cancelled",
-    "num_requests_failed",
-    "prompt_tokens",
-    "cached_prompt_tokens",
-    "generation_tokens",
-    "num_steps",
-    "num_request_steps",
-    "num_drafts",
-    "num_draft_tokens",
-    "num_accepted_tokens",
-)
-
-
-def _recent(length: int) -> deque[float]:
-    return deque(maxlen=length)
-
-
-@dataclass(slots=True)
 class MetricsRecorder:
     """Records metrics: written by the engine's worker, read on any thread."""
 
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
-    accepted_by_source: Counter[str] = field(default_factory=Counter)
-    decode_seconds_saved: float = 0.0
-    queue: deque[float] = field(default_factory=lambda: _recent(RECENT_REQUESTS))
-    first_token: deque[float] = field(default_factory=lambda: _recent(RECENT_REQUESTS))
-    request: deque[float] = field(default_factory=lambda: _recent(RECENT_REQUESTS))
-    per_token: deque[float] = field(default_factory=lambda: _recent(RECENT_EMISSIONS))
-    histograms: dict[str, Histogram] = field(
-        default_factory=lambda: {name: Histogram(bounds) for name, bounds in BUCKETS.items()}
-    )
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self) -> None:
+        self._counts, self._accepted, self._saved = Counter[str](), Counter[str](), 0.0
+        self._recent = {name: deque[float](maxlen=length) for name, length in RECENT.items()}
+        self._histograms = {name: Histogram(bounds) for name, bounds in BUCKETS.items()}
+        self._lock = threading.Lock()
 
     def stepped(self, num_requests: int, num_tokens: int) -> None:
         """Count one target forward, the requests that shared it, and the tokens that it brought them."""
         with self._lock:
-            self.counts["num_steps"] += 1
-            self.counts["num_request_steps"] += num_requests
-            self.counts["generation_tokens"] += num_tokens
+            self._counts.update(num_steps=1, num_request_steps=num_requests, generation_tokens=num_tokens)
 
     def ended(self, how: str, stats: GenerationStats, prompt_tokens: int, cached_prompt_tokens: int) -> None:
         """Count a request that ended; `how` is finished, cancelled or failed. Only finished ones record latencies."""
         with self._lock:
-            self.counts[f"num_requests_{how}"] += 1
-            self.counts["prompt_tokens"] += prompt_tokens
-            self.counts["cached_prompt_tokens"] += cached_prompt_tokens
-            self.counts["num_drafts"] += stats.num_drafts
-            self.counts["num_draft_tokens"] += stats.num_draft_tokens
-            self.counts["num_accepted_tokens"] += stats.num_accepted_tokens
-            self.accepted_by_source.update(stats.accepted_by_source)
+            self._counts.update(
+                {f"num_requests_{how}": 1},
+                prompt_tokens=prompt_tokens,
+                cached_prompt_tokens=cached_prompt_tokens,
+                num_drafts=stats.num_drafts,
+                num_draft_tokens=stats.num_draft_tokens,
+                num_accepted_tokens=stats.num_accepted_tokens,
+            )
+            self._accepted.update(stats.accepted_by_source)
             if how == "finished":
-                self.queue.append(stats.queue_seconds)
-                self.first_token.append(stats.first_token_seconds)
-                self.request.append(stats.total_seconds)
-                self.per_token.extend(stats.inter_token.per_token())
-                self.decode_seconds_saved += stats.plain_seconds - stats.decode_seconds
+                self._saved += stats.plain_seconds - stats.decode_seconds
                 self._observe(stats)
 
     def _observe(self, stats: GenerationStats) -> None:
-        found = self.histograms
-        found["request_queue_time_seconds"].observe(stats.queue_seconds)
-        found["time_to_first_token_seconds"].observe(stats.first_token_seconds)
-        found["e2e_request_latency_seconds"].observe(stats.total_seconds)
-        for gap, number in zip(stats.inter_token.gaps, stats.inter_token.num_tokens, strict=True):
+        for name, seconds in (
+            ("request_queue_time_seconds", stats.queue_seconds),
+            ("time_to_first_token_seconds", stats.first_token_seconds),
+            ("e2e_request_latency_seconds", stats.total_seconds),
+        ):
+            self._recent[name].append(seconds)
+            self._histograms[name].observe(seconds)
+        between = stats.inter_token
+        self._recent["inter_token_latency_seconds"].extend(between.per_token())
+        for gap, number in zip(between.gaps, between.num_tokens, strict=True):
             if number:
-                found["inter_token_latency_seconds"].observe(gap / number, number)
-        if later := sum(stats.inter_token.num_tokens):
-            found["request_time_per_output_token_seconds"].observe(sum(stats.inter_token.gaps) / later)
+                self._histograms["inter_token_latency_seconds"].observe(gap / number, number)
+        if later := sum(between.num_tokens):
+            self._histograms["request_time_per_output_token_seconds"].observe(sum(between.gaps) / later)
 
-    def snapshot(
-        self, *, running: int, waiting: int, reserved: int, idle: int, most: int, fences: Fences | None = None
-    ) -> EngineMetrics:
-        """The counts, plus the engine's current load (requests; bytes of keys and values) and what its fences say."""
+    def snapshot(self, **load: Any) -> EngineMetrics:
+        """The counts and latencies, together with the engine's current load and faults, by their names."""
         with self._lock:
-            counts = dict(self.counts)
-            accepted, saved = dict(self.accepted_by_source), self.decode_seconds_saved
-            histograms = {name: one.copy() for name, one in self.histograms.items()}
-            windows = [list(window) for window in (self.queue, self.first_token, self.per_token, self.request)]
-        queue, first_token, per_token, request = map(Percentiles.of, windows)
-        return EngineMetrics(
-            num_requests_running=running,
-            num_requests_waiting=waiting,
-            kv_cache_reserved_bytes=reserved,
-            kv_cache_idle_bytes=idle,
-            kv_cache_max_bytes=most,
-            accepted_by_source=accepted,
-            decode_seconds_saved=saved,
-            request_queue_time_seconds=queue,
-            time_to_first_token_seconds=first_token,
-            inter_token_latency_seconds=per_token,
-            e2e_request_latency_seconds=request,
-            histograms=histograms,
-            degraded=() if fences is None else fences.degraded(),
-            faults={} if fences is None else fences.faults(),
-            **counts,
-        )
+            counts = {name: self._counts[name] for name in COUNTED}
+            accepted, saved = dict(self._accepted), self._saved
+            histograms = {name: Histogram(one.bounds, [*one.counts], one.sum) for name, one in self._histograms.items()}
+            recent = {name: list(values) for name, values in self._recent.items()}
+        latencies = {name: Percentiles.of(values) for name, values in recent.items()}
+        found = {**counts, **latencies, **load}
+        return EngineMetrics(accepted_by_source=accepted, decode_seconds_saved=saved, histograms=histograms, **found)

@@ -80,9 +80,11 @@ class EngineOptions:
         """Raise ConfigError for an option that would be ignored beside the others, or lacks what it needs."""
         if self.draft_model is None and self.draft_device is not None:
             raise ConfigError(f"draft_device={self.draft_device!r} is for a draft model: give draft_model= as well")
-        if self.embedder is not None and isinstance(self.cache, SpeculationCache):
+        cache = self.cache
+        if self.embedder is not None and isinstance(cache, SpeculationCache):
             raise ConfigError("an open cache has its embedder already: leave embedder out, or open the cache with it")
-        if self.keep_prefixes and not _on_disk(self.cache):
+        on_disk = cache.prefixes is not None if isinstance(cache, SpeculationCache) else isinstance(cache, str | Path)
+        if self.keep_prefixes and not on_disk:
             raise ConfigError(
                 "keep_prefixes=True keeps prefixes beside a speculation cache on disk: give its folder or file as well"
             )
@@ -125,12 +127,6 @@ class _ByIdentity:
 
     def __hash__(self) -> int:
         return id(self._value)
-
-
-def _on_disk(cache: SpeculationCache | Place | None) -> bool:
-    if isinstance(cache, SpeculationCache):
-        return cache.prefixes is not None
-    return isinstance(cache, str | Path)
 
 
 def cache_or_place(cache: object) -> SpeculationCache | Place | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from precedent.engine.metrics import EngineMetrics, Histogram
+from precedent.engine.metrics import EngineMetrics
+
+if TYPE_CHECKING:
+    from precedent.engine.engine import Engine
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Content-Type header for `prometheus_text`."""
@@ -36,33 +39,20 @@ OF_AIDS = {
 }
 """Series with a further label, `aid`: what only makes answers faster, once it had a fault."""
 
+PER_TOKEN = "inter_token_latency_seconds"
+PER_REQUEST = "request_time_per_output_token_seconds"
 HISTOGRAMS = {
     "vllm:request_queue_time_seconds": ("request_queue_time_seconds", "From submission to admission."),
     "vllm:time_to_first_token_seconds": ("time_to_first_token_seconds", "From submission to the first token."),
-    "vllm:inter_token_latency_seconds": ("inter_token_latency_seconds", "Between two tokens."),
-    "vllm:time_per_output_token_seconds": (
-        "inter_token_latency_seconds",
-        "The same, as older versions of vLLM call it.",
-    ),
-    "vllm:request_time_per_output_token_seconds": (
-        "request_time_per_output_token_seconds",
-        "Between two tokens, on average over a request.",
-    ),
+    "vllm:inter_token_latency_seconds": (PER_TOKEN, "Between two tokens."),
+    "vllm:time_per_output_token_seconds": (PER_TOKEN, "The same, as older versions of vLLM call it."),
+    "vllm:request_time_per_output_token_seconds": (PER_REQUEST, "Between two tokens, on average over a request."),
     "vllm:e2e_request_latency_seconds": ("e2e_request_latency_seconds", "From submission to the end."),
 }
 """Latencies of finished requests, in vLLM's buckets."""
 
 
-class Measured(Protocol):
-    """The part of an engine that is read."""
-
-    model_name: str
-
-    def metrics(self) -> EngineMetrics:
-        """A snapshot."""
-
-
-def prometheus_text(engines: Iterable[Measured]) -> str:
+def prometheus_text(engines: Iterable[Engine]) -> str:
     """All metrics of `engines` in Prometheus's text format, one series per engine; serve it as `CONTENT_TYPE`."""
     seen = [(f'model_name="{_escaped(one.model_name)}",engine="{i}"', one.metrics()) for i, one in enumerate(engines)]
     return "\n".join([*_lines(seen), ""])
@@ -83,29 +73,22 @@ def _lines(seen: list[tuple[str, EngineMetrics]]) -> Iterator[str]:
     for (name, (kind, help_text)), values in zip(OF_AIDS.items(), (off, faults), strict=True):
         yield from _series(name, kind, help_text, values)
     for name, (field, help_text) in COUNTERS.items():
-        yield from _series(
-            f"{name}_total", "counter", help_text, [(labels, getattr(one, field)) for labels, one in seen]
-        )
+        values = [(labels, getattr(found, field)) for labels, found in seen]
+        yield from _series(f"{name}_total", "counter", help_text, values)
     for name, (field, help_text) in HISTOGRAMS.items():
-        yield f"# HELP {name} {help_text}"
-        yield f"# TYPE {name} histogram"
-        for labels, found in seen:
-            yield from _buckets(name, labels, found.histograms[field])
+        yield from (f"# HELP {name} {help_text}", f"# TYPE {name} histogram")
+        for labels, metrics in seen:
+            found = metrics.histograms[field]
+            bounds = [*map(str, found.bounds), "+Inf"]
+            for bound, count in zip(bounds, accumulate(found.counts), strict=True):
+                yield f'{name}_bucket{{{labels},le="{bound}"}} {count}'
+            yield f"{name}_sum{{{labels}}} {found.sum}"
+            yield f"{name}_count{{{labels}}} {sum(found.counts)}"
 
 
 def _series(name: str, kind: str, help_text: str, values: Iterable[tuple[str, float]]) -> Iterator[str]:
-    yield f"# HELP {name} {help_text}"
-    yield f"# TYPE {name} {kind}"
+    yield from (f"# HELP {name} {help_text}", f"# TYPE {name} {kind}")
     yield from (f"{name}{{{labels}}} {value}" for labels, value in values)
-
-
-def _buckets(name: str, labels: str, found: Histogram) -> Iterator[str]:
-    """The series of one histogram: cumulative counts by upper bound, the sum, and the number of values."""
-    bounds = [*map(str, found.bounds), "+Inf"]
-    for bound, count in zip(bounds, accumulate(found.counts), strict=True):
-        yield f'{name}_bucket{{{labels},le="{bound}"}} {count}'
-    yield f"{name}_sum{{{labels}}} {found.sum}"
-    yield f"{name}_count{{{labels}}} {sum(found.counts)}"
 
 
 def _share(found: EngineMetrics) -> float:

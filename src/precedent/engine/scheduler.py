@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass, field
 from time import perf_counter
 
 from precedent.decoding.loop import DecodeLoop
@@ -16,14 +15,13 @@ from precedent.decoding.sequence import StepResult
 from precedent.engine.admission import Admission
 from precedent.engine.delivery import Finisher
 from precedent.engine.generation import cancelled_error
-from precedent.engine.health import Outcomes, is_internal
+from precedent.engine.health import Outcomes
 from precedent.engine.metrics import EngineMetrics, MetricsRecorder
-from precedent.engine.sequence import QueuedSequence, next_prompt, note_shared_prefix
+from precedent.engine.sequence import QueuedSequence
 from precedent.errors import PrecedentError, RequestCancelled
 from precedent.runtime.failures import OutOfMemory, as_ours
-from precedent.runtime.fence import Fences
 from precedent.runtime.team import fitted_team
-from precedent.target import Target
+from precedent.target import common_prefix
 from precedent.target.contract import PREFILL_CHUNK
 
 log = logging.getLogger(__name__)
@@ -34,48 +32,37 @@ METRICS = "metrics"
 SMALLEST_PIECE = 32
 """Smallest remainder of a round's budget, in prompt tokens, that is worth a forward of its own."""
 
+WORTH_WAITING = 32
+"""Shortest common prefix, in tokens, for which a prompt waits for another."""
 
-@dataclass(slots=True)
+
 class Scheduler:
     """All requests of one engine: `waiting` for memory, `prefilling` in turns, `running` together in every step.
 
     `prefill_tokens` bounds the prompt tokens computed between two steps; `outcomes` records how requests end.
     """
 
-    loop: DecodeLoop
-    admission: Admission
-    prefill_tokens: int
-    finish: Finisher
-    outcomes: Outcomes = field(default_factory=Outcomes)
-    waiting: deque[QueuedSequence] = field(default_factory=deque)
-    prefilling: deque[QueuedSequence] = field(default_factory=deque)
-    running: list[QueuedSequence] = field(default_factory=list)
-    recorder: MetricsRecorder = field(default_factory=MetricsRecorder)
-
-    @property
-    def target(self) -> Target:
-        """The model that all requests share."""
-        return self.loop.target
-
-    @property
-    def fences(self) -> Fences:
-        """The fences around what only makes answers faster."""
-        return self.loop.aids.fences
+    def __init__(self, loop: DecodeLoop, admission: Admission, finish: Finisher, prefill_tokens: int) -> None:
+        self.loop, self.admission, self.finish, self.prefill_tokens = loop, admission, finish, prefill_tokens
+        self.target, self.fences = loop.target, loop.aids.fences
+        self.outcomes, self.recorder = Outcomes(self.fences.clock), MetricsRecorder()
+        self.waiting: deque[QueuedSequence] = deque()
+        self.prefilling: deque[QueuedSequence] = deque()
+        self.running: list[QueuedSequence] = []
 
     @property
     def idle(self) -> bool:
         """True if a round would do nothing."""
         return not (self.waiting or self.prefilling or self.running)
 
-    def add(self, sequence: QueuedSequence) -> None:
-        """Queue a request behind all others."""
-        self.waiting.append(sequence)
-
     def round(self) -> None:
         """Let requests leave and join, prefill a bounded number of tokens, and run one step for the running ones."""
-        self.finish.report_overdue()
-        self._drop_cancelled()
-        self._admit()
+        self.finish.seconds_left()
+        for sequence in (*self.waiting, *self.prefilling, *self.running):
+            if sequence.generation.cancelled:
+                self._fail(sequence, cancelled_error())
+        while self.waiting and self.admission.admits(self.waiting[0]):
+            self._join(self.waiting.popleft())
         self._prefill()
         if self.running:
             self._step()
@@ -86,53 +73,68 @@ class Scheduler:
         for sequence in requests:
             sequence.generation.fail(error)
         for sequence in requests:
-            self._leave(sequence, _how(error), keep_slot=False)
+            self._leave(sequence, error)
 
     def metrics(self, num_arriving: int) -> EngineMetrics:
-        """A snapshot; `num_arriving` requests have not reached `add` yet. Safe on any thread."""
+        """A snapshot; `num_arriving` requests are not `waiting` yet. Safe on any thread."""
         return self.recorder.snapshot(
-            running=len(self.running) + len(self.prefilling),
-            waiting=num_arriving + len(self.waiting),
-            reserved=self.admission.reserved_bytes,
-            idle=self.admission.idle_bytes,
-            most=self.admission.max_kv_bytes,
-            fences=self.fences,
+            num_requests_running=len(self.running) + len(self.prefilling),
+            num_requests_waiting=num_arriving + len(self.waiting),
+            kv_cache_reserved_bytes=self.admission.reserved_bytes,
+            kv_cache_idle_bytes=self.admission.idle_bytes,
+            kv_cache_max_bytes=self.admission.max_kv_bytes,
+            degraded=self.fences.degraded(),
+            faults=self.fences.faults(),
         )
 
-    def longest_wait(self, now: float) -> float:
-        """Seconds for which the first waiting request has waited at `perf_counter` time `now`. Safe on any thread."""
+    def longest_wait(self) -> float:
+        """Seconds for which the first waiting request has waited. Safe on any thread."""
         try:
-            return max(0.0, now - self.waiting[0].submitted)
+            return max(0.0, perf_counter() - self.waiting[0].submitted)
         except IndexError:
             return 0.0
 
     # Joining
 
-    def _admit(self) -> None:
-        while self.waiting and self.admission.admits(self.waiting[0]):
-            sequence = self.waiting.popleft()
-            note_shared_prefix(sequence, self.prefilling)
-            self.prefilling.append(sequence)
-            try:
-                self._enter(sequence)
-            except Exception as error:
-                self._fail(sequence, as_ours(error, "starting the request"))
+    def _join(self, sequence: QueuedSequence) -> None:
+        """Reserve memory and begin the drafters: recall embeds while others prefill."""
+        self._note_shared_prefix(sequence)
+        self.prefilling.append(sequence)
+        try:
+            sequence.stats.queue_seconds = perf_counter() - sequence.submitted
+            self.admission.enter(sequence)
+            sequence.begin(self.target, self.fences)
+        except Exception as error:
+            self._fail(sequence, as_ours(error, "starting the request"))
 
-    def _enter(self, sequence: QueuedSequence) -> None:
-        """Reserve memory and begin the drafters."""
-        sequence.stats.queue_seconds = perf_counter() - sequence.submitted
-        self.admission.enter(sequence)
-        sequence.begin(self.target, self.fences)
+    def _note_shared_prefix(self, sequence: QueuedSequence) -> None:
+        """Record the prompt being computed with the longest common prefix.
+
+        It must be of the same tenant, because timing would reveal another tenant's prompt.
+        """
+        for other in self.prefilling:
+            if other.request.tenant == sequence.request.tenant:
+                shared = common_prefix(sequence.prompt_ids[:-1], other.prompt_ids[:-1])
+                if shared > max(sequence.num_shared, WORTH_WAITING):
+                    sequence.num_shared, sequence.shares_with = shared, other
 
     def _prefill(self) -> None:
         """Prefill prompts in turns within the round's budget: a whole chunk, or less beside running requests."""
         spent = 0
         while self.prefilling:
-            sequence = next_prompt(self.prefilling)
+            # one always exists: a sequence waits only for earlier ones
+            sequence = next(each for each in self.prefilling if not self._waits(each))
             left = (self.prefill_tokens if self.running else PREFILL_CHUNK) - spent
             if spent and left < min(SMALLEST_PIECE, sequence.num_missing):
                 return
             spent += self._prefill_piece(sequence, max(left, 1))
+
+    def _waits(self, sequence: QueuedSequence) -> bool:
+        """Whether another prompt is still computing the tokens that both begin with."""
+        other = sequence.shares_with
+        if sequence.started or other is None or other.num_prefilled >= sequence.num_shared:
+            return False
+        return other in self.prefilling
 
     def _prefill_piece(self, sequence: QueuedSequence, most: int) -> int:
         """Compute at most `most` tokens of a prompt and end its turn; returns the number computed."""
@@ -172,7 +174,8 @@ class Scheduler:
             with fitted_team(self.target.team):  # drafts and verification wait for lost threads as forwards do
                 results = self.loop.step(running)
         except Exception as error:  # raised by the loop itself, so it cannot be assigned to one request
-            self._fail_running(as_ours(error, "stepping"))
+            for sequence in running:
+                self._fail(sequence, as_ours(error, "stepping"))
             return
         seconds = perf_counter() - started
         tokens = sum(len(result.token_ids) for result in results)
@@ -181,10 +184,6 @@ class Scheduler:
             sequence.stats.decode_seconds += seconds
             sequence.stats.plain_seconds += len(result.token_ids) * plain
             self._deliver(sequence, result)
-
-    def _fail_running(self, error: PrecedentError) -> None:
-        for sequence in list(self.running):
-            self._fail(sequence, error)
 
     def _deliver(self, sequence: QueuedSequence, result: StepResult) -> None:
         if sequence.error is None:
@@ -195,42 +194,30 @@ class Scheduler:
         if sequence.error is not None:
             self._fail(sequence, sequence.error)
         elif sequence.finished:
-            self._retire(sequence)
+            answer = sequence.result()
+            self._leave(sequence, None)
+            self.finish(sequence, answer)
 
     # Leaving
 
-    def _drop_cancelled(self) -> None:
-        for sequence in (*self.waiting, *self.prefilling, *self.running):
-            if sequence.generation.cancelled:
-                self._fail(sequence, cancelled_error())
-
-    def _retire(self, sequence: QueuedSequence) -> None:
-        result = sequence.result()
-        self._leave(sequence, "finished", keep_slot=True)
-        self.outcomes.note(internal=False)
-        self.finish(sequence, result)
-
     def _fail(self, sequence: QueuedSequence, error: PrecedentError) -> None:
-        """Remove a request and pass the error to its caller; only a cancelled request's slot is safe to keep."""
-        self._leave(sequence, _how(error), keep_slot=isinstance(error, RequestCancelled))
-        self.outcomes.note(internal=is_internal(error))
+        """Remove a request and pass the error to its caller."""
+        self._leave(sequence, error)
         if isinstance(error, OutOfMemory):
             self.admission.drop_idle()
         sequence.generation.fail(error)
 
-    def _leave(self, sequence: QueuedSequence, how: str, *, keep_slot: bool) -> None:
-        """Remove the request from its queue and release what it held."""
+    def _leave(self, sequence: QueuedSequence, error: PrecedentError | None) -> None:
+        """Remove the request from its queue, release what it held and count how it ended."""
+        cancelled = isinstance(error, RequestCancelled)
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         else:
             (self.running if sequence in self.running else self.prefilling).remove(sequence)
             sequence.end(self.fences)
-            self.admission.leave(sequence, keep=keep_slot)
+            self.admission.leave(sequence, keep=error is None or cancelled)  # after other errors no slot is safe
             sequence.release_slot()
+        self.outcomes.note(error)
+        how = "finished" if error is None else "cancelled" if cancelled else "failed"
         stats, prompt_tokens, cached = sequence.stats, len(sequence.prompt_ids), sequence.cached_prompt_tokens
         self.fences.of(METRICS).run(lambda: self.recorder.ended(how, stats, prompt_tokens, cached), None)
-
-
-def _how(error: PrecedentError) -> str:
-    """How a request with this error ended, for the metrics."""
-    return "cancelled" if isinstance(error, RequestCancelled) else "failed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -13,11 +13,8 @@ from precedent.drafters.together import Session, begin_all, end_all
 from precedent.engine.generation import Emission, Generation, GenerationResult
 from precedent.runtime.fence import Fences
 from precedent.sampling.logprobs import TokenLogprob
-from precedent.target import Slot, Target, common_prefix
+from precedent.target import Slot, Target
 from precedent.text.assembly import TextAssembler
-
-WORTH_WAITING = 32
-"""Shortest common prefix, in tokens, for which a prompt waits for another."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -65,12 +62,9 @@ class QueuedSequence(DecodingSequence):
         A drafter that fails, or is switched off, is left out.
         """
         self.slot = target.new_slot()
-        self.request = replace(self.request, target_slot=self._own_slot)
+        self.request = replace(self.request, target_slot=lambda: self.slot)
         self.sessions = begin_all(self.drafters, self.request, fences, self.early)
         self.early = {}
-
-    def _own_slot(self) -> Slot:
-        return self.slot
 
     def end(self, fences: Fences) -> None:
         """End the drafters, and release what refers to the sequence itself: a cycle would outlive it."""
@@ -92,19 +86,16 @@ class QueuedSequence(DecodingSequence):
         if self.finished:
             text += self.text.flush()
             self.finish_reason = "stop" if self.text.stopped else self.finish_reason
-        self._note_time(kept)
+        now = perf_counter()
+        if self.last_emission:
+            self.stats.inter_token.observe(now - self.last_emission, kept)
+        else:
+            self.stats.first_token_seconds = now - self.submitted
+        self.last_emission = now
         self.answer.append(text)
         self.sources.extend(result.sources[:kept])
         self.logprobs.extend(result.logprobs[:kept])
         self.generation.put(Emission(text, result.token_ids[:kept], result.sources[:kept], result.logprobs[:kept]))
-
-    def _note_time(self, num_tokens: int) -> None:
-        now = perf_counter()
-        if self.last_emission:
-            self.stats.inter_token.observe(now - self.last_emission, num_tokens)
-        else:
-            self.stats.first_token_seconds = now - self.submitted
-        self.last_emission = now
 
     def result(self) -> GenerationResult:
         """Return the result, once the sequence has ended normally."""
@@ -120,27 +111,3 @@ class QueuedSequence(DecodingSequence):
             stats=self.stats,
             logprobs=tuple(self.logprobs),
         )
-
-
-def note_shared_prefix(sequence: QueuedSequence, others: Iterable[QueuedSequence]) -> None:
-    """Record the prompt being computed with the longest common prefix.
-
-    It must be of the same tenant, because timing would reveal another tenant's prompt.
-    """
-    for other in others:
-        if other.request.tenant == sequence.request.tenant:
-            shared = common_prefix(sequence.prompt_ids[:-1], other.prompt_ids[:-1])
-            if shared > max(sequence.num_shared, WORTH_WAITING):
-                sequence.num_shared, sequence.shares_with = shared, other
-
-
-def next_prompt(prefilling: Collection[QueuedSequence]) -> QueuedSequence:
-    """The first prompt that waits for no other. One always exists: a sequence waits only for earlier ones."""
-    return next(sequence for sequence in prefilling if not _waits(sequence, prefilling))
-
-
-def _waits(sequence: QueuedSequence, prefilling: Collection[QueuedSequence]) -> bool:
-    other = sequence.shares_with
-    if sequence.started or other is None or other.num_prefilled >= sequence.num_shared:
-        return False
-    return other in prefilling

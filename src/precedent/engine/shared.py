@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from precedent.engine.engine import Engine
 
-_LOADING, _NOTING, _OPENING = Lock(), Lock(), Lock()
+_LOADING, _NOTING, _OPENING = Lock(), Lock(), Lock()  # a load may note engines and open caches
 _OPEN: weakref.WeakValueDictionary[Hashable, SpeculationCache] = weakref.WeakValueDictionary()
 _ENGINES: weakref.WeakValueDictionary[Hashable, Engine] = weakref.WeakValueDictionary()
 in_forked_processes(_OPEN.clear)

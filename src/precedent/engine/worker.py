@@ -7,32 +7,22 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor
-from functools import partial
 from time import perf_counter
 
 import torch
 
-from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.microscope import Microscope
-from precedent.drafters import Drafter
-from precedent.engine.admission import Admission
-from precedent.engine.delivery import Finisher
-from precedent.engine.health import EngineHealth, Outcomes
-from precedent.engine.metrics import EngineMetrics, Pulse
+from precedent.engine.health import EngineHealth
+from precedent.engine.metrics import EngineMetrics
 from precedent.engine.scheduler import Scheduler
 from precedent.engine.sequence import QueuedSequence
-from precedent.engine.warm_up import REMEMBERED
 from precedent.errors import EngineClosedError, PrecedentError, RequestCancelled
 from precedent.runtime.background import interrupt_long_work
 from precedent.runtime.failures import as_ours
-from precedent.runtime.fence import Fences
 from precedent.runtime.openmp import release_workers
 from precedent.runtime.process import OfOneProcess, computing
 
 log = logging.getLogger(__name__)
-
-Call = Callable[[], None]
 
 
 class Worker(OfOneProcess):
@@ -45,9 +35,8 @@ class Worker(OfOneProcess):
     instead = "load the model there"
 
     def __init__(self, scheduler: Scheduler, ended: Callable[[], None]) -> None:
-        self._scheduler, self._ended = scheduler, ended
-        self._inbox: queue.SimpleQueue[QueuedSequence | Call | None] = queue.SimpleQueue()
-        self._closed = False
+        self._scheduler, self._ended, self.closed = scheduler, ended, False
+        self._inbox: queue.SimpleQueue[QueuedSequence | Callable[[], None] | None] = queue.SimpleQueue()
         self._round_began: float | None = None
         self._received = perf_counter()
         self._gate = threading.RLock()  # re-entrant: the garbage collector may stop the worker on any thread
@@ -55,32 +44,26 @@ class Worker(OfOneProcess):
         atexit.register(self._leave)  # the thread must not be inside torch when the interpreter exits
         self._thread.start()
 
-    @property
-    def closed(self) -> bool:
-        """True once it takes no more requests."""
-        return self._closed
-
     def submit(self, sequence: QueuedSequence) -> None:
         """Queue a request; it joins before the next step if it fits. Raises EngineClosedError."""
         release_workers()  # the calling thread waits for the answer now; earlier computation may have left it workers
         with self._gate:
-            if self._closed:
+            if self.closed:
                 raise EngineClosedError("the engine is closed and takes no more requests: load a new one")
             self._inbox.put(sequence)
 
     def drop_idle(self) -> None:
         """Evict all idle conversations before the next round, without waiting; does nothing once it is closed."""
         with self._gate:
-            if self.is_here and not self._closed:
+            if self.is_here and not self.closed:
                 self._inbox.put(self._scheduler.admission.drop_idle)
 
     def stop(self) -> None:
         """Ask the thread to end after the current round, without waiting; safe on any thread, any number of times."""
-        if not self.is_here:
-            return
-        with self._gate:
-            self._closed = True
-            self._inbox.put(None)
+        if self.is_here:
+            with self._gate:
+                self.closed = True
+                self._inbox.put(None)
 
     def close(self) -> None:
         """Stop, and wait until every request has ended; on the worker's own thread, do not wait."""
@@ -94,28 +77,22 @@ class Worker(OfOneProcess):
 
     def metrics(self) -> EngineMetrics:
         """A snapshot of the scheduler's metrics; requests that it has not received yet count as waiting."""
-        return self._scheduler.metrics(0 if self._closed else self._inbox.qsize())
+        return self._scheduler.metrics(0 if self.closed else self._inbox.qsize())
 
-    def pulse(self) -> Pulse:
-        """How long the current round has taken, and the oldest waiting request has waited."""
-        began, now = self._round_began, perf_counter()
-        return Pulse(0.0 if began is None else now - began, self._scheduler.longest_wait(now))
+    def longest_wait(self) -> float:
+        """Seconds for which the first of the waiting requests has waited for memory."""
+        return self._scheduler.longest_wait()
 
     def health(self, stalled_seconds: float) -> EngineHealth:
         """Whether requests are served. A thread is stalled if it works on one thing for so long."""
-        scheduler, seconds = self._scheduler, self._seconds_without_progress()
+        scheduler, began, now = self._scheduler, self._round_began, perf_counter()
         failing = scheduler.outcomes.failing()
-        if self._closed:
+        seconds = now - began if began is not None else 0.0 if self._inbox.empty() else now - self._received
+        if self.closed:
             failing = "the engine is closed"
         elif seconds > stalled_seconds:
             failing = f"the engine's thread has not advanced for {seconds:.0f} s while requests wait"
         return EngineHealth(failing, scheduler.fences.degraded())
-
-    def _seconds_without_progress(self) -> float:
-        began, now = self._round_began, perf_counter()
-        if began is not None:
-            return now - began
-        return 0.0 if self._inbox.empty() else now - self._received
 
     def watch_steps(self, number: int) -> Microscope:
         """Keep the last `number` steps from now on, instead of any that were watched before."""
@@ -156,60 +133,23 @@ class Worker(OfOneProcess):
                 self._received = perf_counter()
             if received is None:
                 return False
-            if isinstance(received, QueuedSequence):
-                self._scheduler.add(received)
-            else:
-                received()
+            self._take(received)
         return True
+
+    def _take(self, received: QueuedSequence | Callable[[], None]) -> None:
+        if isinstance(received, QueuedSequence):
+            self._scheduler.waiting.append(received)
+        else:
+            received()
 
     def _fail_all(self, failure: PrecedentError) -> None:
         """Fail every request that is running, waiting or still in the inbox; then release what they shared."""
         while not self._inbox.empty():
             received = self._inbox.get()
-            if isinstance(received, QueuedSequence):
-                self._scheduler.add(received)
+            if received is not None:
+                self._take(received)
         try:
             self._scheduler.fail_all(failure)
         finally:
             self._scheduler.finish.close()
             self._ended()
-
-
-def started_worker(
-    loop: DecodeLoop,
-    admission: Admission,
-    executor: Executor,
-    drafters: dict[str, Drafter],
-    *,
-    prefill_tokens: int,
-    remember: Callable[[], None],
-) -> Worker:
-    """Start the thread that runs all requests of an engine, whose parts these are."""
-    fences = loop.aids.fences
-    scheduler = Scheduler(
-        loop=loop,
-        admission=admission,
-        prefill_tokens=prefill_tokens,
-        finish=Finisher(executor, fences),
-        outcomes=Outcomes(fences.clock),
-    )
-    return Worker(scheduler, partial(release, drafters, executor, loop, fences, remember))
-
-
-def release(
-    drafters: dict[str, Drafter],
-    executor: Executor,
-    loop: DecodeLoop,
-    fences: Fences,
-    remember: Callable[[], None],
-) -> None:
-    """Release what the requests shared, after all of them have ended, and remember what was learned of the machine."""
-    fences.of(REMEMBERED).run(remember, None)
-    loop.close()
-    fences.settle()  # recall still writes its credit on the executor
-    for name, drafter in list(drafters.items()):
-        try:
-            drafter.close()
-        except Exception as error:
-            fences.of(name).fault(error)
-    executor.shutdown(wait=False)

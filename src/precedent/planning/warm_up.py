@@ -7,10 +7,10 @@ from functools import cache
 import numpy as np
 
 from precedent.config import SamplingParams
-from precedent.drafters.matching.alignment import Trail
+from precedent.drafters.matching.alignment import Trail, align
 from precedent.drafters.matching.known_texts import follow_known_text
-from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, VoteWeights
-from precedent.drafters.matching.token_index import SORT_ABOVE, TokenIndex, reversed_context, sorted_segment
+from precedent.drafters.matching.occurrences import HIT, NO_OCCURRENCES, OCCURRENCE, VoteWeights
+from precedent.drafters.matching.token_index import TokenIndex, reversed_context, sorted_segment
 from precedent.drafters.outcomes import outcomes, outcomes_of_votes
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.request import Request
@@ -25,7 +25,7 @@ from precedent.tree import ROOT
 @cache
 def compile_drafting() -> None:
     """Run every compiled function once per process: about half a minute on a new machine, a second later on."""
-    session = PromptDrafter().begin(Request("warm-up", (5, 6, 7) * SORT_ABOVE, SamplingParams()))
+    session = PromptDrafter().begin(Request("warm-up", (5, 6, 7) * 8, SamplingParams()))
     candidates, planner = session.match(4), Planner(CostCurve())
     for one_path in (True, False):
         plan = planner.plan([candidates], {}, Limits(4, 0, 4, frozenset({2}), one_path=one_path))
@@ -52,4 +52,4 @@ def _follow_a_trail() -> None:
     weights = VoteWeights(np.array([(ROOT, 0, 0.0)], dtype=HIT), np.zeros(3), 0.0)
     found = index.match(reversed_context([5]), weights, 1, index.order_of([0]))
     trail.advance(index.text, found, [8])
-    trail.align(index.text, reversed_context([8]), np.empty(0, OCCURRENCE), weights)
+    align(index.text, reversed_context([8]), NO_OCCURRENCES, trail.pointers, weights)

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from precedent.errors import ModelLoadError
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.kv.layer_kinds import context_length
 from precedent_drafts.borrowed import HEAD_TOKENS, check_on_one_device, linear
+from precedent_drafts.files import save_json, save_tensors
 
 SETTINGS_FILE = "config.json"
 
@@ -105,12 +105,6 @@ class BlockSettings:
             raise ModelLoadError(
                 f"{folder / SETTINGS_FILE} cannot be read ({error!r}); train the draft again"
             ) from error
-
-    def write(self, folder: Path) -> None:
-        """Write the settings atomically."""
-        partial = folder / f"{SETTINGS_FILE}.partial"
-        partial.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
-        partial.replace(folder / SETTINGS_FILE)
 
 
 def holds_block_draft(place: str | Path) -> bool:
@@ -238,26 +232,14 @@ class BlockDraft(_Model):
         draft that reads no target they are the ids `[tokens]` of the whole text from its beginning.
         """
         if self.fusion is None:
-            return self._of_own_rows(read)
+            cache = DynamicCache()
+            self.model(input_ids=read[None], past_key_values=cache, use_cache=True)
+            layers: list[Any] = cache.layers
+            return [(layer.keys, layer.values) for layer in layers]
         fused = self.fusion(read.to(self.fusion.linear.weight.dtype))[None]
         positions = torch.arange(first, first + fused.shape[1], device=fused.device)[None]
         turns = self.model.rotary_emb(fused, position_ids=positions)
         return [self._kept_by(layer.self_attn, fused, turns) for layer in self.model.layers]
-
-    def _of_own_rows(self, token_ids: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of a text that the draft's layers read by themselves, each token those before it."""
-        hidden, found = self.inputs(token_ids)[None], list[tuple[Tensor, Tensor]]()
-        turns = self.model.rotary_emb(hidden, position_ids=torch.arange(len(token_ids), device=hidden.device)[None])
-        for layer in self.model.layers:
-            attention, normed = layer.self_attn, layer.input_layernorm(hidden)
-            key, value = self._kept_by(attention, normed, turns)
-            query = attention.q_proj(normed).view(1, len(token_ids), -1, self.settings.head_dim).transpose(1, 2)
-            query = apply_rotary_pos_emb(query, query, *turns)[0]
-            seen = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-            hidden = hidden + attention.o_proj(seen.transpose(1, 2).flatten(2))
-            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-            found.append((key, value))
-        return found
 
     def _kept_by(self, attention: Any, fused: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         shape = (*fused.shape[:-1], -1, self.settings.head_dim)
@@ -365,13 +347,9 @@ def fill(draft: BlockDraft, weights: Weights, name: str = "the block draft") -> 
 
 def save_block_draft(folder: Path, draft: BlockDraft, dtype: torch.dtype) -> None:
     """Write a draft's folder; `config.json` is written last, so an incomplete folder is not taken for a draft."""
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in draft.own_weights().items()}
-    kept[HEAD_TOKENS] = draft.head.token_ids.to("cpu", torch.int32)
-    partial = folder / f"{WEIGHTS_FILE}.partial"
-    save_file(kept, partial, metadata={"format": "pt"})
-    partial.replace(folder / WEIGHTS_FILE)
-    draft.settings.write(folder)
+    kept = {name: tensor.to(dtype) for name, tensor in draft.own_weights().items()}
+    save_tensors(folder / WEIGHTS_FILE, kept | {HEAD_TOKENS: draft.head.token_ids.to(torch.int32)})
+    save_json(folder / SETTINGS_FILE, dataclasses.asdict(draft.settings))
 
 
 def load_block_draft(folder: Path, target: PreTrainedModel, **changes: Any) -> BlockDraft:

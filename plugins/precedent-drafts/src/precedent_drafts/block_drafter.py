@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from precedent.config import SpeculationConfig
-from precedent.drafters.base import NODE, Asked, Candidates, DrawSession, ForwardSession
+from precedent.drafters.base import NODE, Asked, Candidates, DrawSession, ForwardSession, ModelSession
 from precedent.drafters.model.distribution import sample_beside
 from precedent.drafters.model.drafter import CHOSEN
 from precedent.drafters.request import Request
@@ -95,7 +95,7 @@ class BlockDrafter:
             raise ConfigError("block-draft reads the layers of its target, and this request names no target_slot")
         place = self.model.place_beside(request.target_slot, len(request.prompt_ids))
         if self.model.settings.proposes == CHAIN and request.mode not in CHOSEN:
-            return BlockChainSession(self.model, self.name, request, place)
+            return BlockChainSession(self, request, place)
         return BlockSession(self, request, place)
 
     def request_bytes(self, prompt_tokens: int, answer_tokens: int, speculation: SpeculationConfig) -> int:
@@ -106,22 +106,36 @@ class BlockDrafter:
         """Do nothing: requests share nothing but weights."""
 
 
-class BlockSession(ForwardSession):
-    """One request's blocks."""
+class _InBlocks(ModelSession):
+    """One request's place in a block draft, and the last token of its text."""
 
     def __init__(self, drafter: BlockDrafter, request: Request, place: BlockPlace) -> None:
         self._drafter, self._model, self._request, self._place = drafter, drafter.model, request, place
         self._last = request.prompt_ids[-1] if request.prompt_ids else None
 
     @property
-    def group(self) -> object:
-        """All sessions of one block draft run together."""
-        return self._drafter
-
-    @property
     def behind(self) -> int:
         """Committed tokens whose keys and values are missing."""
         return self._place.behind
+
+    def committed(self, token_ids: Sequence[int]) -> None:
+        """Continue behind these tokens."""
+        if self._last is not None and len(token_ids):
+            self._last = token_ids[-1]
+
+    def end(self) -> None:
+        """Release the keys and values."""
+        self._last = None
+        self._place.kv.rewind(0)
+
+
+class BlockSession(_InBlocks, ForwardSession):
+    """One request's blocks."""
+
+    @property
+    def group(self) -> object:
+        """All sessions of one block draft run together."""
+        return self._drafter
 
     def match_together(self, asked: Sequence[Asked]) -> None:
         """Fill a block for each of these sessions in one forward."""
@@ -160,16 +174,6 @@ class BlockSession(ForwardSession):
         """At which the candidates' probabilities are estimated; greedy requests use the draft's own."""
         sampling = self._request.sampling
         return 1.0 if sampling.greedy else max(sampling.temperature, 0.05)
-
-    def committed(self, token_ids: Sequence[int]) -> None:
-        """Continue behind these tokens."""
-        if self._last is not None and len(token_ids):
-            self._last = token_ids[-1]
-
-    def end(self) -> None:
-        """Release the keys and values."""
-        self._last = None
-        self._place.kv.rewind(0)
 
 
 def chances(
@@ -224,20 +228,14 @@ def _bins(depths: NDArray[np.int64], estimates: Floats, confidence: Floats) -> N
     return found
 
 
-class BlockChainSession(DrawSession):
+class BlockChainSession(_InBlocks, DrawSession):
     """One request's chains."""
 
     at_once = True
 
-    def __init__(self, model: BlockModel, name: str, request: Request, place: BlockPlace) -> None:
-        self._model, self._name, self._request, self._place = model, name, request, place
+    def __init__(self, drafter: BlockDrafter, request: Request, place: BlockPlace) -> None:
+        super().__init__(drafter, request, place)
         self._output: list[int] = []
-        self._last = request.prompt_ids[-1] if request.prompt_ids else None
-
-    @property
-    def behind(self) -> int:
-        """Committed tokens whose keys and values are missing."""
-        return self._place.behind
 
     @torch.inference_mode()
     def draw(self, builder: TreeBuilder, number: int, rng: Rng) -> None:
@@ -251,8 +249,8 @@ class BlockChainSession(DrawSession):
             if (path[-1] in self._request.end_token_ids and len(path) > 1) or not bool((row > -torch.inf).any()):
                 return
             probs = probs_of(row, self._request.sampling)
-            drafted = sample_beside(probs, builder.children(parent), rng, parent, f"draft {self._name}")
-            parent = drafted.add_to(builder, parent, self._name)
+            drafted = sample_beside(probs, builder.children(parent), rng, parent, f"draft {self._drafter.name}")
+            parent = drafted.add_to(builder, parent, self._drafter.name)
             path.append(drafted.token_id)
 
     def _shaped(self, logits: Tensor, drafted: Sequence[int]) -> Tensor:
@@ -266,11 +264,5 @@ class BlockChainSession(DrawSession):
 
     def committed(self, token_ids: Sequence[int]) -> None:
         """Continue behind these tokens."""
-        if self._last is not None and len(token_ids):
-            self._output.extend(token_ids)
-            self._last = token_ids[-1]
-
-    def end(self) -> None:
-        """Release the keys and values."""
-        self._last = None
-        self._place.kv.rewind(0)
+        self._output.extend(token_ids)
+        super().committed(token_ids)

@@ -28,6 +28,8 @@ from precedent_drafts.borrowed import check_on_one_device
 from precedent_drafts.published import (
     SPECULATORS,
     PublishedDraft,
+    check_sizes,
+    checked_reads,
     own_or_borrowed_embeddings,
     own_or_borrowed_rows,
 )
@@ -74,12 +76,7 @@ def dflash_settings(draft: PublishedDraft, target: PreTrainedConfig, num_head_to
     """
     layers: Any = draft.layers(target)
     _check_variant(draft, layers)
-    for name in ("hidden_size", "vocab_size"):
-        if getattr(layers, name) != getattr(target, name):
-            raise ModelLoadError(
-                f"{draft} was trained for a target of {name}={getattr(layers, name)}, and this one has "
-                f"{getattr(target, name)}: give {draft.trained_for or 'the target that it was trained for'}"
-            )
+    check_sizes(draft, target, hidden_size=layers.hidden_size, vocab_size=layers.vocab_size)
     return BlockSettings(
         target=draft.trained_for or "", embeddings="", layers="", reads=_reads(draft, target.num_hidden_layers),
         hidden_size=layers.hidden_size, num_head_tokens=num_head_tokens, intermediate_size=layers.intermediate_size,
@@ -134,13 +131,7 @@ def _reads(draft: PublishedDraft, num_layers: int) -> tuple[int, ...]:
         given = [number + 1 for number in value(draft, "target_layer_ids") or ()]
     if not given:
         raise ModelLoadError(f"the config of {draft} does not say which layers it reads: get it again from its makers")
-    reads = tuple(given)
-    if [*reads] != sorted({*reads}) or not 1 <= reads[0] <= reads[-1] <= num_layers:
-        raise ModelLoadError(
-            f"{draft} reads the outputs of layers {', '.join(map(str, reads))}, and the target has the layers 1 to "
-            f"{num_layers}: give the target that it was trained for"
-        )
-    return reads
+    return checked_reads(draft, given, num_layers)
 
 
 def _parts_it_lacks(made: BlockDraft, draft: PublishedDraft, table: Any) -> Weights:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from precedent_drafts.training.prompts import Prompt
-    from precedent_drafts.training.texts import Text
 
 REPORT_FILE = "report.json"
 
@@ -32,20 +32,24 @@ def report_on(
     tokenizer: PreTrainedTokenizerBase,
     drafts: Mapping[str, PreTrainedModel],
     held_out: Sequence[Prompt],
-    recipe: Any,
+    temperature: float,
+    answer_tokens: int,
+    seed: int,
 ) -> dict[str, Any]:
-    """The reports on drafts of any kind; `recipe` says how the held-out prompts are answered."""
+    """The reports on drafts of any kind, on the target's answers to held-out prompts."""
     from precedent.target.fingerprints import name_of
-    from precedent_drafts.block_draft import BlockDraft
+    from precedent_drafts.training.lessons import Author
+    from precedent_drafts.training.measure import BlockReport, Measurement
 
-    texts, others = _answers(progress, model, tokenizer, held_out, recipe), OtherPrograms()
-    blocks = {spec: draft for spec, draft in drafts.items() if isinstance(draft, BlockDraft)}
-    chains = {spec: draft for spec, draft in drafts.items() if spec not in blocks}
+    others, first_seed = OtherPrograms(), seed + HELD_OUT_SEED
+    progress.show("answering held-out prompts", 0, len(held_out))
+    with closing(Author(model, tokenizer, temperature)) as author:
+        texts = author.texts(held_out, range(first_seed, first_seed + len(held_out)), answer_tokens)
     report: dict[str, Any] = {"target": name_of(model)}
-    if chains:
-        report["drafts"] = _of_chains(progress, model, chains, texts, recipe.temperature)
-    if blocks:
-        report["blocks"] = _of_blocks(progress, model, blocks, texts, recipe.temperature)
+    measurement = Measurement(model, texts, temperature)
+    for name, draft in drafts.items():
+        found = measurement.report(name, draft, partial(progress.show, f"measuring {name}"))
+        report.setdefault("blocks" if isinstance(found, BlockReport) else "drafts", []).append(asdict(found))
     share = others.share()
     return report | {"others_cpu_share": None if share is None else round(share, 3)}
 
@@ -63,50 +67,6 @@ def show_report(report: Mapping[str, Any]) -> None:
             "do not (run measure-draft again on an idle machine)",
             highlight=False,
         )
-
-
-def _answers(
-    progress: Progress,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    held_out: Sequence[Prompt],
-    recipe: Any,
-) -> list[Text]:
-    from precedent_drafts.training.teacher import Author
-
-    first_seed = recipe.seed + HELD_OUT_SEED
-    progress.show("answering held-out prompts", 0, len(held_out))
-    with closing(Author(model, tokenizer, recipe.temperature)) as author:
-        return author.texts(held_out, range(first_seed, first_seed + len(held_out)), recipe.answer_tokens)
-
-
-def _of_chains(
-    progress: Progress,
-    model: PreTrainedModel,
-    drafts: Mapping[str, PreTrainedModel],
-    texts: Sequence[Text],
-    temperature: float,
-) -> list[dict[str, Any]]:
-    from precedent_drafts.training.measure import Measurement
-
-    measurement = Measurement(model, texts, temperature)
-    return [
-        measurement.report(name, draft, partial(progress.show, f"measuring {name}")).as_dict()
-        for name, draft in drafts.items()
-    ]
-
-
-def _of_blocks(
-    progress: Progress, model: PreTrainedModel, drafts: Mapping[str, Any], texts: Sequence[Text], temperature: float
-) -> list[dict[str, Any]]:
-    from precedent_drafts.training.block_measure import BlockMeasurement
-
-    return [
-        BlockMeasurement(model, draft, texts, temperature)
-        .report(name, partial(progress.show, f"measuring {name}"))
-        .as_dict()
-        for name, draft in drafts.items()
-    ]
 
 
 def _show_chains(target: str, reports: Sequence[dict[str, Any]]) -> None:

@@ -25,6 +25,8 @@ from precedent_drafts.head import GivenStates, HeadModel
 from precedent_drafts.published import (
     SPECULATORS,
     PublishedDraft,
+    check_sizes,
+    checked_reads,
     misshapen,
     own_or_borrowed_embeddings,
     own_or_borrowed_rows,
@@ -56,15 +58,15 @@ class EagleSettings:
         Raises ModelLoadError if it was trained for another, or does not say what its library always says;
         UnsupportedError for variants that are not read.
         """
-        _check_target(draft, target)
-        reads = _reads(draft, target.num_hidden_layers)
+        _check_variant(draft, target)
+        config, reads = draft.config, _reads(draft, target.num_hidden_layers)
         return cls(
             reads=reads,
             target_hidden_size=target.hidden_size,
             vocab_size=target.vocab_size,
-            norm_before_residual=_norm_before_residual(draft),
-            norms_before_fusion=_norms_before_fusion(draft, len(reads)),
-            norm_output=bool(draft.config.get("norm_output")),
+            norm_before_residual=bool(config.get("norm_before_residual")),
+            norms_before_fusion=1 if config.get("norm_before_fc") else len(reads) if config.get("fc_norm") else 0,
+            norm_output=bool(config.get("norm_output")),
         )
 
 
@@ -78,48 +80,25 @@ def _reads(draft: PublishedDraft, num_layers: int) -> tuple[int, ...]:
     top = config.get(LAYER_IDS) or (config.get("aux_hidden_state_layer_ids") if draft.form == SPECULATORS else None)
     below = (config.get("eagle_config") or {}).get(LAYER_IDS)
     given = list(top) if top else [number + 1 for number in below] if below else []
-    reads = given or [2, num_layers // 2, num_layers - 3]
-    if len({*reads}) < len(reads) or not all(1 <= number <= num_layers for number in reads):
-        says = "reads" if given else "names no layers that it reads, and the usual ones are"
-        raise ModelLoadError(
-            f"{draft} {says} the outputs of layers {', '.join(map(str, reads))}, and the target has the layers 1 to "
-            f"{num_layers}: give the target that it was trained for"
-        )
-    return tuple(reads)
+    says = "reads" if given else "names no layers that it reads, and the usual ones are"
+    return checked_reads(draft, given or [2, num_layers // 2, num_layers - 3], num_layers, says)
 
 
-def _norm_before_residual(draft: PublishedDraft) -> bool:
-    if draft.form == SPECULATORS and "norm_before_residual" not in draft.config:
+def _check_variant(draft: PublishedDraft, target: PreTrainedConfig) -> None:
+    """Raise ModelLoadError for another target's head or a torn config, UnsupportedError for what is not read."""
+    config = draft.config
+    layers = (config.get("transformer_layer_config") or {}) if draft.form == SPECULATORS else config
+    size = config.get("target_hidden_size") or layers.get("hidden_size")
+    check_sizes(draft, target, hidden_size=size, vocab_size=layers.get("vocab_size"))
+    if draft.form == SPECULATORS and "norm_before_residual" not in config:
         raise ModelLoadError(
             f"the config of {draft} does not say norm_before_residual, which its library writes: add it as the head "
             "was trained (true or false)"
         )
-    return bool(draft.config.get("norm_before_residual"))
-
-
-def _norms_before_fusion(draft: PublishedDraft, num_read: int) -> int:
-    config = draft.config
     if (config.get("eagle_config") or {}).get("use_aux_hidden_state") is False:
         raise UnsupportedError(f"{draft} reads the target's last hidden state alone, which is not supported")
     if config.get("norm_before_fc") and config.get("fc_norm"):
         raise ModelLoadError(f"{draft} names norm_before_fc and fc_norm, and a head has one of them")
-    return 1 if config.get("norm_before_fc") else num_read if config.get("fc_norm") else 0
-
-
-def _check_target(draft: PublishedDraft, target: PreTrainedConfig) -> None:
-    """Raise ModelLoadError for a head whose config names other sizes than the target's."""
-    config = draft.config
-    layers = (config.get("transformer_layer_config") or {}) if draft.form == SPECULATORS else config
-    for name, found in (
-        ("hidden_size", config.get("target_hidden_size") or layers.get("hidden_size")),
-        ("vocab_size", layers.get("vocab_size")),
-    ):
-        own = getattr(target, name)
-        if found is not None and found != own:
-            raise ModelLoadError(
-                f"{draft} was trained for a target of {name}={found}, and this one has {own}"
-                + (f": give {draft.trained_for}" if draft.trained_for else ": give the target that it was trained for")
-            )
 
 
 class EagleInputs(GivenStates):

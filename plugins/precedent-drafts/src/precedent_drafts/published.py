@@ -7,7 +7,7 @@ its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -262,6 +262,27 @@ def misshapen(draft: PublishedDraft, name: str, found: Tensor, expected: tuple[i
         f"{name} of {draft} has the shape {tuple(found.shape)}, and its config and this target ask for {expected}: "
         "give the target that it was trained for"
     )
+
+
+def check_sizes(draft: PublishedDraft, target: PreTrainedConfig, **named: int | None) -> None:
+    """Raise ModelLoadError for a draft whose config names other sizes than the target's."""
+    for name, found in named.items():
+        own = getattr(target, name)
+        if found is not None and found != own:
+            raise ModelLoadError(
+                f"{draft} was trained for a target of {name}={found}, and this one has {own}: give "
+                f"{draft.trained_for or 'the target that it was trained for'}"
+            )
+
+
+def checked_reads(draft: PublishedDraft, reads: Sequence[int], num_layers: int, says: str = "reads") -> tuple[int, ...]:
+    """The layers that a draft reads, counted from 1. Raises ModelLoadError for one twice, or that the target lacks."""
+    if len({*reads}) < len(reads) or not all(1 <= number <= num_layers for number in reads):
+        raise ModelLoadError(
+            f"{draft} {says} the outputs of layers {', '.join(map(str, reads))}, and the target has the layers 1 to "
+            f"{num_layers}: give the target that it was trained for"
+        )
+    return tuple(reads)
 
 
 def find_published(source: str | Path, *, weights: bool = True) -> PublishedDraft | None:

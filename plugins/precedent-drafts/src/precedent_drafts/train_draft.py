@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import dataclasses
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,13 +15,33 @@ from precedent.cli.options import ChatTemplateOption, DeviceOption, DtypeOption,
 from precedent.cli.progress import Progress
 from precedent.errors import ConfigError, UnsupportedError
 from precedent_drafts.draft_reports import REPORT_FILE, report_on, show_report
-from precedent_drafts.train_kinds import Asked, Condition, Kind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from precedent_drafts.training.lessons import Text
     from precedent_drafts.training.prompts import Prompt
-    from precedent_drafts.training.texts import Text
+    from precedent_drafts.training.training import Recipe
+
+
+class Kind(StrEnum):
+    """What is trained."""
+
+    CHAIN = "chain"
+    BLOCK = "block"
+    EXIT = "exit"
+
+
+class Condition(StrEnum):
+    """What a draft reads beside tokens: its target's states, or nothing."""
+
+    TARGET = "target"
+    NONE = "none"
+
+
+CHAIN, CONDITIONED, BLOCK, EXIT = (
+    "--kind chain", "--kind chain --condition target", "--kind block", "--kind exit",
+)  # fmt: skip
 
 TargetOption = Annotated[str, typer.Option("--target", help="The target model: a Hugging Face id or a folder.")]
 PromptsOption = Annotated[
@@ -92,7 +113,7 @@ def train_draft(
     block_size: Annotated[int, typer.Option(min=2, max=16, help="Positions of a block.")] = 8,
     iterations: Annotated[int, typer.Option(min=1, help="Forwards in which a block draft fills a block.")] = 1,
     context_tokens: Annotated[
-        int, typer.Option(min=1, help="How much of a prompt a draft that reads its target sees; all of the answer.")
+        int, typer.Option(min=1, help="How much of a prompt the draft sees in training; all of the answer.")
     ] = 256,
     exit_layer: Annotated[int, typer.Option(min=1, help="The target's layer behind which an exit stands.")] = 4,
     exit_width: Annotated[int, typer.Option(min=1, help="Size of an exit's gated unit.")] = 1024,
@@ -111,26 +132,56 @@ def train_draft(
     It says what it will cost before it starts, and a killed training goes on with --resume. The draft shares the
     target's embeddings and head. Use its folder as --draft-model or draft_model=.
     """
+    from precedent.target.load.first_layers import FIRST_LAYERS, first_layers
+    from precedent_drafts.training.prompts import read_completions
+    from precedent_drafts.training.training import Training
+
     check_folder(out, resume)
-    asked = Asked(kind, condition, ctx.params)
-    asked.check(ctx)
-    recipe, training = asked.recipe_and_training()  # raises for an invalid value before the model is loaded
+    recipe = recipe_of(ctx, kind, condition)  # raises for an invalid value before the model is loaded
     progress: Progress = ctx.obj
     model, tokenizer = _load(progress, target, device, dtype, chat_template)
     learned, held_out = _split(progress, prompts, tokenizer, max_prompt_tokens, seed)
-    completions = _completions(from_cache, tokenizer, tenant, answer_tokens)
-    trained = training(
+    completions: Sequence[Text] = ()
+    if from_cache is not None:
+        completions = read_completions(from_cache, tokenizer, tenant, answer_tokens)
+    trained = Training(
         model, tokenizer, learned, recipe, out, completions=completions, announce=progress.say,
         progress=partial(_show_phase, progress),
     ).run(minutes)  # fmt: skip
-    drafts = {**asked.compared_with(model), str(out): trained.draft}
-    report = report_on(progress, model, tokenizer, drafts, held_out, recipe)
-    report |= {"recipe": asdict(recipe), "plan": asdict(trained.plan), "tokens": trained.num_tokens}
+    drafts = {str(out): trained.draft}
+    if kind is Kind.EXIT:  # beside the layers that it stands behind
+        drafts = {f"{FIRST_LAYERS}{exit_layer}": first_layers(model, exit_layer)} | drafts
+    report = report_on(progress, model, tokenizer, drafts, held_out, temperature, answer_tokens, seed)
+    report |= {"recipe": dataclasses.asdict(recipe), "plan": dataclasses.asdict(trained.plan)}
+    report["tokens"] = trained.num_tokens
     write_json(out / REPORT_FILE, report)
     progress.rest()
     show_report(report)
     if json:
         write_json(json, report)
+
+
+def recipe_of(context: typer.Context, kind: Kind, condition: Condition | None) -> Recipe:
+    """The recipe of the options. Raises ConfigError for a value out of range, and for an option of another kind."""
+    from precedent_drafts.training.blocks import BlockRecipe
+    from precedent_drafts.training.chain import ChainRecipe
+    from precedent_drafts.training.conditioned import ConditionedRecipe
+    from precedent_drafts.training.exits import ExitRecipe
+
+    recipes: Mapping[str, type[Recipe]] = {
+        CHAIN: ChainRecipe, CONDITIONED: ConditionedRecipe, BLOCK: BlockRecipe, EXIT: ExitRecipe,
+    }  # fmt: skip
+    chain = CONDITIONED if condition is Condition.TARGET else CHAIN
+    asked = {Kind.CHAIN: chain, Kind.BLOCK: BLOCK, Kind.EXIT: EXIT}[kind]
+    taken = {way: {each.name for each in dataclasses.fields(recipe)} for way, recipe in recipes.items()}
+    for name in context.params:
+        takers = [way for way, names in taken.items() if name in names or (name == "condition" and way != EXIT)]
+        source = context.get_parameter_source(name)
+        if takers and asked not in takers and source is not None and source.name == "COMMANDLINE":
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} is for {' or '.join(takers)}, and this is {asked}: leave it out")
+    given = {name: value for name, value in context.params.items() if name in taken[asked] and value is not None}
+    return recipes[asked](**given)
 
 
 @measuring.command(
@@ -160,9 +211,7 @@ def measure_draft(
     """
     from precedent.drafters import load_draft
     from precedent_drafts.eagle import EagleHead
-    from precedent_drafts.training.schedule import Recipe
 
-    recipe = Recipe(temperature=temperature, answer_tokens=answer_tokens, seed=seed)
     progress: Progress = ctx.obj
     model, tokenizer = _load(progress, target, device, dtype, chat_template)
     _, held_out = _split(progress, prompts, tokenizer, max_prompt_tokens, seed)
@@ -174,7 +223,7 @@ def measure_draft(
                 f"{spec} is an EAGLE head, which measure-draft cannot measure without its target's states: compare it "
                 "by precedent bench"
             )
-    report = report_on(progress, model, tokenizer, drafts, held_out, recipe)
+    report = report_on(progress, model, tokenizer, drafts, held_out, temperature, answer_tokens, seed)
     progress.rest()
     show_report(report)
     if json:
@@ -183,9 +232,7 @@ def measure_draft(
 
 def check_folder(out: Path, resume: bool) -> None:
     """Raise ConfigError unless the folder is new, or holds a training for `--resume` to continue."""
-    from precedent_drafts.training.distil import (
-        WORK_FOLDER,  # imports torch too, so import it before any model is loaded
-    )
+    from precedent_drafts.training.training import WORK_FOLDER
 
     begun = (out / WORK_FOLDER).is_dir()
     if resume and not begun:
@@ -216,12 +263,6 @@ def _split(
     note = f", {left_out} longer than {longest} tokens and left out" if left_out else ""
     progress.say(f"{len(learned)} prompts to learn from, {len(held_out)} held out{note}")
     return learned, held_out
-
-
-def _completions(path: Path | None, tokenizer: PreTrainedTokenizerBase, tenant: str, longest: int) -> Sequence[Text]:
-    from precedent_drafts.training.completions import read_completions
-
-    return () if path is None else read_completions(path, tokenizer, tenant, longest)
 
 
 def _show_phase(progress: Progress, phase: str, done: int, total: int, loss: float | None = None) -> None:

@@ -11,16 +11,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from precedent.errors import ModelLoadError
-from precedent.target.fingerprints import embeddings_fingerprint, name_of
+from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.load.first_layers import base_of, frame_of, layers_of, whole
 from precedent_drafts.borrowed import HEAD_TOKENS, restrict_head
+from precedent_drafts.files import save_json, save_tensors
 
 SETTINGS_FILE, WEIGHTS_FILE = "draft.json", "draft.safetensors"
 
@@ -49,6 +51,12 @@ class DraftSettings:
     exit_layer: int | None = None
     fusion: str | None = None
     format: int = FORMAT
+
+    @classmethod
+    def of(cls, target: PreTrainedModel, **settings: Any) -> Self:
+        """The settings of a draft of this target."""
+        fingerprints = embeddings_fingerprint(target), layers_fingerprint(target)
+        return cls(name_of(target), *fingerprints, **({"initial_layers": ()} | settings))
 
     @property
     def kind(self) -> str:
@@ -88,14 +96,8 @@ def initial_weights(target: PreTrainedModel, initial_layers: Sequence[int]) -> d
 
 def save_draft(folder: Path, settings: DraftSettings, weights: Weights) -> None:
     """Write a draft's folder; `draft.json` is written last, so an incomplete folder is not taken for a draft."""
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    partial = folder / f"{WEIGHTS_FILE}.partial"
-    save_file(kept, partial, metadata={"format": "pt"})
-    partial.replace(folder / WEIGHTS_FILE)
-    partial = folder / f"{SETTINGS_FILE}.partial"
-    partial.write_text(json.dumps(dataclasses.asdict(settings), indent=2) + "\n", encoding="utf-8")
-    partial.replace(folder / SETTINGS_FILE)
+    save_tensors(folder / WEIGHTS_FILE, weights)
+    save_json(folder / SETTINGS_FILE, dataclasses.asdict(settings))
 
 
 def holds_draft(place: str | Path) -> bool:
@@ -126,11 +128,6 @@ def load_weights(folder: Path, target: PreTrainedModel) -> tuple[DraftSettings, 
             "train-draft"
         )
     return settings, load_file(folder / WEIGHTS_FILE)
-
-
-def layer_weights(weights: Weights) -> dict[str, Tensor]:
-    """The weights of the layers only, without the head's token ids."""
-    return {name: tensor for name, tensor in weights.items() if name != HEAD_TOKENS}
 
 
 def _below(weights: Weights, prefix: str) -> dict[str, Tensor]:

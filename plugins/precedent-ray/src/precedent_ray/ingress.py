@@ -6,10 +6,8 @@ Ray leaves such an answer without an end, or without a beginning. Set on every n
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from precedent_server.errors import FAILED, ApiError
@@ -79,16 +77,9 @@ class _Answer:
         if self._ended or self._left:
             return
         if not self._begun:
-            await self._refuse()
+            error = lost()
+            refusal = JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+            await refusal({"type": "http"}, self._receive, self._send)
         elif self._streams:
             body = error_event(lost()).encode()
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-    async def _refuse(self) -> None:
-        error = lost()
-        body = json.dumps(error.body()).encode()
-        headers: list[tuple[bytes, Any]] = [(b"content-type", b"application/json")]
-        headers += [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
-        headers.append((b"content-length", str(len(body)).encode()))
-        await self._send({"type": "http.response.start", "status": error.status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})

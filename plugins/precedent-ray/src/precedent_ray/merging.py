@@ -30,14 +30,6 @@ def merged(texts: Mapping[str, str]) -> str:
     return "".join(f"{line}\n" for name in names for line in [*heads.get(name, []), *series.get(name, [])])
 
 
-def gauges(replica: Mapping[str, tuple[float, str]]) -> str:
-    """Gauges of a replica, each with its help, by name."""
-    return "".join(
-        f"# HELP {name} {help_text}\n# TYPE {name} gauge\n{name} {value}\n"
-        for name, (value, help_text) in replica.items()
-    )
-
-
 def _labelled(line: str, replica: str) -> str:
     label = f'replica="{replica}"'
     name, brace, rest = line.partition("{")

@@ -1,9 +1,11 @@
-"""What one replica holds and tells; knows nothing of Ray."""
+"""What one replica holds, reads before its first request, and tells; knows nothing of Ray."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,16 +13,18 @@ from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from precedent.errors import PrecedentError
-from precedent_ray.merging import gauges
-from precedent_ray.reading import read_ahead
+from precedent.cache import SpeculationCache, TenantStats
+from precedent.drafters.recall.tenant_memory import cost
+from precedent.engine.engine import Engine
+from precedent.errors import CacheError, PrecedentError
 from precedent_ray.scaling import QUEUE_SECONDS
 from precedent_ray.settings import Settings
 from precedent_server.access import LOOPBACK
 from precedent_server.app import server_app
 from precedent_server.errors import DENIED, ApiError
-from precedent_server.opening import opened
-from precedent_server.serving import Serving
+from precedent_server.serving import Serving, opened
+
+log = logging.getLogger("precedent.ray")
 
 
 class StuckError(PrecedentError):
@@ -51,7 +55,7 @@ class Replica:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._serving.places.closed = True
+        self._serving.closed = True
         self._held.close()
 
     def app(self, metrics: Callable[[], Awaitable[str]]) -> Any:
@@ -69,8 +73,7 @@ class Replica:
 
     def load(self) -> dict[str, float]:
         """How long requests wait here, for the autoscaler."""
-        pulses = [served.engine.pulse() for served in self._serving.models.values()]
-        return {QUEUE_SECONDS: max(pulse.longest_wait_seconds for pulse in pulses)}
+        return {QUEUE_SECONDS: max(served.engine.longest_wait() for served in self._serving.models.values())}
 
     async def metrics(self) -> str:
         """The server's metrics, and what concerns this replica's part in the shared memory."""
@@ -80,7 +83,7 @@ class Replica:
         held = [served.engine.recall.held() for served in self._serving.models.values() if served.engine.recall]
         following = self._serving.following
         return {
-            "precedent:queued_requests": (self._serving.places.num_taken, "Answers that run or wait."),
+            "precedent:queued_requests": (self._serving.places.total, "Answers that run or wait."),
             "precedent:tenants_read_ahead": (self._tenants_read, "Tenants read before the first request."),
             "precedent:completions_in_memory": (sum(number for number, _ in held), "Completions to draft from."),
             "precedent:memory_bytes": (sum(size for _, size in held), "What they take in memory, about."),
@@ -111,3 +114,43 @@ class LocalOnly:
 
 def _is_local(connection: HTTPConnection) -> bool:
     return connection.client is not None and connection.client.host in LOOPBACK
+
+
+def gauges(replica: Mapping[str, tuple[float, str]]) -> str:
+    """Gauges of a replica, each with its help, by name."""
+    return "".join(
+        f"# HELP {name} {help_text}\n# TYPE {name} gauge\n{name} {value}\n"
+        for name, (value, help_text) in replica.items()
+    )
+
+
+def worth_reading(tenants: Iterable[TenantStats], max_bytes: int) -> Iterator[str]:
+    """The tenants whose completions saved most tokens, as far as all fit into `max_bytes` of drafting memory."""
+    left = max_bytes
+    for one in sorted(tenants, key=lambda each: (-each.accepted, -each.tokens, each.tenant)):
+        left -= cost(one.records, one.tokens)
+        if left < 0:
+            return
+        yield one.tenant
+
+
+def read_ahead(
+    engines: Iterable[Engine], cache: SpeculationCache, seconds: float, *, clock: Callable[[], float] = monotonic
+) -> int:
+    """Read the tenants that are worth it into the engines' memories, for at most `seconds`; returns their number.
+
+    A tenant that was begun is finished. A store that is away fails nothing: it is read when requests come.
+    """
+    recalls = [engine.recall for engine in engines if engine.recall is not None]
+    until, number = clock() + seconds, 0
+    try:
+        for tenant in worth_reading(cache.stats().tenants, cache.max_index_bytes):
+            if clock() >= until:
+                log.info("read %d tenants ahead; the others are read with their first requests", number)
+                break
+            for recall in recalls:
+                recall.read_ahead(tenant)
+            number += 1
+    except CacheError as error:
+        log.warning("nothing more is read ahead, completions are read with the first requests: %s", error)
+    return number

@@ -7,8 +7,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from precedent_ray.affinity import preferred, with_room
-from precedent_ray.tenants import scope_of, tenant_of
+from precedent_ray.routing import preferred, scope_of, tenant_of, with_room
 from precedent_server.keys import KeyFile
 
 

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 QUEUE_SECONDS = "queue_seconds"
 """What each replica reports: how long its first waiting request has waited."""
-
-
-class Situation(Protocol):
-    """What is read of Ray's `AutoscalingContext`."""
-
-    current_num_replicas: int
-    total_num_requests: float
-    aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
 
 
 class Scaling:
@@ -24,8 +15,10 @@ class Scaling:
     def __init__(self, target_ongoing_requests: float, target_queue_seconds: float) -> None:
         self._requests, self._seconds = target_ongoing_requests, target_queue_seconds
 
-    def __call__(self, now: Situation) -> tuple[int, dict[str, Any]]:
-        """The number of replicas wanted: enough for the requests, and one more while some replica's queue is too long.
+    def __call__(self, now: Any) -> tuple[int, dict[str, Any]]:
+        """The number of replicas wanted, by Ray's `AutoscalingContext`.
+
+        Enough for the requests, and one more while some replica's queue is too long.
 
         A queue that is long at few requests means long answers, whose keys and values fill the memory.
         """

@@ -14,7 +14,7 @@ from precedent.cache.store_url import place_of
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent_server.keys import KeyFile
-from precedent_server.opening import named_models
+from precedent_server.serving import named_models
 from precedent_server.settings import ServerLimits
 
 

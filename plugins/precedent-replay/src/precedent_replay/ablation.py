@@ -66,7 +66,7 @@ class DrafterShelf:
             whole = self._one(name, "")
             return None if whole is None else _Late(whole)
         if idea == "holes":
-            return _Unaligned(self._pool, "", AtOnce())
+            return _Unaligned(self._pool, "", AtOnce())  # type: ignore[arg-type]  # has what recall needs
         view = {"similarity": _Unsearched, "kinship": _Unrelated, "exact": _Unmarked}.get(idea)
         cache = self._pool if view is None else view(self._pool)
         parts = DrafterParts(tokenizer_fingerprint="", executor=AtOnce(), cache=cache, draft_model=None)  # type: ignore[arg-type]  # has what recall needs
@@ -164,5 +164,5 @@ class _Unaligned(RecallDrafter):
 
     def begin(self, request: Request) -> RecallSession:
         session = super().begin(request)
-        session._trail = _NoTrail()
+        session.trail = _NoTrail()
         return session

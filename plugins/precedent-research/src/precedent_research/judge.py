@@ -30,6 +30,7 @@ from precedent.target import Target
 from precedent.target.fingerprints import name_of
 from precedent.tree import NULL, ROOT, CandidateTree, Sampled
 from precedent.verify import Decide, RowWeights, Verdict, Verifier, walk
+from precedent_drafts.files import save_json
 from precedent_research.lossy import mode_text, number
 
 log = logging.getLogger(__name__)
@@ -271,12 +272,8 @@ class TrainedJudge:
         return dataclasses.replace(self, threshold=threshold)
 
     def save(self, folder: Path) -> None:
-        """Write the judge as JSON into a folder, atomically."""
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"{JUDGE_FILE}.partial"
-        written = {"format": FORMAT, **dataclasses.asdict(self)}
-        partial.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-        partial.replace(folder / JUDGE_FILE)
+        """Write the judge into a folder."""
+        save_json(folder / JUDGE_FILE, {"format": FORMAT, **dataclasses.asdict(self)})
 
     @classmethod
     def load(cls, folder: Path) -> Self:

@@ -79,9 +79,8 @@ def train_judge(
     on. After the first run it says about how long the others take; a killed training goes on with --resume.
     """
     from precedent_drafts.train_draft import check_folder
-    from precedent_research.judge_training.judge_training import Agent, JudgeTraining
+    from precedent_research.judge_training.judge_training import Agent, JudgeRecipe, JudgeTraining
     from precedent_research.judge_training.outcomes import load_outcome
-    from precedent_research.judge_training.recipe import JudgeRecipe
     from precedent_research.judge_training.report import report_of
 
     chosen = {} if features is None else {"features": _features(features)}

@@ -15,16 +15,12 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage
 
 from precedent.cache import Completion
-from precedent.langchain.recent import Recent
 from precedent.runtime.process import Lock
 from precedent_run_ahead.actions.calls import Call
 from precedent_run_ahead.actions.decisions import Schemas, decided, query_of, stored
 from precedent_run_ahead.actions.ledger import Lane
 from precedent_run_ahead.actions.live import Message
 from precedent_run_ahead.recording import plain_tools
-
-OPEN_RUNS = 1000
-"""Most unfinished runs whose decisions are held back; the oldest are dropped first."""
 
 Writer = Callable[[Any], None]
 
@@ -77,33 +73,9 @@ class RunDecisions:
 
     def records(self, tenant: str) -> list[Completion]:
         """The run as records of the speculation cache."""
-        return [
-            stored(
-                decided(
-                    one.messages,
-                    [call for _, call in one.calls],
-                    one.schemas,
-                    [self.seconds.get(number, 0.0) for number, _ in one.calls],
-                ),
-                query_of(one.messages),
-                tenant,
-            )
-            for one in self.answers
-        ]
-
-
-class OpenRuns(Recent[str, RunDecisions]):
-    """Runs that have not ended, by the id in their state."""
-
-    def __init__(self) -> None:
-        super().__init__(OPEN_RUNS)
-
-    def answered(self, run: str, answer: Answered) -> None:
-        """Keep an answer of a run that was opened here."""
-        if run in self:
-            self[run].answers.append(answer)
-
-    def took(self, run: str, call: str, seconds: float) -> None:
-        """Keep what a call took."""
-        if run in self:
-            self[run].seconds[call] = seconds
+        found = list[Completion]()
+        for one in self.answers:
+            took = [self.seconds.get(number, 0.0) for number, _ in one.calls]
+            decision = decided(one.messages, [call for _, call in one.calls], one.schemas, took)
+            found.append(stored(decision, query_of(one.messages), tenant))
+        return found

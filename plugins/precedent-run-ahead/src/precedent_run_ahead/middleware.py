@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
+import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -20,12 +22,13 @@ from langgraph.config import get_config
 from langgraph.runtime import Runtime
 
 from precedent.cache import SpeculationCache
+from precedent.errors import ConfigError
 from precedent.langchain.middleware import Tenant, ended_well, tenant_of_run
+from precedent.langchain.recent import Recent
 from precedent.langchain.tenants import DEFAULT_TENANT
 from precedent.runtime.fence import Fences
 from precedent_run_ahead.actions.ledger import Lane, Ledger, Pending
-from precedent_run_ahead.actions.price import Price, TrackRecord, Worth
-from precedent_run_ahead.aids import MEMORY, RUN_AHEAD, Aids
+from precedent_run_ahead.actions.price import Price, Worth
 from precedent_run_ahead.beside import (
     Agent,
     Harmless,
@@ -34,17 +37,22 @@ from precedent_run_ahead.beside import (
     might_block,
     under_approval,
 )
-from precedent_run_ahead.equality import key_of
-from precedent_run_ahead.handing_over import ashow, awaited, handed_over, show
-from precedent_run_ahead.lanes import Answered, Lanes, OpenRuns, RunDecisions
+from precedent_run_ahead.lanes import Answered, Lanes, RunDecisions
 from precedent_run_ahead.marks import ReadOnlyList, lost_mark, unfit
 from precedent_run_ahead.recording import Redact
-from precedent_run_ahead.running import Runner
-from precedent_run_ahead.settings import Predictor, Settings, log, switched_off
-from precedent_run_ahead.turn import Start, Turn
+from precedent_run_ahead.running import Runner, ashow, awaited, handed_over, key_of, show
+from precedent_run_ahead.turn import MEMORY, RUN_AHEAD, Aids, Predictor, Shared, Start, Turn
 
 RUN = "precedent_run_ahead"
 """Key of the run's id in the agent's state."""
+
+SWITCH = "PRECEDENT_RUN_AHEAD"
+"""Environment variable that stops all running ahead in a running process: `off`, or `on` (the default)."""
+
+OPEN_RUNS = 1000
+"""Most unfinished runs whose decisions are held back; the oldest are dropped first."""
+
+log = logging.getLogger("precedent.run_ahead")
 
 Tools = Sequence[BaseTool | str | Callable[..., Any]]
 
@@ -94,17 +102,17 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         super().__init__()
         opened = SpeculationCache.open(cache) if isinstance(cache, str | Path) else cache
         allowed = ReadOnlyList(allow, arguments_from_tools, trust_hints=trust_hints)
-        self._settings = Settings(allowed, opened, predict, tenant, tuple(harmless), listen, redact)
-        self._learn_from = learn_from
-        self._worth, self._record = Worth(price), TrackRecord()
-        self._lanes, self._runs = Lanes(), OpenRuns()
+        self._allowed, self._cache, self._learn_from = allowed, opened, learn_from
+        self._given_tenant, self._harmless = tenant, tuple(harmless)
+        self._worth, self._aids = Worth(price), Aids(fences)
+        self._lanes, self._runs = Lanes(), Recent[str, RunDecisions](OPEN_RUNS)
         self._refused: dict[str, str] = {}
         self._struck: set[str] = set()
         self.ledger = Ledger(at_once=at_once, most_per_run=most_per_run, time_to_live=time_to_live)
         """The pending results; `ledger.counts` says what became of them, `ledger.void()` voids them all."""
-        self._aids = Aids(fences)
         fault = self._aids.fences.of(RUN_AHEAD).fault
         self._runner = Runner(self.ledger, self, redact, self._worth.tools.observe, self._strike, fault)
+        self._shared = Shared(allowed, opened, predict, listen, self._runner, self._worth, self._aids)
 
     @property
     def degraded(self) -> tuple[str, ...]:
@@ -136,17 +144,14 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         handler: Callable[[ModelRequest[Any]], ModelResponse[Any]],
     ) -> ModelResponse[Any]:
         """Start what may come next, and ask the model meanwhile."""
-        if switched_off() or not _of_a_run(request):
-            return handler(request)
         turn = self._turn(agent, request, self._runner.start)
         if turn is None:
             return handler(request)
         with self._discarding(turn.lane):
-            self._aids.run(lambda: turn.consider(turn.predictions()), None)
+            turn.consider(turn.predictions())
             with turn.listening():
                 response = handler(request)
-        self._aids.run(lambda: self._answered(turn, response), None)
-        return response
+        return self._answered(turn, response)
 
     @bound_to_its_agent
     async def awrap_model_call(
@@ -156,19 +161,14 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
     ) -> ModelResponse[Any]:
         """Start what may come next, and ask the model meanwhile."""
-        if switched_off() or not _of_a_run(request):
-            return await handler(request)
-        start = functools.partial(self._runner.start_task, asyncio.get_running_loop())
-        turn = self._turn(agent, request, start)
+        turn = self._turn(agent, request, functools.partial(self._runner.start_task, asyncio.get_running_loop()))
         if turn is None:
             return await handler(request)
         with self._discarding(turn.lane):
-            predictions = await asyncio.to_thread(turn.predictions)
-            self._aids.run(lambda: turn.consider(predictions), None)
+            turn.consider(await asyncio.to_thread(turn.predictions))
             with turn.listening():
                 response = await handler(request)
-        self._aids.run(lambda: self._answered(turn, response), None)
-        return response
+        return self._answered(turn, response)
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """Hand over the result of an equal call that ran ahead; else make the call."""
@@ -179,11 +179,10 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         with self._discarding(self._lane(request)) as lane:
             pending, begun = self._taken(lane, tool, request), time.perf_counter()
             found = None if pending is None else self.ledger.wait(pending)
-            message = None if found is None else self._aids.run(lambda: handed_over(request, found), None)
-            if pending is not None and message is not None:
+            message = self._handed_over(request, pending, found, begun)
+            if message is not None:
                 show(request, tool, message)
-                return self._used(request, pending, message, time.perf_counter() - begun)
-            self._lost(pending)
+                return message
             begun = time.perf_counter()
             return self._made(request, handler(request), begun)
 
@@ -198,11 +197,10 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         with self._discarding(self._lane(request)) as lane:
             pending, begun = self._taken(lane, tool, request), time.perf_counter()
             found = None if pending is None else await awaited(self.ledger, pending)
-            message = None if found is None else self._aids.run(lambda: handed_over(request, found), None)
-            if pending is not None and message is not None:
+            message = self._handed_over(request, pending, found, begun)
+            if message is not None:
                 await ashow(request, tool, message)
-                return self._used(request, pending, message, time.perf_counter() - begun)
-            self._lost(pending)
+                return message
             begun = time.perf_counter()
             return self._made(request, await handler(request), begun)
 
@@ -216,7 +214,7 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
             self._aids.waited(MEMORY, lambda: self._store(decisions, state, tenant), None)
 
     def _store(self, decisions: RunDecisions, state: RunAheadState, tenant: str) -> None:
-        cache, learn_from = self._settings.cache, self._learn_from
+        cache, learn_from = self._cache, self._learn_from
         if cache is not None and learn_from is not None and learn_from(state):
             for record in decisions.records(tenant):
                 cache.insert(record)
@@ -226,32 +224,37 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         await asyncio.to_thread(self.after_agent, state, runtime)
 
     def _learns(self) -> bool:
-        return self._settings.cache is not None and self._learn_from is not None
+        return self._cache is not None and self._learn_from is not None
 
     def _tenant(self, runtime: Runtime[Any]) -> str:
-        return tenant_of_run(self._settings.tenant, runtime) or DEFAULT_TENANT
+        return tenant_of_run(self._given_tenant, runtime) or DEFAULT_TENANT
 
     def _turn(self, agent: Agent, request: ModelRequest[Any], start: Start) -> Turn | None:
-        """A model call that something may run ahead of; None after a fault."""
+        """A model call that something may run ahead of; None where nothing may, and after a fault.
+
+        Other middleware may have made a new request, which does not say to which run it belongs.
+        """
+        if switched_off() or request.runtime is None or RUN not in request.state:
+            return None
         lane = self._lanes.of(request.runtime.stream_writer, str(request.state.get(RUN, "")))
         tenant, config = self._tenant(request.runtime), get_config()
 
         def made() -> Turn:
             return Turn(
-                self._settings, agent, request, config, lane, tenant, self._runner, start,
-                lambda tool: self._refusal(agent, config, tool), self._worth, self._record, self._aids,
+                self._shared, agent, request, config, lane, tenant, start,
+                lambda tool: self._refusal(agent, config, tool),
             )  # fmt: skip
 
         return self._aids.run(made, None)
 
     def _refusal(self, agent: Agent, config: RunnableConfig, tool: BaseTool) -> str | None:
         """Return why a tool may not run ahead in this run of the agent, and say so once if it was meant to."""
-        if not self._settings.allowed.holds(tool):
+        if not self._allowed.holds(tool):
             lost = lost_mark(tool)
             return "it is not on the list" if lost is None else self._refuse(tool.name, lost)
         if tool.name in self._refused:
             return self._refused[tool.name]
-        for reason in might_block(agent, self, self._settings.harmless):
+        for reason in might_block(agent, self, self._harmless):
             return self._refuse("*", reason)
         stops = invocation_stops(config)
         if stops is not None:
@@ -274,16 +277,23 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         self._refuse(name, reason)
         self.ledger.void()
 
-    def _answered(self, turn: Turn, response: Any) -> None:
+    def _answered(self, turn: Turn, response: ModelResponse[Any]) -> ModelResponse[Any]:
+        """Learn from the model's answer, and return it."""
         messages = response.result if isinstance(response, ModelResponse) else [response]
-        turn.answered(messages)
         run = str(turn.request.state.get(RUN, ""))
-        self._runs.answered(run, Answered.of(turn.messages, messages, turn.request.tools))
+
+        def learn() -> None:
+            turn.answered(messages)
+            if run in self._runs:
+                self._runs[run].answers.append(Answered.of(turn.messages, messages, turn.request.tools))
+
+        self._aids.run(learn, None)
+        return response
 
     def _listed(self, request: ToolCallRequest) -> BaseTool | None:
         """The call's tool if it only reads; None for every call that may change something."""
         tool = request.tool
-        listed = tool is not None and self._settings.allowed.holds(tool) and tool.name not in self._struck
+        listed = tool is not None and self._allowed.holds(tool) and tool.name not in self._struck
         return tool if listed else None
 
     def _lane(self, request: ToolCallRequest) -> Lane:
@@ -294,14 +304,17 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
             return None
         return self._aids.run(lambda: self.ledger.take(lane, tool, key_of(tool, request.tool_call["args"])), None)
 
-    def _used(self, request: ToolCallRequest, pending: Pending, message: ToolMessage, waited: float) -> ToolMessage:
-        self.ledger.used(pending, pending.seconds - waited)
-        self._runs.took(_run_of(request), request.tool_call["id"] or "", pending.seconds)
-        return message
-
-    def _lost(self, pending: Pending | None) -> None:
-        if pending is not None:
+    def _handed_over(
+        self, request: ToolCallRequest, pending: Pending | None, found: Any, begun: float
+    ) -> ToolMessage | None:
+        """The result of a call that was taken, as the answer to this one; None if there is none."""
+        message = None if found is None else self._aids.run(lambda: handed_over(request, found), None)
+        if pending is not None and message is not None:
+            self.ledger.used(pending, pending.seconds - (time.perf_counter() - begun))
+            self._took(request, pending.seconds)
+        elif pending is not None:
             self.ledger.lost(pending, "failed")
+        return message
 
     def _made(self, request: ToolCallRequest, result: Any, begun: float) -> Any:
         """Learn from a call that was made as ever."""
@@ -310,8 +323,12 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
             self._strike(name, "it returned a Command, or more than one message")
         elif result.status != "error":
             self._worth.tools.observe(name, seconds)
-            self._runs.took(_run_of(request), request.tool_call["id"] or "", seconds)
+            self._took(request, seconds)
         return result
+
+    def _took(self, request: ToolCallRequest, seconds: float) -> None:
+        if (run := _run_of(request)) in self._runs:
+            self._runs[run].seconds[request.tool_call["id"] or ""] = seconds
 
     @contextmanager
     def _discarding(self, lane: Lane) -> Iterator[Lane]:
@@ -327,6 +344,9 @@ def _run_of(request: ToolCallRequest) -> str:
     return str(request.state.get(RUN, "")) if isinstance(request.state, dict) else ""
 
 
-def _of_a_run(request: ModelRequest[Any]) -> bool:
-    """Whether a request still says which run it belongs to: other middleware may have made a new one without."""
-    return request.runtime is not None and RUN in request.state
+def switched_off() -> bool:
+    """Whether `SWITCH` is off. Raises ConfigError for another value than on and off."""
+    switch = os.environ.get(SWITCH, "on")
+    if switch not in ("on", "off"):
+        raise ConfigError(f"{SWITCH}={switch!r} is neither 'on' nor 'off'")
+    return switch == "off"

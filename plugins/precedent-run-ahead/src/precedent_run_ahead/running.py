@@ -1,7 +1,8 @@
-"""Runs one call ahead: through the agent's own chain of `wrap_tool_call`, with the run's config, out of its traces.
+"""Runs one call ahead, and hands its result over to an equal call that the model makes.
 
-What the call answers is caught at the place of our own middleware in the chain, since whatever stands outside of it
-will work on the result once more when the real call is made.
+It runs through the agent's own chain of `wrap_tool_call`, with the run's config, out of its traces. What it answers is
+caught at the place of our own middleware in the chain, since whatever stands outside of it will work on the result once
+more when the real call is made.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from langchain.agents.middleware import AgentMiddleware, ToolCallRequest
-from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
+from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler, CallbackManager
 from langchain_core.messages import ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
@@ -28,12 +29,11 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.prebuilt.tool_node import ToolNode
 from langgraph.runtime import Runtime
 from langsmith.run_helpers import tracing_context
+from pydantic import BaseModel, ValidationError
 
 from precedent.errors import PrecedentError
 from precedent_run_ahead.actions.calls import Call, canonical
 from precedent_run_ahead.actions.ledger import Ledger, Pending
-from precedent_run_ahead.equality import key_of
-from precedent_run_ahead.inside import Inside
 from precedent_run_ahead.recording import Redact
 
 FLAG = "precedent_run_ahead"
@@ -54,6 +54,34 @@ class NotAnAnswer(PrecedentError):
     def __init__(self, reason: str, *, refuse: bool) -> None:
         super().__init__(reason)
         self.reason, self.refuse = reason, refuse
+
+
+class Inside(BaseCallbackHandler):
+    """Notes whether the tool runs a graph or a model of its own: a stream shows their steps and words.
+
+    A result that ran ahead could not show them any more, so `reason` says why such a tool must not run ahead.
+    """
+
+    run_inline = True
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+
+    def on_chain_start(self, serialized: Any, inputs: Any, *, tags: Sequence[str] | None = None, **others: Any) -> None:
+        """Note a node of a graph, which LangGraph tags with its step."""
+        if any(tag.startswith("graph:step:") for tag in tags or ()):
+            self.reason = "it runs a graph of its own, whose steps a stream would show"
+
+    def on_llm_start(self, serialized: Any, prompts: Any, **others: Any) -> None:
+        """Note a model."""
+        self._model()
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, **others: Any) -> None:
+        """Note a model."""
+        self._model()
+
+    def _model(self) -> None:
+        self.reason = self.reason or "it asks a model of its own, whose words a stream would show"
 
 
 @dataclass(slots=True)
@@ -381,3 +409,81 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
     """Cancel a task from any thread; of a loop that is closed there is nothing left to cancel."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(task.cancel)
+
+
+def key_of(tool: BaseTool, arguments: Any) -> str | None:
+    """The arguments as the tool's schema reads them, in canonical form; None if it refuses them.
+
+    Arguments are compared as they were given where the schema is a JSON Schema (as of MCP) or pydantic's version 1, and
+    where it cannot write them down without loss (a secret, an excluded field).
+    """
+    schema = tool.args_schema
+    if not isinstance(arguments, dict):
+        return None
+    if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
+        return canonical({"given": arguments})
+    try:
+        validated = schema.model_validate(arguments)
+    except (ValidationError, ValueError, TypeError):
+        return None
+    written = _written(validated)
+    return canonical({"given": arguments} if written is None else {"read": written})
+
+
+def _written(validated: BaseModel) -> Any:
+    """Validated arguments as JSON values; None where these would not be read back as the same arguments."""
+    try:
+        written = validated.model_dump(mode="json", by_alias=True)
+        return written if type(validated).model_validate(written) == validated else None
+    except (ValidationError, ValueError, TypeError):
+        return None
+
+
+def handed_over(request: ToolCallRequest, found: Any) -> ToolMessage:
+    """The result under the call's own id; what its tool streamed is streamed now."""
+    message, written = found
+    adopted: ToolMessage = message.model_copy(update={"tool_call_id": request.tool_call["id"]})
+    for piece in written:
+        request.runtime.stream_writer(piece)
+    return adopted
+
+
+def show(request: ToolCallRequest, tool: BaseTool, message: ToolMessage) -> None:
+    """Tell callbacks and traces of the call and its answer, as the tool itself would have."""
+    run = CallbackManager.configure(*_callbacks(request, tool)).on_tool_start(*_asked(tool, request), **_with(request))
+    run.on_tool_end(message, name=tool.name)
+
+
+async def ashow(request: ToolCallRequest, tool: BaseTool, message: ToolMessage) -> None:
+    """The same in an event loop."""
+    manager = AsyncCallbackManager.configure(*_callbacks(request, tool))
+    run = await manager.on_tool_start(*_asked(tool, request), **_with(request))
+    await run.on_tool_end(message, name=tool.name)
+
+
+def _callbacks(request: ToolCallRequest, tool: BaseTool) -> tuple[Any, ...]:
+    """The arguments with which `BaseTool.run` configures its callbacks."""
+    config = request.runtime.config
+    tags, metadata = config.get("tags"), config.get("metadata")
+    return config.get("callbacks"), tool.callbacks, tool.verbose, tags, tool.tags, metadata, tool.metadata
+
+
+def _asked(tool: BaseTool, request: ToolCallRequest) -> tuple[dict[str, Any], str]:
+    return {"name": tool.name, "description": tool.description}, str(request.tool_call["args"])
+
+
+def _with(request: ToolCallRequest) -> dict[str, Any]:
+    call = request.tool_call
+    return {"inputs": call["args"], "tool_call_id": call["id"]}
+
+
+async def awaited(ledger: Ledger, pending: Pending) -> Any:
+    """As `Ledger.wait`, in an event loop. A call that is cancelled meanwhile stops the run ahead too."""
+    waiting = asyncio.wrap_future(pending.result)
+    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # no error stays unseen
+    try:
+        await asyncio.wait([waiting], timeout=ledger.seconds_left(pending))
+    except asyncio.CancelledError:
+        ledger.lost(pending, "cancelled")
+        raise
+    return ledger.result_of(pending)

@@ -1,62 +1,116 @@
-"""One call of the model: what may come next is started before it, and compared with its answer after it."""
+"""One call of the model: what may come next is started before it, heard while it writes, and compared with its answer.
+
+All of it stands behind a fence: a fault costs an agent nothing but the time that it would have saved.
+"""
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
+from uuid import UUID
 
-from langchain.agents.middleware import ModelRequest
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain.agents.middleware import AgentState, ModelRequest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolCall
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
 from langchain_core.tools import BaseTool
 
 from precedent.cache import SpeculationCache
 from precedent.langchain.chat_model import ChatPrecedent
+from precedent.runtime.background import Background
+from precedent.runtime.fence import Fences, Result
 from precedent_run_ahead.actions.calls import Call, Prediction
 from precedent_run_ahead.actions.ledger import Lane
-from precedent_run_ahead.actions.live import Live
+from precedent_run_ahead.actions.live import Live, read
 from precedent_run_ahead.actions.memory import predict, recalled, seconds_by_tool
 from precedent_run_ahead.actions.price import TrackRecord, Worth
-from precedent_run_ahead.aids import MEMORY, PREDICT, Aids
 from precedent_run_ahead.beside import Agent, others_speak, over_limit
-from precedent_run_ahead.equality import key_of
-from precedent_run_ahead.hearing import STREAM, Hearing, Listening
+from precedent_run_ahead.marks import ReadOnlyList
 from precedent_run_ahead.recording import plain_messages
-from precedent_run_ahead.running import Ahead, Chain, Refusal, Runner
-from precedent_run_ahead.settings import Predictor, Settings
+from precedent_run_ahead.running import Ahead, Chain, Refusal, Runner, key_of
 
-OWN = "own"
+RUN_AHEAD, MEMORY, PREDICT = "running ahead", "the memory of earlier runs", "predict="
+"""The aids of an agent, as `RunAheadMiddleware.degraded` names them."""
+
+PATIENCE = 2.0
+"""Seconds that an agent waits for predictions, and for its actions to be stored."""
+
+STREAM, OWN = "stream", "own"
+"""Sources of predictions: what the model writes, and the caller's own predictor; the other is memory."""
+
 MOST_PREDICTIONS = 1000
 """Of a caller's own predictor, for one answer of the model."""
 
 OWN_ESTIMATE = 0.75
 """The probability of a caller's own prediction before the first has come true."""
 
+Predictor = Callable[[AgentState[Any]], Sequence[ToolCall]]
+"""A predictor of your own: the calls that may come next, from the state that the model is about to see."""
+
 Start = Callable[[Ahead, Chain], None]
+
+
+class Aids:
+    """Does what only makes an agent faster. After a fault, its caller goes on without it."""
+
+    def __init__(self, fences: Fences | None = None) -> None:
+        self.fences = fences or Fences()
+        self._threads = Background(2, "precedent-run-ahead")
+
+    def run(self, act: Callable[[], Result], otherwise: Result) -> Result:
+        """Do a part of running ahead that takes no time."""
+        return self.fences.of(RUN_AHEAD).run(act, otherwise)
+
+    def waited(self, name: str, work: Callable[[], Result], otherwise: Result) -> Result:
+        """Do work that may take long on another thread; `otherwise` if it does."""
+        fence = self.fences.of(name)
+
+        def act() -> Result:
+            job = fence.submit(self._threads, copy_context().run, work)
+            if job is None:
+                return otherwise
+            if not wait([job], timeout=PATIENCE).done:
+                fence.hangs(job)
+                return otherwise
+            return otherwise if job.exception() is not None else job.result()
+
+        return fence.run(act, otherwise)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all model calls of a middleware share; see `RunAheadMiddleware`."""
+
+    allowed: ReadOnlyList
+    cache: SpeculationCache | None
+    predict: Predictor | None
+    listen: bool | None
+    runner: Runner
+    worth: Worth
+    aids: Aids
+    record: TrackRecord = field(default_factory=TrackRecord)
 
 
 @dataclass(slots=True)
 class Turn:
     """A model call of one run. `start` starts a call on a thread or a task; `refusal` says why a tool may not."""
 
-    settings: Settings
+    shared: Shared
     agent: Agent
     request: ModelRequest[Any]
     config: RunnableConfig
     lane: Lane
     tenant: str
-    runner: Runner
     start: Start
     refusal: Refusal
-    worth: Worth
-    record: TrackRecord
-    aids: Aids
     live: Live = field(init=False)
     messages: tuple[Mapping[str, Any], ...] = field(init=False)
     _made: list[str] = field(default_factory=list)
@@ -70,18 +124,18 @@ class Turn:
 
     def predictions(self) -> list[Prediction]:
         """What memory and the caller's own predictor say, in this order."""
-        settings, found = self.settings, list[Prediction]()
-        if (cache := settings.cache) is not None:
-            found += self.aids.waited(MEMORY, lambda: self._remembered(cache), [])
-        if (predictor := settings.predict) is not None:
-            found += self.aids.waited(PREDICT, lambda: self._own(predictor), [])
+        shared, found = self.shared, list[Prediction]()
+        if (cache := shared.cache) is not None:
+            found += self.shared.aids.waited(MEMORY, lambda: self._remembered(cache), [])
+        if (predictor := shared.predict) is not None:
+            found += self.shared.aids.waited(PREDICT, lambda: self._own(predictor), [])
         return found
 
     def _remembered(self, cache: SpeculationCache) -> list[Prediction]:
         found = recalled(cache, self.messages, self.tenant)
         for name, seconds in seconds_by_tool(found).items():
-            if self.worth.tools.of(name) is None:
-                self.worth.tools.observe(name, seconds)
+            if self.shared.worth.tools.of(name) is None:
+                self.shared.worth.tools.observe(name, seconds)
         return predict(found, self.live)
 
     def _own(self, predictor: Predictor) -> list[Prediction]:
@@ -90,12 +144,16 @@ class Turn:
 
     def consider(self, predictions: Sequence[Prediction]) -> None:
         """Start the predictions that may start and that pay."""
-        for prediction in predictions:
-            self._consider(prediction)
+
+        def consider() -> None:
+            for prediction in predictions:
+                self._consider(prediction)
+
+        self.shared.aids.run(consider, None)
 
     def hear(self, call: Call) -> None:
         """The model has written a whole call, and goes on writing."""
-        self.aids.run(lambda: self._consider(Prediction(call, 1.0, STREAM)), None)
+        self.shared.aids.run(lambda: self._consider(Prediction(call, 1.0, STREAM)), None)
         self._made.append(call.name)
 
     def _consider(self, prediction: Prediction) -> None:
@@ -112,20 +170,20 @@ class Turn:
         started = [*self._made, *(one.name for one in self.lane.waiting)]
         if over_limit(self.agent, call.name, self.request.state, started if source != STREAM else self._made):
             return
-        probability = 1.0 if source == STREAM else self.record.probability(source, prediction.probability)
-        if self.worth.pays(call.name, probability):
+        probability = 1.0 if source == STREAM else self.shared.record.probability(source, prediction.probability)
+        if self.shared.worth.pays(call.name, probability):
             self._start(tool, prediction, key)
 
     def _refusal_of(self, prediction: Prediction, tool: BaseTool) -> str | None:
         """Return why a predicted call may not run ahead with this tool, to which other middleware may have sent it."""
-        open_ = prediction.source == STREAM or self.settings.allowed.takes_tool_output(tool)
+        open_ = prediction.source == STREAM or self.shared.allowed.takes_tool_output(tool)
         if not open_ and self.live.from_tools(prediction.call):
             return "its arguments come from another tool's output"
         return self.refusal(tool)
 
     def _start(self, tool: BaseTool, prediction: Prediction, key: str) -> None:
         call = prediction.call
-        pending = self.runner.ledger.begin(self.lane, tool, call.name, key, prediction.source)
+        pending = self.shared.runner.ledger.begin(self.lane, tool, call.name, key, prediction.source)
         if pending is not None:
             refusal = functools.partial(self._refusal_of, prediction)
             ahead = Ahead(pending, call, tool, refusal, self.request.state, self.config, self.request.runtime)
@@ -134,17 +192,17 @@ class Turn:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Hear the model's answer while it is written, if it streams; a model of ours is made to."""
-        listen = self.settings.listen
+        listen = self.shared.listen
         streams = isinstance(self.request.model, ChatPrecedent) if listen is None else listen
         heard = RunnableConfig(callbacks=[(Listening if streams else Hearing)(self.hear)])
-        heard = RunnableConfig() if others_speak(self.agent, self.runner.own) else heard
+        heard = RunnableConfig() if others_speak(self.agent, self.shared.runner.own) else heard
         token = var_child_runnable_config.set(merge_configs(self.config, heard))
         begun = time.perf_counter()
         try:
             yield
         finally:
             var_child_runnable_config.reset(token)
-        self.worth.model.observe("", time.perf_counter() - begun)
+        self.shared.worth.model.observe("", time.perf_counter() - begun)
 
     def answered(self, messages: Sequence[BaseMessage]) -> None:
         """Learn which predictions have come true."""
@@ -154,9 +212,66 @@ class Turn:
             for message in messages
             if isinstance(message, AIMessage)
             for call in message.tool_calls
-            if call["name"] in tools and self.settings.allowed.holds(tools[call["name"]])
+            if call["name"] in tools and self.shared.allowed.holds(tools[call["name"]])
         }
         before = {key: one for key, one in self._predicted.items() if one.source != STREAM}
         for key, prediction in before.items():
-            self.record.observe(prediction.source, prediction.probability, key in made)
-        self.runner.ledger.asked(len(made), len(made & before.keys()))
+            self.shared.record.observe(prediction.source, prediction.probability, key in made)
+        self.shared.runner.ledger.asked(len(made), len(made & before.keys()))
+
+
+class Hearing(BaseCallbackHandler):
+    """Calls `complete` with each tool call of the answer as soon as its arguments are a whole JSON object.
+
+    Hears the agent's model alone: a model that starts while it is asked is one that it asks itself. A model that
+    streams to somebody else is heard as well; `Listening` makes it stream.
+    """
+
+    run_inline = True
+
+    def __init__(self, complete: Callable[[Call], None]) -> None:
+        self._complete = complete
+        self._heard: UUID | None = None
+        self._names: dict[tuple[UUID, Any], str] = {}
+        self._written: dict[tuple[UUID, Any], str] = {}
+        self._told: set[tuple[UUID, Any]] = set()
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Begin to hear the model, unless another is being heard."""
+        self._heard = self._heard or run_id
+
+    def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Stop hearing the model."""
+        self._heard = None if self._heard == run_id else self._heard
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Stop hearing a model that failed: it may be asked again, or another in its place."""
+        self._heard = None if self._heard == run_id else self._heard
+
+    def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
+        """Add what the chunk says of the answer's calls."""
+        message = getattr(chunk, "message", None) if run_id == self._heard else None
+        for piece in message.tool_call_chunks if isinstance(message, AIMessageChunk) else ():
+            place = run_id, piece.get("index")
+            self._names[place] = self._names.get(place, "") + (piece.get("name") or "")
+            self._written[place] = self._written.get(place, "") + (piece.get("args") or "")
+            self._tell(place)
+
+    def _tell(self, place: tuple[UUID, Any]) -> None:
+        arguments = read(self._written[place])
+        if place[1] is None or place in self._told or not self._names[place] or not isinstance(arguments, dict):
+            return
+        self._told.add(place)
+        self._complete(Call(self._names[place], arguments))
+
+
+class Listening(Hearing):
+    """A `Hearing` for which LangChain streams the model's answer, as it does for `astream_events`."""
+
+    def tap_output_aiter(self, run_id: UUID, output: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """Part of what LangChain knows such handlers by; the output passes."""
+        return output
+
+    def tap_output_iter(self, run_id: UUID, output: Iterator[Any]) -> Iterator[Any]:
+        """The same for a synchronous stream."""
+        return output

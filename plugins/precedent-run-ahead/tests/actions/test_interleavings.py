@@ -154,7 +154,7 @@ QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
 def test_no_interleaving_hands_over_a_stale_or_foreign_result() -> None:
-    run_state_machine_as_test(Interleavings, settings=settings(max_examples=200, stateful_step_count=30, **QUIET))
+    run_state_machine_as_test(Interleavings, settings=settings(max_examples=60, stateful_step_count=30, **QUIET))
 
 
 @pytest.mark.stress

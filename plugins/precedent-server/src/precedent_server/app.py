@@ -22,14 +22,13 @@ from precedent_server.access import caller_of
 from precedent_server.access_log import HEADER, AccessLog
 from precedent_server.chat import chat_completions
 from precedent_server.completions import completions
-from precedent_server.dashboard import add_dashboard, add_get_route
+from precedent_server.dashboard import figures, forget, found_completions, last_steps, send_file
 from precedent_server.description import description
 from precedent_server.embeddings import embeddings
 from precedent_server.errors import FAILED, ApiError, api_error, stopping
 from precedent_server.keys import Caller
 from precedent_server.responses import responses
 from precedent_server.serving import Served, Serving
-from precedent_server.transport import SERVER_ERROR
 
 log = logging.getLogger(__name__)
 
@@ -54,22 +53,27 @@ def server_app(serving: Serving, metrics: MetricsText | None = None) -> FastAPI:
         )  # fmt: skip
     for kind in (ApiError, HTTPException, ClientDisconnect):
         app.add_exception_handler(kind, _told)
-    add = partial(_add, app, serving)
-    add("/v1/chat/completions", chat_completions, "POST")
-    add("/v1/completions", completions, "POST")
-    add("/v1/responses", responses, "POST")
-    add("/v1/embeddings", embeddings, "POST")
-    add("/v1/models", _models, "GET")
-    add("/v1/models/{name:path}", _model, "GET")
-    add("/metrics", partial(_metrics, metrics or serving.metrics_text), "GET")
-    add("/openapi.json", partial(_description, app), "GET")
-    add_dashboard(app, serving, add)
-    add_get_route(app, "/health", partial(_health, serving), name="/health", description=_health.__doc__)
+    for path, method, route, role in _ROUTES:
+        _add(app, path, method, _guarded(serving, route, role), route.__doc__)
+    _add(
+        app, "/metrics", "GET", _guarded(serving, partial(_metrics, metrics or serving.metrics_text)), _metrics.__doc__
+    )
+    _add(app, "/openapi.json", "GET", _guarded(serving, partial(_description, app)), _description.__doc__)
+    _add(app, "/health", "GET", partial(_health, serving), _health.__doc__)
+    for path in ("/", "/assets/{name:path}"):
+        _add(app, path, "GET", partial(send_file, serving), send_file.__doc__)
     return app
 
 
-def _add(app: FastAPI, serving: Serving, path: str, route: Route, method: str, role: str = "use") -> None:
-    """Add a route that needs a key of this role, where keys are on."""
+def _add(app: FastAPI, path: str, method: str, route: Callable[[Request], Any], doc: str | None) -> None:
+    """Add a route; one that answers GET answers HEAD as well, without being described twice."""
+    app.add_api_route(path, route, methods=[method], response_model=None, name=path, description=doc)
+    if method == "GET":
+        app.add_api_route(path, route, methods=["HEAD"], response_model=None, include_in_schema=False)
+
+
+def _guarded(serving: Serving, route: Route, role: str = "use") -> Callable[[Request], Awaitable[Response]]:
+    """A route that needs a key of this role, where keys are on."""
 
     async def answer(request: Request) -> Response:
         caller = caller_of(request, serving.keys, role, serving.access)
@@ -77,15 +81,11 @@ def _add(app: FastAPI, serving: Serving, path: str, route: Route, method: str, r
         try:
             return await route(serving, caller, request)
         except asyncio.CancelledError:
-            if serving.places.closed:  # the request outlasts the time that a stopping server gives
+            if serving.closed:  # the request outlasts the time that a stopping server gives
                 raise stopping() from None
             raise
 
-    answer.__doc__ = (route.func if isinstance(route, partial) else route).__doc__
-    if method == "GET":
-        add_get_route(app, path, answer, response_model=None, name=path)
-    else:
-        app.add_api_route(path, answer, methods=[method], response_model=None, name=path)
+    return answer
 
 
 async def _told(request: Request, error: Exception) -> Response:
@@ -96,7 +96,7 @@ async def _told(request: Request, error: Exception) -> Response:
         message = f"{error.detail}: {request.method} {request.url.path}"
         error = ApiError(message, status=error.status_code, headers=error.headers)
     told = api_error(error)
-    if told.status >= SERVER_ERROR and not isinstance(error, ApiError):
+    if told.status >= 500 and not isinstance(error, ApiError):
         log.error("request %s failed", getattr(request.state, "request_id", "?"), exc_info=error)
     return JSONResponse(told.body(), status_code=told.status, headers=told.headers)
 
@@ -143,7 +143,7 @@ async def _health(serving: Serving, request: Request) -> Response:
 
     What failed and is switched off is named under `degraded`, by model: answers are the same without it, only slower.
     """
-    if serving.places.closed:
+    if serving.closed:
         raise ApiError("the server is stopping", status=503, kind=FAILED)
     found = {name: served.engine.health(serving.limits.stalled_seconds) for name, served in serving.models.items()}
     for name, health in found.items():
@@ -151,3 +151,18 @@ async def _health(serving: Serving, request: Request) -> Response:
             raise ApiError(f"{name}: {health.failing}", status=503, kind=FAILED)
     degraded = {name: list(health.degraded) for name, health in found.items() if health.degraded}
     return JSONResponse({"status": "degraded", "degraded": degraded} if degraded else {"status": "ok"})
+
+
+_ROUTES: tuple[tuple[str, str, Route, str], ...] = (
+    ("/v1/chat/completions", "POST", chat_completions, "use"),
+    ("/v1/completions", "POST", completions, "use"),
+    ("/v1/responses", "POST", responses, "use"),
+    ("/v1/embeddings", "POST", embeddings, "use"),
+    ("/v1/models", "GET", _models, "use"),
+    ("/v1/models/{name:path}", "GET", _model, "use"),
+    ("/dashboard/figures", "GET", figures, "admin"),
+    ("/dashboard/completions", "GET", found_completions, "read-cache"),
+    ("/dashboard/steps", "GET", last_steps, "admin"),
+    ("/dashboard/forget", "POST", forget, "admin"),
+)
+"""Path, method, what answers, and the role that its caller needs."""

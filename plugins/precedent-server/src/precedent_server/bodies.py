@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from types import UnionType
-from typing import Annotated, Any, NoReturn, Union
+from typing import Annotated, Any, NamedTuple, NoReturn, Union
 
 from openai.types.chat import chat_completion_assistant_message_param as assistant
 from openai.types.chat import chat_completion_developer_message_param as developer
@@ -37,26 +37,36 @@ HABITS = (
 )
 """Keys that clients send as a habit and that cannot change an answer; their values are checked all the same."""
 
-MOST_NESTED = 64
-"""Levels of lists and objects in a request."""
-
 MOST_VALUES = 262_144
 """Values in a request, keys not counted. Reading more in one go would make all threads wait."""
 
 MOST_MESSAGES = 16_384
 """Messages of a conversation; each takes some tokens of a context, however short it is."""
 
-MOST_METADATA, MOST_METADATA_KEY, MOST_METADATA_VALUE = 16, 64, 512
-"""Pairs of a request's metadata, and characters of a key and of a value, as in OpenAI's API."""
-
-MOST_BIASES = 16_384
-"""Tokens whose logits a request changes; every step adds them."""
-
-CHECKED_AT_ONCE = 1000
-"""Pairs of an object that are checked in one go: pydantic lists every error, and all threads wait for it."""
+MOST_ENTRIES = 16_384
+"""Entries of an object such as `logit_bias`: pydantic lists every error in it, and all threads wait for that."""
 
 MOST_NAME = 100
 """Characters of a key that an answer repeats."""
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+"""A request's metadata, with the bounds of OpenAI's API."""
+
+
+class Settings(NamedTuple):
+    """Keys of OpenAI's type, and keys of our own with their types."""
+
+    openai: tuple[str, ...]
+    own: Mapping[str, Any]
+
+
+SAMPLING = Settings(
+    ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "logprobs", "stop"),
+    {"top_k": int, "min_p": float, "repetition_penalty": float, "stop_token_ids": list[int]},
+)
+"""How tokens are chosen, on the routes of chats and of texts."""
 
 _STRING_OR_SEPARATOR = re.compile(rb'"(?:(?:\\.)++|[^"\\]++)*+"|[\[{,]', re.DOTALL)
 _QUOTE = ord('"')
@@ -69,7 +79,7 @@ _Message = (
     | tool.ChatCompletionToolMessageParam
 )
 
-MESSAGES = Annotated[list[Annotated[_Message, Field(discriminator="role")]], Field(min_length=1)]
+Messages = Annotated[list[Annotated[_Message, Field(discriminator="role")]], Field(min_length=1)]
 """The type of a conversation."""
 
 MESSAGE_KINDS: dict[str, Any] = {
@@ -123,6 +133,8 @@ class Keys:
 
     def kind(self, name: str) -> Any:
         """The type of a known key."""
+        if name == "metadata":
+            return Metadata
         return self.own.get(name, _hints(self.openai).get(name, Any))
 
 
@@ -136,8 +148,6 @@ def parsed(raw: bytes) -> dict[str, Any]:
         raise ApiError(f"the body is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ApiError("the body must be a JSON object")
-    if _depth_over(found, MOST_NESTED):
-        raise ApiError(f"the body is nested more than {MOST_NESTED} levels deep")
     return found
 
 
@@ -149,43 +159,37 @@ def _values_over(raw: bytes, most: int) -> bool:
     return sum(islice(separators, most + 1)) > most
 
 
-def _depth_over(value: Any, most: int) -> bool:
-    level: list[Any] = [value]
-    for _ in range(most):
-        level = [part for each in level if isinstance(each, dict | list) for part in _parts(each)]
-        if not level:
-            return False
-    return any(isinstance(each, dict | list) for each in level)
-
-
-def _parts(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
-
-
 def checked(body: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
     """The body without keys of habit and without nulls. Raises ApiError that names the key."""
     said = dict[str, Any]()
     for name, value in without_nulls(body).items():
+        neutral = any(
+            value == one and isinstance(value, bool) == isinstance(one, bool) for one in NEUTRAL.get(name, ())
+        )
         if name not in keys.known:
-            if _is_neutral(name, value):
+            if neutral:
                 continue
             _refuse(name, keys)
-        if name == "logit_bias" and isinstance(value, dict) and len(value) > MOST_BIASES:
-            raise ApiError(f"logit_bias names {len(value):,} tokens: at most {MOST_BIASES:,} are allowed", param=name)
+        if isinstance(value, dict) and len(value) > MOST_ENTRIES:
+            message = f"{name} has {len(value):,} entries: at most {MOST_ENTRIES:,} are allowed"
+            raise ApiError(message, param=name)
         if name != "messages":
-            for part in _parts_of(value):
-                fits(part, keys.kind(name), name)
-        if name == "metadata":
-            _check_metadata(value)
+            fits(value, keys.kind(name), name)
         if name not in HABITS:
-            said[name] = OFF[name] if _is_neutral(name, value) and name in OFF else value
-    for name in body.keys() - keys.known:
-        if name not in _hints(keys.openai) and name not in NEUTRAL:
-            _refuse(name, keys)  # also if it is null: nobody knows it
+            said[name] = OFF[name] if neutral and name in OFF else value
+    for name in body.keys() - keys.known - _hints(keys.openai).keys() - NEUTRAL.keys():
+        _refuse(name, keys)  # also if it is null: nobody knows it
     for name in keys.required:
         if name not in said:
             raise ApiError(f"{name} is missing", param=name, code="missing_required_parameter")
     return said
+
+
+def _refuse(name: str, keys: Keys) -> NoReturn:
+    """Raise ApiError for a key that is not supported."""
+    hint = keys.instead.get(name) or f"known: {', '.join(sorted(keys.known))}"
+    param = name if len(name) <= MOST_NAME else None
+    raise ApiError(f"{shown(name)} is not supported: {hint}", param=param, code="unsupported_parameter")
 
 
 def biases(given: Mapping[str, Any]) -> dict[int, Any]:
@@ -208,37 +212,6 @@ def without_nulls(value: Any) -> Any:
             key: part if key in _CALLERS_OWN else without_nulls(part) for key, part in value.items() if part is not None
         }
     return [without_nulls(part) for part in value] if isinstance(value, list) else value
-
-
-def _is_neutral(name: str, value: Any) -> bool:
-    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in NEUTRAL.get(name, ()))
-
-
-def _refuse(name: str, keys: Keys) -> NoReturn:
-    """Raise ApiError for a key that is not supported."""
-    hint = keys.instead.get(name) or f"known: {', '.join(sorted(keys.known))}"
-    param = name if len(name) <= MOST_NAME else None
-    raise ApiError(f"{shown(name)} is not supported: {hint}", param=param, code="unsupported_parameter")
-
-
-def _parts_of(value: Any) -> Iterable[Any]:
-    """Parts of a long object that can be checked one by one; anything else as a whole."""
-    if not isinstance(value, dict) or len(value) <= CHECKED_AT_ONCE:
-        return [value]
-    items = iter(value.items())
-    return iter(lambda: dict(islice(items, CHECKED_AT_ONCE)), {})
-
-
-def _check_metadata(metadata: Mapping[str, str]) -> None:
-    if len(metadata) > MOST_METADATA:
-        raise ApiError(f"metadata has {len(metadata):,} pairs: at most {MOST_METADATA} are allowed", param="metadata")
-    for key, value in metadata.items():
-        if len(key) > MOST_METADATA_KEY or len(value) > MOST_METADATA_VALUE:
-            raise ApiError(
-                f"metadata has a key of {len(key):,} characters with a value of {len(value):,}: at most "
-                f"{MOST_METADATA_KEY} and {MOST_METADATA_VALUE} are allowed",
-                param="metadata",
-            )
 
 
 @cache

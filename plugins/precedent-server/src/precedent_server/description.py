@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -16,7 +15,7 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 from pydantic import BaseModel, TypeAdapter
 
-from precedent_server import chat_request, completions, embeddings, responses_request
+from precedent_server import chat, completions, embeddings, responses
 from precedent_server.bodies import NEUTRAL, Keys
 from precedent_server.errors import ErrorBody
 from precedent_server.serving import Serving
@@ -34,8 +33,7 @@ class Health(BaseModel):
     degraded: dict[str, list[str]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     """What a route takes and answers: a body (None: none), and the type of a whole answer in its `kind` of content."""
 
     body: Keys | None
@@ -45,9 +43,9 @@ class Route:
 
 
 ROUTES: Mapping[str, Route] = {
-    "/v1/chat/completions": Route(chat_request.KEYS, ChatCompletion, streams=True),
+    "/v1/chat/completions": Route(chat.KEYS, ChatCompletion, streams=True),
     "/v1/completions": Route(completions.KEYS, Completion, streams=True),
-    "/v1/responses": Route(responses_request.KEYS, Response, streams=True),
+    "/v1/responses": Route(responses.KEYS, Response, streams=True),
     "/v1/embeddings": Route(embeddings.KEYS, CreateEmbeddingResponse | embeddings.PackedResponse),
     "/v1/models": Route(None, SyncPage[Model]),
     "/v1/models/{name}": Route(None, Model),
@@ -62,12 +60,12 @@ def description(app: FastAPI, serving: Serving) -> dict[str, Any]:
     told = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     schemas, definitions = _schemas()
     told["paths"] = {path: told["paths"][path] for path in ROUTES}
+    told["components"] = {"schemas": definitions}
     for path, methods in told["paths"].items():
         for operation in methods.values():
             operation.update(_operation(path, schemas, list(serving.models)))
             if serving.keys is not None and path != OPEN:
                 operation["security"] = [{BEARER: []}]
-    told["components"] = {"schemas": definitions}
     if serving.keys is not None:
         told["components"]["securitySchemes"] = {BEARER: {"type": "http", "scheme": "bearer"}}
     return told
@@ -75,19 +73,14 @@ def description(app: FastAPI, serving: Serving) -> dict[str, Any]:
 
 @cache
 def _schemas() -> tuple[Mapping[Any, Any], dict[str, Any]]:
-    """The schema of every key of every body and of every answer, and the definitions that they share."""
-    wanted = [(place, "validation", TypeAdapter(kind)) for place, kind in _types()]
+    """The schemas by path and key (None for the answer; errors under an empty path), and their shared definitions."""
+    types: dict[tuple[str, str | None], Any] = {("", None): ErrorBody}
+    for path, route in ROUTES.items():
+        types[path, None] = route.answer
+        types |= {(path, name): kind for name, kind in (route.body.kinds.items() if route.body else ())}
+    wanted = [(place, "validation", TypeAdapter(kind)) for place, kind in types.items()]
     found, shared = TypeAdapter.json_schemas(wanted, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
     return {place: schema for (place, _), schema in found.items()}, shared.get("$defs", {})
-
-
-def _types() -> Iterator[tuple[tuple[str, str | None], Any]]:
-    """Types by path and key; None for the answer. Errors stand under an empty path."""
-    yield ("", None), ErrorBody
-    for path, route in ROUTES.items():
-        yield (path, None), route.answer
-        for name, kind in () if route.body is None else route.body.kinds.items():
-            yield (path, name), kind
 
 
 def _operation(path: str, schemas: Mapping[Any, Any], models: list[str]) -> dict[str, Any]:
@@ -106,28 +99,20 @@ def _operation(path: str, schemas: Mapping[Any, Any], models: list[str]) -> dict
     if names := re.findall(r"{(\w+)}", path):
         text = {"schema": {"type": "string"}}
         told["parameters"] = [{"name": name, "in": "path", "required": True, **text} for name in names]
-    if route.body is not None:
-        schema = _body(path, route.body, schemas, models)
-        told["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+    if (keys := route.body) is not None:
+        properties = {name: _or_null(schemas[path, name]) for name in keys.kinds}
+        properties |= {name: {"enum": [*values, None]} for name, values in NEUTRAL.items() if name not in keys.known}
+        properties |= {name: schemas[path, name] for name in keys.required}
+        properties["model"] = {"type": "string", "enum": models}
+        body = {"type": "object", "properties": properties, "required": list(keys.required)}
+        told["requestBody"] = {
+            "required": True,
+            "content": {JSON: {"schema": {**body, "additionalProperties": False}}},
+        }
     return told
-
-
-def _body(path: str, keys: Keys, schemas: Mapping[Any, Any], models: list[str]) -> dict[str, Any]:
-    properties = {name: _or_null(schemas[path, name]) for name in keys.kinds}
-    properties |= {name: {"enum": [*values, None]} for name, values in NEUTRAL.items() if name not in keys.known}
-    properties |= {name: schemas[path, name] for name in keys.required}
-    properties["model"] = {"type": "string", "enum": models}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(keys.required),
-        "additionalProperties": False,
-    }
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema that takes null as well: a key that is null is one that is not given."""
     null = {"type": "null"}
-    if schema in ({}, null) or null in schema.get("anyOf", ()):
-        return schema
-    return {"anyOf": [schema, null]}
+    return schema if schema in ({}, null) or null in schema.get("anyOf", ()) else {"anyOf": [schema, null]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,6 @@ from openai.types.embedding_create_params import EmbeddingCreateParams
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from precedent.cache import Embedder
 from precedent.cache.embedder import embed_all
 from precedent.errors import PrecedentError
 from precedent.runtime.plain_values import check_plain
@@ -51,54 +49,38 @@ class PackedResponse(CreateEmbeddingResponse):
 
 async def embeddings(serving: Serving, caller: Caller, request: Request) -> Response:
     """The vectors of some texts."""
-    said = await read_body(request, serving, _said, serving.limits.max_body_bytes or MOST_BODY_BYTES)
-    with serving.places.taken(caller.name):
-        found = serving.prepared(partial(_embedded, said, serving))
-        return JSONResponse(await unless_gone(request, serving.limits, found))
+    most = serving.limits.max_body_bytes or MOST_BODY_BYTES
+    said = await read_body(request, serving, lambda raw: checked(parsed(raw), KEYS), most)
+    with serving.taken(caller.name):
+        embedded = serving.prepared(partial(_embedded, serving.model(said["model"]), said))
+        return JSONResponse(await unless_gone(request, serving.limits, embedded))
 
 
-def _said(raw: bytes) -> dict[str, Any]:
-    return checked(parsed(raw), KEYS)
-
-
-def _embedded(said: Mapping[str, Any], serving: Serving) -> dict[str, Any]:
-    served = serving.model(said["model"])
+def _embedded(served: Served, said: dict[str, Any]) -> dict[str, Any]:
     texts = [said["input"]] if isinstance(said["input"], str) else said["input"]
     if not 1 <= len(texts) <= MOST_TEXTS or not all(texts):
         raise ApiError(f"input must be 1 to {MOST_TEXTS} texts, none of them empty", param="input")
     if max(map(len, texts)) > MOST_CHARACTERS:
         raise ApiError(f"a text of input has more than {MOST_CHARACTERS} characters: split it", param="input")
-    try:
-        check_plain("input", texts)
-        return _answer(said, texts, _embedder(served))
-    except PrecedentError as error:
-        raise api_error(error, KEYS.known) from error
-
-
-def _embedder(served: Served) -> Embedder:
     if served.engine.cache is None:
         raise ApiError(
             f"the model {served.name!r} is served without a cache, and so without an embedder",
             status=404, param="model", code="unsupported_value",
         )  # fmt: skip
-    return served.engine.cache.embedder
-
-
-def _answer(said: Mapping[str, Any], texts: list[str], embedder: Embedder) -> dict[str, Any]:
+    embedder = served.engine.cache.embedder
     if said.get("dimensions", embedder.dimension) != embedder.dimension:
         raise ApiError(f"the embedder's vectors have {embedder.dimension} dimensions", param="dimensions")
-    packed = said.get("encoding_format", "float") == "base64"
-    vectors = embed_all(embedder, texts)
-    data = [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": base64.b64encode(vector.tobytes()).decode() if packed else vector.tolist(),
-        }
-        for index, vector in enumerate(vectors)
-    ]
+    try:
+        check_plain("input", texts)
+        vectors = embed_all(embedder, texts)
+    except PrecedentError as error:
+        raise api_error(error, KEYS.known) from error
+    packed = said.get("encoding_format") == "base64"
+    written = [base64.b64encode(one.tobytes()).decode() if packed else one.tolist() for one in vectors]
     tokens = sum(len(text.split()) for text in texts)
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    told = {"object": "list", "data": data, "model": said["model"], "usage": usage}
-    kind = PackedResponse if packed else CreateEmbeddingResponse
-    return kind.model_validate(told).model_dump(mode="json")
+    return {
+        "object": "list",
+        "data": [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(written)],
+        "model": said["model"],
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }

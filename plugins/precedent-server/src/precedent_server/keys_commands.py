@@ -15,7 +15,7 @@ from precedent.cli.cache_table import printable
 from precedent.cli.options import JsonOption, write_json
 
 if TYPE_CHECKING:
-    from precedent_server.stored_keys import StoredKey
+    from precedent_server.keys import StoredKey
 
 app = typer.Typer(name="keys", help="Make, list and revoke the API keys of a server.", no_args_is_help=True)
 
@@ -42,7 +42,7 @@ def add(
     ] = "use",
 ) -> None:
     """Make a key and print it, alone on standard output and only this once. Makes FILE if there is none."""
-    from precedent_server.stored_keys import add_key
+    from precedent_server.keys import add_key
 
     key = add_key(file, name, tenant, role)
     typer.echo(f"the key {name} of tenant {tenant} ({role}); it is not stored and cannot be shown again:", err=True)
@@ -52,7 +52,7 @@ def add(
 @app.command("list", epilog="Example:  precedent keys list --file keys.json")
 def list_keys(file: FileOption, json_file: JsonOption = None) -> None:
     """List the keys' names, tenants, roles and times of creation; the keys themselves are not stored."""
-    from precedent_server.stored_keys import read_keys
+    from precedent_server.keys import read_keys
 
     keys = read_keys(file)
     if json_file is not None:
@@ -63,7 +63,7 @@ def list_keys(file: FileOption, json_file: JsonOption = None) -> None:
 @app.command(epilog="Example:  precedent keys revoke shop-backend --file keys.json")
 def revoke(name: NameArgument, file: FileOption, json_file: JsonOption = None) -> None:
     """Delete a key. A running server refuses it from the next request on."""
-    from precedent_server.stored_keys import revoke_key
+    from precedent_server.keys import revoke_key
 
     revoke_key(file, name)
     if json_file is not None:

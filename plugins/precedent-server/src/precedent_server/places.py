@@ -1,49 +1,50 @@
-"""A bounded queue: how many answers run or wait at once, of everybody and of each key."""
+"""How much callers may hold at once, in all and by key: places for answers, and bytes of bodies on their way in."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from precedent_server.errors import BUSY, ApiError, stopping
-from precedent_server.settings import ServerLimits
-
-RETRY_SECONDS = 1
+from precedent_server.errors import BUSY, ApiError
 
 
-class Places:
-    """Hands out places for answers; belongs to the event loop's thread."""
+class Quota:
+    """Bounds what is held, of everybody and of each key; belongs to the event loop's thread."""
 
-    def __init__(self, limits: ServerLimits) -> None:
-        self._limits = limits
-        self._taken = Counter[str]()
-        self.closed = False
+    def __init__(self, what: str, most: int, most_per_key: int, retry_seconds: int) -> None:
+        self._what, self._retry = what, str(retry_seconds)
+        self.most, self.most_per_key = most, most_per_key
+        self._held = Counter[str]()
 
     @property
-    def num_taken(self) -> int:
-        """Answers that run or wait now."""
-        return self._taken.total()
+    def total(self) -> int:
+        """What is held now."""
+        return self._held.total()
 
     @contextmanager
-    def taken(self, name: str, number: int = 1) -> Iterator[None]:
-        """Hold so many places for the key called `name`. Raises ApiError (429, 503 when the server stops)."""
-        if self.closed:
-            raise stopping()
-        most = min(self._limits.max_queued, self._limits.max_queued_per_key)
-        if number > most:
-            raise ApiError(f"the request asks for {number} answers, and at most {most} may run at once", param="n")
-        whose = "this key has" if self._taken[name] + number > self._limits.max_queued_per_key else None
-        whose = "there are" if self._taken.total() + number > self._limits.max_queued else whose
-        if whose is not None:
-            raise ApiError(
-                f"{whose} too many requests already: try again later", status=429, kind=BUSY,
-                code="rate_limit_exceeded", headers={"Retry-After": str(RETRY_SECONDS)},
-            )  # fmt: skip
-        self._taken[name] += number
+    def held(self, name: str, number: int = 0) -> Iterator[Callable[[int], None]]:
+        """Hold so much for the key called `name`, and more with what this returns, until the end of the block.
+
+        Raises ApiError (429) where a bound is reached.
+        """
+        size = 0
+
+        def add(more: int) -> None:
+            nonlocal size
+            of_key = self._held[name] + more > self.most_per_key
+            if of_key or self.total + more > self.most:
+                raise ApiError(
+                    f"{'this key has' if of_key else 'there are'} too many {self._what} already: try again later",
+                    status=429, kind=BUSY, code="rate_limit_exceeded", headers={"Retry-After": self._retry},
+                )  # fmt: skip
+            self._held[name] += more
+            size += more
+
         try:
-            yield
+            add(number)
+            yield add
         finally:
-            self._taken[name] -= number
-            if not self._taken[name]:
-                del self._taken[name]
+            self._held[name] -= size
+            if not self._held[name]:
+                del self._held[name]

@@ -1,58 +1,378 @@
-"""`POST /v1/responses`: a whole conversation in, its next items out; nothing is kept between requests."""
+"""`POST /v1/responses`: a whole conversation in, its next items out; nothing is kept between requests.
+
+A body is read by writing it as one of `/v1/chat/completions`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack
-from functools import partial
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from openai.types.responses import Response as ResponseBody
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from precedent.errors import PrecedentError
-from precedent_server.answers import Answer, interleaved, read_all
-from precedent_server.bodies import parsed
-from precedent_server.chat import begun
-from precedent_server.chat_request import ChatRequest
-from precedent_server.errors import api_error
+from precedent.sampling.logprobs import TokenLogprob
+from precedent.text.answers import CallPiece, Piece
+from precedent.text.tool_formats import ReasoningPiece
+from precedent_server.answers import Answer, speculation_of, steps_of, usage_of
+from precedent_server.bodies import Keys, checked, parsed
+from precedent_server.chat import ChatRequest, chat_request, reply_to_chat
+from precedent_server.errors import ApiError, api_error
+from precedent_server.history import own_items
 from precedent_server.keys import Caller
-from precedent_server.responses_answer import ResponseWriter
-from precedent_server.responses_request import responses_request
 from precedent_server.serving import Serving
-from precedent_server.transport import EventStream, failure, read_body, unless_gone
+from precedent_server.settings import ServerLimits
+from precedent_server.transport import read_body
+
+KEYS = Keys(
+    ResponseCreateParamsBase,
+    required=("model", "input"),
+    supported=(
+        *("input", "instructions", "model", "max_output_tokens", "temperature", "top_p", "tools", "tool_choice"),
+        *("parallel_tool_calls", "text", "reasoning", "truncation", "background", "include", "top_logprobs"),
+        "stream_options",
+    ),
+    own={
+        **{"stream": bool, "input": str | list[Any], "tools": list[dict[str, Any]], "text": dict[str, Any]},
+        **{"tool_choice": str | dict[str, Any], "include": list[str], "speculation": bool | dict[str, Any]},
+    },
+    instead={
+        "previous_response_id": "nothing is kept between requests: send the whole conversation as input",
+        "conversation": "nothing is kept between requests: send the whole conversation as input",
+        "prompt": "there are no stored prompts: send instructions and input",
+        "max_tool_calls": "tools run at the client: count there",
+    },
+)
+
+_NESTED = {"text": ("format", "verbosity"), "reasoning": ("effort", "summary", "generate_summary")}
+"""Keys that may stand within others. A summary of the reasoning is never made: all of it is in the answer."""
+
+_TEXT_OF = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+"""The key of a part's text, by the part's type."""
+
+_ROLES = ("system", "developer", "user")
+"""Who else than the assistant speaks in messages; tools answer in items of their own."""
+
+_CHAT_NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text"}
+"""Keys of a chat completion, each with the one of this route that it was made of."""
+
+
+def responses_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
+    """Read a parsed body. Raises ApiError that names the key of this route."""
+    said = checked(body, KEYS)
+    if said.get("background"):
+        raise ApiError("an answer is sent while it is written: leave background out", param="background")
+    if unknown := set(said.get("include", ())) - {"message.output_text.logprobs", "reasoning.encrypted_content"}:
+        raise ApiError(f"include={min(unknown)!r} is not supported", param="include", code="unsupported_value")
+    for name, known in _NESTED.items():
+        if unknown := said.get(name, {}).keys() - known:
+            raise ApiError(f"{name}.{min(unknown)} is not supported; known: {known[0]}", param=name)
+    if said.get("text", {}).get("verbosity", "medium") != "medium":
+        raise ApiError("text.verbosity is not supported: say in the prompt how long the answer should be", param="text")
+    same = ("model", "temperature", "top_p", "parallel_tool_calls", "stream", "speculation", "top_logprobs")
+    chat = {name: said[name] for name in same if name in said}
+    if "top_logprobs" in said or "message.output_text.logprobs" in said.get("include", ()):
+        chat["logprobs"] = True
+    if "max_output_tokens" in said:
+        chat["max_completion_tokens"] = said["max_output_tokens"]
+    if said.get("tools"):
+        chat["tools"] = [_tool(tool) for tool in said["tools"]]
+    if "tool_choice" in said:
+        chat["tool_choice"] = _choice(said["tool_choice"])
+    if effort := said.get("reasoning", {}).get("effort"):
+        chat["reasoning_effort"] = effort
+    if wanted := said.get("text", {}).get("format"):
+        chat["response_format"] = _format(wanted)
+    num_foreign = 0 if isinstance(said["input"], str) else own_items(said["input"])[1]
+    chat["messages"] = messages_of(said["input"], said.get("instructions"))
+    try:
+        asked = chat_request(chat, limits)
+        renamed = {name: _CHAT_NAMES.get(key, key) for name, key in asked.renamed.items()}
+        return replace(asked, num_ignored=asked.num_ignored + num_foreign, renamed=renamed)
+    except ApiError as error:
+        error.error.param = _CHAT_NAMES.get(error.error.param or "", error.error.param)
+        raise
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise ApiError(f"a tool of type {tool.get('type')!r} is not supported: use functions", param="tools")
+    return {"type": "function", "function": {name: part for name, part in tool.items() if name != "type"}}
+
+
+def _choice(choice: Any) -> Any:
+    if not isinstance(choice, Mapping):
+        return choice
+    if choice.get("type") == "allowed_tools":
+        tools = [_tool(tool) for tool in choice.get("tools") or () if isinstance(tool, Mapping)]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools}}
+    if choice.get("type") != "function":
+        raise ApiError(f"tool_choice of type {choice.get('type')!r} is not supported", param="tool_choice")
+    return {"type": "function", "function": {"name": choice.get("name")}}
+
+
+def _format(wanted: Any) -> Any:
+    """The format in a chat completion's words, which nest a schema one level deeper."""
+    if isinstance(wanted, Mapping) and wanted.get("type") == "json_schema":
+        return {
+            "type": "json_schema",
+            "json_schema": {name: part for name, part in wanted.items() if name != "type"},
+        }
+    return wanted
+
+
+def messages_of(given: str | Sequence[Any], instructions: Any = None) -> list[dict[str, Any]]:
+    """The input's items as messages: calls that follow each other belong to one assistant's turn."""
+    begun = [] if instructions is None else [{"role": "system", "content": instructions}]
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else list(_turns(given))
+    return [*begun, *items]
+
+
+def _turns(items: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    turn: dict[str, Any] | None = None
+    for position, item in own_items(items)[0]:
+        if not isinstance(item, Mapping):
+            raise ApiError(f"input[{position}] must be an object", param="input")
+        kind = item.get("type", "message")
+        if kind in ("function_call", "reasoning") or (kind == "message" and item.get("role") == "assistant"):
+            turn = turn or {"role": "assistant", "content": ""}
+            _add(turn, item, kind)
+            continue
+        if turn is not None:
+            yield turn
+            turn = None
+        if kind == "function_call_output":
+            content = _content(item.get("output"))
+            yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+        elif kind == "message" and item.get("role") not in _ROLES:
+            raise ApiError(f"input[{position}].role must be one of assistant, {', '.join(_ROLES)}", param="input")
+        elif kind == "message":
+            yield {"role": item["role"], "content": _content(item.get("content"))}
+        else:
+            raise ApiError(f"input[{position}] of type {kind!r} is not supported", param="input")
+    if turn is not None:
+        yield turn
+
+
+def _add(turn: dict[str, Any], item: Mapping[str, Any], kind: Any) -> None:
+    """Add a call, a thought or a text to an assistant's turn."""
+    if kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        turn.setdefault("tool_calls", []).append({"id": item.get("call_id"), "type": "function", "function": function})
+    elif kind == "reasoning":
+        said = "".join(str(part.get("text", "")) for part in item.get("content") or () if isinstance(part, Mapping))
+        if said:
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + said
+    else:
+        content = _content(item.get("content") or "")
+        turn["content"] += content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def _content(content: Any) -> Any:
+    """Parts in a chat completion's words; anything else is for its checks to refuse."""
+    if not isinstance(content, list):
+        return content
+    parts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        text = part.get(_TEXT_OF[kind]) if kind in _TEXT_OF else None
+        if not isinstance(text, str):
+            raise ApiError(f"a part of type {kind!r} is not supported: only text is read", param="input")
+        parts.append({"type": "text", "text": text})
+    return parts
 
 
 async def responses(serving: Serving, caller: Caller, request: Request) -> Response:
     """Answer one request, whole or as a stream of events."""
-    body, asked = await read_body(request, serving, partial(_asked, serving))
-    serving.num_ignored += asked.num_ignored
-    served = serving.model(asked.model)
-    with ExitStack() as held:
-        held.enter_context(serving.places.taken(caller.name))
-        (answer,) = await unless_gone(request, serving.limits, begun(serving, served, asked, caller, held))
-        writer = ResponseWriter(answer, body)
-        if asked.stream:
-            return EventStream(_events(answer, writer, held.pop_all()), serving.limits, serving.places, writer.failed)
-        await unless_gone(request, serving.limits, read_all([answer]))
-        return JSONResponse(await serving.prepared(writer.whole))
 
-
-def _asked(serving: Serving, raw: bytes) -> tuple[dict[str, Any], ChatRequest]:
-    body = {name: value for name, value in parsed(raw).items() if value is not None}
-    try:
-        return body, responses_request(body, serving.limits)
-    except PrecedentError as error:
-        raise api_error(error, body, {"prompt": "input"}) from error
-
-
-async def _events(answer: Answer, writer: ResponseWriter, held: ExitStack) -> AsyncGenerator[str, None]:
-    with held:
+    def read(raw: bytes) -> tuple[dict[str, Any], ChatRequest]:
+        body = {name: value for name, value in parsed(raw).items() if value is not None}
         try:
-            yield writer.first()
-            async for _, emission, pieces in interleaved([answer]):
-                if written := writer.of(emission, pieces):
-                    yield written
-            yield writer.last()
-        except Exception as error:
-            yield writer.failed(failure(error))
+            return body, responses_request(body, serving.limits)
+        except PrecedentError as error:
+            raise api_error(error, body, {"prompt": "input"}) from error
+
+    body, asked = await read_body(request, serving, read)
+    return await reply_to_chat(serving, caller, request, asked, lambda answers: ResponseWriter(body, answers[0]))
+
+
+class ResponseWriter:
+    """Writes an answer as OpenAI's Response: its items, whole or as the events of a stream."""
+
+    def __init__(self, body: Mapping[str, Any], answer: Answer) -> None:
+        self._answer, self._body = answer, body
+        self._id, self._created = f"resp_{secrets.token_hex(16)}", int(time.time())
+        self._items: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None
+        self._in_whole_call = False
+        self._number = -1
+        self._untold: list[TokenLogprob] = []
+
+    def whole(self) -> dict[str, Any]:
+        """The response of an answer that was read to its end."""
+        answer = self._answer
+        if answer.reasoning:
+            self._begin_item("reasoning")["content"] = [{"type": "reasoning_text", "text": answer.reasoning}]
+        if answer.text or not answer.calls:
+            self._begin_item("message")["content"] = [self._text_part(answer.text, answer.result.logprobs)]
+        for call in answer.calls:
+            self._begin_item("function_call").update(call_id=call["id"], **call["function"])
+        for item in self._items:
+            item["status"] = "completed"
+        if self._items[-1]["type"] != "function_call":  # calls of a whole answer are complete
+            self._items[-1]["status"] = self._status
+        return self._response(self._status)
+
+    async def events(self) -> AsyncGenerator[str, None]:
+        """The events of a stream."""
+        begun = self._response("in_progress")
+        yield self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+        async for _, emission, pieces in steps_of([self._answer]):
+            self._untold += emission.logprobs
+            if written := "".join(event for piece in pieces for event in self._piece(piece)):
+                yield written
+        closing = "" if self._items else "".join(self._begin("message"))
+        closing += "".join(self._close("completed" if self._in_whole_call else self._status))
+        ended = "response.completed" if self._status == "completed" else "response.incomplete"
+        yield closing + self._event(ended, response=self._response(self._status))
+
+    def failed(self, error: ApiError) -> str:
+        """The event that ends a stream which failed."""
+        told = error.body()["error"]
+        return self._event("error", **{name: told[name] for name in ("code", "message", "param")})
+
+    def _piece(self, piece: Piece) -> Iterator[str]:
+        if isinstance(piece, CallPiece):
+            yield from self._call(piece)
+            return
+        kind = "reasoning" if isinstance(piece, ReasoningPiece) else "message"
+        if self._open is None or self._open["type"] != kind:
+            yield from self._close()
+            yield from self._begin(kind)
+            self._in_whole_call = False
+        assert self._open is not None
+        self._open["content"][0]["text"] += piece.text
+        if kind == "reasoning":
+            yield self._in_item("response.reasoning_text.delta", content_index=0, delta=piece.text)
+        else:
+            told = self._logprobs(self._untold)
+            self._untold.clear()
+            self._open["content"][0]["logprobs"] += told
+            yield self._in_item("response.output_text.delta", content_index=0, delta=piece.text, logprobs=told)
+
+    def _call(self, piece: CallPiece) -> Iterator[str]:
+        if piece.call_id is not None:
+            yield from self._close()
+            self._open, self._in_whole_call = self._begin_item("function_call"), True
+            self._open.update(call_id=piece.call_id, name=piece.name, arguments="")
+            yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=self._open)
+            return
+        assert self._open is not None
+        if piece.cut:
+            self._in_whole_call = False
+            return
+        self._open["arguments"] += piece.arguments
+        yield self._in_item("response.function_call_arguments.delta", delta=piece.arguments)
+
+    def _begin(self, kind: str) -> Iterator[str]:
+        """Begin an item of text."""
+        self._open = self._begin_item(kind)
+        yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=self._open)
+        part = self._text_part("") if kind == "message" else {"type": "reasoning_text", "text": ""}
+        self._open["content"] = [part]
+        if kind == "message":
+            yield self._in_item("response.content_part.added", content_index=0, part=part)
+
+    def _close(self, status: str = "completed") -> Iterator[str]:
+        """End the item that is open."""
+        if self._open is None:
+            return
+        item = self._open
+        item["status"] = status
+        if item["type"] == "function_call":
+            arguments, name = item["arguments"], item["name"]
+            yield self._in_item("response.function_call_arguments.done", arguments=arguments, name=name)
+        elif item["type"] == "message":
+            part = item["content"][0]
+            told = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield self._in_item("response.output_text.done", content_index=0, **told)
+            yield self._in_item("response.content_part.done", content_index=0, part=part)
+        else:
+            text = item["content"][0]["text"]
+            yield self._in_item("response.reasoning_text.done", content_index=0, text=text)
+        yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
+        self._open = None
+
+    def _begin_item(self, kind: str) -> dict[str, Any]:
+        prefix = {"message": "msg", "function_call": "fc", "reasoning": "rs"}[kind]
+        item: dict[str, Any] = {"id": f"{prefix}_{secrets.token_hex(16)}", "type": kind, "status": "in_progress"}
+        if kind == "message":
+            item |= {"role": "assistant", "content": []}
+        elif kind == "reasoning":
+            item |= {"summary": [], "content": []}
+        self._items.append(item)
+        return item
+
+    def _text_part(self, text: str, logprobs: Any = ()) -> dict[str, Any]:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs(logprobs)}
+
+    def _logprobs(self, told: Sequence[TokenLogprob]) -> list[Any]:
+        found = self._answer.logprobs(told)
+        return [] if found is None else list(found["content"])
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._answer.finish_reason == "length" else "completed"
+
+    def _response(self, status: str) -> dict[str, Any]:
+        body = self._body
+        told: dict[str, Any] = {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "model": body["model"],
+            "output": self._items,
+            "parallel_tool_calls": body.get("parallel_tool_calls", True),
+            "tool_choice": body.get("tool_choice", "auto"),
+            "tools": body.get("tools", []),
+            "instructions": body.get("instructions"),
+            "max_output_tokens": body.get("max_output_tokens"),
+            "temperature": body.get("temperature", 1.0),
+            "top_p": body.get("top_p", 1.0),
+            "text": body.get("text", {"format": {"type": "text"}}),
+            "metadata": body.get("metadata") or {},
+            "store": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "usage": None if status == "in_progress" else self._usage(),
+        }
+        if status != "in_progress":
+            told["speculation"] = speculation_of([self._answer])
+        return ResponseBody.construct(**told).model_dump(mode="json", exclude_unset=True, warnings=False)
+
+    def _usage(self) -> dict[str, Any]:
+        found = usage_of([self._answer])
+        cached = self._answer.result.cached_prompt_tokens
+        return {
+            "input_tokens": found.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": found.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._answer.num_reasoning_tokens},
+            "total_tokens": found.total_tokens,
+        }
+
+    def _in_item(self, kind: str, **told: Any) -> str:
+        return self._event(kind, item_id=self._items[-1]["id"], output_index=len(self._items) - 1, **told)
+
+    def _event(self, kind: str, **told: Any) -> str:
+        self._number += 1
+        data = {"type": kind, "sequence_number": self._number, **told}
+        return f"event: {kind}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"

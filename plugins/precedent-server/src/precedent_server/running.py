@@ -64,7 +64,7 @@ def serve(serving: Serving, host: str, port: int, *, ready: Callable[[str], obje
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        with _listening(host, port) as listener:
+        with hangups_ignored(), _listening(host, port) as listener:
             _Server(uvicorn_config(serving), serving, ready, _address(listener)).run([listener])
     finally:
         sys.setswitchinterval(before)
@@ -92,39 +92,21 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, serving: Serving, ready: Callable[[str], object], address: str) -> None:
         super().__init__(config)
         self._serving, self._ready, self._address = serving, ready, address
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and tell the address."""
         await super().startup(sockets)
-        self._loop = asyncio.get_running_loop()
         self._ready(self._address)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop gracefully on SIGINT and SIGTERM; uvicorn dies of them then, before models and caches are closed.
-
-        SIGHUP reads the keys again.
-        """
-        handlers = {signal.SIGINT: self.handle_exit, signal.SIGTERM: self.handle_exit}
-        if hasattr(signal, "SIGHUP"):
-            handlers[signal.SIGHUP] = self._hung_up
-        before = {kind: signal.signal(kind, handler) for kind, handler in handlers.items()}
+        """Stop gracefully on SIGINT and SIGTERM; uvicorn dies of them then, before models and caches are closed."""
+        before = {kind: signal.signal(kind, self.handle_exit) for kind in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
             for kind, former in before.items():
                 signal.signal(kind, former)
-
-    def _hung_up(self, sig: int, frame: FrameType | None) -> None:
-        """Read the keys again, but not here: the signal may have come while they were being read."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._read_keys)
-
-    def _read_keys(self) -> None:
-        if self._serving.keys is not None:
-            self._serving.keys.read_again()
-        log.info("SIGHUP: the keys were read again" if self._serving.keys else "SIGHUP: there are no keys to read")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let running requests end; those that outlast the grace are cancelled, and say so to their clients."""
@@ -134,13 +116,13 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Refuse new requests from now on; running ones have `grace_seconds` to end."""
-        self._serving.places.closed = True
+        self._serving.closed = True
         super().handle_exit(sig, frame)
 
 
 @contextmanager
 def hangups_ignored() -> Iterator[None]:
-    """Ignore SIGHUP while models are loaded: it asks for the keys, which are read once requests are taken."""
+    """Ignore SIGHUP, which asks for the keys to be read: they are read at every request."""
     if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = "PRECEDENT_SERVE"
 """How the names of options begin in the environment: `--max-queued` is PRECEDENT_SERVE_MAX_QUEUED."""
-
-_NEEDED = ("fastapi", "uvicorn", "openai")
 
 
 def _configured(ctx: typer.Context, path: Path | None) -> Path | None:
@@ -124,15 +121,14 @@ def serve(
     ] = None,
 ) -> None:
     """Serve models under OpenAI's HTTP interface: every client of it can use them."""
-    _check_installed()
     from precedent.engine.options import EngineOptions
     from precedent_server.access import AccessRules
+    from precedent_server.dashboard import KEPT_STEPS
     from precedent_server.keys import KeyFile
-    from precedent_server.opening import named_models, opened, served_name
     from precedent_server.running import check_address, hangups_ignored
     from precedent_server.running import serve as serve_until_told
+    from precedent_server.serving import named_models, opened, served_name
     from precedent_server.settings import ServerLimits
-    from precedent_server.steps import KEPT_STEPS
 
     limits = ServerLimits(
         max_queued=max_queued,
@@ -173,9 +169,3 @@ def _bounds(**given: float | None) -> Bounds | None:
 
     asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return Bounds(**asked) if asked else None
-
-
-def _check_installed() -> None:
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"precedent serve needs {', '.join(missing)}: pip install 'precedent-llm[serve]'")

@@ -1,31 +1,37 @@
-"""What a server holds: models by name, keys, places, and the threads on which prompts are prepared."""
+"""What a server holds: models by name, keys, places, and threads that prepare prompts. `opened` loads all of it."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+from precedent.cache import Bounds, SpeculationCache
+from precedent.cache.store_url import Place
 from precedent.decoding.microscope import Microscope
 from precedent.engine.engine import Engine
+from precedent.engine.options import EngineOptions
 from precedent.engine.prometheus import counter_text, prometheus_text
+from precedent.errors import ConfigError
 from precedent.langchain.chat_model import ChatPrecedent
 from precedent.runtime.background import Background
 from precedent.runtime.plain_values import shown
+from precedent.target.load.loading import load_config, load_tokenizer
 from precedent_server.access import NO_RULES, AccessRules
-from precedent_server.errors import FAILED, ApiError
+from precedent_server.errors import FAILED, ApiError, stopping
 from precedent_server.following import Following
 from precedent_server.keys import KeyFile
-from precedent_server.places import Places
+from precedent_server.places import Quota
 from precedent_server.settings import ServerLimits
-from precedent_server.uploads import Uploads
 
 Result = TypeVar("Result")
 
@@ -66,38 +72,34 @@ class Served:
         return {**self.sampling, "max_tokens": min(most_tokens, self.engine.context_length), **given}
 
 
-@dataclass(slots=True)
 class Serving:
     """Everything that requests share; `keys` is None for a server without keys.
 
-    `following` keeps memory free of what other processes forget; None without a cache of a place. `num_ignored` counts
-    parts of messages that no route reads.
+    `following` keeps memory free of what other processes forget; None without a cache of a place. `closed` says that
+    the server is stopping. `num_ignored` counts parts of messages that no route reads, `most_body_bytes` is the length
+    of the longest body that some model can use.
     """
 
-    models: Mapping[str, Served]
-    limits: ServerLimits = field(default_factory=ServerLimits)
-    keys: KeyFile | None = None
-    following: Following | None = None
-    started: int = field(default_factory=lambda: int(time.time()))
-    access: AccessRules = NO_RULES
-    num_ignored: int = 0
-    _begun: float = field(default_factory=time.monotonic)
-    places: Places = field(init=False)
-    uploads: Uploads = field(init=False)
-    _threads: Executor = field(init=False)
-    most_body_bytes: int = field(init=False)
-    """Bytes of the longest body that some model can use."""
-
-    def __post_init__(self) -> None:
-        contexts = [served.engine.context_length for served in self.models.values()]
-        self.most_body_bytes = self.limits.most_body_bytes(max(contexts, default=0))
-        self.places, self.uploads = Places(self.limits), Uploads(self.limits)
+    def __init__(
+        self,
+        models: Mapping[str, Served],
+        limits: ServerLimits | None = None,
+        keys: KeyFile | None = None,
+        following: Following | None = None,
+        access: AccessRules = NO_RULES,
+    ) -> None:
+        self.models, self.keys, self.following, self.access = models, keys, following, access
+        self.limits = limits = limits or ServerLimits()
+        self.started, self.started_clock = int(time.time()), time.monotonic()
+        self.closed, self.num_ignored = False, 0
+        self.most_body_bytes = limits.most_body_bytes(
+            max((one.engine.context_length for one in models.values()), default=0)
+        )
+        self.places = Quota("requests", limits.max_queued, limits.max_queued_per_key, retry_seconds=1)
+        self.uploads = Quota(
+            "bytes of unfinished requests", limits.max_upload_bytes, limits.max_upload_bytes_per_key, retry_seconds=5
+        )
         self._threads = Background(PREPARING_THREADS, "precedent-prepare")
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since it began, on a clock that is never set."""
-        return time.monotonic() - self._begun
 
     def model(self, name: str) -> Served:
         """The model of a request. Raises ApiError (404) for another name."""
@@ -107,6 +109,16 @@ class Serving:
                 status=404, param="model", code="model_not_found",
             )  # fmt: skip
         return self.models[name]
+
+    @contextmanager
+    def taken(self, name: str, number: int = 1) -> Iterator[None]:
+        """Hold places for answers to the key called `name`. Raises ApiError (429, 503 when the server stops)."""
+        if self.closed:
+            raise stopping()
+        if number > (most := min(self.places.most, self.places.most_per_key)):
+            raise ApiError(f"the request asks for {number} answers, and at most {most} may run at once", param="n")
+        with self.places.held(name, number):
+            yield
 
     async def metrics_text(self) -> str:
         """Metrics of all models in Prometheus's text format."""
@@ -135,27 +147,99 @@ class Serving:
                 return await asyncio.shield(job)
         except BaseException as error:
             job.add_done_callback(partial(_dispose, unused))  # it may be done already: both can end in one turn
-            if isinstance(error, TimeoutError):
-                raise (self._too_slow() if begun.is_set() else _too_busy()) from None
-            raise
-
-    def _too_slow(self) -> ApiError:
-        return ApiError(
-            f"preparing the request took longer than {self.limits.prepare_seconds:g} seconds: "
-            "give a shorter prompt, or a simpler schema"
-        )
+            if not isinstance(error, TimeoutError):
+                raise
+            if begun.is_set():
+                raise ApiError(
+                    f"preparing the request took longer than {self.limits.prepare_seconds:g} seconds: "
+                    "give a shorter prompt, or a simpler schema"
+                ) from None
+            raise ApiError(
+                "other requests take long to prepare: try again later",
+                status=503, kind=FAILED, headers={"Retry-After": "5"},
+            ) from None  # fmt: skip
 
     def close(self) -> None:
         """Stop the threads; engines are closed by who made them."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _too_busy() -> ApiError:
-    message = "other requests take long to prepare: try again later"
-    return ApiError(message, status=503, kind=FAILED, headers={"Retry-After": "5"})
-
-
 def _dispose(unused: Callable[[Any], object] | None, job: asyncio.Future[Any]) -> None:
     """Take note of how abandoned work ended, so that asyncio does not report its error."""
     if not job.cancelled() and job.exception() is None and unused is not None:
         unused(job.result())
+
+
+def named_models(entries: Iterable[str]) -> dict[str, str]:
+    """Targets by name, of NAME=TARGET. Raises ConfigError for an entry without a name, and for a name twice."""
+    found = dict[str, str]()
+    for entry in entries:
+        name, sign, source = entry.partition("=")
+        if not (name and sign and source):
+            raise ConfigError(f"--model {entry!r} must be NAME=TARGET")
+        if name in found:
+            raise ConfigError(f"--model {name!r} is given twice")
+        found[name] = source
+    return found
+
+
+def served_name(target: str) -> str:
+    """The name under which a single target is served: clients and metrics see no path."""
+    path = Path(target).expanduser()
+    if not path.exists():
+        return target
+    return path.resolve().stem if path.suffix == ".gguf" else path.resolve().name
+
+
+@contextmanager
+def opened(
+    models: Mapping[str, str],
+    options: EngineOptions,
+    limits: ServerLimits,
+    *,
+    cache: Place | None = None,
+    bounds: Bounds | None = None,
+    keys: KeyFile | None = None,
+    access: AccessRules = NO_RULES,
+    kept_steps: int = 0,
+    sampling: Literal["model", "precedent"] = "precedent",
+    loading: Callable[[str], object] = lambda target: None,
+) -> Iterator[Serving]:
+    """Models by name on engines of these options, over one cache that follows its store; all closed at the end.
+
+    Names of one target share its engine. Of several targets each is looked for before the first is loaded. `bounds`
+    are those of the cache. `sampling` "model" gives requests that name no settings those that the checkpoint
+    recommends, "precedent" OpenAI's. `loading` is told each target before it is loaded. Raises what `Engine.load` and
+    `SpeculationCache.open` do, and ConfigError for bounds without a cache.
+    """
+    if bounds is not None and cache is None:
+        raise ConfigError("--max-cache-bytes, --max-tenant-bytes and --max-age bound a cache: give --cache as well")
+    targets = {_place(target): target for target in models.values()}
+    if len(targets) > 1:
+        for target in targets.values():
+            load_config(target)
+            load_tokenizer(target)
+    with ExitStack() as held:
+        following = None
+        if cache is not None:
+            given = dataclasses.asdict(bounds or Bounds())
+            shared = held.enter_context(SpeculationCache.open(cache, embedder=options.embedder, **given))
+            following = held.enter_context(Following(shared))
+            options = dataclasses.replace(options, cache=shared, embedder=None)
+        served, engines = dict[str, Served](), dict[str, Engine]()
+        for name, target in models.items():
+            place = _place(target)
+            if place not in engines:
+                loading(target)
+                engines[place] = held.enter_context(closing(Engine.load(target, options, name=name)))
+            engine = engines[place]
+            served[name] = Served.of(
+                name, engine, kept_steps=kept_steps, sampling=engine.sampling_defaults if sampling == "model" else {}
+            )
+        yield held.enter_context(closing(Serving(served, limits, keys, following, access=access)))
+
+
+def _place(target: str) -> str:
+    """What tells that two targets are one: a folder or file may be written in several ways."""
+    path = Path(target).expanduser()
+    return str(path.resolve()) if path.exists() else target

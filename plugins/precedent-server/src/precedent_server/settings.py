@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from precedent.config import check_fields
 from precedent.engine.health import STALLED_SECONDS
@@ -55,19 +55,11 @@ class ServerLimits:
         return min(BYTES_PER_TOKEN * context_length + 3 * self.max_schema_bytes, MOST_BODY_BYTES)
 
     def __post_init__(self) -> None:
-        counts = ("max_queued", "max_queued_per_key", "max_choices", "max_connections", "max_stops")
-        sizes = (
-            *("max_body_bytes", "max_upload_bytes", "max_upload_bytes_per_key", "max_schema_bytes"),
-            *("max_pattern_length", "default_max_tokens"),
-        )
-        times = (
-            *("request_seconds", "header_seconds", "upload_seconds", "prepare_seconds", "grace_seconds"),
-            "stalled_seconds",
-        )
-        wholes = [
-            (name, is_whole(value := getattr(self, name)) and value >= 1, "must be at least 1")
-            for name in (*counts, *sizes)
-            if name != "max_body_bytes" or self.max_body_bytes is not None
-        ]
-        numbers = [(name, is_number(value := getattr(self, name)) and value > 0, "must be above 0") for name in times]
-        check_fields(self, [*wholes, *numbers])
+        rules = list[tuple[str, bool, str]]()
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("_seconds"):
+                rules.append((field.name, is_number(value) and value > 0, "must be above 0"))
+            elif value is not None or field.name != "max_body_bytes":
+                rules.append((field.name, is_whole(value) and value >= 1, "must be at least 1"))
+        check_fields(self, rules)

@@ -15,23 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from precedent_server.connections import FIRST_BYTE
 from precedent_server.errors import FAILED, ApiError, api_error, stopping
-from precedent_server.places import Places
 from precedent_server.serving import Serving
 from precedent_server.settings import ServerLimits
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-SERVER_ERROR = 500
-"""The first status that says the server is to blame."""
-
-
-def too_late() -> ApiError:
-    """What a caller is told whose answer takes too long."""
-    message = "the answer took longer than the server allows: ask for fewer max_tokens"
-    return ApiError(message, status=504, kind=FAILED, code="timeout")
-
 
 DONE = "data: [DONE]\n\n"
 """The event that ends a stream."""
@@ -47,6 +36,19 @@ def error_event(error: ApiError) -> str:
     return event(json.dumps(error.body()))
 
 
+def failure(error: Exception) -> ApiError:
+    """Why a stream failed, for its last event; the log has what the caller is not told."""
+    told = api_error(error)
+    if told.status >= 500:
+        log.error("a stream failed", exc_info=error)
+    return told
+
+
+def _too_late() -> ApiError:
+    message = "the answer took longer than the server allows: ask for fewer max_tokens"
+    return ApiError(message, status=504, kind=FAILED, code="timeout")
+
+
 async def read_body(
     request: Request, serving: Serving, read: Callable[[bytes], Result], most: int | None = None
 ) -> Result:
@@ -54,7 +56,7 @@ async def read_body(
 
     Raises ApiError if it is too long, arrives too slowly, or while too many others arrive; and what `read` raises.
     """
-    with serving.uploads.counted(request.state.key_name) as count:
+    with serving.uploads.held(request.state.key_name) as count:
         raw = await _body(request, serving.limits, most or serving.most_body_bytes, count)
         return await serving.read(raw, read)
 
@@ -62,10 +64,10 @@ async def read_body(
 async def _body(request: Request, limits: ServerLimits, most: int, count: Callable[[int], None]) -> bytes:
     """The body, read until `upload_seconds` after the request's first byte."""
     declared = request.headers.get("content-length", "")
+    size, parts = 0, list[bytes]()
+    begun = request.scope.get(FIRST_BYTE, asyncio.get_running_loop().time())
     if declared.isdecimal() and int(declared) > most:
         raise _too_long(most)
-    parts, size = list[bytes](), 0
-    begun = request.scope.get(FIRST_BYTE, asyncio.get_running_loop().time())
     try:
         async with asyncio.timeout_at(begun + limits.upload_seconds):
             async for part in request.stream():
@@ -100,12 +102,11 @@ async def unless_gone(request: Request, limits: ServerLimits, work: Awaitable[Re
             raise ClientDisconnect
         return working.result()
     except TimeoutError:
-        raise too_late() from None
+        raise _too_late() from None
     finally:
         leaving.cancel()
         if not working.done():
-            working.cancel()
-            await asyncio.wait({working})
+            await _ended(working)
 
 
 async def _gone(receive: Receive) -> None:
@@ -113,12 +114,10 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def failure(error: Exception) -> ApiError:
-    """Why a stream failed, for its last event; the log has what the caller is not told."""
-    told = api_error(error)
-    if told.status >= SERVER_ERROR:
-        log.error("a stream failed", exc_info=error)
-    return told
+async def _ended(task: asyncio.Future[Any]) -> None:
+    """Cancel a task, and wait until it has ended."""
+    task.cancel()
+    await asyncio.wait({task})
 
 
 class EventStream(Response):
@@ -130,12 +129,10 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, events: AsyncGenerator[str, None], limits: ServerLimits, places: Places, told: Callable[[ApiError], str]
-    ) -> None:
+    def __init__(self, serving: Serving, events: AsyncGenerator[str, None], told: Callable[[ApiError], str]) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._limits, self._places, self._told = events, limits, places, told
+        self._serving, self._events, self._told = serving, events, told
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all, unless the client leaves or the server stops first."""
@@ -144,10 +141,10 @@ class EventStream(Response):
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            if not self._places.closed:
+            if not self._serving.closed:
                 raise
             await _ended(sending)
-            await self._end(send, self._told(stopping()))
+            await send(_part(self._told(stopping()), more=False))
         finally:
             leaving.cancel()
             await _ended(sending)
@@ -158,22 +155,13 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(self._events) as events:
             try:
-                async with asyncio.timeout(self._limits.request_seconds):
+                async with asyncio.timeout(self._serving.limits.request_seconds):
                     async for event in events:
                         await send(_part(event))
             except TimeoutError:
-                await send(_part(self._told(too_late())))
-        await self._end(send)
-
-    async def _end(self, send: Send, last: str = "") -> None:
-        await send({"type": "http.response.body", "body": last.encode(), "more_body": False})
+                await send(_part(self._told(_too_late())))
+        await send(_part("", more=False))
 
 
-async def _ended(task: asyncio.Future[None]) -> None:
-    """Cancel a task, and wait until it has ended."""
-    task.cancel()
-    await asyncio.wait({task})
-
-
-def _part(event: str) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": event.encode(), "more_body": True}
+def _part(event: str, *, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": event.encode(), "more_body": more}

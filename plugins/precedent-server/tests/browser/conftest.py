@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -62,24 +63,15 @@ def start() -> Iterator[Callable[..., str]]:
 
 @contextmanager
 def running_at(serving: Serving) -> Iterator[str]:
-    config = uvicorn.Config(server_app(serving), port=0, log_config=None, lifespan="off")
-    server, ready = uvicorn.Server(config), threading.Event()
-    startup = server.startup
-
-    async def told(*given: Any, **more: Any) -> None:
-        await startup(*given, **more)
-        ready.set()
-
-    server.startup = told  # type: ignore[method-assign]
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        assert ready.wait(60)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
+    server = uvicorn.Server(uvicorn.Config(server_app(serving), log_config=None, lifespan="off"))
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 @pytest.fixture

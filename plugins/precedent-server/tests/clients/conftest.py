@@ -1,4 +1,4 @@
-"""Two real servers for all clients, and the counts of each suite for docs/how-to/operate.md."""
+"""Two real servers for all clients."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 from openai import OpenAI
 from pytest_socket import enable_socket
 
-from precedent_server.stored_keys import add_key
+from precedent_server.keys import add_key
 
 HERE = Path(__file__).parent
 SMOL = "smollm2"
@@ -77,9 +76,7 @@ def started(command: list[str], log: Path, tells: str) -> Iterator[str]:
             finally:
                 running.send_signal(signal.SIGTERM)
                 told.read()
-    assert running.returncode in (0, -signal.SIGTERM), (
-        log.read_text()
-    )  # uvicorn raises the signal again when it is done
+    assert running.returncode == 0, log.read_text()
 
 
 def address_in(told: IO[str], log: Path) -> str:
@@ -104,46 +101,3 @@ def client(server: Server) -> Iterator[OpenAI]:
     """openai-python with a key that may ask."""
     with OpenAI(base_url=server.url, api_key=server.keys["desk"], max_retries=0) as made:
         yield made
-
-
-# The counts
-
-OUTCOMES: dict[str, dict[str, str]] = defaultdict(dict)
-"""Outcomes of tests by suite (a file, or a class in it) and name."""
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note how a test ended."""
-    if report.when == "call" or report.outcome != "passed":
-        file, _, name = report.nodeid.partition("::")
-        suite, _, test = name.rpartition("::")
-        place = Path(file).stem.removeprefix("test_") + (f" {suite}" if suite else "")
-        if report.when != "teardown" or test not in OUTCOMES[place]:
-            OUTCOMES[place][test] = report.outcome
-
-
-NOTES = list[str]()
-"""Counts that suites of their own tell."""
-
-
-@pytest.fixture
-def note() -> Callable[[str], None]:
-    """Adds a line to the counts."""
-    return NOTES.append
-
-
-@pytest.fixture
-def outcomes() -> Callable[[str], dict[str, str]]:
-    """The outcomes so far of a suite."""
-    return lambda suite: OUTCOMES[suite]
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The table of docs/how-to/operate.md."""
-    terminalreporter.section("tested with")
-    for suite, found in OUTCOMES.items():
-        counts = Counter(found.values())
-        told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
-        terminalreporter.write_line(f"{suite}: {told}")
-    for line in NOTES:
-        terminalreporter.write_line(line)

@@ -44,19 +44,11 @@ def failure_in(case: ElementTree.Element) -> str | None:
     return None if failure is None else f"{failure.get('message')}\n{failure.text}"
 
 
-def check(file: str, name: str, server: Any) -> None:
+CASES = [(file, name) for file in ("openai_node.test.mjs", "ai_sdk.test.mjs") for name in names_in(file)]
+
+
+@pytest.mark.parametrize(("file", "name"), CASES)
+def test_of_node(server: Any, file: str, name: str) -> None:
     found = failures_of(file, server)
     assert name in found, f"{file} has not run {name!r}: {found}"
     assert found[name] is None, found[name]
-
-
-class TestOpenAINode:
-    @pytest.mark.parametrize("name", names_in("openai_node.test.mjs"))
-    def test_of_node(self, server: Any, name: str) -> None:
-        check("openai_node.test.mjs", name, server)
-
-
-class TestAISDK:
-    @pytest.mark.parametrize("name", names_in("ai_sdk.test.mjs"))
-    def test_of_node(self, server: Any, name: str) -> None:
-        check("ai_sdk.test.mjs", name, server)

@@ -35,26 +35,30 @@ Script = Callable[[str], str] | Sequence[str] | Sequence[Line]
 """A function from a prompt's text to its answer, a list of answers used in order, or the lines of a conversation."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class ScriptedRequest:
     """A request as the engine received it, for assertions; `ended` is set at its end, `cancelled` on cancellation."""
 
     prompt: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
-    speculation: SpeculationConfig | None
-    tenant: str
-    query: str
-    workflow_step: str
-    tools: str
+    speculation: SpeculationConfig | None = None
+    tenant: str = "default"
+    query: str = ""
+    workflow_step: str = ""
+    tools: str = ""
     prediction: str | Sequence[int] | None = None
-    templates: tuple[Template, ...] = ()
+    templates: Iterable[str | Template] = ()
     grammar: Grammar | None = None
     write_back: Callable[[Completion], object] | None = None
-    shown_tokens: frozenset[int] = frozenset()
+    shown_tokens: Collection[int] = ()
+    prefix_tokens: int = 0
     generation: Generation = field(default_factory=Generation)
     ended: threading.Event = field(default_factory=threading.Event)
     cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        self.templates = tuple(Templates(self.templates))
 
 
 class ScriptedEngine:
@@ -87,24 +91,8 @@ class ScriptedEngine:
         self._answers, self._may_stray = answers_of(script), may_stray
         self._random, self._max_burst, self._pace = random.Random(seed), max_burst, pace
 
-    def submit(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        speculation: SpeculationConfig | None = None,
-        tenant: str = "default",
-        query: str = "",
-        workflow_step: str = "",
-        tools: str = "",
-        prediction: str | Sequence[int] | None = None,
-        templates: Iterable[str | Template] = (),
-        grammar: Grammar | None = None,
-        write_back: Callable[[Completion], object] | None = None,
-        shown_tokens: Collection[int] = (),
-        prefix_tokens: int = 0,
-    ) -> Generation:
-        """Start answering and return at once; `prefix_tokens` mean nothing here. Raises ContextOverflowError.
+    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, **asked: Any) -> Generation:
+        """Start answering and return at once; the arguments are those of `Engine.submit`. Raises ContextOverflowError.
 
         Raises AssertionError for a prompt that lacks part of its LangChain call's input.
         """
@@ -112,21 +100,7 @@ class ScriptedEngine:
         if len(prompt_ids) >= self.context_length:
             raise ContextOverflowError(f"the prompt has {len(prompt_ids)} tokens, the context {self.context_length}")
         prompt = str(self.tokenizer.decode(list(prompt_ids)))
-        request = ScriptedRequest(
-            prompt,
-            tuple(prompt_ids),
-            sampling,
-            speculation,
-            tenant,
-            query,
-            workflow_step,
-            tools,
-            prediction,
-            tuple(Templates(templates)),
-            grammar,
-            write_back,
-            frozenset(shown_tokens),
-        )
+        request = ScriptedRequest(prompt=prompt, prompt_ids=tuple(prompt_ids), sampling=sampling, **asked)
         self.requests.append(request)
         rng = random.Random(self._random.random())
         threading.Thread(target=self._run, args=(request, rng), daemon=True).start()

@@ -20,7 +20,6 @@ from precedent.drafters.matching.occurrences import (
     Text,
     VoteWeights,
     fill,
-    hit_of,
 )
 from precedent.runtime.compiled import Int32s, compiled
 
@@ -38,26 +37,17 @@ SKEW_COST = 0.15
 
 
 class Trail:
-    """Follows one output through an index of known texts."""
+    """Follows one output through an index of known texts. `pointers` say where the followed sequences are."""
 
     def __init__(self) -> None:
-        self._pointers: Pointers = np.empty(0, POINTER)
-
-    @property
-    def pointers(self) -> Pointers:
-        """Where the followed sequences are, for `align`."""
-        return self._pointers
-
-    def align(self, text: Text, recent: Int32s, found: Occurrences, weights: VoteWeights) -> Occurrences:
-        """Add to the occurrences found the places where a followed sequence continues or may be resumed."""
-        return align(text, recent, found, self._pointers, weights) if self._pointers.size else found
+        self.pointers: Pointers = np.empty(0, POINTER)
 
     def advance(self, text: Text, aligned: Occurrences, committed: Sequence[int]) -> None:
         """Move along the committed tokens, following the heaviest of the occurrences that votes came from.
 
         A pointer that disagrees stays where it is, and its gap begins.
         """
-        self._pointers = advance(text.tokens, aligned, self._pointers, np.array(committed, dtype=np.int32))
+        self.pointers = advance(text.tokens, aligned, self.pointers, np.array(committed, dtype=np.int32))
 
 
 @compiled
@@ -101,9 +91,8 @@ def _join(
     while at < size and places[at].position != position:
         at += 1
     if at == size:
-        slot = text.owners[position]
-        length, number = matched(text.tokens, position, recent), hit_of(weights.hits, slot)
-        fill(places[at], text, position, slot, length, weights, number)
+        length = matched(text.tokens, position, recent)
+        fill(places[at], text, position, text.owners[position], length, weights)
         size += 1
     place = places[at]
     place.score = min(float(MAX_MATCH), max(place.score, place.length + carried, at_least))

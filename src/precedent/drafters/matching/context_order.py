@@ -5,7 +5,7 @@ current text's last m tokens occur are adjacent, and the closer a neighbour, the
 array of the reversed text, cut off at `MAX_MATCH` tokens: longer matches say no more, and bounded comparisons keep
 degenerate texts cheap.
 
-Every function except `insert` is pure. Positions are int32, so an index holds at most 2**31 tokens.
+All functions are pure. Positions are int32, so an index holds at most 2**31 tokens.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ MAX_MATCH = 24
 LENGTHS_BELOW_BEST = 12
 """Matches shorter than the best by more than this weigh almost nothing and are not collected."""
 
-BISECTED_BELOW = 16
-"""An order shorter than another by this factor is merged into it by bisection instead of entry by entry."""
-
 
 @compiled
 def matched(tokens: Int32s, position: int, recent: Int32s) -> int:
@@ -37,17 +34,12 @@ def matched(tokens: Int32s, position: int, recent: Int32s) -> int:
 
 
 @compiled
-def _stands_before(tokens: Int32s, position: int, recent: Int32s) -> bool:
-    """Whether the context of `position` sorts before `recent`; False if it agrees with all of it."""
+def _stands(tokens: Int32s, position: int, recent: Int32s) -> int:
+    """Where the context of `position` sorts beside `recent`: -1 before, 1 after, 0 if it agrees with all of it."""
     length = matched(tokens, position, recent)
-    return length < recent.size and tokens[position - length] < recent[length]
-
-
-@compiled
-def _stands_behind(tokens: Int32s, position: int, recent: Int32s) -> bool:
-    """Whether the context of `position` sorts after `recent`; False if it agrees with all of it."""
-    length = matched(tokens, position, recent)
-    return length < recent.size and tokens[position - length] > recent[length]
+    if length == recent.size:
+        return 0
+    return -1 if tokens[position - length] < recent[length] else 1
 
 
 @compiled
@@ -73,17 +65,6 @@ def _place(tokens: Int32s, order: Int32s, size: int, position: int) -> int:
         else:
             high = middle
     return low
-
-
-@compiled
-def insert(tokens: Int32s, order: Int32s, size: int, begin: int, end: int) -> int:
-    """Insert positions `begin:end` into the first `size` entries of `order` (modified); returns the new size."""
-    for position in range(begin, end):
-        place = _place(tokens, order, size, position)
-        order[place + 1 : size + 1] = order[place:size].copy()
-        order[place] = position
-        size += 1
-    return size
 
 
 @compiled
@@ -126,39 +107,25 @@ def sort_positions(tokens: Int32s, positions: Int32s) -> Int32s:
 
 
 @compiled
+def _bound(tokens: Int32s, order: Int32s, recent: Int32s, low: int, high: int, least: int) -> int:
+    """The first entry of `order[low:high]` whose context stands at `least` or more beside `recent`."""
+    while low < high:
+        middle = (low + high) // 2
+        if _stands(tokens, order[middle], recent) < least:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled
 def bounds(tokens: Int32s, order: Int32s, recent: Int32s, inner_low: int, inner_high: int) -> tuple[int, int]:
     """The range of `order` whose contexts agree with all of `recent`.
 
     It must contain `inner_low:inner_high` (pass `order.size` and 0 if nothing is known).
     """
-    low, high = 0, inner_low
-    while low < high:
-        middle = (low + high) // 2
-        if _stands_before(tokens, order[middle], recent):
-            low = middle + 1
-        else:
-            high = middle
-    begin = low
-    low, high = inner_high, order.size
-    while low < high:
-        middle = (low + high) // 2
-        if _stands_behind(tokens, order[middle], recent):
-            high = middle
-        else:
-            low = middle + 1
-    return begin, low
-
-
-@compiled
-def _lower_bound(tokens: Int32s, order: Int32s, recent: Int32s) -> int:
-    low, high = 0, order.size
-    while low < high:
-        middle = (low + high) // 2
-        if _stands_before(tokens, order[middle], recent):
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    begin = _bound(tokens, order, recent, 0, inner_low, 0)
+    return begin, _bound(tokens, order, recent, max(begin, inner_high), order.size, 1)
 
 
 @compiled
@@ -189,15 +156,13 @@ def longest_matches(
     result does not depend on how the positions are spread over them. All places of one length are found together; if
     they exceed the room, an even sample of them is taken. Returns the new count.
     """
-    lows, highs, wider = (
-        np.empty(ends.size, np.int64),
-        np.empty(ends.size, np.int64),
-        np.empty((ends.size, 2), np.int64),
-    )
+    lows, highs = np.empty(ends.size, np.int64), np.empty(ends.size, np.int64)
+    wider = np.empty((ends.size, 2), np.int64)
     begins = np.zeros(ends.size, np.int64)
     begins[1:] = ends[:-1]
     for run in range(ends.size):
-        lows[run] = highs[run] = _lower_bound(tokens, order[begins[run] : ends[run]], recent)
+        size = ends[run] - begins[run]
+        lows[run] = highs[run] = _bound(tokens, order[begins[run] : ends[run]], recent, 0, size, 0)
     least = 1
     while room > 0:
         length = 0
@@ -226,13 +191,10 @@ def longest_matches(
 
 @compiled
 def merge_runs(tokens: Int32s, order: Int32s, ends: Int64s) -> Int32s:
-    """Merge several concatenated orders into one; cheapest if the long ones come first."""
-    merged = order.copy()
-    for last in range(ends.size - 1, 0, -1):
-        begin, middle = ends[last - 2] if last > 1 else 0, ends[last - 1]
-        if (order.size - middle) * BISECTED_BELOW < middle - begin:
-            merged[begin:] = merge(tokens, merged[begin:middle], merged[middle:])
-        else:
-            source = merged.copy()
-            _merge_halves(tokens, source, merged, begin, middle, order.size)
+    """Merge several concatenated orders into one."""
+    merged = order[: ends[0]].copy() if ends.size else order.copy()
+    for run in range(1, ends.size):
+        following = order[ends[run - 1] : ends[run]]
+        long, short = (merged, following) if merged.size >= following.size else (following, merged)
+        merged = merge(tokens, long, short)
     return merged

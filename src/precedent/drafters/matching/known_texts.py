@@ -12,14 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.drafters.base import NODE, Candidates, Nodes
-from precedent.drafters.matching.alignment import Trail
-from precedent.drafters.matching.context_order import MAX_MATCH, START
+from precedent.drafters.base import NODE, Nodes
 from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Occurrences, Text, VoteWeights
-from precedent.drafters.matching.search import Found, Search, SearchSession
-from precedent.drafters.matching.token_index import TokenIndex, reversed_context
+from precedent.drafters.matching.search import Found, SearchSession
+from precedent.drafters.matching.token_index import NOWHERE, TokenIndex
+from precedent.drafters.matching.vote_tree import VotePrior
 from precedent.drafters.request import Request
-from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
+from precedent.runtime.compiled import Int32s, Int64s, compiled
 from precedent.tree import ROOT
 
 UNKNOWN = 2**31 - 1
@@ -29,7 +28,6 @@ GUESSED_BINS = 2
 """Added to the calibration bin of a guessed token: guesses are accepted at a rate of their own."""
 
 _MAX_OCCURRENCES = 128
-_NO_OCCURRENCES = np.empty(0, OCCURRENCE)
 
 Marks = NDArray[np.bool_]
 
@@ -50,48 +48,25 @@ class KnownText(NamedTuple):
 class KnownTextSession(SearchSession):
     """Follows one output through texts known in advance.
 
-    `prior` is a `VotePrior` as an array; the estimate of a guessed token is multiplied by `trust`.
+    The estimate of a guessed token is multiplied by `trust`.
     """
 
     def __init__(
-        self, source: str, request: Request, texts: Sequence[KnownText], prior: Floats, trust: float = 1.0
+        self, source: str, request: Request, texts: Sequence[KnownText], prior: VotePrior, trust: float = 1.0
     ) -> None:
-        self._source, self._prior, self._trust = source, prior, trust
-        self._end_ids = np.array(sorted(request.end_token_ids), dtype=np.int32)
-        self._index: TokenIndex | None = _indexed(texts) if texts else None
-        if self._index is not None:
+        super().__init__(source, request, _indexed(texts) if texts else None, prior, _MAX_OCCURRENCES)
+        self._trust = trust
+        if self.index is not None:
             self._weights = _weights(texts)
-            self._guessed = _guessed(self._index.text, texts)
-        self._context, self._trail, self._proposed = [START], Trail(), _NO_OCCURRENCES
+            self._guessed = _guessed(self.index.text, texts)
 
-    def search(self, budget: int) -> Search | None:
-        """The search for where the known texts continue the output."""
-        if self._index is None or budget <= 0:
-            return None
-        return self._index.search(
-            reversed_context(self._context), self._weights, _MAX_OCCURRENCES,
-            trail=self._trail, budget=budget, prior=self._prior, end_ids=self._end_ids,
-        )  # fmt: skip
+    def weighted(self) -> tuple[VoteWeights, Int32s]:
+        """Every text weighs as it says."""
+        return self._weights, NOWHERE
 
-    def take(self, found: Found | None) -> Candidates:
+    def nodes(self, found: Found) -> Nodes:
         """The candidates, without what is unknown."""
-        if found is None:
-            self._proposed = _NO_OCCURRENCES
-            return Candidates(self._source)
-        self._proposed = found.votes
-        return Candidates(self._source, settle(found.nodes, found.heaviest, found.votes, self._guessed, self._trust))
-
-    def committed(self, token_ids: Sequence[int]) -> None:
-        """Advance in the texts that agree with the committed tokens."""
-        if self._index is None:
-            return
-        self._trail.advance(self._index.text, self._proposed, token_ids)
-        self._proposed = _NO_OCCURRENCES
-        self._context = [*self._context, *token_ids][-MAX_MATCH:]
-
-    def end(self) -> None:
-        """Drop the index; the session proposes nothing afterwards."""
-        self._index, self._context, self._trail, self._proposed = None, [START], Trail(), _NO_OCCURRENCES
+        return settle(found.nodes, found.heaviest, found.votes, self._guessed, self._trust)
 
 
 def _indexed(texts: Sequence[KnownText]) -> TokenIndex:

@@ -22,6 +22,7 @@ HIT = np.dtype([("slot", "i4"), ("bin", "i4"), ("weight", "f8")])
 first entry, with slot -1, stands for every sequence that is not a hit."""
 
 Occurrences = NDArray[np.void]
+NO_OCCURRENCES: Occurrences = np.empty(0, OCCURRENCE)
 Hits = NDArray[np.void]
 
 ROOM = 256
@@ -67,36 +68,9 @@ def hit_of(hits: Hits, slot: int) -> int:
 
 
 @compiled
-def _hit_table(hits: Hits) -> Int32s:
-    """An open-addressing table from slots to hits (0 for empty): for many slots faster than bisecting for each."""
-    size = 2
-    while size < 2 * hits.size:
-        size *= 2
-    table = np.zeros(size, np.int32)
-    for i in range(1, hits.size):
-        at = (hits[i].slot * SCATTER) & (size - 1)
-        while table[at]:
-            at = (at + 1) & (size - 1)
-        table[at] = i
-    return table
-
-
-@compiled
-def _hit_in(table: Int32s, hits: Hits, slot: int) -> int:
-    """What `hit_of` finds, by the table of these hits."""
-    at = (slot * SCATTER) & (table.size - 1)
-    while table[at] and hits[table[at]].slot != slot:
-        at = (at + 1) & (table.size - 1)
-    return int(table[at])
-
-
-@compiled
-def fill(place: Any, text: Text, position: int, slot: int, length: int, weights: VoteWeights, number: int) -> None:
-    """Set the fields of an occurrence at `position` in sequence `slot`, with `length` matching tokens.
-
-    `number` is the index of the slot's hit.
-    """
-    hit = weights.hits[number]
+def fill(place: Any, text: Text, position: int, slot: int, length: int, weights: VoteWeights) -> None:
+    """Set the fields of an occurrence at `position` in sequence `slot`, with `length` matching tokens."""
+    hit = weights.hits[hit_of(weights.hits, slot)]
     place.position, place.slot, place.length = position, slot, length
     place.score, place.bin = place.length, hit.bin
     place.weight = hit.weight + weights.log_counts[slot] + weights.recency * position / text.size
@@ -141,12 +115,10 @@ def find(
     slots = _gathered(text.owners, found[:count])
     longest = lengths[:count].max() if count else 0
     table, places, size = np.full(4 * ROOM, -1, np.int32), np.empty(count, OCCURRENCE), 0
-    numbers = _hit_table(weights.hits)
     for i in range(count):
         wanted = lengths[i] > 0 and (i < num_near or lengths[i] >= longest - LENGTHS_BELOW_BEST)
         if wanted and not _seen(table, found[i]):
-            number = _hit_in(numbers, weights.hits, slots[i])
-            fill(places[size], text, found[i], slots[i], lengths[i], weights, number)
+            fill(places[size], text, found[i], slots[i], lengths[i], weights)
             size += 1
     return places[:size] if size <= limit else _best(places[:size], limit)
 

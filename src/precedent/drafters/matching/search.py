@@ -9,18 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from precedent.drafters.base import NODE, Candidates, Nodes
-from precedent.drafters.matching.alignment import POINTER, WINDOW, Pointers, align
+from precedent.drafters.matching.alignment import POINTER, WINDOW, Pointers, Trail, align
 from precedent.drafters.matching.context_order import MAX_MATCH, START
-from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Occurrences, Text, VoteWeights, find
-from precedent.drafters.matching.vote_tree import grow
-from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
+from precedent.drafters.matching.occurrences import (
+    HIT,
+    NO_OCCURRENCES,
+    OCCURRENCE,
+    Occurrences,
+    Text,
+    VoteWeights,
+    find,
+)
+from precedent.drafters.matching.token_index import TokenIndex, reversed_context
+from precedent.drafters.matching.vote_tree import VotePrior, grow
+from precedent.drafters.request import Request
+from precedent.runtime.compiled import Int32s, Int64s, compiled
 
 AT_ONCE = 8
 """Searches in one compiled call; a batch is filled up with empty ones."""
@@ -46,7 +56,7 @@ class Search(NamedTuple):
     limit: int
     pointers: Pointers
     budget: int
-    prior: Floats
+    prior: VotePrior
     end_ids: Int32s
 
 
@@ -59,31 +69,61 @@ class Found(NamedTuple):
 
 
 class SearchSession:
-    """A draft session whose candidates come from one search; the searches of many sessions can run together.
+    """A draft session that follows one output through an index; the searches of many sessions can run together.
 
-    Hold the `lock`, if there is one, from `search` until `take` has returned: nothing else may change the index.
+    Hold the `lock`, if there is one, from `search` until `take` has returned: nothing else may change the index. At
+    most `limit` places of the context vote, with an estimate of `prior`. A subclass says how they weigh.
     """
 
     lock: AbstractContextManager[object] | None = None
 
+    def __init__(self, source: str, request: Request, index: TokenIndex | None, prior: VotePrior, limit: int) -> None:
+        self.source, self.index, self._prior, self._limit = source, index, prior, limit
+        self._end_ids = np.array(sorted(request.end_token_ids), dtype=np.int32)
+        self._context, self.trail = [START], Trail()
+        self._found: Found | None = None
+
+    def weighted(self) -> tuple[VoteWeights, Int32s]:
+        """How sequences weigh, and an order of positions to search first."""
+        raise NotImplementedError
+
     def search(self, budget: int) -> Search | None:
         """The search for at most `budget` candidates; None if there is nothing to search."""
-        raise NotImplementedError
+        if self.index is None or budget <= 0:
+            return None
+        weights, near = self.weighted()
+        return Search(
+            self.index.text, near, *self.index.orders, reversed_context(self._context), weights, self._limit,
+            self.trail.pointers, budget, self._prior, self._end_ids,
+        )  # fmt: skip
 
     def take(self, found: Found | None) -> Candidates:
         """Turn what the search found into candidates; None if there was none."""
-        raise NotImplementedError
+        self._found = found
+        return Candidates(self.source) if found is None else Candidates(self.source, self.nodes(found))
+
+    def nodes(self, found: Found) -> Nodes:
+        """The candidates of a search."""
+        return found.nodes
 
     def match(self, budget: int) -> Candidates:
         """At most `budget` fixed candidates that continue the output."""
-        if self.lock is None:
-            return self._match(budget)
-        with self.lock:
-            return self._match(budget)
+        with nullcontext() if self.lock is None else self.lock:
+            search = self.search(budget)
+            return self.take(None if search is None else searched(search))
 
-    def _match(self, budget: int) -> Candidates:
-        search = self.search(budget)
-        return self.take(None if search is None else searched(search))
+    def committed(self, token_ids: Sequence[int]) -> None:
+        """Advance in the sequences that agree with the committed tokens."""
+        if self.index is None:
+            return
+        with nullcontext() if self.lock is None else self.lock:
+            votes = NO_OCCURRENCES if self._found is None else self._found.votes
+            self.trail.advance(self.index.text, votes, token_ids)
+        self._found, self._context = None, [*self._context, *token_ids][-MAX_MATCH:]
+
+    def end(self) -> None:
+        """Drop the index; the session proposes nothing afterwards."""
+        self.index, self._context, self.trail, self._found = None, [START], Trail(), None
 
 
 def searched(search: Search) -> Found:
@@ -128,7 +168,7 @@ def _searched(
     limit: int,
     pointers: Pointers,
     budget: int,
-    prior: Floats,
+    prior: VotePrior,
     end_ids: Int32s,
 ) -> tuple[Nodes, Int64s, Occurrences]:
     """The fields of a `Search` one by one: as one tuple they make compiled code a third slower."""
@@ -180,7 +220,7 @@ NO_SEARCH = Search(
     limit=0,
     pointers=np.empty(0, POINTER),
     budget=0,
-    prior=np.zeros(7),
+    prior=VotePrior(0.0, 0.0, 0.0, 0.0, 0.0),
     end_ids=_NOWHERE,
 )
 """A search that finds nothing."""

@@ -5,7 +5,7 @@ makes the beginning of a sequence a context like any other: at step 0 the curren
 precedes every stored completion.
 
 All positions except the last of each sequence, which nothing follows, are kept in sorted orders (see `context_order`):
-a long one that is only replaced as a whole, and a short tail into which new tokens are inserted. A full tail is merged
+a long one that is only replaced as a whole, and a short tail into which new tokens are merged. A full tail is merged
 into the long order. Segments sorted elsewhere are added unchanged; the long order then consists of several runs until
 they are merged.
 """
@@ -18,18 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from precedent.cache.segments import COMPLETION, Scratch, Segment
-from precedent.drafters.matching.alignment import Trail
-from precedent.drafters.matching.context_order import MAX_MATCH, START, insert, merge, merge_runs, sort_positions
+from precedent.drafters.matching.context_order import MAX_MATCH, START, merge, merge_runs, sort_positions
 from precedent.drafters.matching.occurrences import Occurrences, Text, VoteWeights, find
-from precedent.drafters.matching.search import Search
 from precedent.drafters.matching.vote_tree import MAX_DEPTH
-from precedent.runtime.compiled import Floats, Int32s
-
-SORT_ABOVE = 512
-"""More new tokens than this are sorted separately and merged instead of inserted one by one."""
+from precedent.runtime.compiled import Int32s, Int64s
 
 MIN_TAIL = 4096
-"""Smallest capacity of the tail, in positions; a large index gives it 1 / `TAIL_SHARE` of its order."""
+"""Most positions of the tail; a large index gives it 1 / `TAIL_SHARE` of its order."""
 
 TAIL_SHARE = 256
 
@@ -40,27 +35,23 @@ MUCH = 2**20
 """Arrays with room for more tokens than this grow by an eighth; smaller ones double."""
 
 _FORGOTTEN = -2
-_NOWHERE = np.empty(0, dtype=np.int32)
+NOWHERE = np.empty(0, dtype=np.int32)
 
 
 class TokenIndex:
     """Token sequences that can grow, be forgotten, and be searched for the longest suffixes of a context.
 
     Takes 12 bytes per token, in memory or where `scratch` puts large arrays. Not thread-safe: callers that share an
-    index must hold a lock. The tail has room for `min_tail` positions or more; more than `sort_above` new tokens are
-    sorted separately and merged instead of inserted one by one.
+    index must hold a lock. The tail holds up to `min_tail` positions or more.
     """
 
-    def __init__(
-        self, scratch: Scratch | None = None, *, min_tail: int = MIN_TAIL, sort_above: int = SORT_ABOVE
-    ) -> None:
-        self._scratch = scratch or Scratch()
-        self._min_tail, self._sort_above = min_tail, sort_above
+    def __init__(self, scratch: Scratch | None = None, *, min_tail: int = MIN_TAIL) -> None:
+        self._scratch, self._min_tail = scratch or Scratch(), min_tail
         self._tokens = np.full(1024, START, dtype=np.int32)  # padded at both ends, so that no read is out of bounds
         self._owners = np.full(1024, -1, dtype=np.int32)
         self._size = MAX_MATCH
-        self._order, self._ends = _NOWHERE, np.empty(0, dtype=np.int64)
-        self._tail, self._tail_size = np.empty(min_tail, dtype=np.int32), 0
+        self._order, self._ends = NOWHERE, np.empty(0, dtype=np.int64)
+        self._tail = NOWHERE
         self._spans: list[tuple[int, int]] = []
         self._slot_of: dict[int, int] = {}
         self.sequence_ids: list[int] = []
@@ -76,16 +67,16 @@ class TokenIndex:
         return Text(self._tokens, self._owners, self._size)
 
     @property
+    def orders(self) -> tuple[Int32s, Int32s, Int64s]:
+        """The tail, the long order, and where each of its runs ends; valid until the next change."""
+        return self._tail, self._order, self._ends
+
+    @property
     def runs(self) -> tuple[Text, Int32s, Int32s]:
         """The text and the two orders of its positions; valid until the next change."""
         if self.num_runs > 1:
             self.take_order(self.merged_order())
-        return self.text, self._order, self._tail[: self._tail_size]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return self._tokens.nbytes + self._owners.nbytes + self._order.nbytes + self._tail.nbytes
+        return self.text, self._order, self._tail
 
     def slot(self, sequence_id: int) -> int | None:
         """The slot of a sequence, or None if the index does not hold it."""
@@ -136,15 +127,12 @@ class TokenIndex:
             stays = self._tokens[self._order] != _FORGOTTEN
             self._ends = np.append(0, np.cumsum(stays))[self._ends]
             self._order = self._scratch.placed(self._order[stays])
-            left = self._tail[: self._tail_size]
-            left = left[self._tokens[left] != _FORGOTTEN]
-            self._tail[: left.size] = left
-            self._tail_size = left.size
+            self._tail = self._tail[self._tokens[self._tail] != _FORGOTTEN]
 
     def order_of(self, slots: Collection[int]) -> Int32s:
         """Sort the positions of some sequences into a separate order, to search in addition to the whole."""
         spans = [np.arange(begin, end - 1, dtype=np.int32) for begin, end in (self._spans[slot] for slot in slots)]
-        return sort_positions(self._tokens, np.concatenate(spans)) if spans else _NOWHERE
+        return sort_positions(self._tokens, np.concatenate(spans)) if spans else NOWHERE
 
     def load(self, segment: Segment) -> range:
         """Add a sorted segment of new sequences as one more run; returns their slots."""
@@ -183,35 +171,16 @@ class TokenIndex:
         completions = np.zeros(len(self._spans), COMPLETION)
         completions["id"] = self.sequence_ids
         completions["begin"] = [begin - MAX_MATCH for begin, _ in self._spans]
-        order = merge(self._tokens, self.merged_order(), self._tail[: self._tail_size])
+        order = merge(self._tokens, self.merged_order(), self._tail)
         whole = Segment(completions, self._tokens[MAX_MATCH : self._size], order - np.int32(MAX_MATCH))
         return whole.kept(stays)
 
-    def match(self, recent: Int32s, weights: VoteWeights, limit: int, near: Int32s = _NOWHERE) -> Occurrences:
+    def match(self, recent: Int32s, weights: VoteWeights, limit: int, near: Int32s = NOWHERE) -> Occurrences:
         """At most `limit` places where the longest known suffixes of a context continue.
 
         `recent` is the context, newest token first; `near` is an order of positions to search first (`order_of`).
         """
-        tail = self._tail[: self._tail_size]
-        return find(self.text, near, tail, self._order, self._ends, recent, weights, limit)
-
-    def search(
-        self,
-        recent: Int32s,
-        weights: VoteWeights,
-        limit: int,
-        *,
-        trail: Trail,
-        budget: int,
-        prior: Floats,
-        end_ids: Int32s,
-        near: Int32s = _NOWHERE,
-    ) -> Search:
-        """The search that `match` does, then votes for at most `budget` candidates; valid until the next change."""
-        tail, pointers = self._tail[: self._tail_size], trail.pointers
-        return Search(
-            self.text, near, tail, self._order, self._ends, recent, weights, limit, pointers, budget, prior, end_ids
-        )
+        return find(self.text, near, *self.orders, recent, weights, limit)
 
     def _open(self, sequence_id: int) -> int:
         slot = len(self._spans)
@@ -232,23 +201,14 @@ class TokenIndex:
         self.num_tokens += tokens.size
 
     def _sort_in(self, begin: int, end: int) -> None:
-        """Add new positions to the orders; merges the tail when it is full."""
-        if end - begin > self._sort_above:
-            self._merge_in(sort_positions(self._tokens, np.arange(begin, end, dtype=np.int32)))
-            return
-        if self._tail_size + end - begin > self._tail.size:
-            self._merge_in(self._tail[: self._tail_size])
-            self._tail = np.empty(max(self._min_tail, self._order.size // TAIL_SHARE), dtype=np.int32)
-            self._tail_size = 0
-        self._tail_size = insert(self._tokens, self._tail, self._tail_size, begin, end)
-
-    def _merge_in(self, new: Int32s) -> None:
-        """Merge an order of new positions into the last run."""
-        begin = int(self._ends[-2]) if self.num_runs > 1 else 0
-        merged = merge(self._tokens, self._order[begin:], new)
-        whole = np.concatenate([self._order[:begin], merged]) if begin else merged
-        self._order = self._scratch.placed(whole)
-        self._ends = np.append(self._ends[:-1], self._order.size)
+        """Add new positions to the tail; one that grows too long is merged into the last run."""
+        new = sort_positions(self._tokens, np.arange(begin, end, dtype=np.int32))
+        self._tail = merge(self._tokens, self._tail, new) if self._tail.size else new
+        if self._tail.size > max(self._min_tail, self._order.size // TAIL_SHARE):
+            last = int(self._ends[-2]) if self.num_runs > 1 else 0
+            merged = merge(self._tokens, self._order[last:], self._tail)
+            self._order = self._scratch.placed(np.concatenate([self._order[:last], merged]) if last else merged)
+            self._ends, self._tail = np.append(self._ends[:-1], self._order.size), NOWHERE
 
     def _reserve(self, size: int) -> None:
         if size > self._tokens.size:

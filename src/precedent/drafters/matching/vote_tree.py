@@ -7,14 +7,13 @@ branches; where they agree, it grows deep. Nodes are taken in order of the estim
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.drafters.base import NODE, Candidates, Nodes
-from precedent.drafters.matching.occurrences import LENGTH_WEIGHT, Occurrences, Text
+from precedent.drafters.base import NODE, Nodes
+from precedent.drafters.matching.occurrences import LENGTH_WEIGHT, Occurrences
 from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled, contains
 from precedent.tree import ROOT
 
@@ -35,11 +34,8 @@ MIN_PATH = 0.02
 LIGHTEST = -30.0
 """Lower bound of a vote's log weight relative to the heaviest; lighter votes would vanish in sums."""
 
-INSERTED_UP_TO = 24
-"""Up to this many rows are sorted by insertion, more by integers that combine token and place."""
-
 PLACES = 1 << 32
-"""Factor for the token in these integers; larger than every place."""
+"""Factor for the token in integers that combine token and place; larger than every place."""
 
 
 _RANGE = np.dtype(
@@ -61,18 +57,7 @@ the whole path."""
 Ranges = NDArray[np.void]
 
 
-class Ballot(NamedTuple):
-    """The votes being counted: their weights, and their rows, which are sorted while the tree grows."""
-
-    votes: Occurrences
-    weights: Floats
-    rows: Int64s
-    following: Int32s
-    prior: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class VotePrior:
+class VotePrior(NamedTuple):
     """The estimate before calibration: logistic in the log odds of the vote share, match length, count and similarity.
 
     The share is first multiplied by `(count + 1/2) / (count + 1)`, so that a single occurrence is never certain. From
@@ -84,28 +69,22 @@ class VotePrior:
     length: float
     count: float
     similarity: float
-    sure_from: int = SIMILARITY_BINS
+    sure_from: float = float(SIMILARITY_BINS)
     doubt: float = 1.0
 
-    def as_array(self) -> Floats:
-        """The numbers in the order that `grow` reads, `[7]`."""
-        numbers = (self.offset, self.odds, self.length, self.count, self.similarity, self.sure_from, self.doubt)
-        return np.array(numbers, dtype=np.float64)
 
+class Ballot(NamedTuple):
+    """The votes being counted: their weights, and their rows, which are sorted while the tree grows."""
 
-def vote_tree(
-    source: str, text: Text, votes: Occurrences, budget: int, prior: Floats, end_ids: Int32s
-) -> tuple[Candidates, Int64s]:
-    """At most `budget` candidates in order of path probability, and the heaviest vote of each, `[num_candidates]`.
-
-    Nothing follows a token of `end_ids`.
-    """
-    nodes, heaviest = grow(text.tokens, votes, budget, prior, end_ids)
-    return Candidates(source, nodes), heaviest
+    votes: Occurrences
+    weights: Floats
+    rows: Int64s
+    following: Int32s
+    prior: VotePrior
 
 
 @compiled
-def grow(tokens: Int32s, votes: Occurrences, budget: int, prior: Floats, end_ids: Int32s) -> tuple[Nodes, Int64s]:
+def grow(tokens: Int32s, votes: Occurrences, budget: int, prior: VotePrior, end_ids: Int32s) -> tuple[Nodes, Int64s]:
     """The nodes, best path first, and the heaviest vote of each.
 
     A possible node is a range of rows that agree in their first tokens. The ranges waiting to become nodes are
@@ -120,11 +99,11 @@ def grow(tokens: Int32s, votes: Occurrences, budget: int, prior: Floats, end_ids
         num_waiting = _add_children(waiting, 0, tokens, chosen, ROOT, ballot)
     while num_waiting and size < budget:
         best = _most_likely(waiting, num_waiting)
-        _copy(waiting[best], chosen)
+        waiting[votes.size] = waiting[best]
         if chosen.path < MIN_PATH:
             break
         num_waiting -= 1
-        _copy(waiting[num_waiting], waiting[best])
+        waiting[best] = waiting[num_waiting]
         node = nodes[size]
         node.token_id, node.parent, node.estimate, node.bin = chosen.token, chosen.parent, chosen.estimate, chosen.bin
         heaviest[size] = chosen.heaviest
@@ -132,13 +111,6 @@ def grow(tokens: Int32s, votes: Occurrences, budget: int, prior: Floats, end_ids
             num_waiting = _add_children(waiting, num_waiting, tokens, chosen, size, ballot)
         size += 1
     return nodes[:size], heaviest[:size]
-
-
-@compiled
-def _copy(source: Any, target: Any) -> None:
-    target.begin, target.end, target.depth, target.parent = source.begin, source.end, source.depth, source.parent
-    target.token, target.bin, target.heaviest = source.token, source.bin, source.heaviest
-    target.path, target.estimate = source.path, source.estimate
 
 
 @compiled
@@ -163,26 +135,10 @@ def _weights(votes: Occurrences) -> Floats:
 
 @compiled
 def _sort_by_next_token(tokens: Int32s, above: Any, ballot: Ballot) -> None:
-    """Sort the range's rows by next token (stable); `following` receives those tokens."""
-    rows, following = ballot.rows, ballot.following
-    if above.end - above.begin > INSERTED_UP_TO:
-        _sort_many(tokens, above, ballot)
-        return
-    for i in range(above.begin, above.end):
-        row = rows[i]
-        token = tokens[ballot.votes[row].position + 1 + above.depth]
-        j = i
-        while j > above.begin and following[j - 1] > token:
-            following[j], rows[j] = following[j - 1], rows[j - 1]
-            j -= 1
-        following[j], rows[j] = token, row
+    """Sort the range's rows by next token (stable); `following` receives those tokens.
 
-
-@compiled
-def _sort_many(tokens: Int32s, above: Any, ballot: Ballot) -> None:
-    """The same for many rows: sorts integers with the token in the high bits and the place in the low ones.
-
-    Deep in a tree most rows agree, and nothing has to move.
+    Sorts integers with the token in the high bits and the place in the low ones. Deep in a tree most rows agree, and
+    nothing has to move.
     """
     rows, size = ballot.rows[above.begin : above.end].copy(), above.end - above.begin
     keys, in_order = np.empty(size, np.int64), True
@@ -241,10 +197,10 @@ def _bin(edges: Int64s | Floats, value: float) -> int:
 
 
 @compiled
-def prior_estimate(prior: Floats, share: float, count: int, length: int, similarity: int) -> float:
-    """The estimate in (0, 1) of a `VotePrior`, given as an array."""
+def prior_estimate(prior: VotePrior, share: float, count: int, length: int, similarity: int) -> float:
+    """The estimate in (0, 1)."""
     shrunk = min(max(share * (count + 0.5) / (count + 1.0), 1e-4), 0.9999)
-    score = prior[0] + prior[1] * math.log(shrunk / (1.0 - shrunk)) + prior[2] * math.log1p(length)
-    score += prior[3] * math.log(count) + prior[4] * similarity
+    score = prior.offset + prior.odds * math.log(shrunk / (1.0 - shrunk)) + prior.length * math.log1p(length)
+    score += prior.count * math.log(count) + prior.similarity * similarity
     estimate = 1.0 / (1.0 + math.exp(-score))
-    return 1.0 - prior[6] * (1.0 - estimate) if similarity >= prior[5] else estimate
+    return 1.0 - prior.doubt * (1.0 - estimate) if similarity >= prior.sure_from else estimate

@@ -50,17 +50,21 @@ class OwnPlace:
 
         The first missing token becomes pending; the others are returned as a chain.
         """
-        text = [*self._context, *drafted]
-        reused = self._model.rewind(self._slot, common_prefix(self._slot.token_ids, text[:-1]))
-        if len(text) - reused > CATCH_UP_LIMIT:
-            self._model.prefill(self._slot, text)
-        self._slot.pending, *missed = text[len(self._slot.token_ids) :]
-        return self._slot, chain(missed)
+        return rewound(self._model, self._slot, [*self._context, *drafted])
 
     def leave(self) -> None:
         """Keep the KV cache for the conversation's next turn."""
         slot, self._slot = self._slot, self._model.new_slot()
         self._pool.release(self._tenant, slot)
+
+
+def rewound(model: TargetModel, slot: Slot, text: Sequence[int]) -> tuple[Slot, CandidateTree]:
+    """A slot, rewound to what it shares with a text, and the chain of tokens behind its pending one."""
+    reused = model.rewind(slot, common_prefix(slot.token_ids, text[:-1]))
+    if len(text) - reused > CATCH_UP_LIMIT and not model.encodes_prompt:
+        model.prefill(slot, text)
+    slot.pending, *missed = text[len(slot.token_ids) :]
+    return slot, chain(missed)
 
 
 class DecoderPlace:
@@ -75,8 +79,7 @@ class DecoderPlace:
         """Number of tokens to compute, those of a prompt that has not been read yet included."""
         if self._slot is None:
             return len(self._context)
-        text = self._text(())
-        return len(text) - common_prefix(self._slot.token_ids, text)
+        return len(text := self._text()) - common_prefix(self._slot.token_ids, text)
 
     def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree]:
         """Rewind to the committed answer plus the drafted tokens; returns what `OwnPlace` does."""
@@ -84,18 +87,15 @@ class DecoderPlace:
             slot = self._model.new_slot()
             self._model.prefill(slot, self._context[: self._num_prompt])
             self._slot = slot
-        text = self._text(drafted)
-        self._model.rewind(self._slot, common_prefix(self._slot.token_ids, text[:-1]))
-        self._slot.pending, *missed = text[len(self._slot.token_ids) :]
-        return self._slot, chain(missed)
+        return rewound(self._model, self._slot, [*self._text(), *drafted])
 
     def leave(self) -> None:
         """Drop the KV cache: it belongs to one prompt."""
         self._slot = None
 
-    def _text(self, drafted: Sequence[int]) -> list[int]:
+    def _text(self) -> list[int]:
         """The decoder's tokens."""
-        return [*self._model.answer_start, *self._context[self._num_prompt :], *drafted]
+        return [*self._model.answer_start, *self._context[self._num_prompt :]]
 
 
 class TargetsPlace:

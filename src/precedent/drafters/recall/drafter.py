@@ -8,30 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from precedent.cache import Hit, prompt_fingerprint
 from precedent.cache.records import DEFAULT_MAX_INDEX_BYTES
 from precedent.cache.segments import Partition
-from precedent.drafters.base import Candidates
-from precedent.drafters.matching.alignment import Trail
-from precedent.drafters.matching.context_order import MAX_MATCH, START
-from precedent.drafters.matching.occurrences import OCCURRENCE, Occurrences
-from precedent.drafters.matching.search import Found, Search, SearchSession
-from precedent.drafters.matching.token_index import reversed_context
+from precedent.drafters.matching.occurrences import VoteWeights
+from precedent.drafters.matching.search import SearchSession
 from precedent.drafters.matching.vote_tree import SIMILARITY_BINS, VotePrior
 from precedent.drafters.outcomes import outcomes_of_votes
-from precedent.drafters.recall.tenant_memory import CompletionSource, TenantMemories, TenantMemory
+from precedent.drafters.recall.tenant_memory import TenantMemories, TenantMemory
 from precedent.drafters.recall.weights import Nearness, kinship
 from precedent.drafters.request import Request
 from precedent.errors import CacheError
 from precedent.runtime.background import Background
-from precedent.runtime.compiled import Int64s
+from precedent.runtime.compiled import Int32s
 from precedent.runtime.fence import Fence
+
+if TYPE_CHECKING:
+    from precedent.cache import SpeculationCache
 
 CACHE = "the speculation cache"
 """The calls to the cache among the aids of an engine: its search, and the credit of completions."""
@@ -48,8 +46,8 @@ _NUM_KIN = 64
 
 # Fitted on recorded agent traces, without those on which figures are reported.
 _PRIOR = VotePrior(
-    offset=-1.65, odds=0.87, length=0.59, count=0.09, similarity=0.09, sure_from=SIMILARITY_BINS - 1, doubt=0.1
-).as_array()
+    offset=-1.65, odds=0.87, length=0.59, count=0.09, similarity=0.09, sure_from=SIMILARITY_BINS - 1.0, doubt=0.1
+)
 
 
 class RecallDrafter:
@@ -65,7 +63,7 @@ class RecallDrafter:
 
     def __init__(
         self,
-        cache: CompletionSource,
+        cache: SpeculationCache,
         tokenizer: str,
         executor: Executor,
         *,
@@ -142,17 +140,8 @@ class RecallDrafter:
         return hits
 
 
-@dataclass(frozen=True, slots=True)
-class _Proposed:
-    """The last candidates, the occurrences that voted for them, and the heaviest vote of each node."""
-
-    candidates: Candidates
-    occurrences: Occurrences
-    heaviest: Int64s
-
-
 class RecallSession(SearchSession):
-    """Follows one output through its tenant's memory."""
+    """Follows one output through its tenant's memory; unweighted until recall is done."""
 
     def __init__(
         self,
@@ -162,72 +151,37 @@ class RecallSession(SearchSession):
         nearness: Nearness,
         search: Future[Nearness] | None,
     ) -> None:
-        self._drafter, self._memory, self._nearness = drafter, memory, nearness
+        super().__init__(drafter.name, request, memory.index, _PRIOR, _MAX_OCCURRENCES)
         self.lock = memory.lock
-        self._tenant = request.tenant
-        self._search = search
-        self._end_ids = np.array(sorted(request.end_token_ids), dtype=np.int32)
-        self._context = [START]
-        self._trail = Trail()
-        self._nothing = _Proposed(Candidates(drafter.name), np.empty(0, OCCURRENCE), np.empty(0, np.int64))
-        self._proposed = self._nothing
+        self._drafter, self._tenant, self._nearness, self._search = drafter, request.tenant, nearness, search
         self._credit: dict[int, tuple[int, int]] = {}
-        self._ended = False
 
-    def search(self, budget: int) -> Search | None:
-        """The search in all of the tenant's completions; unweighted until recall is done."""
-        if self._ended or budget <= 0:
-            return None
-        self._poll()
-        nearness = self._nearness
-        return self._memory.index.search(
-            reversed_context(self._context), nearness.weights, _MAX_OCCURRENCES, near=nearness.order,
-            trail=self._trail, budget=budget, prior=_PRIOR, end_ids=self._end_ids,
-        )  # fmt: skip
-
-    def take(self, found: Found | None) -> Candidates:
-        """The candidates; remembers which completions voted for them."""
-        if found is None:
-            self._proposed = self._nothing
-        else:
-            self._proposed = _Proposed(Candidates(self._drafter.name, found.nodes), found.votes, found.heaviest)
-        return self._proposed.candidates
+    def weighted(self) -> tuple[VoteWeights, Int32s]:
+        """As the search says once it is done."""
+        if self._search is not None and self._search.done():
+            search, self._search = self._search, None
+            if search.exception() is None:
+                self._nearness = search.result()
+        return self._nearness.weights, self._nearness.order
 
     def committed(self, token_ids: Sequence[int]) -> None:
-        """Advance in the completions that agree with the committed tokens, and credit those that were right."""
-        if self._ended:
-            return
-        self._count(token_ids)
-        with self._memory.lock:
-            self._trail.advance(self._memory.index.text, self._proposed.occurrences, token_ids)
-        self._proposed = self._nothing
-        self._context = [*self._context, *token_ids][-MAX_MATCH:]
+        """Advance in the completions that agree with the committed tokens, and credit those that were right.
+
+        Siblings of the committed path were wrong, and deeper nodes were not tested.
+        """
+        if self._found is not None and self.index is not None:
+            found, ids, committed = self._found, self.index.sequence_ids, np.array(token_ids, dtype=np.int32)
+            slots, right = outcomes_of_votes(found.nodes, found.heaviest, found.votes, committed)
+            for slot, accepted in zip(slots.tolist(), right.tolist(), strict=True):
+                before = self._credit.get(ids[slot], (0, 0))
+                self._credit[ids[slot]] = (before[0] + accepted, before[1] + (not accepted))
+        super().committed(token_ids)
 
     def end(self) -> None:
         """Pass on the credit and release everything; the session proposes nothing afterwards."""
-        if self._ended:
+        if self.index is None:
             return
-        self._ended = True
         if self._search is not None:
             self._search.cancel()
         self._drafter.ended(self._tenant, self._credit)
-        self._trail, self._proposed, self._context = Trail(), self._nothing, [START]
-
-    def _poll(self) -> None:
-        """Use the search's result once it is done."""
-        if self._search is None or not self._search.done():
-            return
-        search, self._search = self._search, None
-        if search.exception() is None:
-            self._nearness = search.result()
-
-    def _count(self, token_ids: Sequence[int]) -> None:
-        """Credit the committed path; its siblings were wrong, and deeper nodes were not tested."""
-        proposed = self._proposed
-        if not len(proposed.candidates):
-            return
-        committed, ids = np.array(token_ids, dtype=np.int32), self._memory.index.sequence_ids
-        slots, right = outcomes_of_votes(proposed.candidates.nodes, proposed.heaviest, proposed.occurrences, committed)
-        for slot, accepted in zip(slots.tolist(), right.tolist(), strict=True):
-            before = self._credit.get(ids[slot], (0, 0))
-            self._credit[ids[slot]] = (before[0] + accepted, before[1] + (not accepted))
+        super().end()

@@ -11,18 +11,21 @@ import math
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from precedent.cache import Completion, Hit
+from precedent.cache import Completion
 from precedent.cache.records import DEFAULT_MAX_INDEX_BYTES, Ids
 from precedent.cache.rows import Directory
 from precedent.cache.segments import Partition, Segment
 from precedent.drafters.matching.token_index import TokenIndex, sorted_segment
 from precedent.errors import CacheError
 from precedent.runtime.compiled import Floats
+
+if TYPE_CHECKING:
+    from precedent.cache import SpeculationCache
 
 SEAL_TOKENS = 32_768
 """Tokens in no segment yet from which they are sealed at the end of a request; fewer wait until the drafter closes."""
@@ -44,33 +47,11 @@ Partitions = Callable[[str, str], Partition | None]
 _log = logging.getLogger(__name__)
 
 
-class CompletionSource(Protocol):
-    """What recall needs from a speculation cache; called only on the executor's threads."""
-
-    def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
-        """The `k` completions with the requests nearest to `query`."""
-
-    def among(self, ids: Iterable[int], *, tenant: str) -> list[Completion]:
-        """The tenant's completions with these ids, as far as they still exist."""
-
-    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[Completion]:
-        """The tenant's completions with a greater id."""
-
-    def epoch(self) -> int:
-        """A number that grows whenever completions are forgotten or evicted."""
-
-    def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The current epoch and the ids removed after `epoch`; None if these ids are not known."""
-
-    def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
-        """Add (accepted, rejected) tokens to completions."""
-
-
 class TenantMemory:
     """One tenant's completions: token index, exact prompts, and how often each was written back.
 
     Hold `lock` while reading `index`. It is never held for longer than a copy takes, so decoding does not wait.
-    `partition` holds the segments; without one, everything is read from the `CompletionSource`.
+    `partition` holds the segments; without one, everything is read from the cache's rows.
     """
 
     def __init__(self, partition: Partition | None = None, max_bytes: int = DEFAULT_MAX_INDEX_BYTES) -> None:
@@ -111,7 +92,7 @@ class TenantMemory:
         forgotten = self.index.num_forgotten > max(self.index.num_tokens, _COMPACT_ABOVE)
         return forgotten or self.num_bytes > self._max_bytes
 
-    def read(self, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
+    def read(self, cache: SpeculationCache, tenant: str, tokenizer: str) -> None:
         """Add completions stored since the last call, and erase those forgotten or evicted."""
         with self._reading:
             if self._epoch is None:
@@ -122,7 +103,7 @@ class TenantMemory:
                 self._erase_gone(self._epoch, cache, tenant, tokenizer)
             self._add(cache.since(tenant, tokenizer, self._last_id))
 
-    def erase_gone(self, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
+    def erase_gone(self, cache: SpeculationCache, tenant: str, tokenizer: str) -> None:
         """Only erase forgotten and evicted completions, for a memory that running requests still use."""
         with self._reading:
             if self._epoch is not None:
@@ -199,7 +180,7 @@ class TenantMemory:
     def _loaded(self) -> Ids:
         return np.array(self.index.sequence_ids, dtype=np.int64)
 
-    def _erase_gone(self, epoch: int, cache: CompletionSource, tenant: str, tokenizer: str) -> None:
+    def _erase_gone(self, epoch: int, cache: SpeculationCache, tenant: str, tokenizer: str) -> None:
         """Erase the completions removed after `epoch`; compares with the rows only if their ids are not known."""
         if epoch == cache.epoch():
             return
@@ -208,7 +189,7 @@ class TenantMemory:
         with self.lock:
             self.index.forget(missing)
 
-    def _missing(self, cache: CompletionSource, tenant: str, tokenizer: str) -> list[int]:
+    def _missing(self, cache: SpeculationCache, tenant: str, tokenizer: str) -> list[int]:
         if self._partition is not None:
             there = set(self._partition.directory().ids.tolist())
         else:
@@ -270,7 +251,7 @@ class TenantMemories:
     An evicted memory still serves the requests that began with it, and forgotten completions are erased from it too.
     """
 
-    def __init__(self, cache: CompletionSource, tokenizer: str, partitions: Partitions | None, max_bytes: int) -> None:
+    def __init__(self, cache: SpeculationCache, tokenizer: str, partitions: Partitions | None, max_bytes: int) -> None:
         self._cache, self._tokenizer, self._partitions = cache, tokenizer, partitions
         self._max_bytes = max_bytes
         self._lock = threading.Lock()

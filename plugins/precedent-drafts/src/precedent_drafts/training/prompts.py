@@ -1,4 +1,4 @@
-"""Prompts to train a draft on: chat traces, benchmark questions or plain texts, as token ids."""
+"""Texts to train a draft on: prompts of chat traces, benchmark questions or plain texts, and cached completions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from precedent.errors import PromptError
+from precedent.cache import SQLiteStore, tokenizer_fingerprint
+from precedent.errors import CacheError, PromptError
 from precedent.text.prompt import render_prompt
 from precedent.text.traces import Trajectory, read_trajectories
+from precedent_drafts.training.lessons import Text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,11 +51,6 @@ def fingerprint_of(texts: Sequence[Sequence[int]]) -> str:
     for text in texts:
         digest.update(np.asarray([len(text), *text], dtype="<i8").tobytes())
     return digest.hexdigest()[:32]
-
-
-def fingerprint_of_json(value: Any) -> str:
-    """A hash of anything that JSON can hold."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def split(prompts: Sequence[Prompt], seed: int) -> tuple[list[Prompt], list[Prompt]]:
@@ -118,3 +115,26 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(content, str):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return {**message, "content": content}
+
+
+def read_completions(path: Path, tokenizer: PreTrainedTokenizerBase, tenant: str, max_tokens: int) -> list[Text]:
+    """Read one tenant's completions from a cache, newest first, each cut to `max_tokens`; the cache is not changed.
+
+    A cache keeps no prompts, so the completion's recall query replaces its prompt, as a user message. Raises CacheError
+    if the cache cannot be read, or holds no completions of this tenant and tokenizer.
+    """
+    store = SQLiteStore.open(path, read_only=True)
+    try:
+        found = store.since(tenant, tokenizer_fingerprint(tokenizer))
+    finally:
+        store.close()
+    if not found:
+        raise CacheError(
+            f"{path} holds no completions of tenant {tenant!r} for this model's tokenizer; see precedent cache stats"
+        )
+    texts = []
+    for completion in reversed(found):
+        asked = render_prompt(tokenizer, [{"role": "user", "content": completion.query}])
+        answer = completion.token_ids[:max_tokens]
+        texts.append(Text((*asked, *answer), len(answer)))
+    return texts

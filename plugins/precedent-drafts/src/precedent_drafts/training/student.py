@@ -1,91 +1,118 @@
-"""The draft in training: its layers in full precision, its loss, and one step of its optimiser."""
+"""A draft in training: its weights with their optimiser, and the divergence that it learns at a frozen head."""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from precedent.target.load.first_layers import base_of
 from precedent_drafts.borrowed import HEAD_TOKENS
-from precedent_drafts.trained import Weights, draft_beside, initial_weights, layer_weights
-from precedent_drafts.training.divergence import learn_divergence
+from precedent_drafts.kinds import TRAINED
+from precedent_drafts.trained import DraftSettings, save_draft
 from precedent_drafts.training.head import OutputHead
-from precedent_drafts.training.learned_weights import LearnedWeights
-from precedent_drafts.training.texts import Lesson
+from precedent_drafts.training.lessons import ROWS_AT_ONCE, Lesson
+
+WARM_UP, LEAST_RATE = 0.05, 0.1
+"""Share of the steps in which the learning rate rises; then it falls along a cosine to this share of its maximum."""
+
+LARGEST_NORM = 1.0
+"""Maximum gradient norm; larger gradients are scaled down."""
 
 
-class Student:
-    """Trainable layers on a frozen target. `head_tokens` `[tokens]` are the ids that its head covers, None for all.
+class Student(ABC):
+    """A draft in training beside a frozen target. `head_tokens` `[tokens]` are the ids that its head covers, None: all.
 
-    The layers have the shapes of the target's `initial_layers`. They start from `weights`, or, if None, from the
-    weights of these layers.
+    It trains in float32, or in float64 as its target. A subclass calls `trains` with its weights by the names of its
+    folder; `own_settings` are those of `DraftSettings` that say what it is.
     """
 
-    def __init__(
-        self,
-        target: PreTrainedModel,
-        initial_layers: Sequence[int],
-        head_tokens: Tensor | None,
-        learning_rate: float,
-        weights: Weights | None = None,
-    ) -> None:
-        self.initial_layers, self.head_tokens = tuple(initial_layers), head_tokens
-        self._target = target
-        self._dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
-        begun = initial_weights(target, initial_layers) if weights is None else layer_weights(weights)
-        self._model = draft_beside(target, initial_layers, begun, self._dtype)
-        self._model.requires_grad_(False)
-        self._layers = base_of(self._model).layers.requires_grad_(True)
-        self._head = OutputHead(target, self._dtype, head_tokens)
-        self._learned = LearnedWeights(dict(self._layers.named_parameters()), learning_rate)
+    own_settings: Mapping[str, Any]
 
-    def step(self, lessons: Sequence[Lesson], done: float, longest_context: int) -> float:
-        """Take one step on a batch of lessons and return the mean cross-entropy to the target.
+    def __init__(self, target: PreTrainedModel, head_tokens: Tensor | None) -> None:
+        self.target, self.head_tokens = target, head_tokens
+        self.dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
+        self.head = OutputHead(target, self.dtype, head_tokens)
 
-        `done` is the share of all steps that are done.
-        """
-        count = sum(lesson.num_learned for lesson in lessons)
-        self._learned.forget_gradients()
-        loss = sum(self._learn(lesson, count, longest_context) for lesson in lessons)
-        self._learned.step(done)
+    def trains(self, weights: Mapping[str, Tensor], learning_rate: float) -> None:
+        """Begin to train these weights: AdamW, a warm-up, then a cosine."""
+        self.by_name = {name: weight.requires_grad_(True) for name, weight in weights.items()}
+        self._learning_rate = learning_rate
+        self.optimizer = torch.optim.AdamW(self.by_name.values(), lr=learning_rate, betas=(0.9, 0.98), eps=1e-8)
+
+    @abstractmethod
+    def learn(self, lessons: Sequence[Lesson], number: int) -> float:
+        """Add the gradient of the mean loss of step `number` on some lessons, and return that loss."""
+
+    def step(self, lessons: Sequence[Lesson], number: int, steps: int) -> float:
+        """Take step `number` of so many on a batch of lessons, and return the mean loss."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.learn(lessons, number)
+        torch.nn.utils.clip_grad_norm_(self.by_name.values(), LARGEST_NORM)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate * rate_at(number / steps)
+        self.optimizer.step()
         return loss
-
-    def _learn(self, lesson: Lesson, count: int, longest_context: int) -> float:
-        """Accumulate a lesson's gradient and return its part of the mean loss."""
-        text = lesson.text
-        start = max(0, text.num_context_tokens - longest_context)
-        hidden = self._hidden(text.token_ids[start:-1])[-text.num_answer_tokens :][text.places]
-        rows = hidden.detach().requires_grad_(True)
-        shares = torch.full((len(rows),), 1.0 / count, dtype=self._dtype)
-        loss = learn_divergence(self._head, rows, lesson.hidden, lesson.log_total, shares)
-        hidden.backward(rows.grad)
-        return loss
-
-    def _hidden(self, token_ids: Sequence[int]) -> Tensor:
-        """Final hidden states of one text, `[tokens, hidden_size]`."""
-        ids = torch.tensor([token_ids], device=self._target.device)
-        embedded = self._target.get_input_embeddings()(ids).to(self._dtype)
-        hidden: Tensor = base_of(self._model)(inputs_embeds=embedded, use_cache=False).last_hidden_state
-        return hidden[0]
 
     def weights(self) -> dict[str, Tensor]:
         """The weights to save in a draft's folder, in the target's precision."""
-        saved = torch.float32 if self._dtype == self._target.dtype else self._target.dtype
-        found = {f"layers.{name}": tensor.to(saved) for name, tensor in self._layers.state_dict().items()}
+        saved = torch.float32 if self.dtype == self.target.dtype else self.target.dtype
+        found = {name: weight.detach().to(saved) for name, weight in self.by_name.items()}
         return found if self.head_tokens is None else {**found, HEAD_TOKENS: self.head_tokens.to(torch.int32)}
 
-    def draft(self) -> PreTrainedModel:
-        """The draft model with the current weights."""
-        draft = draft_beside(self._target, self.initial_layers, self.weights())
-        return draft.requires_grad_(False)
+    def save(self, folder: Path) -> PreTrainedModel:
+        """Write the draft's folder, and return the draft."""
+        covered = None if self.head_tokens is None else self.head_tokens.numel()
+        save_draft(folder, DraftSettings.of(self.target, num_head_tokens=covered, **self.own_settings), self.weights())
+        return TRAINED.load(folder, self.target)
 
     def state(self) -> dict[str, Tensor]:
         """Weights and the optimiser's moments by name."""
-        return self._learned.state()
+        found: dict[str, Tensor] = {f"weight.{name}": weight for name, weight in self.by_name.items()}
+        for name, weight in self.by_name.items():
+            found |= {f"{key}.{name}": value for key, value in self.optimizer.state[weight].items()}
+        return found
 
+    @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved `state`."""
-        self._learned.restore(state)
+        for name, weight in self.by_name.items():
+            weight.copy_(state[f"weight.{name}"])
+            self.optimizer.state[weight] = {
+                key: state[f"{key}.{name}"].to(weight.device if key != "step" else "cpu")
+                for key in ("step", "exp_avg", "exp_avg_sq")
+            }
+
+
+def rate_at(done: float) -> float:
+    """The learning rate's factor after the share `done` of all steps."""
+    if done < WARM_UP:
+        return max(done, WARM_UP / 10) / WARM_UP
+    return LEAST_RATE + (1 - LEAST_RATE) * 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
+
+
+def learn_divergence(head: OutputHead, rows: Tensor, hidden: Tensor, log_total: Tensor, share: float) -> float:
+    """Add the gradient of the divergence to `rows.grad`, and return the cross-entropy; each row counts by its `share`.
+
+    `rows` `[rows, hidden_size]` are a draft's final hidden states, a leaf that requires gradients; `hidden` are the
+    target's, with the log-sum-exp of all its logits `log_total` `[rows]`. The gradient at the logits is
+    `draft_probs * mass - target_probs`, where `mass` is what the target gives to the head's tokens: all others count
+    with probability 0 on both sides, because nothing can be learned about them.
+    """
+    total, parts = 0.0, (part.split(ROWS_AT_ONCE) for part in (rows, hidden, log_total))
+    for some, thought, log_totals in zip(*parts, strict=True):
+        with torch.no_grad():
+            target_logits = head(thought.to(some.device))
+            target_probs = (target_logits - log_totals.to(target_logits)[:, None]).exp()
+        logits = head(some)
+        with torch.no_grad():
+            log_probs = logits.log_softmax(-1)
+            total -= share * float((target_probs * log_probs).sum())
+            gradient = share * (log_probs.exp() * target_probs.sum(-1, keepdim=True) - target_probs)
+        logits.backward(gradient)
+    return total

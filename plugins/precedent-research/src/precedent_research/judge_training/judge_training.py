@@ -5,26 +5,31 @@ Each run is one piece of work, saved when it is done, so a killed training resum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from precedent.config import SpeculationConfig
+from precedent.config import SpeculationConfig, check_fields
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
-from precedent.errors import ConfigError, PromptError
+from precedent.errors import ConfigError, ModelLoadError, PromptError
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.model import target_of
 from precedent.text.traces import Trajectory
-from precedent_drafts.training.prompts import fingerprint_of_json
-from precedent_research.judge import HIDDEN, TrainedJudge
+from precedent_drafts.files import save_json
+from precedent_drafts.training.training import PLAN_FILE, check_same, read_plan
+from precedent_research.judge import HIDDEN, OF_ROWS, TrainedJudge, check_features, widths_of
 from precedent_research.judge_training.fitting import (
     CrossValidated,
     Examples,
@@ -35,7 +40,6 @@ from precedent_research.judge_training.fitting import (
 )
 from precedent_research.judge_training.mismatches import Mismatch, MismatchFinder
 from precedent_research.judge_training.outcomes import Outcome
-from precedent_research.judge_training.recipe import BegunJudge, JudgeRecipe, Labelled, Piece
 from precedent_research.judge_training.reruns import RerunEngine, Turn
 
 if TYPE_CHECKING:
@@ -46,6 +50,97 @@ WORK_FOLDER, LABELS_FOLDER = "training", "labels"
 
 DRAFTERS = ("prediction", "prompt", "draft-model")
 """What makes the reruns fast; greedy, they say what plain decoding says."""
+
+OF_LEARNING = frozenset({"features", "strength", "held_out", "keep"})
+"""Settings of a recipe that labels do not depend on."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeRecipe:
+    """How to train a judge.
+
+    About `mismatches` are labelled, as many in each run. Learning reads the `features`, with weights held back by an L2
+    penalty of 1 / `strength` (None: what cross-validation finds best). A share `held_out` of the tasks is kept for the
+    report. The threshold leaves rejected a share `keep` of the mismatches that change the outcome. Raises ConfigError
+    if a value is out of range.
+    """
+
+    features: tuple[str, ...] = OF_ROWS
+    mismatches: int = 300
+    strength: float | None = None
+    held_out: float = 0.25
+    keep: float = 0.9
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_features(self.features)
+        checks = (
+            ("mismatches", self.mismatches >= 10, "must be at least 10"),
+            ("strength", self.strength is None or self.strength > 0.0, "must be above 0"),
+            ("held_out", 0.0 < self.held_out < 1.0, "must lie between 0 and 1"),
+            ("keep", 0.0 < self.keep <= 1.0, "must be above 0 and at most 1"),
+        )
+        check_fields(self, checks)
+
+    def per_run(self, num_runs: int) -> int:
+        """The most mismatches to label in each of so many runs."""
+        return -(-self.mismatches // num_runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A mismatch, and whether the draft's token changed the outcome of its run."""
+
+    mismatch: Mismatch
+    changed: bool
+
+    def with_features(self, names: Sequence[str], wanted: Sequence[str]) -> Labelled:
+        """The same label with some of the features that are there."""
+        values = iter(self.mismatch.features)
+        of_name = {
+            name: tuple(islice(values, width))
+            for name, width in zip(names, widths_of(names, len(self.mismatch.features)), strict=True)
+        }
+        features = tuple(value for name in wanted for value in of_name[name])
+        return Labelled(dataclasses.replace(self.mismatch, features=features), self.changed)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The labels of one run: its task, how many tokens and mismatches it has, and the seconds that it took.
+
+    A run that `failed` has no labels.
+    """
+
+    task: str
+    failed: bool
+    tokens: int
+    mismatches: int
+    seconds: float
+    labels: tuple[Labelled, ...]
+
+    def with_features(self, names: Sequence[str], wanted: Sequence[str]) -> Piece:
+        """The same labels with some of the features that are there."""
+        return dataclasses.replace(self, labels=tuple(each.with_features(names, wanted) for each in self.labels))
+
+    def save(self, path: Path) -> None:
+        """Write the piece atomically."""
+        save_json(path, dataclasses.asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a piece. Raises ModelLoadError if the file is damaged."""
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**{**found, "labels": tuple(_labelled(each) for each in found["labels"])})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelLoadError(f"{path} is damaged ({error}); delete it, and --resume labels it again") from error
+
+
+def _labelled(found: dict[str, Any]) -> Labelled:
+    mismatch = found["mismatch"]
+    return Labelled(Mismatch(**{**mismatch, "features": tuple(mismatch["features"])}), bool(found["changed"]))
+
 
 Progress = Callable[[str, int, int], None]
 """Called with the phase, the number done, and the total."""
@@ -115,31 +210,37 @@ class JudgeTraining:
         return trained
 
     def _begin(self) -> None:
-        runs = fingerprint_of_json([[run.task, run.messages, run.tools] for run in self._runs])
-        asked = BegunJudge(
-            embeddings_fingerprint(self._target) + layers_fingerprint(self._target), layers_fingerprint(self._draft),
-            runs, self._agent.name, self._agent.max_tokens, self._recipe,
-        )  # fmt: skip
-        found = BegunJudge.read(self._work)
+        runs = json.dumps([[run.task, run.messages, run.tools] for run in self._runs], sort_keys=True)
+        asked = {
+            "kind": "judge", "target": embeddings_fingerprint(self._target) + layers_fingerprint(self._target),
+            "draft": layers_fingerprint(self._draft), "runs": hashlib.sha256(runs.encode()).hexdigest()[:32],
+            "outcome": self._agent.name, "max_tokens": self._agent.max_tokens, **dataclasses.asdict(self._recipe),
+        }  # fmt: skip
+        found = read_plan(self._work)
         if found is not None:
-            found.check_same(asked)
+            check_same(found["asked"], asked)
             return
         if self._labels is not None:
             self._adopt(self._labels, asked)
-        asked.write(self._work)
+        save_json(self._work / PLAN_FILE, {"asked": asked, "plan": {}})
 
     # Labels
 
-    def _adopt(self, labels: Path, asked: BegunJudge) -> None:
+    def _adopt(self, labels: Path, asked: Mapping[str, Any]) -> None:
         """Take over an earlier training's labels, without the features that are not wanted."""
-        found = BegunJudge.read(labels)
+        found = read_plan(labels)
         if found is None:
             raise ConfigError(f"there are no labels in {labels}: give the folder {LABELS_FOLDER} of an earlier judge")
-        found.check_labels(asked)
+        anew = "leave --labels out to label anew"
+        check_same(found["asked"], {name: value for name, value in asked.items() if name not in OF_LEARNING}, anew)
+        there, wanted = found["asked"]["features"], self._recipe.features
+        lacking = [name for name in wanted if name not in there]
+        if lacking:
+            raise ConfigError(f"the labels lack the features {', '.join(lacking)}: {anew}")
         self._work.mkdir(parents=True, exist_ok=True)
         for path in self._paths:
             piece = Piece.load(labels / path.name)
-            piece.with_features(found.recipe.features, asked.recipe.features).save(path)
+            piece.with_features(there, wanted).save(path)
 
     @property
     def _paths(self) -> list[Path]:

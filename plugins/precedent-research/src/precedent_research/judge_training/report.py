@@ -10,8 +10,7 @@ import numpy as np
 
 from precedent_research.judge import HIDDEN, widths_of
 from precedent_research.judge_training.fitting import Examples, area_under_curve, cross_validated, fit, interval_of_area
-from precedent_research.judge_training.judge_training import TrainedOn
-from precedent_research.judge_training.recipe import JudgeRecipe
+from precedent_research.judge_training.judge_training import JudgeRecipe, TrainedOn
 
 ALL, ROWS = "all", "all of rows"
 

@@ -75,24 +75,6 @@ class Counts:
     discarded: Counter[str] = field(default_factory=Counter)
     by_source: dict[str, list[int]] = field(default_factory=dict)
 
-    @property
-    def precision(self) -> float | None:
-        """The share of started calls whose result was used; None before the first."""
-        return self.used / self.started if self.started else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The counts as JSON values."""
-        return {
-            "calls": self.calls,
-            "predicted": self.predicted,
-            "started": self.started,
-            "used": self.used,
-            "precision": None if self.precision is None else round(self.precision, 4),
-            "seconds_saved": round(self.seconds_saved, 3),
-            "discarded": dict(self.discarded),
-            "by_source": {name: {"started": row[0], "used": row[1]} for name, row in self.by_source.items()},
-        }
-
 
 class Ledger:
     """Pending results of all lanes; any thread may call any method."""

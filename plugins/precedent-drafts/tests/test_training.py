@@ -1,0 +1,360 @@
+"""The contract of every training: it raises acceptance, survives a kill, and refuses what does not fit."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.tiny_architectures import settings_of
+from helpers.tiny_draft import PLAN, PROMPTS, RECIPE, tiny_target, train_tiny
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from precedent.cache import Completion, SQLiteStore, tokenizer_fingerprint
+from precedent.errors import CacheError, ConfigError, ModelLoadError, PromptError, UnsupportedError
+from precedent.target.load.first_layers import base_of, first_layers
+from precedent_drafts.borrowed import HEAD_TOKENS
+from precedent_drafts.conditioned import TOKEN_GUIDED
+from precedent_drafts.trained import draft_beside, initial_weights
+from precedent_drafts.training.blocks import BlockRecipe
+from precedent_drafts.training.chain import ChainRecipe
+from precedent_drafts.training.conditioned import ConditionedRecipe
+from precedent_drafts.training.exits import ExitRecipe
+from precedent_drafts.training.head import OutputHead, Reader, check_trainable
+from precedent_drafts.training.lessons import Author, Shard, Teacher, Text
+from precedent_drafts.training.measure import Measurement
+from precedent_drafts.training.prompts import read_completions, read_prompts, split
+from precedent_drafts.training.training import Plan, Recipe, most_frequent
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+TOKENIZER = byte_tokenizer()
+COMMON: dict[str, Any] = {"head_tokens": 96, "answer_tokens": 12, "chunk_prompts": 8, "learning_rate": 3e-3}
+SHAPE = {"layers": 1, "context_tokens": 8} | COMMON
+BLOCK = BlockRecipe(num_reads=2, block_size=3, markov_rank=8, anchors=6, **SHAPE)
+RECIPES: dict[str, Recipe] = {
+    "chain": RECIPE,
+    "exit": ExitRecipe(exit_layer=2, exit_width=24, batch_texts=4, **COMMON),
+    "conditioned": ConditionedRecipe(fusion=TOKEN_GUIDED, passes=2, mask_top_k=3, **SHAPE),
+    "block": BLOCK,
+    "block without condition": replace(BLOCK, condition="none"),
+}
+PLANS = dict.fromkeys(RECIPES, Plan(chunks=2, completions=2, steps=6)) | {"chain": PLAN}
+EACH = pytest.mark.parametrize("name", RECIPES)
+
+
+class Killed(BaseException):
+    """Stands for a signal that nobody handles."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained draft of every kind."""
+    out = tmp_path_factory.mktemp("drafts")
+    for name, recipe in RECIPES.items():
+        train_tiny(out / name, recipe, PLANS[name])
+    return out
+
+
+def answered(target: PreTrainedModel, number: int = 8) -> list[Text]:
+    author = Author(target, TOKENIZER, 1.0)
+    texts = author.texts(PROMPTS[:number], range(900, 900 + number), 12)
+    author.close()
+    return texts
+
+
+def untrained(name: str, target: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    if name == "chain":
+        return draft_beside(target, (0,), {**initial_weights(target, (0,)), HEAD_TOKENS: torch.arange(259)})
+    if name == "exit":
+        return first_layers(target, 2)
+    return train_tiny(folder, replace(RECIPES[name], head_tokens=0), Plan(2, 0, 1), target).draft
+
+
+@EACH
+def test_training_raises_acceptance(name: str, tmp_path: Path) -> None:
+    """Of held-out answers; of a conditioned chain also that of later samples."""
+    target = tiny_target()
+    measurement = Measurement(target, answered(target))
+    plan = Plan(2, 0, 80, rounds=2, rollouts=1) if name == "chain" else Plan(3, 0, 50)
+    recipe = replace(RECIPES[name], head_tokens=0, learning_rate=3e-3 if name == "chain" else 1e-2)
+    trained = train_tiny(tmp_path / "draft", recipe, plan, target)
+    before, after = (
+        measurement.report("draft", draft) for draft in (untrained(name, target, tmp_path / "before"), trained.draft)
+    )
+    assert trained.num_tokens == plan.chunks * 8 * 12
+    assert after.positions == 8 * 12
+    first = [each.acceptance[0] if isinstance(each.acceptance, list) else each.acceptance for each in (before, after)]
+    assert first[1] > first[0] + 0.05
+    if name == "conditioned":
+        later = [each.acceptance_by_draw[1] for each in (before, after)]  # type: ignore[union-attr]
+        assert later[1] > later[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "number"),
+    [
+        ("chain", "training", 6), ("chain", "rollouts", 0), ("chain", "training", 9),
+        *((name, *at) for name in RECIPES for at in (("answers", 1), ("training", 3), ("training", PLANS[name].steps))),
+    ],
+)  # fmt: skip
+def test_a_killed_training_ends_as_an_uninterrupted_one(
+    name: str, phase: str, number: int, folders: Path, tmp_path: Path
+) -> None:
+    """With the same bytes, and nothing that was done is done again."""
+    done, resumed, out = list[tuple[str, int]](), list[tuple[str, int]](), tmp_path / "draft"
+
+    def kill(at: str, count: int, *_: object) -> None:
+        done.append((at, count))
+        if (at, count) == (phase, number):
+            raise Killed
+
+    with pytest.raises(Killed):
+        train_tiny(out, RECIPES[name], PLANS[name], progress=kill, checkpoint_steps=2)
+    assert [path.name for path in out.iterdir()] == ["training"]
+    (out / "training" / "answers-0001.safetensors.partial").write_bytes(b"half")
+    train_tiny(
+        out, RECIPES[name], PLANS[name], progress=lambda at, count, *_: resumed.append((at, count)), checkpoint_steps=2
+    )
+    assert [path.name for path in out.iterdir()] == [path.name for path in (folders / name).iterdir()]
+    assert all(path.read_bytes() == (folders / name / path.name).read_bytes() for path in out.iterdir())
+    assert len(resumed) < len(done) + len(set(resumed) - set(done))
+
+
+def test_what_was_begun_is_not_mixed_with_another_training(tmp_path: Path) -> None:
+    """Another kind, setting, target or texts: the first difference is named."""
+
+    def kill(phase: str, *_: object) -> None:
+        if phase == "training":
+            raise Killed
+
+    with pytest.raises(Killed):
+        train_tiny(tmp_path, progress=kill)
+    for says, given in (
+        ("kind", {"recipe": RECIPES["exit"]}),
+        ("head_tokens", {"recipe": replace(RECIPE, head_tokens=64)}),
+        ("texts", {"prompts": PROMPTS[:3]}),
+        ("target", {"target": tiny_target(seed=1)}),
+    ):
+        with pytest.raises(ConfigError, match=f"has another {says}"):
+            train_tiny(tmp_path, **given)  # type: ignore[arg-type]
+    (tmp_path / "training" / "plan.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"plan\.json cannot be read"):
+        train_tiny(tmp_path)
+
+
+@EACH
+def test_it_says_what_it_will_cost_before_it_starts(name: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    recipe = replace(RECIPES[name], head_tokens=64)
+    train_tiny(tmp_path / "draft", recipe, 0.0005, announce=said.append, progress=lambda phase, *_: said.append(phase))
+    cost = next(place for place, line in enumerate(said) if line.startswith("about "))
+    assert "answers of the target" in said[cost]
+    assert "MB in" in said[cost]
+    assert said.index("training") > cost
+
+
+def test_minutes_become_a_plan() -> None:
+    """Collecting and training together take the time that was given."""
+    plan = Plan.of(10, 3, chunk_seconds=5, step_seconds=0.5)
+    assert plan.chunks * 5 + 2 * plan.rollouts * 5 + plan.steps * 0.5 == pytest.approx(600, abs=5)
+    assert Plan.of(0.01, 3, chunk_seconds=60, step_seconds=9) == Plan(1, 1, 3, 3, 1)
+    assert Plan.of(1, 3, chunk_seconds=90, step_seconds=1).steps == 33  # of 33 seconds that are its share
+    assert Plan.of(0.01, 1, chunk_seconds=60, step_seconds=9) == Plan(1, 1, 1)
+
+
+def test_lessons_may_stay_for_other_trainings(folders: Path, tmp_path: Path) -> None:
+    """One that reads the same of the same texts reads nothing, and learns the same; another layer is read anew."""
+    phases: list[str] = []
+    for name, layer, answers in (("first", 2, 2), ("second", 2, 2), ("third", 1, 4)):
+        recipe = replace(RECIPES["exit"], exit_layer=layer)  # type: ignore[call-arg]
+        train_tiny(
+            tmp_path / name, recipe, PLANS["exit"], lessons=tmp_path / "lessons",
+            progress=lambda phase, *_: phases.append(phase),
+        )  # fmt: skip
+        assert phases.count("answers") == answers
+    expected = (folders / "exit" / "draft.safetensors").read_bytes()
+    assert all((tmp_path / name / "draft.safetensors").read_bytes() == expected for name in ("first", "second"))
+
+
+def test_a_chain_is_trained_on_from_another_one(folders: Path, tmp_path: Path) -> None:
+    """It begins with that draft's layers, as many, beside a target of the same embeddings."""
+    target = tiny_target()
+    recipe = replace(RECIPE, start=str(folders / "chain"))
+    begun, before = recipe.student(target, None).weights(), load_file(folders / "chain" / "draft.safetensors")
+    layers = [name for name in before if name.startswith("layers.")]
+    assert layers
+    assert all(torch.equal(begun[name].float(), before[name].float()) for name in layers)
+    for changed, beside, error, says in (
+        (replace(recipe, layers=2), target, ConfigError, "has 1 layers, not 2"),
+        (recipe, tiny_target(seed=9), ModelLoadError, "uses its embeddings"),
+        (replace(recipe, start=str(folders / "exit")), target, ConfigError, "only a chain of tokens alone"),
+        (replace(RECIPE, layers=3), target, ConfigError, "not smaller than its target of 3"),
+    ):
+        with pytest.raises(error, match=says):
+            train_tiny(tmp_path / "draft", changed, target=beside)
+
+
+def test_a_block_draft_is_trained_on(folders: Path, tmp_path: Path) -> None:
+    """It starts with the other draft's weights and head; another shape and other layers are refused."""
+    on = replace(BLOCK, start=str(folders / "block"), learning_rate=1e-9, head_tokens=40)
+    train_tiny(tmp_path / "on", on, Plan(1, 0, 1))
+    before, after = (load_file(place / "model.safetensors") for place in (folders / "block", tmp_path / "on"))
+    assert before.keys() == after.keys()
+    assert all(torch.allclose(after[name], weight, rtol=0, atol=1e-7) for name, weight in before.items())
+    with pytest.raises(ModelLoadError, match="do not fit its config"):
+        train_tiny(tmp_path / "other", replace(on, markov_rank=4), Plan(1, 0, 1))
+    with pytest.raises(ConfigError, match="reads other layers than"):
+        train_tiny(tmp_path / "reads", replace(on, num_reads=1), Plan(1, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        *((ChainRecipe, {name: value}) for name, value in
+          {"layers": 4, "start": "middle", "temperature": 0.0, "head_tokens": -1, "rounds": 0}.items()),
+        *((ExitRecipe, {name: value}) for name, value in
+          {"exit_layer": 0, "exit_width": 0, "layerwise": -1.0}.items()),
+        *((ConditionedRecipe, {name: value}) for name, value in
+          {"passes": 0, "fusion": "loud", "start": "elsewhere"}.items()),
+        (ConditionedRecipe, {"mask_top_k": 3, "passes": 1}),
+        *((BlockRecipe, {name: value}) for name, value in
+          {"block_size": 17, "iterations": 9, "anchors": 0, "start": "first"}.items()),
+    ],
+)  # fmt: skip
+def test_a_recipe_out_of_range_is_refused_by_the_setting(kind: type[Recipe], settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        kind(**settings)
+
+
+def test_targets_that_cannot_have_such_drafts_are_refused(tmp_path: Path) -> None:
+    """Logits that are more than a head's, an exit behind the last layer, and masks that are made by hand."""
+    target = tiny_target()
+    with pytest.raises(ConfigError, match="exit_layer=3: an exit of this target stands behind layer 1 to 2"):
+        train_tiny(tmp_path, replace(RECIPES["exit"], exit_layer=3))  # type: ignore[call-arg]
+    with pytest.raises(UnsupportedError, match="is trained on full attention alone"):
+        RECIPES["conditioned"].teacher(tiny_causal_lm("gemma3_text"))
+    target.lm_head.register_forward_hook(lambda module, inputs, logits: logits**3)
+    with pytest.raises(UnsupportedError, match="LlamaForCausalLM does more to its logits"):
+        train_tiny(tmp_path, target=target)
+
+
+# What is read of the target
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "cohere2", "granite", "qwen3"])
+def test_the_head_and_the_texts_are_read_as_the_model_does(architecture: str) -> None:
+    """Also where logits are scaled or capped behind the head, and behind a beginning that was read before.
+
+    Longer, shorter, equal and other texts come one after the other; the last also learns from what is shared.
+    """
+    model = tiny_causal_lm(architecture, **settings_of(architecture))
+    check_trainable(model)
+    reader, start = Reader(model), [3, 1, 4, 1, 5, 9, 2, 6]
+    for tail, count in (([5, 3], 2), ([5, 3, 8, 9], 3), ([5, 3, 8, 9], 3), ([], 1), ([7], 9), ([5, 3, 8], 1)):
+        ids = torch.tensor([[*start, *tail]])
+        with torch.no_grad():
+            expected = base_of(model)(input_ids=ids, use_cache=False).last_hidden_state[0, -count:]
+            logits = model(ids).logits[0, -count:]
+        found = reader.last([*start, *tail], count)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(OutputHead(model, torch.float64)(found), logits)
+
+
+def test_lessons_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    """With the text's marks, which say what is learned; damage is named."""
+    texts = [Text((5, 6, 7, 8, 9, 3), 4, (False, True, True, False)), Text((9, 9, 1), 1)]
+    shard = Teacher(tiny_target(), (1, 3), 8).shard(texts)
+    shard.save(tmp_path / "shard.safetensors")
+    read = Shard.load(tmp_path / "shard.safetensors")
+    assert [lesson.text for lesson in read.lessons] == texts
+    assert [lesson.anchors for lesson in read.lessons] == [[2, 3], [1]]
+    assert read.num_tokens == 3
+    assert float(read.frequencies.sum()) == pytest.approx(3.0, abs=1e-4)  # each position gives away one
+    for one, other in zip(shard.lessons, read.lessons, strict=True):
+        assert torch.equal(one.states, other.states)
+        assert torch.equal(one.hidden, other.hidden)
+    (tmp_path / "shard.safetensors").write_bytes(b"half")
+    with pytest.raises(ModelLoadError, match="delete it, and --resume rewrites it"):
+        Shard.load(tmp_path / "shard.safetensors")
+
+
+def test_the_most_frequent_tokens_are_kept_and_the_end_always() -> None:
+    frequencies = torch.tensor([0.5, 3.0, 0.0, 3.0, 2.0])
+    assert most_frequent(frequencies, 2, frozenset({2})).tolist() == [1, 2, 3]
+    assert most_frequent(torch.zeros(4), 2, frozenset()).tolist() == [0, 1]
+
+
+# Prompts and completions
+
+
+def test_prompts_of_every_kind_of_file(tmp_path: Path) -> None:
+    def written(name: str, *records: object) -> Path:
+        text = "".join(f"{record if isinstance(record, str) else json.dumps(record)}\n" for record in records)
+        opened = gzip.open if name.endswith(".gz") else open
+        with opened(tmp_path / name, "wt", encoding="utf-8") as file:
+            file.write(text)
+        return tmp_path / name
+
+    def texts(path: Path) -> list[str]:
+        return [TOKENIZER.decode(prompt) for prompt in read_prompts(path, TOKENIZER, 400)[0]]
+
+    asked = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    assert texts(written("a.txt", "one", "two", "", "one")) == [asked.format("one"), asked.format("two")]
+    assert texts(written("b.jsonl.gz", {"turns": ["one", "more"]}, {"prompt": "two"})) == [
+        asked.format("one"), asked.format("two"),
+    ]  # fmt: skip
+    user, answer = ({"role": role, "content": role} for role in ("user", "assistant"))
+    both = texts(written("c.jsonl", {"messages": [user, answer, user, answer]}))
+    assert both[0] == asked.format("user")
+    assert both[1].startswith(asked.format("user") + "assistant<|im_end|>\n<|im_start|>user")
+    assert texts(written("d.jsonl", {"messages": [user]})) == [asked.format("user")]
+    assert texts(written("e.jsonl", {"messages": [user, answer, user], "response": answer})) == [both[1]]
+    assert read_prompts(written("f.txt", "short", "long" * 99), TOKENIZER, 60)[1] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("prompts.txt", "", "it is empty"),
+        ("prompts.txt", "x" * 99, "all 1 are longer than 60 tokens"),
+        ("prompts.jsonl", '{"prompt": "a"}\n{"turns": []}', "not a question"),
+    ],
+)
+def test_a_file_without_prompts_says_so(name: str, text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(PromptError, match=says):
+        read_prompts(tmp_path / name, TOKENIZER, 60)
+
+
+def test_held_out_prompts_are_not_learned_and_stay_the_same() -> None:
+    prompts = [(number,) for number in range(40)]
+    learned, held_out = split(prompts, 3)
+    assert (len(learned), len(held_out)) == (36, 4)
+    assert sorted(learned + held_out) == prompts
+    assert split(prompts, 3) == (learned, held_out)
+    assert split(prompts, 4) != (learned, held_out)
+    with pytest.raises(PromptError, match="one prompt is too few"):
+        split(prompts[:1], 0)
+
+
+def test_completions_of_one_tenant_are_learned_from(tmp_path: Path) -> None:
+    """Behind what was asked."""
+    store, fingerprint = SQLiteStore.open(tmp_path / "cache"), tokenizer_fingerprint(TOKENIZER)
+    for tenant, query, answer in [("shop", "old", "first"), ("other", "secret", "hidden"), ("shop", "new", "second")]:
+        ids = tuple(TOKENIZER.encode(answer))
+        store.insert(Completion(ids, fingerprint, "m", tenant, query), None, None)
+    store.close()
+    texts = read_completions(tmp_path / "cache", TOKENIZER, "shop", 5)
+    assert [TOKENIZER.decode(text.token_ids) for text in texts] == [
+        f"<|im_start|>user\n{query}<|im_end|>\n<|im_start|>assistant\n{answer}"
+        for query, answer in [("new", "secon"), ("old", "first")]
+    ]
+    assert [text.num_answer_tokens for text in texts] == [5, 5]
+    with pytest.raises(CacheError, match="no completions of tenant 'nobody'"):
+        read_completions(tmp_path / "cache", TOKENIZER, "nobody", 5)
+    assert train_tiny(tmp_path / "draft", plan=Plan(1, 1, 1), completions=texts).num_tokens == 8 * 12 + 10

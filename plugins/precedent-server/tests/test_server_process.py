@@ -1,0 +1,257 @@
+"""A server in a process of its own: signals, slow and silent clients, bounds on connections, and what it logs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.forked import Program
+from pytest_socket import enable_socket
+
+from precedent.cache import SpeculationCache
+from precedent_server.keys import add_key
+from precedent_server.running import hangups_ignored
+from precedent_testing.embedders import HashEmbedder
+
+PROGRAM = Path(__file__).with_name("running_server.py")
+LONG = " ".join(f"word{number}" for number in range(150))
+HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+LAST_HEALTH = HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+PATIENCE = 60
+"""Seconds after which a connection counts as never closed."""
+
+
+@contextmanager
+def server_process(**settings: Any) -> Iterator[tuple[Any, int]]:
+    """A server of these settings, and its port."""
+    enable_socket()
+    with Program([PROGRAM, json.dumps(settings, default=str)]) as process:
+        try:
+            yield process, int(process.stdout.readline().rpartition(":")[2])
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+@contextmanager
+def connected(port: int) -> Iterator[http.client.HTTPConnection]:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+        yield connection
+
+
+def ask(connection: http.client.HTTPConnection, *, stream: bool = False, headers: Any = None) -> None:
+    messages = [{"role": "user", "content": "Hello?"}]
+    asked = {"model": "scripted", "messages": messages, "temperature": 0, "max_tokens": 3000, "stream": stream}
+    connection.request("POST", "/v1/chat/completions", json.dumps(asked), headers or {})
+
+
+def begin(connection: http.client.HTTPConnection, headers: Any = None) -> http.client.HTTPResponse:
+    """Ask for a long answer; returns once its first words are there."""
+    ask(connection, stream=True, headers=headers)
+    answer = connection.getresponse()
+    for _ in range(8):  # the role, an empty line, and a few tokens
+        assert answer.readline()
+    return answer
+
+
+def text_of(events: str) -> str:
+    chunks = [json.loads(event[6:]) for event in events.split("\n\n") if event.startswith("data: {")]
+    return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk.get("choices", ()))
+
+
+def check_closed(process: Any) -> None:
+    assert process.stdout.read().split() == ["stopped", "closed"]
+    assert process.wait() == 0
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+def test_running_answers_end_and_everything_is_closed_and_a_hangup_ends_nothing(
+    tmp_path: Path, kind: signal.Signals
+) -> None:
+    headers = {"Authorization": f"Bearer {add_key(tmp_path / 'keys.json', 'desk', 'shop')}"}
+    place = tmp_path / "cache.db"
+    with (
+        server_process(answer=LONG, cache=place, keys=tmp_path / "keys.json") as (process, port),
+        connected(port) as connection,
+    ):
+        answer = begin(connection, headers)
+        process.send_signal(signal.SIGHUP)
+        assert answer.readline()
+        with connected(port) as other:
+            other.request("GET", "/v1/models", headers=headers)
+            assert other.getresponse().status == 200
+        process.send_signal(kind)
+        rest = answer.read().decode()
+        assert text_of(rest).endswith(LONG[-100:])
+        assert rest.endswith("data: [DONE]\n\n")
+        check_closed(process)
+    with SpeculationCache.open(place, embedder=HashEmbedder()) as cache:
+        assert [one.text for one in cache.list(tenant="shop")] == [LONG]
+
+
+def test_answers_that_outlast_the_grace_end_in_an_error() -> None:
+    with server_process(answer=LONG, limits={"grace_seconds": 0.01}) as (process, port), connected(port) as connection:
+        streamed = begin(connection)
+        with connected(port) as other:
+            ask(other)
+            time.sleep(0.1)  # so that the server has read it
+            process.send_signal(signal.SIGTERM)
+            answer = other.getresponse()
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
+            assert json.loads(answer.read())["error"]["message"] == "the server is stopping: try again"
+        *events, last, nothing = streamed.read().decode().split("\n\n")
+        assert not text_of("\n\n".join(events)).endswith(LONG[-100:])
+        assert json.loads(last.removeprefix("data: "))["error"]["message"] == "the server is stopping: try again"
+        assert not nothing
+        check_closed(process)
+
+
+def test_a_hangup_while_models_are_loaded_ends_nothing() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    with hangups_ignored():
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+FORGED = "\n2026-01-01T00:00:00 - GET /forged 200\r\x1b[2J\u2028request forged"
+
+
+def test_an_error_with_a_clients_text_forges_no_line(capfd: pytest.CaptureFixture[str]) -> None:
+    with server_process(answer=None) as (process, port):
+        for stream in (False, True):
+            with connected(port) as connection:
+                asked = {"model": "scripted", "prompt": FORGED, "stream": stream, "max_tokens": 4}
+                connection.request("POST", "/v1/completions", json.dumps(asked))
+                assert "its log says why" in connection.getresponse().read().decode()
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    written = capfd.readouterr().err
+    assert written.count("nothing answers") >= 2, "the log says why"
+    assert "/forged 200" in written
+    lines = written.split("\n")
+    assert not [line for line in lines if line.startswith(("2026-01-01", "request forged"))]
+    assert all(line.isprintable() for line in lines)
+
+
+@contextmanager
+def bounded(**limits: float) -> Iterator[Callable[[], socket.socket]]:
+    """A server under these limits; makes connections to it. At the end it must still answer."""
+    with server_process(limits=limits) as (_, port), ExitStack() as held:
+
+        def connect() -> socket.socket:
+            return held.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)))
+
+        yield connect
+        held.close()
+        assert b" 200 " in all_of(connect(), LAST_HEALTH)
+
+
+def all_of(connection: socket.socket, sent: bytes = b"") -> bytes:
+    """Everything that the server sends until it closes the connection."""
+    connection.sendall(sent)
+    parts = list[bytes]()
+    try:
+        while part := connection.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def dribbled(connection: socket.socket, sent: bytes) -> bytes:
+    """The same, while a byte is sent every now and then, as slow as is possible without falling silent."""
+    connection.sendall(sent)
+    connection.settimeout(0.05)
+    received, deadline = b"", time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            connection.sendall(b"x")
+            part = connection.recv(65536)
+            if not part:
+                return received
+            received += part
+        except TimeoutError:
+            continue
+        except OSError:
+            return received
+    raise AssertionError(f"still open after {PATIENCE} seconds, and received {received!r}")
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+BODY = HEAD + b"Content-Length: 100000000\r\n\r\n"
+
+
+def test_headers_have_a_time_and_so_has_the_rest_of_a_refused_body() -> None:
+    with bounded(header_seconds=0.3, max_body_bytes=1000) as connect:
+        assert all_of(connect()).startswith(b"HTTP/1.1 408 ")
+        assert all_of(connect(), b"GET /health HTTP/1.1\r\n").startswith(b"HTTP/1.1 408 ")
+        for before in (b"", HEALTH):  # the first request of a connection, or the second
+            received = dribbled(connect(), before + b"GET /health HTTP/1.1\r\nX-Slow: ")
+            assert received.count(b" 200 ") == before.count(b"GET")
+            assert b"HTTP/1.1 408 " in received
+        assert dribbled(connect(), BODY).startswith(b"HTTP/1.1 413 ")
+
+
+def test_headers_and_body_share_one_time() -> None:
+    """It runs from the first byte, and nothing is waited for after it."""
+    with bounded(header_seconds=1000, upload_seconds=0.5, max_body_bytes=200_000) as connect:
+        assert dribbled(connect(), HEAD + b"Content-Length: 100000\r\n\r\n").startswith(b"HTTP/1.1 408 ")
+        for begun in (b"", b"x\r\nContent-Length: 10000\r\n\r\n", b"x\r\nTransfer-Encoding: chunked\r\n\r\n1000\r\n"):
+            assert dribbled(connect(), HEAD + b"X-Slow: " + begun).startswith(b"HTTP/1.1 408 ")
+        assert dribbled(connect(), BODY).startswith(b"HTTP/1.1 413 ")
+
+
+def test_only_so_many_connections_are_open() -> None:
+    def answered(connection: socket.socket) -> bytes:
+        connection.sendall(HEALTH)
+        received = b""
+        while not received.endswith(b"}"):
+            received += connection.recv(65536)
+        return received
+
+    with bounded(max_connections=4) as connect:
+        held = [connect() for _ in range(4)]
+        for connection in held:
+            assert b" 200 " in answered(connection)
+        assert all_of(connect()).startswith(b"HTTP/1.1 503 ")
+        assert b" 200 " in answered(held[0])
+        held[1].close()
+        deadline = time.monotonic() + PATIENCE
+        while b" 503 " in all_of(connect(), LAST_HEALTH):  # until the server has noticed that the other is gone
+            assert time.monotonic() < deadline
+        for connection in held:
+            connection.close()
+
+
+def test_unfinished_bodies_are_bounded_together() -> None:
+    """Two clients may not hold more than the bound; the one that came first ends its body and is answered."""
+    raw = json.dumps({"model": "scripted", "prompt": "x", "max_tokens": 1}).encode()
+    with bounded(max_upload_bytes=40_000) as connect:
+        first, (_, port) = connect(), connect().getpeername()
+        first.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (30_000 + len(raw)) + b" " * 30_000)
+        deadline, status = time.monotonic() + PATIENCE, 0
+        while status != 429 and time.monotonic() < deadline:  # until the server has read the first one's bytes
+            with connected(port) as second:
+                second.request("POST", "/v1/completions", b" " * 20_000 + raw)
+                status = second.getresponse().status
+        assert status == 429
+        first.sendall(raw)
+        assert first.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_client_that_never_reads_is_cut_off() -> None:
+    """It asks for far more than the system's buffers hold, and begins to read when it is too late."""
+    asked, number = HEALTH.replace(b"/health", b"/openapi.json"), 100
+    with bounded(request_seconds=0.5) as connect:
+        whole = all_of(connect(), LAST_HEALTH.replace(b"/health", b"/openapi.json"))
+        slow = connect()
+        slow.sendall(asked * number)
+        time.sleep(2)
+        assert len(all_of(slow)) < len(whole) * number / 2
