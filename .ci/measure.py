@@ -69,9 +69,6 @@ COMMANDS = {
     "bitwise": "bench_bitwise.py --texts 200 --tokens 40",
     "rounding": "bench_rounding.py --prompts 8",
     "verify": "bench_verify.py --draft noisy:1 --limit 1",
-    "drafts": "python -m precedent_demo.training.compare --out build/drafts --minutes 5 exit-4 chain eagle passes mask "
-    "fusion griffin block block-filled block-none",
-    "drafts-beside": "bench_drafts.py --draft exit=build/drafts/exit-4 --requests 8",
 }
 """What measures each file of `docs/figures`; TRACES is the folder with recorded runs."""
 

@@ -20,8 +20,7 @@ import torch
 
 from measuring import options, run
 from precedent.target.load.source import DEMO_TARGET, packaged_file
-from precedent_replay.bench_lineup import Lineup
-from precedent_replay.bench_modes import Timing
+from precedent_replay.bench_lineup import Lineup, Timing
 from precedent_replay.bench_prompts import order_desk_prompts, trace_prompts
 
 

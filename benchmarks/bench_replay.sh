@@ -6,7 +6,7 @@
 # FOLDER (or PRECEDENT_TRACES) contains tau_airline.jsonl.gz and tau_retail.jsonl.gz, OpenAI-format runs with `order`
 # and `group` (the customer), and splits.json, whose list `test` names the customers that are measured. Each pool takes
 # about ten minutes for airline, hours for retail; --limit N measures the first N turns only. RESULTS (default:
-# results/replay in the current folder) receives JSON, pictures and pages; FILES and POOLS choose what is replayed.
+# results/replay in the current folder) receives JSON and pages; FILES and POOLS choose what is replayed.
 set -euo pipefail
 
 folder=${PRECEDENT_TRACES:-}
@@ -49,7 +49,7 @@ for file in ${FILES:-tau_airline tau_retail}; do
     "$python" -c "from precedent.cli.app import main; main()" replay "$folder/$file.jsonl.gz" \
       --pool "$pool" --groups "$folder/splits.json" --split test \
       --budget 16,32,64 --alpha 1,4,8 --curve flat,cpu \
-      --json "$results/$name.json" --html "$results/$name/page.html" --svg "$results/$name" \
+      --json "$results/$name.json" --html "$results/$name/page.html" \
       ${options[@]+"${options[@]}"}
   done
 done

@@ -97,7 +97,7 @@ def used(folder: Path) -> dict[str, Any]:
     traces, before, started = Traces(), resident(), time.perf_counter()
     store = SQLiteStore.open(folder, bounds=BOUNDS)
     opened = time.perf_counter() - started
-    memory = TenantMemory(store.partition(TENANT, TOKENIZER), INDEX_BYTES)
+    memory = TenantMemory(INDEX_BYTES)
     index, first = SimilarityIndex(store), traces.vectors(7, 1)[0]
     with ThreadPoolExecutor(1) as other:  # as recall does
         reading = other.submit(seconds, lambda: memory.read(store, TENANT, TOKENIZER))
@@ -105,7 +105,6 @@ def used(folder: Path) -> dict[str, Any]:
         read = reading.result()
     ready = time.perf_counter() - started
     memory.tidy()
-    memory.seal()
     held, queries = resident() - before, traces.vectors(10**9, LOOKUPS)
     times = [seconds(lambda: index.search(vector, TENANT, TOKENIZER, HITS)) * 1e3 for vector in queries]  # noqa: B023
     index.close()
@@ -117,13 +116,10 @@ def used(folder: Path) -> dict[str, Any]:
 
 def bench(count: int, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"completions": count, "insert_ms": fill(folder, count, Traces())}
-    for name in ("first start", "later start"):  # the first groups the vectors and seals the token index
-        command = [sys.executable, __file__, "--use", str(folder)]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        found[name] = json.loads(told.splitlines()[-1])
-    table, files = folder / "precedent.sqlite", [each for each in folder.rglob("*") if each.is_file()]
-    index = sum(each.stat().st_size for each in files if "precedent.sqlite-index" in each.parts)
-    found["mb_on_disk"] = {table.name: table.stat().st_size / 2**20, f"{table.name}-index": index / 2**20}
+    command = [sys.executable, __file__, "--use", str(folder)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found["start"] = json.loads(told.splitlines()[-1])
+    found["mb_on_disk"] = (folder / "precedent.sqlite").stat().st_size / 2**20
     print(found, flush=True)
     return found
 

@@ -31,10 +31,9 @@ from transformers import AutoTokenizer
 
 from measuring import options, run
 from precedent.cache import Completion, SpeculationCache, tokenizer_fingerprint
-from precedent.cli.traces import TracePrompt
 from precedent.target.load.source import demo_folder
 from precedent.text.query import recall_query
-from precedent_replay.bench_prompts import recorded_turns
+from precedent_replay.bench_prompts import TracePrompt, recorded_turns
 from precedent_server.keys import add_key
 
 MODES: dict[str, tuple[dict[str, Any] | None, dict[str, str]]] = {

@@ -50,10 +50,11 @@ PUBLIC = {
         "CompletionStore",
         "Completion",
         "Hit",
+        "Selection",
         "SpeculationCache",
+        "VerifyReport",
         "verify_cache",
     ),
-    "precedent.cache.backend": ("Selection", "VerifyReport"),
     "precedent_server.client": ("ChatPrecedentServer",),
     "precedent.drafters": (
         "Candidates",

@@ -11,10 +11,8 @@ acknowledged. Prints counts as JSON, a line for each aim; an assertion that fail
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import signal
 import sqlite3
 import sys
 import time
@@ -22,49 +20,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aims import AIMS, PATIENCE, Aim, main_file
+from speaking import Child
 
-from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError
-
-
-def started(aim: Aim, folder: Path) -> tuple[int, int]:
-    """A process id, and the end of the pipe on which it speaks."""
-    hear, speak = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(speak)
-        return child, hear
-    os.close(hear)
-
-    def say(*words: object) -> None:
-        os.write(speak, (json.dumps(words) + "\n").encode())
-
-    try:
-        aim.work(folder, say)
-    except BaseException as error:
-        say("failed", f"{type(error).__name__}: {error}")
-    os._exit(1)
 
 
 def killed(aim: Aim, folder: Path, choose: random.Random) -> Iterator[list]:
     """Let a process work until what is seen of it has changed so often, kill it; gives all that it has said."""
-    child, hear = started(aim, folder)
-    with os.fdopen(hear, "rb") as said:
-        ready = said.readline()
-        try:
-            wait_for_changes(aim, folder, child, choose.randint(*aim.changes))
-            for _ in range(choose.choice((0, 0, 0, 30, 300, 3000))):
-                choose.random()
-        finally:
-            os.kill(child, signal.SIGKILL)  # one that is dead already is not waited for yet
-            os.waitpid(child, 0)
-        yield from (json.loads(line) for line in (ready, *said) if line.endswith(b"\n"))
+    child = Child(lambda say: aim.work(folder, say))
+    said = child.heard()
+    ready = next(said, ["nothing"])
+    try:
+        wait_for_changes(aim, folder, child, choose.randint(*aim.changes))
+        for _ in range(choose.choice((0, 0, 0, 30, 300, 3000))):
+            choose.random()
+    finally:
+        child.kill()
+        child.wait()
+    yield from (ready, *said)
+    child.close()
 
 
-def wait_for_changes(aim: Aim, folder: Path, child: int, wanted: int) -> None:
+def wait_for_changes(aim: Aim, folder: Path, child: Child, wanted: int) -> None:
     """Until that many were seen, or the process is dead."""
     before, give_up = aim.seen(folder), time.monotonic() + PATIENCE
-    while wanted and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+    while wanted and not child.has_ended():
         assert time.monotonic() < give_up, "nothing happened"
         now = aim.seen(folder)
         if now != before:
@@ -92,7 +72,6 @@ def run(folder: Path, name: str, kills: int, seed: int) -> dict[str, object]:
         shutil.copytree(folder / "base", cache)
         now, gone = dict(held), set[int]()
         for word, *values in killed(aim, cache, choose):
-            assert word != "failed", values
             if word == "inserted":
                 now[values[0]] = values[1]
                 acknowledged += 1
@@ -108,6 +87,5 @@ def run(folder: Path, name: str, kills: int, seed: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sorted_segment({1: [1, 2], 2: [3]})  # compiled before the first fork
     for each in sys.argv[2].split(","):
         print(json.dumps(run(Path(sys.argv[1], each), each, int(sys.argv[3]), int(sys.argv[4]))), flush=True)

@@ -8,15 +8,13 @@ import resource
 import shutil
 import signal
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
 from crashing_store import record
+from speaking import Say
 
 from precedent.cache import Bounds, Completion, Selection, SQLiteStore, verify_cache
-from precedent.cache.segments import MANIFEST, PARTS, SegmentFiles
-from precedent.drafters.matching.token_index import sorted_segment
 from precedent_testing.store_contract import EMBEDDER, unit_vector
 
 PATIENCE = 300.0
@@ -25,8 +23,6 @@ PATIENCE = 300.0
 TENANT = "a"
 LONG = 600
 """Repetitions of a key in the text of a large record: some 10 pages each."""
-
-Say = Callable[..., None]
 
 
 def large(key: str) -> Completion:
@@ -165,41 +161,6 @@ class Vacuum(Aim):
         return size_and_time(main_file(folder)), size_and_time(folder / "precedent.sqlite-wal")[0]
 
 
-class Seal(Aim):
-    """Segments: files that appear one by one, then the manifest that lists them, then the old ones go."""
-
-    base_records = 2
-    changes = (1, 12)
-
-    def work(self, folder: Path, say: Say) -> None:
-        store = SQLiteStore.open(folder)
-        say("ready")
-        for number in range(10**9):
-            key = f"small {number}"
-            say("inserted", stored(store, key), key)
-            held = {one.id: one.token_ids for one in store.since(TENANT, "tok", 0)}
-            lengths = {row_id: len(tokens) for row_id, tokens in held.items()}
-            partition = store.partition(TENANT, "tok")
-            partition.seal(lengths, lambda ids, held=held: sorted_segment({i: held[i] for i in ids.tolist()}))
-
-    def seen(self, folder: Path) -> object:
-        return names_in(folder / "precedent.sqlite-index")
-
-    def check(self, folder: Path, held: dict[int, str], gone: set[int]) -> None:
-        super().check(folder, held, gone)
-        store = SQLiteStore.open(folder)
-        for place in (folder / "precedent.sqlite-index").glob("*/"):
-            listed = {f"{sealed.name}.{part}.npy" for sealed in SegmentFiles(place).listed() for part in PARTS}
-            assert {path.name for path in place.iterdir()} == listed | ({MANIFEST} if listed else set())
-        partition = store.partition(TENANT, "tok")
-        tokens = {one.id: one.token_ids for one in store.since(TENANT, "tok", 0)}
-        for segment in partition.segments(partition.directory()):
-            ends = [*segment.completions["begin"][1:].tolist(), segment.tokens.size]
-            for row_id, begin, end in zip(segment.ids.tolist(), segment.completions["begin"], ends, strict=True):
-                assert tuple(segment.tokens[begin + 1 : end].tolist()) == tokens[row_id]
-        store.close()
-
-
 class Eviction(Aim):
     """A full cache: each transaction that inserts may delete many. What has saved the most stays."""
 
@@ -282,7 +243,6 @@ AIMS = {
     "checkpoint": Checkpoint,
     "file-limit": FileLimit,
     "vacuum": Vacuum,
-    "seal": Seal,
     "eviction": Eviction,
     "creation": Creation,
     "set-aside": SetAside,

@@ -2,26 +2,24 @@
 
     python tests/cache/crashing_store.py FOLDER KILLS SEED
 
-Prints counts as JSON; an assertion that fails ends it with a traceback. Run by `test_store_crashes.py`.
+Prints counts as JSON; an assertion that fails ends it with a traceback. Run by `test_cache_damage.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
-import signal
 import sys
 import time
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from speaking import Child, Say
 
 from precedent.cache import Completion, Selection, SQLiteStore, verify_cache
 from precedent.cache.index import SimilarityIndex
-from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError
 from precedent_testing.store_contract import EMBEDDER, unit_vector
 
@@ -39,8 +37,8 @@ def record(key: str, tenant: str) -> Completion:
 class Worker:
     """A process of its own: says what it is going to change, changes it, and says that it is done."""
 
-    def __init__(self, folder: Path, name: str, said: int) -> None:
-        self._choose, self._name, self._said = random.Random(name), name, said
+    def __init__(self, folder: Path, name: str, say: Say) -> None:
+        self._choose, self._name, self._say = random.Random(name), name, say
         self._store = SQLiteStore.open(folder)
         self._index = SimilarityIndex(self._store)
         self._mine: list[int] = []
@@ -51,12 +49,9 @@ class Worker:
         while True:
             number += 1
             action = self._choose.choices(
-                (self._insert, self._credit, self._read, self._recall, self._seal, self._forget), (40, 20, 20, 12, 6, 2)
+                (self._insert, self._credit, self._read, self._recall, self._forget), (40, 20, 20, 18, 2)
             )[0]
             action(f"{self._name} {number}", self._choose.choice(TENANTS))
-
-    def _say(self, *words: object) -> None:
-        os.write(self._said, (json.dumps(words) + "\n").encode())
 
     def _insert(self, key: str, tenant: str) -> None:
         row_id = self._store.insert(record(key, tenant), unit_vector(len(key)), EMBEDDER)
@@ -77,12 +72,6 @@ class Worker:
     def _recall(self, key: str, tenant: str) -> None:
         assert len(self._index.search(unit_vector(3), tenant, "tok", 5)) <= 5
 
-    def _seal(self, key: str, tenant: str) -> None:
-        held = {one.id: one.token_ids for one in self._store.since(tenant, "tok", 0)}
-        partition = self._store.partition(tenant, "tok")
-        lengths = {row_id: len(tokens) for row_id, tokens in held.items()}
-        partition.seal(lengths, lambda ids: sorted_segment({i: held[i] for i in ids.tolist()}))
-
     def _forget(self, key: str, tenant: str) -> None:
         if not self._mine:
             return
@@ -96,25 +85,8 @@ class Worker:
         self._say("forgot", row_id)
 
 
-def started(folder: Path, name: str) -> tuple[int, int]:
-    """A process id, and the end of the pipe on which it speaks."""
-    hear, say = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(hear)
-        try:
-            Worker(folder, name, say).work()
-        except BaseException as error:
-            os.write(say, (json.dumps(["failed", f"{type(error).__name__}: {error}"]) + "\n").encode())
-        os._exit(1)
-    os.close(say)
-    return child, hear
-
-
-def heard(pipe: int) -> Iterator[list]:
-    """Everything that a dead process has said."""
-    with os.fdopen(pipe) as said:
-        yield from (json.loads(line) for line in said if line.endswith("\n"))
+def work(folder: Path, name: str, say: Say) -> None:
+    Worker(folder, name, say).work()
 
 
 class Expected:
@@ -129,7 +101,6 @@ class Expected:
 
     def take(self, word: str, *values) -> None:
         """Note what a process said."""
-        assert word != "failed", values
         if word == "inserted":
             self.inserted[values[0]] = (values[1], values[2])
         elif word in ("crediting", "credited"):
@@ -164,22 +135,22 @@ class Expected:
 def main(folder: Path, kills: int, seed: int) -> None:
     """Kill so many processes, four at a time."""
     choose, expected, acknowledged, rounds = random.Random(seed), Expected(), 0, -(-kills // PROCESSES)
-    sorted_segment({1: [1, 2], 2: [3]})  # compiled before the first fork
     for number in range(rounds):
         if number % ROUNDS_PER_CACHE == 0:
             expected, cache = Expected(), folder / str(number)
             SQLiteStore.open(cache).close()
-        children = [started(cache, f"{seed} {number} {name}") for name in range(PROCESSES)]
+        names = [f"{seed} {number} {name}" for name in range(PROCESSES)]
+        children = [Child(partial(work, cache, name)) for name in names]
         choose.shuffle(children)
-        for child, _ in children:
+        for child in children:
             time.sleep(choose.uniform(0.01, 0.25))
-            os.kill(child, signal.SIGKILL)
-        for child, _ in children:
-            os.waitpid(child, 0)
-        for _, pipe in children:
-            for words in heard(pipe):
+            child.kill()
+        for child in children:
+            child.wait()
+            for words in child.heard():
                 expected.take(*words)
                 acknowledged += words[0] in ("inserted", "credited", "forgot")
+            child.close()
         expected.check(cache)
     print(json.dumps({"kills": rounds * PROCESSES, "opens": rounds, "acknowledged": acknowledged}))
 

@@ -11,12 +11,10 @@ it with a traceback. Run by `test_cache_damage.py`.
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 from file_damage import Damage
-from sound_files import BASE, NEW, STORED, TENANTS, TOKENS, Content, bases, content_of, record, write
+from sound_files import BASE, NEW, STORED, TENANTS, Content, bases, content_of, record, write
+from speaking import Child, Say
 
 from precedent.cache import Completion, Selection, SQLiteStore, verify_cache
-from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError
 from precedent_testing.store_contract import EMBEDDER
 
@@ -63,25 +61,15 @@ def read(store: SQLiteStore) -> int:
             assert as_new(one) in STORED, f"served what was never stored: {one}"
             assert one.tenant == tenant, "a record of another tenant"
         served += len(found)
-        held = {one.id: one.token_ids for one in found}
+        store.ids(tenant, "tok")
         ids, vectors = store.vectors_since(tenant, "tok", 0)
         assert len(ids) == len(vectors)
-        partition = store.partition(tenant, "tok")
-        partition.lengths()
-        partition.most_tokens()
-        for segment in partition.segments(partition.directory()):
-            ends = [*segment.completions["begin"][1:].tolist(), segment.tokens.size]
-            for begin, end in zip(segment.completions["begin"], ends, strict=True):
-                assert tuple(segment.tokens[begin + 1 : end].tolist()) in TOKENS
-        lengths = {row_id: len(tokens) for row_id, tokens in held.items()}
-        partition.seal(lengths, lambda ids, held=held: sorted_segment({i: held[i] for i in ids.tolist()}))
     listed = store.list(Selection(), None)
     assert all(as_new(one) in STORED for one in listed)
     store.list(Selection(containing="text 7"), 10)
     store.records(Selection(), 0, 10**6)
     store.stats()
-    store.gone_since(store.epoch())
-    store.gone_since(0)
+    store.epoch()
     return served
 
 
@@ -134,42 +122,29 @@ def case(cache: Path, content: Content, choose: random.Random) -> str:
     return outcome
 
 
-def worker(folder: Path, numbers: range, seed: int, speak: int) -> None:
+def take(folder: Path, numbers: range, seed: int, say: Say) -> None:
     """One file after the other; says which one begins and what became of it."""
     known = bases(folder)
     for number in numbers:
         choose = random.Random(seed * 10**7 + number)
         what, content = Damage(choose, known, folder).content()
-        os.write(speak, (json.dumps(["begins", number, what]) + "\n").encode())
+        say("begins", number, what)
         signal.alarm(PATIENCE)
-        try:
-            outcome = case(folder / str(number), content, choose)
-        except BaseException:
-            os.write(speak, (json.dumps(["failed", number, f"{what}\n{traceback.format_exc()}"]) + "\n").encode())
-            return
-        os.write(speak, (json.dumps(["ended", number, outcome]) + "\n").encode())
+        say("ended", number, case(folder / str(number), content, choose))
         shutil.rmtree(folder / str(number))
 
 
 def run(folder: Path, numbers: range, seed: int) -> Counter[str]:
     """A process that takes these files: what became of each; an assertion fails where it crashed, hung or raised."""
     folder.mkdir()
-    hear, speak = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(hear)
-        try:
-            worker(folder, numbers, seed, speak)
-        finally:
-            os._exit(0)
-    os.close(speak)
-    outcomes, last = Counter[str](), None
-    with os.fdopen(hear) as said:
-        for line in said:
-            last = json.loads(line)
-            assert last[0] != "failed", f"file {last[1]}: {last[2]}"
+    child, outcomes, last = Child(lambda say: take(folder, numbers, seed, say)), Counter[str](), None
+    try:
+        for last in child.heard():
             outcomes.update([last[2]] if last[0] == "ended" else [])
-    status = os.waitpid(child, 0)[1]
+    except AssertionError as error:
+        raise AssertionError(f"{last}: {error}") from None
+    status = child.wait()
+    child.close()
     assert status == 0, f"ended by signal {status} (14: it hung) after {last}"
     assert sum(outcomes.values()) == len(numbers)
     shutil.rmtree(folder)
@@ -177,7 +152,6 @@ def run(folder: Path, numbers: range, seed: int) -> Counter[str]:
 
 
 def main(folder: Path, files: int, seed: int) -> None:
-    sorted_segment({1: [1, 2], 2: [3]})  # compiled before the first fork
     outcomes = Counter[str]()
     for begin in range(0, files, AT_ONCE):
         outcomes += run(folder / f"from {begin}", range(begin, min(files, begin + AT_ONCE)), seed)

@@ -33,16 +33,9 @@ class Damage:
 
     def ways(self) -> tuple[Callable[[Content], None], ...]:
         return (
-            *(self.flip_a_bit, self.flip_bits, self.flip_in_first_page, self.cut, self.splice, self.fill_a_page),
-            *(self.swap_pages, self.edit_header, self.edit_log_header, self.edit_page_header, self.grow, self.replace),
-            *(
-                self.drop_log,
-                self.log_of_another,
-                self.part_of_another_log,
-                self.empty,
-                self.add_journal,
-                self.add_index,
-            ),
+            *(self.flip, self.flip, self.cut, self.splice, self.fill_a_page, self.swap_pages),
+            *(self.edit_header, self.edit_log_header, self.edit_page_header, self.grow, self.replace, self.drop_log),
+            *(self.log_of_another, self.part_of_another_log, self.add_journal, self.add_index),
             *(self.hostile_schema, self.hostile_values, self.lose_rows, self.renumber, self.edit_schema_rows),
         )
 
@@ -53,18 +46,14 @@ class Damage:
     def place(self, data: bytes | bytearray) -> int:
         return self.choose.randrange(max(1, len(data)))
 
-    def flip_a_bit(self, content: Content, times: int = 1, most: int = 2**40) -> None:
+    def flip(self, content: Content) -> None:
+        """One bit or many, anywhere or in the first page."""
         end = self.part(content)
         data = bytearray(content.get(end) or b"\x00")
-        for _ in range(times):
-            data[self.choose.randrange(min(most, len(data)))] ^= 1 << self.choose.randrange(8)
+        most = min(len(data), self.choose.choice((100, 200, PAGE, 2**40, 2**40)))
+        for _ in range(self.choose.choice((1, 1, 1, 3, 10, 50, 500))):
+            data[self.choose.randrange(most)] ^= 1 << self.choose.randrange(8)
         content[end] = bytes(data)
-
-    def flip_bits(self, content: Content) -> None:
-        self.flip_a_bit(content, times=self.choose.choice((5, 50, 500)))
-
-    def flip_in_first_page(self, content: Content) -> None:
-        self.flip_a_bit(content, times=self.choose.choice((1, 3, 10)), most=self.choose.choice((100, 200, PAGE)))
 
     def cut(self, content: Content) -> None:
         end = self.part(content)
@@ -82,26 +71,23 @@ class Damage:
 
     def fill_a_page(self, content: Content) -> None:
         end = self.part(content)
-        data = content.get(end, b"")
-        at = self.place(data) // PAGE * PAGE
+        page = self.place(content.get(end, b"")) // PAGE * PAGE
         filled = self.choose.choice((bytes(PAGE), b"\xff" * PAGE, self.choose.randbytes(PAGE)))
-        content[end] = data[:at] + filled[: len(data) - at] + data[at + PAGE :]
+        self.edit(content, end, page, filled)
 
     def swap_pages(self, content: Content) -> None:
-        data = bytearray(content.get("", b""))
+        data = content.get("", b"")
         one, two = (self.place(data) // PAGE * PAGE for _ in range(2))
-        first, second = bytes(data[one : one + PAGE]), bytes(data[two : two + PAGE])
-        if len(first) == len(second):
-            data[one : one + PAGE], data[two : two + PAGE] = second, first
-        content[""] = bytes(data)
-
-    def number(self, size: int) -> bytes:
-        numbers = (0, 1, 2, 255, 2**15, 2**31 - 1, 2**31, self.choose.randrange(2**32))
-        return self.choose.choice(numbers).to_bytes(8, "big")[8 - size :]
+        self.edit(content, "", one, data[two : two + PAGE])
+        self.edit(content, "", two, data[one : one + PAGE])
 
     def edit(self, content: Content, end: str, at: int, data: bytes) -> None:
         whole = content.get(end, b"")
         content[end] = (whole[:at] + data + whole[at + len(data) :])[: max(len(whole), at + len(data))]
+
+    def number(self, size: int) -> bytes:
+        numbers = (0, 1, 2, 255, 2**15, 2**31 - 1, 2**31, self.choose.randrange(2**32))
+        return self.choose.choice(numbers).to_bytes(8, "big")[8 - size :]
 
     def edit_header(self, content: Content) -> None:
         """One field of the file's header: sizes, counts, versions, the freelist, the encoding, the marks."""
@@ -125,26 +111,20 @@ class Damage:
 
     def replace(self, content: Content) -> None:
         content[self.part(content)] = self.choose.choice(
-            (b"\x00", b"notes of mine\n" * 99, b"SQLite format 3\x00", self.choose.randbytes(5000), bytes(9000))
+            (b"", b"\x00", b"notes of mine\n" * 99, b"SQLite format 3\x00", self.choose.randbytes(5000), bytes(9000))
         )
 
     def drop_log(self, content: Content) -> None:
         content.pop("-wal", None)
 
     def log_of_another(self, content: Content) -> None:
-        content["-wal"] = (
-            self.choose.choice(("donor", "foreign", "logged"))
-            and self.bases[self.choose.choice(("donor", "foreign", "logged"))]["-wal"]
-        )
+        content["-wal"] = self.bases[self.choose.choice(("donor", "foreign", "logged"))]["-wal"]
 
     def part_of_another_log(self, content: Content) -> None:
         """Frames of one log behind those of another."""
         mine, other = content.get("-wal", self.bases["logged"]["-wal"]), self.bases["donor"]["-wal"]
         frames = self.choose.randrange(1, 40)
         content["-wal"] = mine[: 32 + frames * (PAGE + 24)] + other[32 + frames * (PAGE + 24) :]
-
-    def empty(self, content: Content) -> None:
-        content[self.part(content)] = b""
 
     def add_journal(self, content: Content) -> None:
         """What SQLite may take for a transaction to be rolled back."""
@@ -183,11 +163,11 @@ class Damage:
         """A value of another type or size in any column of any table."""
         table, column = self.choose.choice([(t, c) for t, columns in COLUMNS.items() for c in columns])
         value = self.choose.choice(HOSTILE_VALUES)
-        some = self.choose.choice(("", "WHERE rowid % 3 = 0")) if table in ("completion", "gone") else ""
+        some = self.choose.choice(("", "WHERE rowid % 3 = 0")) if table == "completion" else ""
         self.through_sqlite(content, f"UPDATE OR IGNORE {table} SET {column} = {value} {some}")
 
     def lose_rows(self, content: Content) -> None:
-        table = self.choose.choice(("meta", "usage", "gone", "sqlite_sequence", "completion"))
+        table = self.choose.choice(("meta", "usage", "sqlite_sequence", "completion"))
         self.through_sqlite(content, f"DELETE FROM {table}")
 
     def renumber(self, content: Content) -> None:
@@ -216,7 +196,6 @@ COLUMNS = {
         *("vector", "id"),
     ),
     "usage": ("tenant", "bytes", "records"),
-    "gone": ("epoch", "id"),
     "meta": ("key", "value"),
     "sqlite_sequence": ("name", "seq"),
 }
@@ -235,7 +214,6 @@ HOSTILE_SCHEMAS = (
     "DROP INDEX completion_identity",
     "DROP TRIGGER completion_came",
     "DROP TRIGGER completion_went",
-    "DROP TABLE gone",
     "DROP TABLE meta",
     "DROP TABLE usage",
     "DROP TABLE completion",

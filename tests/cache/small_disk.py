@@ -22,6 +22,7 @@ from pathlib import Path
 from aimed_kills import unreadable_without_its_log
 from aims import TENANT, assert_holds, large, main_file
 from crashing_store import record
+from speaking import Child, Say
 
 from precedent.cache import Selection, SQLiteStore, verify_cache
 from precedent.errors import CacheError
@@ -46,22 +47,16 @@ class Disk:
 
     def fill_up(self, kill: bool) -> dict[int, str]:
         """Store until the disk is full; what was acknowledged."""
-        hear, speak = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(hear)
-            try:
-                store_until_full(self.cache, self._choose, speak)
-                if kill:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            except BaseException as error:
-                os.write(speak, (json.dumps(["failed", f"{type(error).__name__}: {error}"]) + "\n").encode())
-            os._exit(0)
-        os.close(speak)
-        with os.fdopen(hear) as said:
-            found = [json.loads(line) for line in said]
-        os.waitpid(child, 0)
-        assert all(key != "failed" for key, _ in found), found[-1]
+
+        def work(say: Say) -> None:
+            store_until_full(self.cache, self._choose, say)
+            if kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        child = Child(work)
+        found = list(child.heard())
+        child.wait()
+        child.close()
         return {row_id: key for key, row_id in found}
 
     def take_all_space(self) -> None:
@@ -79,14 +74,14 @@ class Disk:
         self.folder.rmdir()
 
 
-def store_until_full(cache: Path, choose: random.Random, speak: int) -> None:
+def store_until_full(cache: Path, choose: random.Random, say: Say) -> None:
     store = SQLiteStore.open(cache)
     for key in keys(choose):
         new = large(key) if key.startswith("large") else record(key, TENANT)
         row_id = store.insert(new, unit_vector(len(key)), EMBEDDER)
         if row_id == 0:
             break
-        os.write(speak, (json.dumps([key, row_id]) + "\n").encode())
+        say(key, row_id)
     if choose.random() < 0.5:
         store.close()
 

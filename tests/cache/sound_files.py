@@ -24,7 +24,6 @@ def record(number: int) -> Completion:
 
 
 STORED = {record(number) for number in range(400)}
-TOKENS = {one.token_ids for one in STORED}
 BASE, DONOR, NEW = range(40), range(100, 140), range(200, 230)
 
 

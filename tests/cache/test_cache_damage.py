@@ -20,6 +20,7 @@ OWN_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
 def counts_of(script: str, *arguments: object, before: tuple[str, ...] = ()) -> list[dict]:
     """What a script prints, a line of JSON for each count."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment.pop("NUMBA_BOUNDSCHECK", None)
     command = [*before, sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -51,11 +52,19 @@ def in_memory(tmp_path):
         yield Path(folder)
 
 
+AIMS = ("file-limit", "checkpoint", "vacuum", "eviction", "creation", "set-aside")
+
+
 def test_kills_at_the_worst_moments_lose_nothing(tmp_path):
-    aims = ("file-limit", "checkpoint", "vacuum", "seal", "eviction", "creation", "set-aside")
-    counts = {one["aim"]: one for one in counts_of("aimed_kills.py", tmp_path, ",".join(aims), 2, 3)}
-    assert counts.keys() == set(aims)
+    counts = {one["aim"]: one for one in counts_of("aimed_kills.py", tmp_path, ",".join(AIMS), 2, 3)}
+    assert counts.keys() == set(AIMS)
     assert counts["file-limit"]["torn"] == 2, "each of these kills left a file that is worthless without its log"
+
+
+def test_kills_at_random_moments_of_four_processes_lose_nothing(tmp_path):
+    (counts,) = counts_of("crashing_store.py", tmp_path, 12, 7)
+    assert counts["kills"] == 12
+    assert counts["acknowledged"] > 0
 
 
 def test_a_disk_that_runs_full_loses_nothing(tmp_path):
@@ -69,11 +78,17 @@ def test_damaged_and_hostile_files_are_refused_or_served_right(in_memory):
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("aim", ["file-limit", "checkpoint", "vacuum", "seal", "eviction", "creation", "set-aside"])
+@pytest.mark.parametrize("aim", AIMS)
 def test_a_hundred_aimed_kills_lose_nothing(tmp_path, aim):
     (counts,) = counts_of("aimed_kills.py", tmp_path, aim, 100, 5)
     assert counts["kills"] == 100
     assert aim not in ("file-limit", "checkpoint") or counts["torn"] > 20
+
+
+@pytest.mark.stress
+def test_a_thousand_kills_at_random_moments_lose_nothing(tmp_path):
+    (counts,) = counts_of("crashing_store.py", tmp_path, 1000, 7)
+    assert counts["acknowledged"] > counts["kills"] == 1000
 
 
 @pytest.mark.stress

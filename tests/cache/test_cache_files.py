@@ -1,230 +1,48 @@
-"""A file that is no cache, or no longer one, is refused with one clear line and stays byte for byte what it was."""
+"""Opening a cache file: what is not a cache is refused and stays byte for byte; what cannot be written is used."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
+import re
 import shutil
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
-import textwrap
+import threading
+from contextlib import closing
 from pathlib import Path
+from textwrap import dedent
 
-import numpy as np
 import pytest
-from helpers.cache_files import damaged
+from helpers.cache_files import COUNT, PAGE, changed, contents, damaged, fill, filled, logged, refused, tokens_in, write
+from helpers.forked import Program, run
 
-from precedent.cache import Completion, Selection, SpeculationCache, SQLiteStore, verify_cache
+from precedent.cache import Selection, SpeculationCache, SQLiteStore, database, verify_cache
+from precedent.cache.database import SCHEMA, connect, create_file
+from precedent.cache.files import database_path
+from precedent.cache.inspection import inspecting
 from precedent.errors import CacheError, CacheMismatchError
 from precedent_testing.embedders import HashEmbedder
-from precedent_testing.store_contract import EMBEDDER, completion, ids_of, unit_vector
+from precedent_testing.store_contract import EMBEDDER, completion, unit_vector
+
+# --- places ----------------------------------------------------------------------------------------------------------
 
 
-def filled(file: Path, count: int = 40) -> Path:
-    """A closed cache with some completions."""
-    store = SQLiteStore.open(file)
-    for n in range(count):
-        store.insert(completion(n, text="text " * 200), unit_vector(n), EMBEDDER)
-    store.close()
-    return file
+def test_a_folder_gets_a_file_and_a_file_name_is_taken_as_it_is(tmp_path):
+    assert database_path(tmp_path / "new") == tmp_path / "new" / "precedent.sqlite"
+    assert database_path(tmp_path / "a.db") == tmp_path / "a.db"
+    assert database_path(f"{tmp_path}/a.sqlite") == tmp_path / "a.sqlite"
+    (tmp_path / "folder.db").mkdir()
+    assert database_path(tmp_path / "folder.db") == tmp_path / "folder.db" / "precedent.sqlite"
 
 
-def completion_as_stored(number: int, found: Completion) -> Completion:
-    """What `filled` wrote, with the fields of `found` that the checksum does not cover."""
-    record = ("id", "created", "count", "hits", "accepted", "rejected")
-    return dataclasses.replace(
-        completion(number, text="text " * 200), **{name: getattr(found, name) for name in record}
-    )
-
-
-def crashed(folder: Path) -> Path:
-    """A cache whose process was killed: part of its records stand in the log alone."""
-    code = """
-        import os, signal, sys
-        from precedent.cache import Completion, SpeculationCache
-        from precedent_testing.embedders import HashEmbedder
-        cache = SpeculationCache.open(sys.argv[1], embedder=HashEmbedder())
-        cache.insert(Completion((1, 2), "tok", "model", query="what"))
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-c", textwrap.dedent(code), str(folder)]
-    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
-    return folder / "precedent.sqlite"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir() if not file.name.endswith("-shm")}
-
-
-def assert_refused(file: Path, match: str, kind: type[CacheError] = CacheError) -> None:
-    before = contents(file.parent)
-    with pytest.raises(kind, match=match) as caught:
-        SQLiteStore.open(file)
-    assert "\n" not in str(caught.value)
-    assert contents(file.parent) == before
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"some notes of mine\n" * 50, b"SQLite format 3\x00", b"SQLite format 3\x00" + bytes(4096)],
-    ids=["text", "magic only", "magic and zeros"],
-)
-def test_a_file_that_is_no_database_is_refused(tmp_path, content):
-    file = tmp_path / "notes.sqlite"
-    file.write_bytes(content)
-    assert_refused(file, "is not a cache")
-
-
-@pytest.mark.parametrize("journal", ["delete", "wal"])
-def test_another_programs_database_is_refused(tmp_path, journal):
-    file = tmp_path / "other.db"
-    connection = sqlite3.connect(file)
-    connection.execute(f"PRAGMA journal_mode={journal}")
-    connection.execute("CREATE TABLE completion (id INTEGER PRIMARY KEY, tenant TEXT)")
-    connection.commit()
-    connection.close()
-    assert_refused(file, "not a cache", CacheMismatchError)
-
-
-def test_a_database_that_another_program_is_writing_is_refused(tmp_path):
-    file = tmp_path / "other.db"
-    connection = sqlite3.connect(file, isolation_level=None)
-    connection.execute("PRAGMA journal_mode=wal")
-    connection.execute("CREATE TABLE t (x)")
-    assert_refused(file, "not a cache")
-    connection.execute("INSERT INTO t VALUES (1)")
-    connection.close()
-
-
-def test_a_newer_format_is_refused(tmp_path):
-    file = filled(tmp_path / "a.sqlite")
-    connection = sqlite3.connect(file)
-    connection.execute("PRAGMA user_version=999")
-    connection.close()
-    assert_refused(file, "format 999.*upgrade", CacheMismatchError)
-
-
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.99])
-def test_a_truncated_file_is_damaged(tmp_path, share):
-    file = filled(tmp_path / "a.sqlite")
-    content = file.read_bytes()
-    file.write_bytes(content[: int(len(content) * share)])
-    damaged(file, ".")
-
-
-def test_bytes_behind_the_end_do_no_harm(tmp_path):
-    """A page that a full disk cut short lies behind the end that the header gives, until something is written there."""
-    file = filled(tmp_path / "a.sqlite")
-    file.write_bytes(file.read_bytes() + b"half a page" * 100)
-    for _ in range(2):
-        assert verify_cache(file).findings == ()
-        store = SQLiteStore.open(file)
-        assert store.insert(completion(100), unit_vector(1), EMBEDDER) == 41
-        store.close()
-
-
-def test_a_file_with_a_destroyed_page_is_refused(tmp_path):
-    """Every page in turn (but for overflow pages, whose rows are known by their checksums) is overwritten."""
-    content = filled(tmp_path / "a.sqlite", count=10).read_bytes()
-    refused = 0
-    for page in range(len(content) // 4096):
-        file = tmp_path / "b.sqlite"
-        file.write_bytes(content[: page * 4096] + b"\xff" * 4096 + content[(page + 1) * 4096 :])
-        try:
-            store = SQLiteStore.open(file, create=False)
-        except CacheError:
-            refused += 1
-            continue
-        expected = {(n,): "text " * 200 for n in range(10)}
-        assert all(expected[one.token_ids] == one.text for one in store.since("default", "tok", 0))
-        store.close()
-    assert refused > 3
-
-
-def test_a_flipped_bit_in_a_record_leaves_out_that_record_alone(tmp_path, caplog):
-    file = filled(tmp_path / "a.sqlite")
-    content = bytearray(file.read_bytes())
-    at = content.find(unit_vector(7).tobytes())
-    content[at] ^= 1
-    content[content.find(b"query (9,)")] ^= 0x80  # no longer UTF-8
-    file.write_bytes(content)
-    store = SQLiteStore.open(file)
-    assert [one.token_ids[0] for one in store.since("default", "tok", 0)] == [n for n in range(40) if n != 9]
-    assert store.vectors_since("default", "tok", 0)[0].tolist() == [n + 1 for n in range(40) if n != 7]
-    assert caplog.text.count("is damaged") == 2
-    store.since("default", "tok", 0)
-    assert store.list(Selection(containing="no such text"), None) == []
-    assert caplog.text.count("is damaged") == 2
-    assert store.forget(Selection(ids=(10, 8))) == 2
-    store.close()
-
-
-def test_damage_anywhere_is_refused_or_left_out_but_never_served(tmp_path):
-    """One random byte of the file is changed, 150 times."""
-    random = np.random.default_rng(0)
-    content = filled(tmp_path / "a.sqlite", count=12).read_bytes()
-    refused = left_out = 0
-    for _ in range(150):
-        changed = bytearray(content)
-        changed[random.integers(len(content))] ^= random.integers(1, 256)
-        (tmp_path / "b.sqlite").write_bytes(changed)
-        try:
-            store = SQLiteStore.open(tmp_path / "b.sqlite", create=False)
-        except CacheError:
-            refused += 1
-            continue
-        try:
-            found = store.since("default", "tok", 0)
-            ids, vectors = store.vectors_since("default", "tok", 0)
-            assert len(store.list(Selection(containing="no such text"), None)) == 0
-        except CacheError:
-            refused += 1
-        else:
-            assert all(one == completion_as_stored(one.id - 1, one) for one in found)
-            assert all((vector == unit_vector(i - 1)).all() for i, vector in zip(ids, vectors, strict=True))
-            left_out += len(found) < 12 or len(ids) < 12
-        store.close()
-    assert refused > 0
-    assert left_out > 0
-
-
-def test_another_embedder_is_refused_when_opening(tmp_path):
-    with SpeculationCache.open(tmp_path, embedder=HashEmbedder(dimension=64)) as cache:
-        cache.insert(completion(1))
-    before = contents(tmp_path)
-    for other in (HashEmbedder(dimension=32), HashEmbedder(salt="other")):
-        with pytest.raises(CacheMismatchError, match=rf"hash-64-.*{other.fingerprint}.*give another path"):
-            SpeculationCache.open(tmp_path, embedder=other)
-    assert contents(tmp_path) == before
-
-
-def test_a_refusal_does_not_even_fold_in_the_log_of_a_crash(tmp_path):
-    file = crashed(tmp_path)
-    before = contents(tmp_path)
-    assert len(before["precedent.sqlite-wal"]) > 0
-    with pytest.raises(CacheMismatchError, match="hash-32"):
-        SpeculationCache.open(tmp_path, embedder=HashEmbedder(dimension=32))
-    assert contents(tmp_path) == before
-    store = SQLiteStore.open(file)
-    assert ids_of(store.since("default", "tok", 0)) == [1]
-    store.close()
-
-
-def test_the_log_of_a_lost_file_is_not_replayed_into_a_new_one(tmp_path):
-    file = crashed(tmp_path)
-    file.rename(tmp_path / "moved.sqlite")
-    with pytest.raises(CacheError, match="log of a cache file that is gone"):
-        SQLiteStore.open(tmp_path)
-
-
-def test_a_missing_file_is_not_created_unasked(tmp_path):
-    for options in ({"create": False}, {"read_only": True}):
-        with pytest.raises(CacheError, match="there is no cache"):
-            SQLiteStore.open(tmp_path / "none", **options)
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("name", ["ünï çödé", "with?question#and%20percent", "a'b;--"])
+def test_any_path_may_hold_a_cache_readable_by_its_owner_only(tmp_path, name):
+    assert tokens_in(filled(tmp_path / name)) == list(range(COUNT))
+    assert (tmp_path / name / "precedent.sqlite").stat().st_mode & 0o077 == 0
+    assert [file.name for file in (tmp_path / name).iterdir()] == ["precedent.sqlite"]
 
 
 @pytest.mark.parametrize("path", ["", "a\x00b", "x" * 5000])
@@ -241,11 +59,290 @@ def test_a_path_below_a_file_is_refused(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_missing_file_is_not_created_unasked(tmp_path):
+    for options in ({"create": False}, {"read_only": True}):
+        with pytest.raises(CacheError, match="there is no cache"):
+            SQLiteStore.open(tmp_path / "none", **options)
+    with pytest.raises(CacheError, match="there is no cache"):
+        verify_cache(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_threads_create_one_file(tmp_path):
+    """All of them insert into the file that the first one made."""
+
+    def insert(number: int) -> None:
+        store = SQLiteStore.open(tmp_path)
+        store.insert(completion(number), None, None)
+        store.close()
+
+    threads = [threading.Thread(target=insert, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    inode = (tmp_path / "precedent.sqlite").stat().st_ino
+    create_file(tmp_path / "precedent.sqlite")
+    assert (tmp_path / "precedent.sqlite").stat().st_ino == inode
+    assert tokens_in(tmp_path / "precedent.sqlite") == list(range(8))
+    assert [path.name for path in tmp_path.iterdir()] == ["precedent.sqlite"]
+
+
+def test_what_a_killed_creation_left_is_swept_up(tmp_path):
+    """Once it is old: another process may be making a young one. Other files stay."""
+    old, young = tmp_path / ".precedent-12345678.new", tmp_path / ".precedent-abcdefgh.new"
+    for left in (old, young, tmp_path / ".precedent-notes", tmp_path / ".12345678.new"):
+        left.write_bytes(b"half")
+        os.utime(left, (0, 0))
+    os.utime(young)
+    SQLiteStore.open(tmp_path).close()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"precedent.sqlite", young.name, ".precedent-notes", ".12345678.new"}
+
+
+# --- files that are not a cache --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"some notes of mine\n" * 50, b"SQLite format 3\x00", b"SQLite format 3\x00" + bytes(4096)],
+    ids=["text", "magic only", "magic and zeros"],
+)
+def test_a_file_that_is_no_database_is_refused(tmp_path, content):
+    file = tmp_path / "notes.sqlite"
+    file.write_bytes(content)
+    refused(file, "is not a cache")
+
+
+@pytest.mark.parametrize("journal", ["delete", "wal"])
+def test_another_programs_database_is_refused(tmp_path, journal):
+    """Also while that program has it open."""
+    file = tmp_path / "other.db"
+    connection = sqlite3.connect(file, isolation_level=None)
+    connection.execute(f"PRAGMA journal_mode={journal}")
+    connection.execute("CREATE TABLE completion (id INTEGER PRIMARY KEY, tenant TEXT)")
+    refused(file, "not a cache")
+    connection.close()
+    refused(file, "not a cache")
+
+
+PLANTED = {
+    "its 'trigger' 'planted'": "CREATE TRIGGER planted AFTER INSERT ON completion BEGIN "
+    "DELETE FROM completion WHERE id = new.id; END",
+    "its 'view' 'planted'": "CREATE VIEW planted AS SELECT * FROM completion",
+    "its 'table' 'planted'": "CREATE TABLE planted (x)",
+    "its 'index' 'planted'": "CREATE INDEX planted ON completion (abs(accepted - 9223372036854775807))",
+    "its 'table' 'completion'": "ALTER TABLE completion ADD COLUMN more TEXT DEFAULT 'x'",
+}
+
+
+@pytest.mark.parametrize("said", PLANTED)
+def test_a_schema_that_is_not_ours_is_refused(tmp_path, said):
+    """With the first of them, `insert` would return the id of a record that is not there."""
+    file = filled(tmp_path)
+    changed(file, PLANTED[said])
+    refused(file, re.escape(said))
+
+
+def test_every_object_of_the_schema_is_checked(tmp_path):
+    names = sqlite3.connect(":memory:")
+    names.executescript(SCHEMA)
+    objects = names.execute("SELECT type, name FROM sqlite_master WHERE sql NOT NULL AND name NOT LIKE 'sqlite%'")
+    for kind, name in objects.fetchall():
+        file = filled(tmp_path / name)
+        changed(file, f"DROP {kind} {name}")
+        refused(file, "is not a cache's")
+    changed(file, "PRAGMA writable_schema=ON", "DELETE FROM sqlite_master")
+    refused(file, "is not a cache's")
+
+
+@pytest.mark.parametrize(
+    ("pragma", "says"),
+    [("user_version=999", "has cache format 999, .*reads 1; .*upgrade"), ("application_id=7", "another program's")],
+)
+def test_another_format_or_mark_is_refused(tmp_path, pragma, says):
+    file = filled(tmp_path)
+    changed(file, f"PRAGMA {pragma}")
+    refused(file, says)
+
+
+@pytest.mark.parametrize("path", [None, "a.db"])
+def test_no_connection_trusts_what_a_schema_calls(tmp_path, path):
+    file = None if path is None else tmp_path / path
+    if file is not None:
+        file.touch()
+    connection = connect(file)
+    assert connection.execute("PRAGMA trusted_schema").fetchone() == (0,)
+    assert connection.execute("PRAGMA cell_size_check").fetchone() == (1,)
+    connection.close()
+
+
+@pytest.mark.parametrize("journal", ["hot", "hot, and a log"])
+def test_what_another_program_would_roll_back_is_refused(tmp_path, journal):
+    """SQLite rolls a journal into the file it lies beside, whosever it is."""
+    other = sqlite3.connect(tmp_path / "other.db", isolation_level=None)
+    other.execute("CREATE TABLE t (x)")
+    other.executemany("INSERT INTO t VALUES (?)", [("x" * 3000,) for _ in range(50)])
+    other.execute("PRAGMA cache_size=2")
+    other.execute("BEGIN")
+    other.execute("UPDATE t SET x = upper(x)")
+    planted = (tmp_path / "other.db-journal").read_bytes()
+    other.execute("ROLLBACK")
+    other.close()
+    found = logged(tmp_path / "a")
+    if journal == "hot":
+        found = {"": found["folded"]}
+    file = write(tmp_path / "b", {**found, "-journal": planted})
+    refused(file, "another program left precedent.sqlite-journal", CacheError)
+
+
+def test_another_embedder_is_refused_when_opening(tmp_path):
+    with SpeculationCache.open(tmp_path, embedder=HashEmbedder(dimension=64)) as cache:
+        cache.insert(completion(1))
+    before = contents(tmp_path / "precedent.sqlite")
+    for other in (HashEmbedder(dimension=32), HashEmbedder(salt="other")):
+        with pytest.raises(CacheMismatchError, match=rf"hash-64-.*{other.fingerprint}.*give another path"):
+            SpeculationCache.open(tmp_path, embedder=other)
+    assert contents(tmp_path / "precedent.sqlite") == before
+
+
+# --- logs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
+def test_a_checkpoint_that_was_cut_short_costs_nothing(tmp_path, share):
+    """The file has grown to a part of what its header says, the last page is torn, and the log is whole."""
+    found = logged(tmp_path / "a")
+    begin, end = len(found[""]), len(found["folded"])
+    torn = found["folded"][: begin + int(share * (end - begin)) - int(share * 100)]
+    file = write(tmp_path / "b", {"": torn, "-wal": found["-wal"]})
+    before = contents(file)
+    assert verify_cache(file).findings == ()
+    with pytest.raises(CacheMismatchError, match="embedder"):
+        SQLiteStore.open(file, embedder=HashEmbedder())
+    assert contents(file) == before, "a look folds nothing in"
+    assert tokens_in(file) == [*range(COUNT), *range(100, 100 + COUNT)]
+
+
+def test_looking_while_another_process_writes_believes_no_torn_state(tmp_path):
+    """One process stores and folds its log in without a pause, while this one looks at the files again and again."""
+    code = """
+        import sys, threading
+        from precedent.cache import Bounds, Completion, SQLiteStore
+        def opened():
+            store = SQLiteStore.open(sys.argv[1], bounds=Bounds(max_records=60))
+            store._database._writer.execute("PRAGMA wal_autocheckpoint=20")
+            store._database._writer.execute("PRAGMA synchronous=OFF")
+            return store
+        store = opened()
+        done = threading.Event()
+        threading.Thread(target=lambda: (sys.stdin.read(), done.set()), daemon=True).start()
+        number = 0
+        while not done.is_set():
+            number += 1
+            store.insert(Completion((number,), "tok", "model", text="x" * 20_000), None, None)
+            if number % 50 == 0:
+                store.close()
+                store = opened()
+            if number == 50:
+                print("ready", flush=True)
+        store.close()
+        print(number)
+    """
+    with Program(["-c", dedent(code), tmp_path]) as writer:
+        assert writer.stdout.readline() == "ready\n"
+        for _ in range(12):
+            with inspecting(tmp_path / "precedent.sqlite", whole=True) as connection:
+                assert 50 <= connection.execute("SELECT count(*) FROM completion").fetchone()[0] <= 60
+        writer.stdin.close()
+        written = int(writer.stdout.readline())
+    assert tokens_in(tmp_path / "precedent.sqlite")[-1] == written
+
+
+@pytest.mark.parametrize("left", [b"", b"\x00"], ids=["no byte", "one byte"])
+def test_sqlite_never_sees_an_empty_file_beside_its_log(tmp_path, left):
+    """It would take the file for new and delete the log, which holds everything."""
+    file = write(tmp_path / "b", {"": left, "-wal": logged(tmp_path / "a")["-wal"]})
+    damaged(file, "it is empty")
+
+
+def test_the_torn_end_of_a_log_is_no_damage(tmp_path):
+    """A transaction that a power cut tore was never acknowledged: its last frame may be on disk without its first."""
+    found = logged(tmp_path / "a")
+    log = bytearray(found["-wal"])
+    frames = (len(log) - 32) // (PAGE + 24)
+    ends = [n for n in range(frames) if any(log[32 + n * (PAGE + 24) + 4 : 32 + n * (PAGE + 24) + 8])]
+    begin = 32 + (ends[-2] + 1) * (PAGE + 24)
+    assert ends[-1] > ends[-2] + 1, "the last transaction has several frames"
+    log[begin + 200] ^= 1
+    file = write(tmp_path / "b", {"": found[""], "-wal": bytes(log)})
+    assert verify_cache(file).findings == ()
+    assert len(tokens_in(file)) == 2 * COUNT - 1
+
+
+def test_a_log_that_cannot_be_read_here_is_not_left_out_silently(tmp_path):
+    """SQLite needs an index beside the log and may not make one; without the log half of the records would be gone."""
+    file = write(tmp_path / "b", logged(tmp_path / "a"))
+    os.mknod(f"{file}-shm", stat.S_IFSOCK | 0o600)
+    refused(file, "cannot be inspected now: unable to open database file; .* make it writable", CacheError)
+
+
+def test_the_log_of_a_lost_file_is_not_replayed_into_a_new_one(tmp_path):
+    """Nor folded in by a refusal."""
+    code = """
+        import os, signal, sys
+        from precedent.cache import Completion, SpeculationCache
+        from precedent_testing.embedders import HashEmbedder
+        cache = SpeculationCache.open(sys.argv[1], embedder=HashEmbedder())
+        cache.insert(Completion((1, 2), "tok", "model", query="what"))
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert run(["-c", dedent(code), tmp_path]).returncode == -signal.SIGKILL
+    file = tmp_path / "precedent.sqlite"
+    before = contents(file)
+    assert len(before["-wal"]) > 0
+    with pytest.raises(CacheMismatchError, match="hash-32"):
+        SpeculationCache.open(tmp_path, embedder=HashEmbedder(dimension=32))
+    assert contents(file) == before
+    file.rename(tmp_path / "moved.sqlite")
+    with pytest.raises(CacheError, match="log of a cache file that is gone"):
+        SQLiteStore.open(tmp_path)
+
+
+def test_a_file_that_another_program_switched_writes_a_log_again(tmp_path):
+    file = filled(tmp_path)
+    changed(file, "PRAGMA journal_mode=DELETE")
+    store = SQLiteStore.open(file)
+    fill(store, range(100, 101))
+    assert Path(f"{file}-wal").stat().st_size > 0
+    store.close()
+
+
+def test_verifying_an_open_cache_keeps_its_locks(tmp_path):
+    """Closing a descriptor of the file would let another process take the cache for unused."""
+    file = filled(tmp_path)
+    store = SQLiteStore.open(file)
+    fill(store, range(100, 101))
+    assert store.verify().sound
+    code = f"""
+        import sqlite3
+        connection = sqlite3.connect({str(file)!r}, isolation_level=None)
+        connection.execute("SELECT count(*) FROM completion").fetchone()
+        connection.close()
+    """
+    subprocess.run([sys.executable, "-c", dedent(code)], check=True)
+    assert Path(f"{file}-wal").stat().st_size > 0, "the last one to close it would have folded the log in"
+    store.close()
+
+
+# --- files that may not be written -----------------------------------------------------------------------------------
+
+
 def test_a_read_only_cache_is_used_warns_once_and_stores_nothing(tmp_path, caplog):
-    file = filled(tmp_path / "a.sqlite")
+    file = filled(tmp_path)
     before = file.read_bytes()
     store = SQLiteStore.open(file, read_only=True)
-    assert len(store.since("default", "tok", 0)) == 40
+    assert len(store.since("default", "tok", 0)) == COUNT
     assert [store.insert(completion(100 + n), unit_vector(n), EMBEDDER) for n in range(3)] == [0, 0, 0]
     store.credit({1: (1, 1)})
     assert caplog.text.count("read-only") == 1
@@ -257,7 +354,7 @@ def test_a_read_only_cache_is_used_warns_once_and_stores_nothing(tmp_path, caplo
 
 
 def test_a_file_that_may_not_be_written_opens_read_only(tmp_path, monkeypatch):
-    file = filled(tmp_path / "a.sqlite")
+    file = filled(tmp_path)
     monkeypatch.setattr("precedent.cache.sqlite_store.os.access", lambda path, mode: Path(path) != file)
     store = SQLiteStore.open(file)
     assert store.stats().read_only
@@ -267,19 +364,40 @@ def test_a_file_that_may_not_be_written_opens_read_only(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write everywhere")
 def test_a_folder_that_may_not_be_written_opens_read_only(tmp_path):
-    folder = tmp_path / "fixed"
-    filled(folder / "a.sqlite")
-    folder.chmod(0o555)
-    store = SQLiteStore.open(folder / "a.sqlite")
+    filled(tmp_path / "fixed")
+    (tmp_path / "fixed").chmod(0o555)
+    store = SQLiteStore.open(tmp_path / "fixed")
     assert store.stats().read_only
-    assert len(store.since("default", "tok", 0)) == 40
+    assert len(store.since("default", "tok", 0)) == COUNT
     store.close()
-    folder.chmod(0o755)
+    (tmp_path / "fixed").chmod(0o755)
 
 
-def test_a_copy_of_a_closed_cache_is_a_cache(tmp_path):
-    file = filled(tmp_path / "a.sqlite")
-    shutil.copy(file, tmp_path / "b.sqlite")
-    store = SQLiteStore.open(tmp_path / "b.sqlite")
-    assert store.stats().records == 40
+def test_a_copy_of_a_closed_cache_is_a_cache_whatever_lies_behind_its_end(tmp_path):
+    """A page that a full disk cut short lies behind the end that the header gives, until something is written there."""
+    file = shutil.copy(filled(tmp_path), tmp_path / "b.sqlite")
+    file.write_bytes(file.read_bytes() + b"half a page" * 100)
+    for number in (100, 101):
+        assert verify_cache(file).findings == ()
+        with closing(SQLiteStore.open(file)) as store:
+            assert store.insert(completion(number), unit_vector(1), EMBEDDER) == number - 100 + COUNT + 1
+
+
+def test_opening_a_file_that_has_just_been_set_aside_opens_the_new_one(tmp_path, monkeypatch):
+    """Between finding the file and reading from it: what is written to the old one would go into the new one's log."""
+    file, other = filled(tmp_path / "a"), filled(tmp_path / "b", range(5))
+    connections = []
+
+    def swapped(path, mode="mode=rw"):
+        connections.append(connect(path, mode))
+        if len(connections) == 1:
+            path.rename(f"{path}.damaged")
+            other.rename(path)
+        return connections[-1]
+
+    monkeypatch.setattr(database, "connect", swapped)
+    store = SQLiteStore.open(file)
+    assert len(store.list(Selection(), None)) == 5
+    store.insert(completion(77), None, None)
     store.close()
+    assert tokens_in(file) == [0, 1, 2, 3, 4, 77]

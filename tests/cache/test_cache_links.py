@@ -11,7 +11,6 @@ import pytest
 from helpers.prefix_folders import written
 
 from precedent.cache import Completion, Selection, SpeculationCache, SQLiteStore, verify_cache
-from precedent.drafters.matching.token_index import sorted_segment
 from precedent.errors import CacheError
 from precedent_testing.embedders import HashEmbedder
 
@@ -24,12 +23,10 @@ OLD = time.time() - 400 * 86_400
 def outside(tmp_path: Path) -> Path:
     """A folder of somebody else's, with old files under all names that Precedent uses, and folders of such files."""
     folder = tmp_path / "outside"
-    for inner in (folder, folder / ("a" * 32), folder / ("b" * 32 + "-vectors")):
+    for inner in (folder, folder / ("a" * 32)):
         inner.mkdir()
         for name in (
             "a.safetensors",
-            "manifest.json",
-            "0123456789abcdef.tokens.npy",
             ".precedent-abcdefgh.new",
             "notes.txt",
         ):
@@ -43,15 +40,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def filled(folder: Path) -> Path:
-    """A cache with a sealed segment, a kept prefix and two records."""
+    """A cache with a kept prefix and two records."""
     with SpeculationCache.open(folder, embedder=HashEmbedder()) as cache:
         for number in range(2):
             cache.insert(Completion((number, number + 1), "tok", "model", query=f"query {number}"))
         written(cache.prefixes, "default")
-    with closing(SQLiteStore.open(folder)) as store:
-        held = {one.id: one.token_ids for one in store.since("default", "tok")}
-        partition = store.partition("default", "tok")
-        assert partition.seal(dict.fromkeys(held, 2), lambda ids: sorted_segment({i: held[i] for i in ids.tolist()}))
     return folder / "precedent.sqlite"
 
 
@@ -69,17 +62,15 @@ def one_in(folder: Path, pattern: str) -> Path:
 
 
 def folders_of(file: Path) -> dict[str, Path]:
-    prefixes, index = Path(f"{file}-prefixes"), Path(f"{file}-index")
+    prefixes = Path(f"{file}-prefixes")
     return {
         "prefixes": prefixes,
         "a tenant's prefixes": one_in(prefixes, "*"),
-        "index": index,
-        "a partition": next(path for path in index.iterdir() if path.is_dir()),
     }
 
 
 def used(file: Path) -> None:
-    """Open, store, seal, forget, compact and open again; any of it may be refused, by Precedent's own errors."""
+    """Open, store, forget, compact and open again; any of it may be refused, by Precedent's own errors."""
     for use in (
         lambda cache: cache.insert(Completion((7, 8), "tok", "model", query="more")),
         lambda cache: written(cache.prefixes, "default", "b"),
@@ -99,7 +90,7 @@ def used(file: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("which", ["prefixes", "a tenant's prefixes", "index", "a partition"])
+@pytest.mark.parametrize("which", ["prefixes", "a tenant's prefixes"])
 def test_a_linked_folder_is_refused_by_name_and_nothing_in_it_changes(
     tmp_path: Path, outside: Path, which: str
 ) -> None:
@@ -118,16 +109,9 @@ def test_a_linked_folder_is_refused_by_name_and_nothing_in_it_changes(
 
 
 @pytest.mark.parametrize("kind", ["link", "second name", "pipe"])
-@pytest.mark.parametrize(
-    "pattern",
-    ["-prefixes/*/a.safetensors", "-index/*/manifest.json", "-index/*/*.npy", "-index/lock", "-index/writing"],
-)
-def test_a_file_that_is_not_precedents_alone_is_never_written_to(
-    tmp_path: Path, outside: Path, pattern: str, kind: str
-) -> None:
+def test_a_file_that_is_not_precedents_alone_is_never_written_to(tmp_path: Path, outside: Path, kind: str) -> None:
     file, mine = filled(tmp_path / "cache"), outside / "notes.txt"
-    found = sorted(file.parent.glob(f"{file.name}{pattern}")) or [Path(f"{file}{pattern}")]
-    for path in found:
+    for path in file.parent.glob(f"{file.name}-prefixes/*/a.safetensors"):
         path.unlink(missing_ok=True)
         if kind == "link":
             path.symlink_to(mine)
@@ -136,8 +120,7 @@ def test_a_file_that_is_not_precedents_alone_is_never_written_to(
         else:
             os.mkfifo(path)
     before = contents(outside)
-    if not (kind == "second name" and pattern == "-index/lock"):  # a lock's file has no content to lose
-        used(file)
+    used(file)
     assert contents(outside) == before
 
 
@@ -159,7 +142,6 @@ def test_other_peoples_files_beside_and_inside_stay(tmp_path: Path) -> None:
         *(tmp_path / name for name in (".precedent-notes.new", ".precedent-abcdefgh.new.txt")),
         *(folder / "notes.txt" for folder in folders_of(file).values()),
         Path(f"{file}-prefixes") / "photos" / "a.safetensors",
-        Path(f"{file}-index") / "photos" / "manifest.json",
     ]
     for path in theirs:
         path.parent.mkdir(exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import time
@@ -60,18 +59,6 @@ def test_the_nearest_query_is_recalled_first(cache):
     assert [(hit.completion_id, hit.similarity) for hit in hits] == [(weather, pytest.approx(1.0, abs=1e-6))]
 
 
-def test_tenants_and_tokenizers_do_not_meet(cache):
-    """Paired: the same question asked under five names finds its own record and never another's."""
-    tenants = ["a", "b", "A", "a b", "ä"]
-    ids = {tenant: cache.insert(answer(1, query="same question", tenant=tenant)) for tenant in tenants}
-    for tenant in tenants:
-        assert recalled(cache, "same question", tenant) == [ids[tenant]]
-        assert [one.id for one in cache.since(tenant, "tok")] == [ids[tenant]]
-        assert [one.id for one in cache.list(tenant=tenant)] == [ids[tenant]]
-        assert [one.id for one in cache.search("same", tenant=tenant)] == [ids[tenant]]
-    assert cache.recall("same question", tenant="a", tokenizer="other") == []
-
-
 @pytest.mark.parametrize("tenant", ["", "x" * 201, "line\nbreak", "\x1b[31m", "\u202e"])
 def test_a_tenant_without_a_proper_name_is_refused_everywhere(cache, tenant):
     calls = [
@@ -119,25 +106,6 @@ def test_a_request_is_embedded_once_for_recall_and_write_back():
         assert embedder.texts == ["one", "two", "one"], "a forgotten query is not kept in memory either"
 
 
-def test_several_threads_recall_and_insert(cache):
-    failures: list[object] = []
-
-    def work(thread: int) -> None:
-        for n in range(20):
-            query = f"thread {thread} asks for {n} things"
-            row_id = cache.insert(answer(thread, n, query=query))
-            if recalled(cache, query, k=1) != [row_id]:
-                failures.append((thread, n))
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert cache.stats().records == 80
-
-
 def test_a_cache_is_warm_after_reopening(tmp_path):
     with SpeculationCache.open(tmp_path, embedder=HashEmbedder()) as cache:
         row_id = cache.insert(answer(5, 6, query="cancel my order", text="done"))
@@ -147,22 +115,6 @@ def test_a_cache_is_warm_after_reopening(tmp_path):
         assert cache.since("default", "tok") == stored
         assert recalled(cache, "cancel order") == [row_id]
         assert cache.stats().embedder.fingerprint == HashEmbedder().fingerprint
-
-
-def test_what_another_process_stores_is_recalled_at_the_next_call(tmp_path):
-    code = (
-        "import sys; from precedent.cache import Completion, SpeculationCache;"
-        "from precedent_testing.embedders import HashEmbedder;"
-        "cache = SpeculationCache.open(sys.argv[1], embedder=HashEmbedder());"
-        "print(cache.insert(Completion((5, 6), 'tok', 'model', query='cancel my order')))"
-    )
-    with SpeculationCache.open(tmp_path, embedder=HashEmbedder()) as cache:
-        assert recalled(cache, "cancel order") == []
-        command = [sys.executable, "-c", code, str(tmp_path)]
-        environment = {"PYTHONPATH": ":".join(filter(None, sys.path))}
-        other = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        assert recalled(cache, "cancel order") == [int(other.stdout)]
-        assert [one.id for one in cache.since("default", "tok")] == [int(other.stdout)]
 
 
 def test_forgetting_takes_a_completion_out_of_recall_and_since(cache):
@@ -222,23 +174,6 @@ def test_two_embedders_on_one_new_file_do_not_mix(tmp_path):
             call()
     first.close()
     second.close()
-
-
-def test_importing_the_cache_loads_nothing_heavy():
-    code = (
-        "import sys, precedent.cache;"
-        "print([name for name in ('torch', 'faiss', 'sentence_transformers', 'transformers') if name in sys.modules])"
-    )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"PYTHONPATH": ":".join(filter(None, sys.path))},
-        ).stdout
-        == "[]\n"
-    )
 
 
 def test_hash_embedder_is_deterministic_and_similar_texts_are_near():

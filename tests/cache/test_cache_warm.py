@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 from helpers.forked import run
-from langchain_core.caches import BaseCache, InMemoryCache
-from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.load import dumps
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, Generation
@@ -19,7 +17,7 @@ from langchain_core.outputs import ChatGeneration, Generation
 from precedent import ChatPrecedent
 from precedent.cache import Selection, SQLiteStore, prompt_fingerprint, tokenizer_fingerprint
 from precedent.cache.filling import Vectors
-from precedent.errors import PromptError, UnsupportedError
+from precedent.errors import PromptError
 from precedent.langchain.answer_caches import is_answer_cache, read_answer_cache
 from precedent.langchain.recorded_answers import AnswerReader, store_answers
 from precedent.text.traces import read_trajectories
@@ -101,15 +99,6 @@ def test_what_is_warmed_is_found_as_the_chat_model_asks(tmp_path):
     assert found.prompt_fingerprint == prompt_fingerprint(live.prompt_ids)
 
 
-def test_warming_again_changes_nothing(tmp_path):
-    store, path = SQLiteStore.open(), log(tmp_path, CHAT, RUN)
-    warmed(store, path)
-    before = store.list(ALL, None)
-    filled, _ = warmed(store, path)
-    assert (filled.stored, filled.known) == (0, 3)
-    assert store.list(ALL, None) == before
-
-
 def test_what_is_skipped_is_counted_by_its_reason(tmp_path):
     image = {"type": "image_url", "image_url": {"url": "data:…"}}
     bad = [
@@ -140,12 +129,6 @@ def test_what_is_skipped_is_counted_by_its_reason(tmp_path):
     )
     assert [words for words in expected if words not in reasons] == []
     assert any(f"{path} line 1 is not JSON" in one["first"] for one in skipped)
-
-
-def test_tenants_stay_apart(tmp_path):
-    store = SQLiteStore.open()
-    warmed(store, log(tmp_path, CHAT), reader=AnswerReader(byte_tokenizer(), tenant="shop"))
-    assert {one.tenant for one in store.list(ALL, None)} == {"shop"}
 
 
 # LangChain's answer caches
@@ -188,27 +171,7 @@ def test_a_sqlite_answer_cache_is_read_and_left_as_it_was(tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == {path.name}
 
 
-def test_a_cache_in_memory_is_read_as_langchain_filled_it():
-    cache, store = InMemoryCache(), SQLiteStore.open()
-    FakeListChatModel(responses=["Good day."], cache=cache).invoke([HumanMessage("Hello?")])
-    filled, _ = from_cache(cache, store)
-    assert (filled.stored, texts(store)) == (1, ["Good day."])
-
-
-class Opaque(BaseCache):
-    def lookup(self, prompt, llm_string):
-        return None
-
-    def update(self, prompt, llm_string, return_val):
-        pass
-
-    def clear(self, **kwargs):
-        pass
-
-
-def test_a_cache_that_cannot_be_listed_and_a_foreign_database_are_refused_by_name(tmp_path):
-    with pytest.raises(UnsupportedError, match="Opaque cannot list"):
-        from_cache(Opaque(), SQLiteStore.open())
+def test_a_foreign_database_is_refused_by_name(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / "x.db")) as connection, connection:
         connection.execute("CREATE TABLE other (x)")
     with pytest.raises(PromptError, match="no table full_llm_cache"):

@@ -1,12 +1,8 @@
-"""Nothing is unpickled but machine code that numba keeps: no module calls for it, and a cache lives without it."""
+"""Nothing is unpickled but machine code that numba keeps: no module calls for it."""
 
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,42 +54,3 @@ def test_nothing_is_unpickled(file):
         if name == "torch.load":
             assert ast.unparse(keywords["weights_only"]) == "True", name
         assert last not in ("read_index", "deserialize_index"), f"{name} trusts the bytes it reads"
-
-
-WITHOUT_PICKLE = """
-    import pickle, _pickle, sys
-    def refused(*_, **__):
-        raise AssertionError("something was unpickled")
-    import numpy as np, faiss
-    pickle.load = pickle.loads = pickle.Unpickler = _pickle.load = _pickle.loads = refused
-    sys.addaudithook(lambda event, _: refused() if event == "pickle.find_class" else None)
-    from precedent.cache import Completion, SpeculationCache, verify_cache
-    from precedent.cache.segments import COMPLETION, Segment
-    from precedent_testing.embedders import HashEmbedder
-
-    def sealed(ids):
-        completions = np.array([(i, 0, 3 * n) for n, i in enumerate(ids)], COMPLETION)
-        tokens = np.concatenate([[-1, i, i] for i in ids]).astype(np.int32)
-        return Segment(completions, tokens, np.flatnonzero(np.arange(tokens.size) % 3 != 2).astype(np.int32))
-
-    for _ in range(2):
-        with SpeculationCache.open(sys.argv[1], embedder=HashEmbedder()) as cache:
-            for n in range(40):
-                cache.insert(Completion((n + 1, n + 1), "tok", "model", query=f"order {n}"))
-            assert cache.recall("order 3", tenant="default", tokenizer="tok")
-            partition = cache.partition("default", "tok")
-            partition.seal(dict.fromkeys(range(1, 41), 2), lambda ids: sealed(ids.tolist()))
-            assert partition.segments(partition.directory())
-            cache.forget(ids=[5])
-    assert verify_cache(sys.argv[1]).sound
-    print("done")
-"""
-
-
-def test_a_caches_whole_life_unpickles_nothing(tmp_path):
-    """Opening, storing, searching, sealing, loading, forgetting and verifying, with every way to unpickle closed."""
-    pytest.importorskip("faiss")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-c", textwrap.dedent(WITHOUT_PICKLE), str(tmp_path)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (ended.stdout, ended.returncode) == ("done\n", 0), ended.stderr

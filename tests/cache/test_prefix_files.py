@@ -1,15 +1,20 @@
-"""Kept prefixes as files: modes, bounds, age, forgetting, half-written files, and several processes on one folder."""
+"""Kept prefixes as files: modes, bounds, age, half-written files, forgetting, and several processes on one folder."""
 
 from __future__ import annotations
 
 import os
+import random
+import time
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from helpers.cache_commands import run
+from helpers.forked import Program
 from helpers.prefix_folders import aged, all_in, opened, written
 
 from precedent.cache import Bounds, Selection, SpeculationCache, SQLiteStore
+from precedent.cache import prefixes as prefix_files
 from precedent.cache.prefixes import ABANDONED, DEFAULT_MAX_AGE, PrefixFiles
 from precedent.errors import CacheError
 from precedent_testing.embedders import HashEmbedder
@@ -91,13 +96,6 @@ def test_an_application_that_opens_the_cache_removes_old_ones_and_a_command_does
         assert not file.exists()
 
 
-def test_an_old_file_goes_when_another_is_written(tmp_path: Path) -> None:
-    files = opened(tmp_path)
-    aged(written(files), DEFAULT_MAX_AGE + 1)
-    written(files, "other", "b")
-    assert len(all_in(files)) == 1
-
-
 # Half-written files
 
 
@@ -170,3 +168,154 @@ def test_a_cache_in_memory_has_none() -> None:
     with SpeculationCache.open(embedder=HashEmbedder()) as cache:
         assert cache.prefixes is None
     assert SQLiteStore.open().prefixes is None
+
+
+# Forgetting
+
+BETWEEN = time.time() - 500
+"""A time between the young and the old, however long after this line they are written."""
+
+
+@pytest.mark.parametrize(
+    ("selection", "left"),
+    [
+        (Selection(tenant="shop"), {"other young", "other old"}),
+        (Selection(before=BETWEEN), {"shop young", "other young"}),
+        (Selection(tenant="other", before=BETWEEN), {"shop young", "shop old", "other young"}),
+        (Selection(before=float("inf")), set()),
+        (Selection(tenant="shop", containing="Elm Street"), {"other young", "other old"}),
+        (Selection(containing="Elm Street"), set()),
+        (Selection(ids=(1, 2)), {"shop young", "shop old", "other young", "other old"}),
+        (Selection(tenant="shop", ids=(1,)), {"shop young", "shop old", "other young", "other old"}),
+    ],
+    ids=["tenant", "age", "tenant and age", "all", "tenant and text", "text", "ids", "tenant and ids"],
+)
+def test_forget_erases_what_its_conditions_may_cover(tmp_path: Path, selection: Selection, left: set[str]) -> None:
+    """A text cannot be looked for in keys and values, so all that could hold it goes; ids are of completions."""
+    with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache:
+        files = cache.prefixes
+        for tenant in TENANTS:
+            aged(written(files, tenant, "young"), 0)
+            aged(written(files, tenant, "old"), time.time() - BETWEEN + 500)
+        chosen = {name: getattr(selection, name) for name in ("tenant", "before", "containing", "ids")}
+        cache.forget(**chosen)
+        held = {f"{tenant} {name}" for tenant in TENANTS for name in ("young", "old") if files.holds(tenant, name)}
+    assert held == left
+
+
+@pytest.mark.parametrize("condition", [("--tenant", "shop"), ("--all",), ("--containing", "x")])
+def test_the_command_line_forgets_them_too(tmp_path: Path, condition: tuple[str, ...]) -> None:
+    with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache:
+        file = written(cache.prefixes)
+    assert run("forget", tmp_path / "c.db", *condition).exit_code == 0
+    assert not file.exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="an open file cannot be deleted there")
+def test_what_is_forgotten_is_overwritten(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    with written(files, content=b"secret").open("rb") as held:
+        files.forget(Selection(tenant="shop"))
+        assert held.read() == bytes(6)
+
+
+@pytest.mark.parametrize("step", [0, -3600, 3600], ids=["a steady clock", "set back", "set forward"])
+def test_what_was_copied_before_a_forget_is_not_written_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """By whichever cache, and whatever the wall clock does meanwhile."""
+    with (
+        SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache,
+        SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as other,
+    ):
+        files = cache.prefixes
+        generation, now = files.generation(), time.time_ns()
+        monkeypatch.setattr(time, "time_ns", lambda: now + step * 10**9)
+        monkeypatch.setattr(time, "time", lambda: now / 10**9 + step)
+        other.forget(tenant="other")
+        files.write("shop", "a", b"content", generation)
+        assert all_in(files) == set()
+        files.write("shop", "a", b"content", files.generation())
+        assert len(all_in(files)) == 1
+
+
+def test_a_file_that_stays_is_an_error_that_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = opened(tmp_path)
+    written(files)
+
+    def fail(file: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(prefix_files, "erase_file", fail)
+    with pytest.raises(CacheError, match=r"cache\.sqlite-prefixes still holds keys and values \(.*Permission denied"):
+        files.forget(Selection(tenant="shop"))
+
+
+# Together
+
+
+BESIDE = """
+    import sys, threading
+    from pathlib import Path
+    from precedent.cache import Bounds, Selection
+    from precedent.cache.prefixes import PrefixFiles
+    files = PrefixFiles(Path(sys.argv[1]) / "cache.sqlite", Bounds(max_prefix_bytes=400_000), lambda: 0)
+    over = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+    print("working", flush=True)
+    rounds = 0
+    while not over.is_set():
+        for name in "abcde":
+            files.write("shop", name, b"theirs" * 20_000, 0)
+            read = files.read("shop", name) or b""
+            assert any((text * 20_000).endswith(read.lstrip(bytes(1))) for text in (b"theirs", b"ours!!"))
+        if rounds % 5 == 4:
+            files.forget(Selection(tenant="shop"))
+        rounds += 1
+    print("done")
+"""
+"""Writes, reads and forgets in the folder until its input ends."""
+
+
+def test_two_processes_on_one_folder_read_whole_files_or_none(tmp_path: Path) -> None:
+    """Writing, evicting and forgetting at once; what the other one is erasing may begin with zeros."""
+    found: set[bytes] = set()
+    files = opened(tmp_path, max_prefix_bytes=400_000)
+    with Program(["-c", dedent(BESIDE), tmp_path]) as beside:
+        assert beside.stdout.readline() == "working\n"
+        for number in range(100):
+            name = "abcde"[number % 5]
+            written(files, name=name, content=b"ours!!" * 20_000)
+            found.add((files.read("shop", name) or b"").lstrip(bytes(1)))
+            if number % 50 == 49:
+                files.forget(Selection(tenant="shop"))
+        beside.stdin.close()
+        assert beside.stdout.readline() == "done\n"
+    assert all(any((text * 20_000).endswith(read) for text in (b"theirs", b"ours!!")) for read in found)
+    assert b"ours!!" * 20_000 in found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_order_of_operations_serves_what_was_written_last_or_nothing(tmp_path: Path, seed: int) -> None:
+    """Against a plain dictionary: nothing forgotten, discarded or of another tenant ever comes back."""
+    chance, files, expected = random.Random(seed), opened(tmp_path), dict[tuple[str, str], bytes]()
+    for _ in range(60):
+        tenant, name, content = chance.choice(TENANTS), chance.choice("abc"), chance.randbytes(8)
+        operation = chance.choice(["write", "write", "late write", "forget", "forget old", "discard", "open"])
+        if operation == "write":
+            written(files, tenant, name, content)
+            expected[tenant, name] = content
+        elif operation == "late write":
+            files.write(tenant, name, content, files.generation() - 1)
+        elif operation == "forget old":
+            files.forget(Selection(before=time.time() - 100))
+        elif operation == "discard":
+            files.discard(tenant, name)
+            expected.pop((tenant, name), None)
+        elif operation == "open":
+            files = opened(tmp_path)
+        if operation in ("forget", "late write"):
+            files.forget(Selection(tenant=tenant))
+            expected = {key: kept for key, kept in expected.items() if key[0] != tenant}
+        served = {(tenant, name): files.read(tenant, name) for tenant in TENANTS for name in "abc"}
+        assert {key: read for key, read in served.items() if read is not None} == expected

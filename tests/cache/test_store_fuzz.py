@@ -1,10 +1,8 @@
-"""Hostile records and files: a clear error each or the right answer, and nothing else harmed."""
+"""Hostile records: a clear error each or the right answer, and nothing else harmed."""
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +10,8 @@ import numpy as np
 import pytest
 from helpers.quick_store import quick_store
 
-from precedent.cache import Completion, EmbedderIdentity, Selection, SQLiteStore, verify_cache
-from precedent.cache.index import SimilarityIndex
-from precedent.drafters.matching.token_index import sorted_segment
+from precedent.cache import Completion, EmbedderIdentity, Selection, verify_cache
+from precedent.cache.records import TEXTS
 from precedent.errors import CacheError
 from precedent_testing.store_contract import EMBEDDER, completion, unit_vector
 
@@ -24,175 +21,50 @@ HOSTILE_TEXTS = (
     *("\u202eevil", "\ud800", "e\u0301", "\u0130", "\ufb03", "𝄞" * 50, "x" * 10_000, "{}", "[]", "null"),
 )
 HOSTILE_IDS = (0, 1, -1, 2**31 - 1, 2**31, 2**63, -(2**31), 2**100)
-CANARY = completion(4711, tenant="canary", query="canary", text="canary")
+VECTORS = (unit_vector(1)[:2], np.zeros((0,), np.float32), np.zeros((4, 4), np.float32), np.ones(9999, np.float32))
+IDENTITIES = (None, EmbedderIdentity("x", "y", 4), EmbedderIdentity("test", EMBEDDER.fingerprint, 2))
 
 
-def hostile_completion(choose: random.Random) -> Completion:
-    """Each field harmless or hostile."""
-    texts = {
-        name: choose.choice(HOSTILE_TEXTS) if choose.random() < 0.4 else f"{name} {choose.randrange(100)}"
-        for name in ("tokenizer", "model", "tenant", "query", "prompt_fingerprint", "tools", "workflow_step", "text")
-    }
-    hostile = choose.random() < 0.2
-    tokens = tuple(
-        choose.choice(HOSTILE_IDS) if hostile else choose.randrange(50_000) for _ in range(choose.randrange(9))
-    )
-    return Completion(token_ids=tokens, **texts)
+def hostile(choose: random.Random) -> tuple[Completion, np.ndarray, EmbedderIdentity | None]:
+    """A completion, its vector and whose it is, each harmless or hostile."""
+    texts = {name: choose.choice((f"{name} {choose.randrange(100)}", choose.choice(HOSTILE_TEXTS))) for name in TEXTS}
+    ids = HOSTILE_IDS if choose.random() < 0.2 else range(50_000)
+    tokens = tuple(choose.choice(ids) for _ in range(choose.randrange(9)))
+    vector = unit_vector(choose.randrange(1000)) if choose.random() < 0.85 else choose.choice(VECTORS)
+    return Completion(tokens, **texts), vector, EMBEDDER if choose.random() < 0.85 else choose.choice(IDENTITIES)
 
 
-def hostile_vector(choose: random.Random) -> tuple[np.ndarray, EmbedderIdentity | None]:
-    vector = unit_vector(choose.randrange(1000))
-    if choose.random() < 0.7:
-        return vector, EMBEDDER
-    wrong = (vector[:2], np.zeros((0,), np.float32), np.zeros((4, 4), np.float32), np.ones(9999, np.float32))
-    identities = (None, EmbedderIdentity("x", "y", 4), EmbedderIdentity("test", EMBEDDER.fingerprint, 2))
-    return (choose.choice(wrong), EMBEDDER) if choose.random() < 0.5 else (vector, choose.choice(identities))
-
-
-def as_written(new: Completion) -> Completion:
-    """A completion with lone surrogates replaced, as the store promises."""
-    texts = {
-        name: getattr(new, name).encode("utf-8", "replace").decode() for name in ("query", "text", "tools", "model")
-    }
-    return replace(new, **texts)
-
-
-def one_line(error: CacheError) -> bool:
-    """True; a refusal is one line."""
-    assert "\n" not in str(error).strip("\n")
-    return True
-
-
-def fuzz_records(folder: Path, count: int) -> dict[str, int]:
-    choose, store, refused, stored = random.Random(1), quick_store(folder / "cache"), 0, 0
-    canary = store.insert(CANARY, unit_vector(1), EMBEDDER)
+def fuzz(folder: Path, count: int) -> tuple[int, int]:
+    """Records refused and stored."""
+    choose, store, refusals = random.Random(1), quick_store(folder / "cache"), []
+    canary = store.insert(completion(4711, tenant="canary"), unit_vector(1), EMBEDDER)
     for _ in range(count):
-        new, (vector, embedder) = hostile_completion(choose), hostile_vector(choose)
+        new, vector, embedder = hostile(choose)
         try:
             row_id = store.insert(new, vector, embedder)
         except CacheError as error:
-            refused += one_line(error)
+            refusals.append(str(error))
             continue
-        stored += 1
         (found,) = store.list(Selection(ids=(row_id,)))
-        expected = as_written(new)
+        expected = replace(new, **{name: getattr(new, name).encode("utf-8", "replace").decode() for name in TEXTS})
         assert (found.token_ids, found.tenant, found.query) == (expected.token_ids, expected.tenant, expected.query)
         if found.count == 1:
             assert (found.text, found.tools, found.model) == (expected.text, expected.tools, expected.model)
         if expected.query:
             assert row_id in {one.id for one in store.list(Selection(tenant=new.tenant, containing=expected.query))}
     (found,) = store.since("canary", "tok", 0)
-    assert (found.id, found.token_ids, found.text) == (canary, (4711,), "canary")
+    assert (found.id, found.token_ids) == (canary, (4711,))
     store.close()
     assert [path.name for path in folder.iterdir()] == ["cache"], "nothing was written elsewhere"
     assert verify_cache(folder / "cache").findings == ()
-    return {"records refused": refused, "records stored": stored}
+    assert not any("\n" in refusal.strip("\n") for refusal in refusals), "each is one line"
+    return len(refusals), count - len(refusals)
 
 
-def base_cache(folder: Path) -> dict[int, Completion]:
-    """A cache with every kind of file: table and segment."""
-    store = quick_store(folder)
-    for n in range(80):
-        store.insert(completion(n, n + 1, n + 2, text=f"text {n}"), unit_vector(n), EMBEDDER)
-    held = {one.id: one for one in store.since("default", "tok")}
-    partition = store.partition("default", "tok")
-    lengths = dict.fromkeys(held, 3)
-    partition.seal(lengths, lambda ids: sorted_segment({i: held[i].token_ids for i in ids.tolist()}))
-    store.close()
-    return held
-
-
-def damaged(content: bytes, choose: random.Random) -> bytes:
-    """A file cut, changed, replaced, or grown."""
-    ways = (
-        lambda: content[: choose.randrange(len(content) + 1)],
-        lambda: flipped(content, choose, 1),
-        lambda: flipped(content, choose, 50),
-        lambda: choose.randbytes(choose.randrange(5000)),
-        lambda: b"\x80\x04\x95cposix\nsystem\n" + content,
-        lambda: content + choose.randbytes(4096),
-        lambda: bytes(len(content)),
-        lambda: content.replace(b"(", b"(9", 1),
-        lambda: content.replace(b"'shape': (", b"'shape': (99999999999, "),
-        lambda: content.replace(b"'descr': '<i4'", b"'descr': '|O' "),
-        lambda: json.dumps(
-            {"format": 1, "segments": choose.choice([[{}], [[]], "x", 3, None, [{"name": "../x"}]])}
-        ).encode(),
-        lambda: b"[" * 100_000,
-    )
-    return choose.choice(ways)()
-
-
-def flipped(content: bytes, choose: random.Random, bits: int) -> bytes:
-    changed = bytearray(content or b"\x00")
-    for _ in range(bits):
-        changed[choose.randrange(len(changed))] ^= 1 << choose.randrange(8)
-    return bytes(changed)
-
-
-def fuzz_files(folder: Path, count: int) -> dict[str, int]:
-    """Damage one file at a time, use the cache, and put the file back."""
-    choose, cache, outside = random.Random(2), folder / "cache", folder / "precious"
-    held = base_cache(cache)
-    outside.write_text("mine")
-    files = sorted(path for path in cache.rglob("*") if path.is_file() and path.name != "lock")
-    assert len(files) >= 5, files
-    outcomes = {"files refused": 0, "files left out or unharmed": 0}
-    originals = {file: file.read_bytes() for file in files}
-    for _ in range(count):
-        file = choose.choice(files)
-        file.write_bytes(damaged(originals[file], choose))
-        outcomes["files refused" if used(cache, held) else "files left out or unharmed"] += 1
-        assert outside.read_text() == "mine"
-        for name, content in originals.items():
-            if not name.exists() or name.read_bytes() != content:
-                name.write_bytes(content)
-        for stray in (path for path in cache.iterdir() if path.name.endswith(("-wal", "-shm"))):
-            stray.unlink()
-    shutil.rmtree(cache)
-    return outcomes
-
-
-def used(cache: Path, held: dict[int, Completion]) -> bool:
-    """Open, read, match and search: True when that was refused; whatever is served is what was written."""
-    try:
-        store = SQLiteStore.open(cache, read_only=True)
-    except CacheError as error:
-        return one_line(error)
-    try:
-        for one in store.since("default", "tok", 0):
-            assert one.token_ids == held[one.id].token_ids
-            assert one.text == held[one.id].text
-        partition = store.partition("default", "tok")
-        for segment in partition.segments(partition.directory()):
-            tokens = np.split(segment.tokens, segment.completions["begin"][1:])
-            for row_id, one in zip(segment.ids.tolist(), tokens, strict=True):
-                assert tuple(one[1:].tolist()) == held[row_id].token_ids
-        index = SimilarityIndex(store)
-        for hit in index.search(unit_vector(3), "default", "tok", 100):
-            assert hit.similarity == pytest.approx(float(unit_vector(hit.completion_id - 1) @ unit_vector(3)), abs=1e-6)
-    except CacheError as error:
-        return one_line(error)
-    finally:
-        store.close()
-    return False
-
-
-def test_hostile_records(tmp_path):
-    counts = fuzz_records(tmp_path, 400)
-    assert min(counts.values()) > 50
-
-
-def test_damaged_files(tmp_path):
-    counts = fuzz_files(tmp_path, 200)
-    assert min(counts.values()) > 10
+def test_hostile_records(tmp_path: Path) -> None:
+    assert min(fuzz(tmp_path, 400)) > 30
 
 
 @pytest.mark.stress
-def test_five_thousand_hostile_records(tmp_path):
-    print(fuzz_records(tmp_path, 5_000))
-
-
-@pytest.mark.stress
-def test_five_thousand_damaged_files(tmp_path):
-    print(fuzz_files(tmp_path, 5_000))
+def test_five_thousand_hostile_records(tmp_path: Path) -> None:
+    assert min(fuzz(tmp_path, 5_000)) > 300

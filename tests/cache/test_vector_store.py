@@ -28,18 +28,8 @@ class Hashed(Embeddings):
 
 
 WORDS = [
-    "order",
-    "refund",
-    "parcel",
-    "invoice",
-    "address",
-    "delay",
-    "gift",
-    "return",
-    "colour",
-    "size",
-    "price",
-    "stock",
+    *("order", "refund", "parcel", "invoice", "address", "delay"),
+    *("gift", "return", "colour", "size", "price", "stock"),
 ]
 
 

@@ -124,22 +124,6 @@ def test_show_has_all_of_a_completion(folder, tmp_path):
     assert "there is no completion 99" in run("show", folder, 99).stderr
 
 
-def test_the_keys_for_machines_are_these(folder, tmp_path):
-    assert set(run_json(tmp_path, "list", folder)["completions"][0]) == COMPLETION_KEYS
-    assert set(run_json(tmp_path, "search", folder, "refund")["completions"][0]) == COMPLETION_KEYS
-    stats = run_json(tmp_path, "stats", folder)
-    assert set(stats) == {"path", "read_only", "records", "tokens", "bytes", "file_bytes", "embedder", "tenants"}
-    assert set(stats["tenants"][0]) == {"tenant", "records", "tokens", "bytes", "hits", "accepted", "rejected"}
-    verified = run_json(tmp_path, "verify", folder)
-    assert set(verified) == {"path", "records", "findings", "sound"}
-    assert (verified["records"], verified["findings"], verified["sound"]) == (2, [], True)
-    assert set(run_json(tmp_path, "compact", folder)) == {"bytes_before", "bytes_after"}
-    assert set(run_json(tmp_path, "export", folder, tmp_path / "out")) == {"exported", "folder"}
-    imported = run_json(tmp_path, "import", tmp_path / "other", tmp_path / "out")
-    assert set(imported) == {"read", "stored", "known", "refused", "withheld", "rewritten", "skipped"}
-    assert set(run_json(tmp_path, "forget", folder, "--all")) == {"forgotten"}
-
-
 def test_verify_finds_a_damaged_record_and_says_what_to_do(folder, tmp_path):
     with contextlib.closing(sqlite3.connect(folder / "precedent.sqlite")) as connection, connection:
         connection.execute("UPDATE completion SET text = 'changed' WHERE id = 1")
@@ -177,21 +161,6 @@ def test_a_url_that_nobody_opens_is_refused_by_name(monkeypatch):
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
         assert f"{scheme}://" in result.stderr
         assert advice in result.stderr
-
-
-def test_a_file_that_cannot_be_written_is_one_line_as_well(folder, tmp_path):
-    result = run("stats", folder, "--json", tmp_path)
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-
-
-COMMANDS = ["stats", "list", "show", "search", "forget", "verify", "compact", "export", "import", "warm"]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_shows_an_example(command):
-    result = run(command, "--help")
-    assert result.exit_code == 0
-    assert f"precedent cache {command} " in " ".join(result.stdout.split())
 
 
 def test_looking_leaves_no_side_files_and_logs_nothing(folder, caplog):

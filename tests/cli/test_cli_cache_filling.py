@@ -33,7 +33,7 @@ def test_filling_a_cache_evicts_nothing(folder, tmp_path, monkeypatch):
         return SQLiteStore.open(where, **settings)
 
     run("export", folder, tmp_path / "out")
-    monkeypatch.setattr("precedent.cli.cache_store.open_store", opening)
+    monkeypatch.setattr("precedent.cli.cache.open_store", opening)
     assert run("import", tmp_path / "other", tmp_path / "out").exit_code == 0
     assert asked == [2**62]
 

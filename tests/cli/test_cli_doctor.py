@@ -92,15 +92,6 @@ def test_a_model_without_any_end_token_is_reported(tmp_path: Path) -> None:
     assert "stop=" in found["end tokens"][1]
 
 
-def test_a_chat_template_that_is_given_is_the_one_that_is_checked(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = None
-    folder = write(tmp_path / "model", tokenizer=tokenizer)
-    assert examined(folder, tmp_path=tmp_path)[1]["chat template"][0] == "note"
-    _, found = examined(folder, "--chat-template", "chatml", tmp_path=tmp_path)
-    assert found["chat template"] == ("yes", "the given one")
-
-
 def test_the_memory_is_that_of_the_real_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_causal_lm(dtype=torch.float32)
     parameters = sum(one.numel() for one in model.parameters())
@@ -138,15 +129,6 @@ def test_a_hybrid_has_keys_in_some_layers_and_states_in_others(tmp_path: Path) -
     assert doctor_checks._kv_bytes_per_token(config) == 2 * 2 * 2 * 12 * 8
 
 
-def test_a_model_with_indexers_says_what_it_cannot_do(tmp_path: Path) -> None:
-    tiny_model("deepseek_v32").save_pretrained(tmp_path / "model")
-    byte_tokenizer().save_pretrained(tmp_path / "model")
-    status, found = examined(str(tmp_path / "model"), tmp_path=tmp_path)
-    assert (status, found["usable"]) == (0, True)
-    assert found["attention"][1].endswith("× indexed_attention")
-    assert "bitwise" in found["indexers"][1]
-
-
 def test_a_model_that_cannot_be_rewound(tmp_path: Path) -> None:
     folder = tmp_path / "rwkv"
     AutoConfig.for_model("rwkv", hidden_size=16, num_hidden_layers=2, vocab_size=259).save_pretrained(folder)
@@ -154,25 +136,6 @@ def test_a_model_that_cannot_be_rewound(tmp_path: Path) -> None:
     status, found = examined(str(folder), tmp_path=tmp_path)
     assert (status, found["usable"], found["attention"][0]) == (1, False, "no")
     assert "cannot be rewound" in found["attention"][1]
-
-
-def test_tools_of_a_tokenizer_without_chatml_are_refused_but_the_model_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    tokenizer.add_special_tokens({"eos_token": "</s>"})
-    monkeypatch.setattr("precedent.cli.doctor_checks.render_prompt", refuse_tools)
-    status, found = examined(write(tmp_path / "model", tokenizer=tokenizer), tmp_path=tmp_path)
-    assert (status, found["tools"]) == (0, ("no", "no tools here"))
-
-
-def refuse_tools(tokenizer: Any, messages: Any, tools: Any = ()) -> list[int]:
-    from precedent.errors import UnsupportedError
-
-    if tools:
-        raise UnsupportedError("no tools here")
-    return [1]
 
 
 def test_a_draft_model_of_another_tokenizer_says_nothing_against_the_target(
@@ -186,12 +149,6 @@ def test_a_draft_model_of_another_tokenizer_says_nothing_against_the_target(
     assert capsys.readouterr().out.endswith(f"{model} can be used, but not with the draft model {draft}\n")
     arguments = (model, "--draft-model", model)
     assert examined(*arguments, tmp_path=tmp_path)[1]["draft model"][0] == "yes"
-
-
-def test_no_such_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, _ = examined(str(tmp_path / "nowhere"), tmp_path=tmp_path)
-    assert status == 2
-    assert capsys.readouterr().err.startswith("error: there is no folder")
 
 
 @pytest.mark.parametrize(
@@ -212,15 +169,6 @@ def test_a_model_that_cannot_be_used_is_not_saved_by_its_pair(
     status, found = examined(model, "--draft-model", "first-layers:9", tmp_path=tmp_path)
     assert (status, found["usable"], found["model_usable"]) == (1, False, False)
     assert capsys.readouterr().out.endswith("cannot be used: draft model, memory\n")
-
-
-def test_a_base_model_is_called_one(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = None
-    status, found = examined(write(tmp_path / "model", tokenizer=tokenizer), tmp_path=tmp_path)
-    assert (status, found["usable"]) == (0, True)
-    assert found["chat template"][0] == "note"
-    assert "base model" in found["chat template"][1]
 
 
 def test_a_base_model_that_cannot_be_asked_in_chatml_can_be_used_without_conversations(tmp_path: Path) -> None:

@@ -60,14 +60,6 @@ def test_revoke_deletes_the_key(keys, tmp_path):
     assert "0 keys" in keys("list")[1]
 
 
-def test_a_time_that_no_calendar_here_can_show_is_listed_as_it_is(keys, tmp_path):
-    keys("add", "desk", "--tenant", "shop")
-    file = tmp_path / "keys.json"
-    (entry,) = json.loads(file.read_text())["keys"]
-    file.write_text(json.dumps({"format": 1, "keys": [entry | {"created": "9999-12-31T23:59:59-12:00"}]}))
-    assert "9999-12-31 23:59-12:00" in keys("list")[1]
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

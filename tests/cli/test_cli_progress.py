@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from precedent.cli.progress import FIRST_SECONDS, Clock, Progress, elapsed
+from precedent.cli.progress import FIRST_SECONDS, Clock, Progress
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 LONGEST_SILENCE = 15
@@ -72,38 +72,6 @@ def test_each_stage_has_a_line_and_counts_come_now_and_then(clock: HandClock) ->
         "comparing (22 s)",
         "nothing differs (22 s)",
     ]
-
-
-def test_nothing_is_said_once_results_follow(clock: HandClock) -> None:
-    def rested(progress: Progress) -> None:
-        clock.seconds = 60.0
-        progress.rest()
-        progress.show("more")
-        progress.say("and more")
-
-    assert lines_of(clock, rested) == []
-
-
-def test_items_are_counted_as_they_are_dealt_with(clock: HandClock) -> None:
-    def counted(progress: Progress) -> None:
-        clock.seconds = 6.0
-        for _ in progress.each(iter("abc"), "reading", 3):
-            clock.seconds += 6.0
-        more = progress.counter("storing", 10)
-        clock.seconds += 6.0
-        more(4)
-        clock.seconds += 6.0
-        more(6)
-
-    assert [line.rsplit(" (", 1)[0] for line in lines_of(clock, counted)] == [
-        "reading: 0 of 3", "reading: 1 of 3", "reading: 2 of 3", "reading: 3 of 3",
-        "storing: 0 of 10", "storing: 4 of 10", "storing: 10 of 10",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("seconds", "said"), [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min 0 s"), (3725, "62 min 5 s")])
-def test_times_are_written_as_people_write_them(seconds: float, said: str) -> None:
-    assert elapsed(seconds) == said
 
 
 def test_a_listener_that_has_gone_does_not_stop_the_work(clock: HandClock) -> None:
@@ -169,11 +137,7 @@ def longest_silence(lines: list[str], end: int) -> int:
 
 
 COMMANDS = {
-    "doctor": "doctor {model}",
     "replay": "replay {log} --tokenizer {model} --embedder none --target {model}",
-    "cache warm": "cache warm {tmp}/cache {log} --target {model}",
-    "measure-draft": "measure-draft --target {model} --draft-model first-layers:1 --prompts {log} --answer-tokens 8",
-    "train-draft": "train-draft --target {model} --prompts {log} --answer-tokens 8 --out {tmp}/draft --minutes 0.1",
     "bench": "bench --target {model} --traces {log} --prompts 2 --warm 2 --max-tokens 16",
     "demo": "demo --target {model} --draft-model first-layers:1 --requests 1",
 }

@@ -11,16 +11,16 @@ import typer
 from typer.testing import CliRunner
 
 import precedent
-from precedent.cli import installed
+from precedent.cli import app as cli
 from precedent.errors import ConfigError
 
 
 def app_with(monkeypatch: pytest.MonkeyPatch, *entries: EntryPoint) -> typer.Typer:
     """A command line with the commands of these entry points alone."""
-    monkeypatch.setattr(installed, "entry_points", lambda group: entries)
+    monkeypatch.setattr(cli, "entry_points", lambda group: entries)
     app = typer.Typer()
     app.command("own")(lambda: typer.echo("works"))
-    installed.add_installed(app)
+    cli.add_installed(app)
     return app
 
 
@@ -36,7 +36,7 @@ def test_a_command_that_is_not_installed_says_which_package_brings_it(
 def test_a_package_that_cannot_be_imported_leaves_the_other_commands(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = EntryPoint("serve", "no_such_package:commands", installed.GROUP)
+    broken = EntryPoint("serve", "no_such_package:commands", cli.GROUP)
     assert CliRunner().invoke(app_with(monkeypatch, broken), ["own"]).stdout == "works\n"
     assert "serve" in caplog.text
 

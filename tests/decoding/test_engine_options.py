@@ -21,7 +21,7 @@ from precedent.engine.options import OF_LOADING, EngineOptions, key_of
 from precedent.engine.shared import running_engines, shared_engine
 from precedent.errors import ConfigError, PrecedentError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
-from precedent.langchain.settings import OF_THE_ENGINE
+from precedent.langchain.fields import OF_THE_ENGINE
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_engine import ScriptedEngine
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm

@@ -65,12 +65,6 @@ def test_a_changed_page_is_seen_and_written_again(site: Path) -> None:
     assert list(figures.written(site, check=True)) == []
 
 
-def test_a_file_that_no_page_shows_is_named(site: Path) -> None:
-    add(site)
-    add(site, "grammar")
-    assert list(figures.written(site, check=False)) == ["no page shows docs/figures/grammar.json"]
-
-
 def test_what_a_table_lacks_is_named_and_no_page_is_changed(site: Path) -> None:
     with pytest.raises(SystemExit, match=r"no docs/figures/rows-\*\.json"):
         list(figures.written(site, check=False))

@@ -98,11 +98,6 @@ def followed(reader: Reader, lesson: str) -> dict[str, str]:
     return dict(reader.follow((LESSONS / lesson).read_text(encoding="utf-8")))
 
 
-def test_what_is_typed_is_told_from_what_is_printed() -> None:
-    block = "$ precedent run \\\n    --seed 1\n   an answer\n$ wc -l log\n2 log\n"
-    assert commands_in(block) == ["precedent run \\\n    --seed 1", "wc -l log"]
-
-
 @pytest.mark.parametrize("lesson", ["first-agent.md", "first-replay.md", "first-server.md", "first-drafter.md"])
 def test_every_lesson_has_commands_and_says_where_its_programs_go(lesson: str) -> None:
     blocks = list(BLOCK.finditer((LESSONS / lesson).read_text(encoding="utf-8")))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from helpers.answer_parts import whole_parts
 
 import precedent
 from precedent.errors import ConfigError
 from precedent.text.templates import Hole, Template, Templates, tool_templates
-from precedent.text.tool_formats import ParsedCall, whole_parts
+from precedent.text.tool_formats.events import ParsedCall
 from precedent.text.tool_formats.formats import HERMES
 from precedent.text.tool_formats.parser import TaggedParser
 

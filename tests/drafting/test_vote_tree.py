@@ -15,7 +15,7 @@ from precedent.drafters.matching.vote_tree import MAX_DEPTH, VotePrior, grow, pr
 from precedent.tree import ROOT
 
 CONTEXT = 99
-BELIEVES_SHARES = VotePrior(offset=0.0, odds=1.0, length=0.0, count=0.0, similarity=0.0)
+BELIEVES_SHARES = VotePrior(offset=0.0, odds=1.0, length=0.0, number=0.0, similarity=0.0)
 
 
 def grown(
@@ -81,7 +81,7 @@ def test_the_best_row_is_the_heaviest_vote() -> None:
 
 def test_the_prior_grows_with_votes_and_match_length() -> None:
     """More agreement and longer matches are believed more, and nothing is certain."""
-    prior = VotePrior(offset=-1.3, odds=0.8, length=0.5, count=0.1, similarity=0.1, sure_from=4.0, doubt=0.1)
+    prior = VotePrior(offset=-1.3, odds=0.8, length=0.5, number=0.1, similarity=0.1, sure_from=4.0, doubt=0.1)
     evidence = [(0.2, 5, 3, 0), (0.8, 5, 3, 0), (0.8, 5, 12, 0), (0.8, 5, 12, 3), (0.8, 5, 12, 4)]
     estimates = [prior_estimate(prior, *features) for features in evidence]
     assert estimates == sorted(estimates)

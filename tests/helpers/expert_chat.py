@@ -15,7 +15,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import Field
 
 from precedent_demo import SYSTEM_PROMPT, OrderDesk, Request
-from precedent_demo.training.trajectories import expert_messages
+from precedent_demo.logs import expert_messages
 
 HERMES_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 

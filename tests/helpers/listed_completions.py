@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
 from precedent.cache import Completion, Hit, prompt_fingerprint
+from precedent.cache.records import Ids
 from precedent.config import SamplingParams
 from precedent.drafters.base import Candidates
 from precedent.drafters.recall.drafter import RecallDrafter
@@ -29,9 +32,9 @@ class ListedCompletions:
         """Counts what was forgotten."""
         return self.num_forgotten
 
-    def gone_since(self, epoch: int) -> tuple[int, None]:
-        """What went is not listed: everything is read again."""
-        return self.num_forgotten, None
+    def ids(self, tenant: str, tokenizer: str) -> Ids:
+        """The ids of the tenant's completions."""
+        return np.array([completion.id for completion in self.since(tenant, tokenizer)], dtype=np.int64)
 
     def forget(self, completion_id: int) -> None:
         """Erase a completion."""

@@ -17,33 +17,16 @@ from precedent.text.prompt import render_prompt
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import scripted_model_engine
 
-WAYS: dict[str, dict[str, Any]] = {
-    "the same request": {},
-    "greedy": {"temperature": 0.0},
-    "seeded": {"seed": 7, "temperature": 1.0},
-    "another tenant": {"tenant": "another"},
-}
 
-
-def ids_of(message: BaseMessage) -> list[str]:
-    assert isinstance(message, AIMessage)
-    return [str(call["id"]) for call in message.tool_calls]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_every_call_has_an_id_of_its_own(way: str) -> None:
-    model = scripted(*[f"{CALL}\n{CALL}"] * 4).bind_tools([look_up])
-    answers = [model.invoke("hi"), model.invoke("hi", **WAYS[way]), model.invoke("hi", **WAYS[way])]
-    answers.append(merged(list(model.stream("hi", **WAYS[way]))))
-    ids = [call_id for answer in answers for call_id in ids_of(answer)]
-    assert len(set(ids)) == len(ids) == 8
+def test_every_call_has_an_id_of_its_own() -> None:
+    model = scripted(*[f"{CALL}\n{CALL}"] * 12).bind_tools([look_up])
+    answers: list[Any] = model.batch(["hi"] * 3)
+    for settings in ({}, {"seed": 7, "temperature": 1.0}, {"tenant": "another"}):
+        answers += [model.invoke("hi", **settings), model.invoke("hi", **settings)]
+        answers.append(merged(list(model.stream("hi", **settings))))
+    ids = [str(call["id"]) for answer in answers for call in answer.tool_calls]
+    assert len(set(ids)) == len(ids) == 24
     assert all(call_id.startswith("call_") for call_id in ids)
-
-
-def test_every_answer_of_a_batch_has_ids_of_its_own() -> None:
-    model = scripted(*[CALL] * 3).bind_tools([look_up])
-    ids = [call_id for answer in model.batch(["hi"] * 3) for call_id in ids_of(answer)]
-    assert len(set(ids)) == 3
 
 
 def conversation(name: Callable[[str], str], order: tuple[str, ...] = ("1", "2", "3")) -> list[dict[str, Any]]:

@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 from helpers.format_models import MODELS, TOKENIZERS
+from helpers.order_chat import look_up
+from helpers.scripted_kinds import HALF, asked
+from helpers.scripted_kinds import MODELS as KINDS
+from helpers.scripted_kinds import scripted as scripted_kind
 from langchain.agents import create_agent
 from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage, trim_messages
@@ -16,24 +20,26 @@ from precedent.langchain import ChatPrecedent
 from precedent.text.prompt import hermes_template
 from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
-ALTERNATING = (  # after Mistral's and Gemma's
-    "{% for m in messages if m.role != 'system' %}"
-    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
-    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+TURNS = (
+    "{% for m in messages[FROM:] %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}{# tools #}"
 )
-WITH_A_QUESTION = (  # after Qwen 3.5's
-    "{% if not messages | selectattr('role', 'equalto', 'user') | list %}"
-    "{{ raise_exception('No user query found in messages.') }}{% endif %}"
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}{# tools #}"
-)
-FROM_THE_FIRST = (  # fails with an error of Python's
-    "{{ '<|im_start|>user\n' + messages[0].content + '<|im_end|>\n' if messages[0].role == 'user' else 1 / 0 }}"
-    "{% for m in messages[1:] %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}{# tools #}"
-)
-OWN = {"alternating": ALTERNATING, "with a question": WITH_A_QUESTION, "from the first": FROM_THE_FIRST}
+OWN = {
+    "alternating": (  # after Mistral's and Gemma's
+        "{% for m in messages if m.role != 'system' %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}"
+    )
+    + TURNS.replace("FROM", "1 if messages[0].role == 'system' else 0"),
+    "with a question": (  # after Qwen 3.5's
+        "{% if not messages | selectattr('role', 'equalto', 'user') | list %}"
+        "{{ raise_exception('No user query found in messages.') }}{% endif %}"
+    )
+    + TURNS.replace("FROM", ""),
+    "from the first": (  # fails with an error of Python's
+        "{{ '<|im_start|>user\n' + messages[0].content + '<|im_end|>\n' if messages[0].role == 'user' else 1 / 0 }}"
+    )
+    + TURNS.replace("FROM", "1"),
+}
 TOKENIZERS_OF_ALL = {
     **TOKENIZERS,
     "hermes template": chatml_tokenizer(chat_template=hermes_template()),
@@ -59,72 +65,70 @@ def scripted(name: str, **settings: Any) -> ChatPrecedent:
 ALL = pytest.mark.parametrize("name", TOKENIZERS_OF_ALL)
 
 
-def test_there_is_a_template_of_every_format() -> None:
-    assert set(MODELS) <= set(TOKENIZERS_OF_ALL)
-
-
 @ALL
 def test_every_part_of_a_conversation_has_a_count(name: str) -> None:
+    assert set(MODELS) <= set(TOKENIZERS_OF_ALL), "there is a template of every format"
     model = scripted(name)
     for start in range(len(TALK)):
         for end in range(start + 1, len(TALK) + 1):
             part = TALK[start:end]
             # some templates leave out system messages, or text beside calls
             said = [one for one in part if one.type != "system" and not getattr(one, "tool_calls", ())]
-            texts = sum(len(model.get_token_ids(str(message.content))) for message in said)
-            whole = sum(len(model.get_token_ids(str(message.content))) for message in part)
+            texts, whole = (
+                sum(len(model.get_token_ids(str(message.content))) for message in some) for some in (said, part)
+            )
             assert texts < model.get_num_tokens_from_messages(part) < whole + 250 * len(part), (start, end)
     assert model.get_num_tokens_from_messages([]) == 0
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_part_that_the_template_refuses_counts_as_under_a_template_that_takes_it(name: str) -> None:
-    lenient = chatml_tokenizer(
-        chat_template="{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    )
-    engine: Any = ScriptedEngine(lenient, ["x"])
+def test_a_part_that_the_template_refuses_counts_as_under_one_that_takes_it_and_is_refused_in_a_call(name: str) -> None:
+    engine: Any = ScriptedEngine(chatml_tokenizer(chat_template=TURNS.replace("FROM", "")), ["x"])
     exact, model = ChatPrecedent.from_engine(engine), scripted(name)
     for part in (TALK[4:5], [TALK[4], TALK[4], TALK[6]], TALK[6:]):
         expected = exact.get_num_tokens_from_messages(part)
         assert abs(model.get_num_tokens_from_messages(part) - expected) <= 10 * len(part)  # names of roles differ
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_an_answer_is_still_refused_where_the_template_refuses_it(name: str) -> None:
     with pytest.raises(PromptError, match="chat template"):
-        scripted(name).invoke([TALK[4]])
+        model.invoke([TALK[4]])
 
 
 @ALL
-@pytest.mark.parametrize("strategy", ["first", "last"])
-def test_histories_are_trimmed(name: str, strategy: str) -> None:
+def test_histories_are_trimmed_and_summarised_by_the_models_own_count(name: str) -> None:
     model = scripted(name)
-    whole = model.get_num_tokens_from_messages(TALK)
-    for share in (0.0, 0.3, 0.6, 1.5):
-        kept = trim_messages(
-            TALK, max_tokens=int(share * whole), token_counter=model, strategy=strategy, allow_partial=False
-        )
-        assert model.get_num_tokens_from_messages(kept) <= share * whole
-        assert (len(kept) == len(TALK)) is (share > 1)
-
-
-@ALL
-def test_an_agent_summarises_by_the_models_own_count(name: str) -> None:
-    model = scripted(name)
-    middleware = SummarizationMiddleware(
-        model=model,
-        trigger=("fraction", 0.01),
-        keep=("fraction", 0.005),
-        token_counter=model.get_num_tokens_from_messages,
-    )
-    agent = create_agent(model, [], middleware=[middleware])
+    count = model.get_num_tokens_from_messages
+    whole = count(TALK)
+    for strategy in ("first", "last"):
+        for share in (0.0, 0.3, 0.6, 1.5):
+            most = int(share * whole)
+            kept = trim_messages(TALK, max_tokens=most, token_counter=model, strategy=strategy, allow_partial=False)
+            assert count(kept) <= share * whole
+            assert (len(kept) == len(TALK)) is (share > 1)
+    shares = {"trigger": ("fraction", 0.01), "keep": ("fraction", 0.005)}
+    agent = create_agent(model, [], middleware=[SummarizationMiddleware(model=model, token_counter=count, **shares)])
     state = agent.invoke({"messages": [*TALK[1:], HumanMessage("Thanks.")]})
     assert "summary" in str(state["messages"][0].content)
     assert state["messages"][-1].text == "fine"
 
 
-def test_an_image_counts_as_its_placeholder() -> None:
-    model = scripted("hermes template")
-    image = HumanMessage([{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "x"}}])
-    assert model.get_num_tokens_from_messages([image]) > model.get_num_tokens_from_messages([HumanMessage("see")])
+def test_messages_are_counted_in_every_form_in_which_they_are_answered() -> None:
+    model: Any = scripted("hermes template")
+    model.invoke("hi")
+    count = model.get_num_tokens_from_messages
+    for given in ("hi", ["hi"], [HumanMessage("hi")], [("user", "hi")], [{"role": "user", "content": "hi"}]):
+        assert count(given) == len(asked(model).prompt_ids)
+    assert count("hi", tools=[look_up]) > count("hi")
+    image = HumanMessage([{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": "x"}}])
+    assert count([image]) > count("hi"), "an image is its placeholder"
+    for given in ([3], 3, None, [("nobody", "hi")], [HumanMessage(HALF)]):
+        with pytest.raises(PromptError):
+            count(given)
+
+
+@KINDS
+def test_tokens_of_texts_are_counted_by_the_models_own_tokenizer(kind: Any) -> None:
+    model = scripted_kind(kind)
+    assert model.get_num_tokens("ab<|im_end|>") == len(model.engine.tokenizer.encode("ab<|im_end|>"))
+    for given, said in ((3, "expected a text.*, got 3"), (None, "got None"), (HALF, r"the text holds '\\ud800'")):
+        with pytest.raises(PromptError, match=said):
+            model.get_token_ids(given)
+    assert scripted_kind(kind, custom_get_token_ids=lambda text: [7] * 3).get_num_tokens("hi") == 3

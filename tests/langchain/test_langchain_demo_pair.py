@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage
+from helpers.standard_suite import Details, Offered
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from precedent.cache import SpeculationCache
@@ -24,17 +23,11 @@ from precedent_testing.embedders import HashEmbedder
 
 pytestmark = [pytest.mark.integration, pytest.mark.model, pytest.mark.filterwarnings("default")]
 
-DRAFT_MODEL = "first-layers:4"
-
-SETTINGS = {"temperature": 0.5, "seed": 1, "max_tokens": 200}
-"""Greedy text of a model of this size falls into loops; the seed makes sampled text the same every time."""
-
-Details = dict[Literal["invoke", "stream"], list[Any]]
-
 
 @cache
 def engine() -> Engine:
-    return Engine.load(DEMO_TARGET, draft_model=DRAFT_MODEL, cache=SpeculationCache.open(embedder=HashEmbedder()))
+    cache = SpeculationCache.open(embedder=HashEmbedder())
+    return Engine.load(DEMO_TARGET, draft_model="first-layers:4", cache=cache)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,43 +44,16 @@ class OneCall(ChatPrecedent):
         return super().bind_tools(tools, tool_choice=tool_choice, **{"parallel_tool_calls": False, **settings})
 
 
-class TestDemoPair(ChatModelIntegrationTests):
-    @property
-    def chat_model_class(self) -> type[BaseChatModel]:
-        return OneCall
+class TestDemoPair(Offered, ChatModelIntegrationTests):
+    chat_model_class = OneCall
+    model_override_value = DEMO_TARGET
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"model": DEMO_TARGET, "engines": EngineHolder(engine=engine()), **SETTINGS}
-
-    @property
-    def supports_json_mode(self) -> bool:
-        return True
-
-    @property
-    def supports_anthropic_inputs(self) -> bool:
-        return True
-
-    @property
-    def supports_model_override(self) -> bool:
-        return True
-
-    @property
-    def model_override_value(self) -> str:
-        return DEMO_TARGET
+        """Greedy text of a model of this size falls into loops; the seed makes sampled text the same every time."""
+        sampling = {"temperature": 0.5, "seed": 1, "max_tokens": 200}
+        return {"model": DEMO_TARGET, "engines": EngineHolder(engine=engine()), **sampling}
 
     @property
     def supported_usage_metadata_details(self) -> Details:
         return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
-
-    def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
-        """The second of two equal requests: all of its prompt but the last token was read before."""
-        self.answer_to("Hello there", stream=stream)
-        return self.answer_to("Hello there", stream=stream)
-
-    def answer_to(self, text: str, *, stream: bool) -> AIMessage:
-        model = self.chat_model_class(**self.chat_model_params)
-        if not stream:
-            return model.invoke(text)
-        first, *others = model.stream(text)
-        return sum(others, first)

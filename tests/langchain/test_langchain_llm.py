@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 
-from precedent.errors import ConfigError, UnsupportedError
+from precedent.errors import UnsupportedError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
 from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
-
-
-def scripted(*answers: str, **engine: Any) -> PrecedentLLM:
-    return PrecedentLLM.from_engine(ScriptedEngine(chatml_tokenizer(), answers, **engine))
 
 
 class Heard(BaseCallbackHandler):
@@ -24,76 +20,40 @@ class Heard(BaseCallbackHandler):
         self.tokens.append(token)
 
 
-async def test_every_way_gives_one_text() -> None:
-    def model() -> PrecedentLLM:
-        return scripted(" Paris.", max_burst=2)
-
-    assert model().invoke("The capital of France is") == " Paris."
-    assert await model().ainvoke("The capital of France is") == " Paris."
-    assert "".join(model().stream("The capital of France is")) == " Paris."
-    assert "".join([text async for text in model().astream("The capital of France is")]) == " Paris."
-
-
-async def test_handlers_hear_every_text_once() -> None:
-    for way in ("stream", "astream"):
-        heard = Heard()
-        model = scripted("one two", max_burst=3)
-        if way == "stream":
-            list(model.stream("hi", {"callbacks": [heard]}))
-        else:
-            _ = [text async for text in model.astream("hi", {"callbacks": [heard]})]
-        assert "".join(heard.tokens) == "one two"
-
-
-def test_the_prompt_is_no_chat() -> None:
-    model = scripted("a")
-    model.invoke("Once upon a time")
-    assert model.engine.requests[0].prompt == "Once upon a time"
-
-
-def test_several_texts_run_together_and_stay_in_order() -> None:
-    engine: Any = ScriptedEngine(chatml_tokenizer(), lambda prompt: prompt.upper(), pace=0.001)
-    model = PrecedentLLM.from_engine(engine)
-    result = model.generate(["a", "b", "c"], stop=["X"])
-    assert [found[0].text for found in result.generations] == ["A", "B", "C"]
-    info = result.generations[0][0].generation_info
-    assert (info["finish_reason"], info["completion_tokens"], info["speculation"]["lossless"]) == ("stop", 2, True)
-    assert engine.requests[0].sampling.stop == ("X",)
-
-
-@pytest.mark.parametrize("way", ["invoke", "stream"])
-def test_settings_and_the_runs_step_reach_the_engine(way: str) -> None:
-    model = scripted("a", "b")
-    config: Any = {"metadata": {"workflow_step": "north"}}
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
+async def test_a_text_is_continued_on_every_way_with_the_settings_and_the_runs_step(way: str) -> None:
+    engine: Any = ScriptedEngine(chatml_tokenizer(), [" Paris."], max_burst=2)
+    model, heard = PrecedentLLM.from_engine(engine), Heard()
+    config: Any = {"metadata": {"workflow_step": "north"}, "callbacks": [heard]}
+    given = "The capital of France is", config
     if way == "invoke":
-        model.invoke("hi", config, temperature=0.5, logprobs=True)
+        text = model.invoke(*given, temperature=0.5)
+    elif way == "ainvoke":
+        text = await model.ainvoke(*given, temperature=0.5)
+    elif way == "stream":
+        text = "".join(model.stream(*given, temperature=0.5))
     else:
-        list(model.stream("hi", config, temperature=0.5))
-    assert (model.engine.requests[0].workflow_step, model.engine.requests[0].sampling.temperature) == ("north", 0.5)
+        text = "".join([text async for text in model.astream(*given, temperature=0.5)])
+    assert text == " Paris."
+    assert "".join(heard.tokens) == (text if way.endswith("stream") else "")
+    (request,) = engine.requests
+    assert request.prompt == "The capital of France is", "the prompt is no chat"
+    assert (request.workflow_step, request.sampling.temperature) == ("north", 0.5)
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "error", "said"),
-    [
-        ({"tools": [{}]}, UnsupportedError, "tools cannot be given to a text completion: use ChatPrecedent"),
-        ({"temprature": 1}, ConfigError, "takes no 'temprature'"),
-    ],
-)
-def test_what_only_a_chat_can_do_is_refused(kwargs: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
-        scripted("a").invoke("hi", **kwargs)
-
-
-def test_leaving_a_stream_cancels() -> None:
-    model = scripted("x" * 3000, max_burst=1, pace=0.001)
-    for _ in model.stream("hi", max_tokens=2000):
-        break
-    (request,) = model.engine.requests
-    assert request.ended.wait(10)
-    assert request.cancelled
-
-
-def test_it_counts_tokens_and_shares_the_engine_with_a_chat_model() -> None:
-    model = scripted("a", "b")
-    assert model.get_token_ids("ab") == chatml_tokenizer().encode("ab")
+async def test_several_texts_run_together_and_stay_in_order() -> None:
+    engine: Any = ScriptedEngine(chatml_tokenizer(), lambda prompt: prompt.upper(), pace=0.001)
+    model = PrecedentLLM.from_engine(engine, logprobs=True)
+    for result in (model.generate(["a", "b", "c"], stop=["X"]), await model.agenerate(["a", "b", "c"])):
+        assert [found[0].text for found in result.generations] == ["A", "B", "C"]
+        info = result.generations[0][0].generation_info
+        assert info is not None
+        assert (info["finish_reason"], info["completion_tokens"], info["speculation"]["lossless"]) == ("stop", 2, True)
+        assert len(info["logprobs"]["content"]) == 2
+    assert engine.requests[0].sampling.stop == ("X",)
     assert ChatPrecedent.from_engine(model.engine).engine is model.engine
+
+
+def test_prefixes_are_kept_for_chats_alone() -> None:
+    with pytest.raises(UnsupportedError, match="keep_prefixes=True is for chat models"):
+        PrecedentLLM(model="m", keep_prefixes=True, speculation_cache="orders")

@@ -1,10 +1,20 @@
-"""LangChain messages of every kind become what chat templates read."""
+"""Messages of every kind become what chat templates read, also those that other providers' models wrote."""
 
 from __future__ import annotations
 
+import logging
+from contextlib import suppress
 from typing import Any
 
+import httpx
 import pytest
+from helpers.fake_server import Echo
+from helpers.scripted_kinds import asked
+from helpers.scripted_talk import model as scripted
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain.agents import create_agent
+from langchain_core.language_models import FakeMessagesListChatModel
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
@@ -16,16 +26,25 @@ from langchain_core.messages import (
     ToolMessage,
 )
 from langchain_core.messages.tool import invalid_tool_call, tool_call
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
 
-from precedent.errors import PromptError, UnsupportedError
+from precedent.errors import ConfigError, PrecedentError, PromptError, UnsupportedError
+from precedent.langchain import ChatPrecedent
 from precedent.langchain.messages import to_template_messages
 
 CALL = {"type": "function", "id": "c1", "function": {"name": "look_up", "arguments": {"n": 1}}}
+USE = {"type": "tool_use", "id": "c1", "name": "look_up", "input": {"n": 1}}
+SAID, THOUGHT = {"content": "a"}, {"content": "", "reasoning_content": "hm"}
+TEXT = {"type": "text", "text": "a"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
 
-def only(message: BaseMessage) -> dict[str, Any]:
-    (turn,) = to_template_messages([message])
-    return turn
+def turn(*content: Any, **fields: Any) -> dict[str, Any]:
+    """The one turn of an assistant's message, without its role."""
+    (read,) = to_template_messages([AIMessage(list(content), **fields)])
+    assert read.pop("role") == "assistant"
+    return read
 
 
 @pytest.mark.parametrize(
@@ -38,7 +57,6 @@ def only(message: BaseMessage) -> dict[str, Any]:
         (ChatMessage(role="user", content="u"), {"role": "user", "content": "u"}),
         (HumanMessage(["a", {"type": "text", "text": "b", "cache_control": {}}]), {"role": "user", "content": "ab"}),
         (FunctionMessage(name="f", content="r"), {"role": "tool", "content": "r", "name": "f", "tool_call_id": ""}),
-        (ToolMessage("r", tool_call_id="c1"), {"role": "tool", "content": "r", "tool_call_id": "c1"}),
         (
             ToolMessage([{"type": "text", "text": "r"}, {"type": "json", "json": {"a": "é"}}], tool_call_id="c1"),
             {"role": "tool", "content": 'r{"a": "é"}', "tool_call_id": "c1"},
@@ -52,16 +70,8 @@ def only(message: BaseMessage) -> dict[str, Any]:
             {"role": "tool", "content": "Error: no", "tool_call_id": "c1"},
         ),
         (
-            AIMessage("", tool_calls=[tool_call(name="look_up", args={"n": 1}, id="c1")]),
+            AIMessage([USE], tool_calls=[tool_call(name="look_up", args={"n": 1}, id="c1")]),
             {"role": "assistant", "content": "", "tool_calls": [CALL]},
-        ),
-        (
-            AIMessage([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}]),
-            {"role": "assistant", "content": "a", "reasoning_content": "hm"},
-        ),
-        (
-            AIMessage("a", additional_kwargs={"reasoning_content": "hm"}),
-            {"role": "assistant", "content": "a", "reasoning_content": "hm"},
         ),
         (
             AIMessage("a", invalid_tool_calls=[invalid_tool_call(name=None, args="<tool_call>{", id="c", error=None)]),
@@ -70,58 +80,290 @@ def only(message: BaseMessage) -> dict[str, Any]:
     ],
 )
 def test_one_message(message: BaseMessage, turn: dict[str, Any]) -> None:
-    assert only(message) == turn
+    assert to_template_messages([message]) == [turn]
 
 
-def test_two_system_and_two_user_messages_stay_two() -> None:
-    turns = to_template_messages([SystemMessage("a"), SystemMessage("b"), HumanMessage("c"), HumanMessage("d")])
-    assert [(turn["role"], turn["content"]) for turn in turns] == [
-        ("system", "a"),
-        ("system", "b"),
-        ("user", "c"),
-        ("user", "d"),
-    ]
-
-
-def test_anthropic_blocks_become_calls_and_tool_turns() -> None:
-    use = {"type": "tool_use", "id": "c1", "name": "look_up", "input": {"n": 1}}
-    result = {
-        "type": "tool_result",
-        "tool_use_id": "c1",
-        "is_error": True,
-        "content": [{"type": "text", "text": "gone"}],
-    }
+def test_messages_of_one_role_stay_apart_and_anthropic_blocks_become_calls_and_tool_turns() -> None:
+    result = {"type": "tool_result", "tool_use_id": "c1", "is_error": True, "content": [{"type": "text", "text": "no"}]}
     turns = to_template_messages(
-        [
-            AIMessage([{"type": "text", "text": "I look."}, use]),
-            HumanMessage([result, {"type": "text", "text": "and?"}]),
-        ]
+        [SystemMessage("a"), SystemMessage("b"), AIMessage([TEXT, USE]), HumanMessage([result, TEXT])]
     )
     assert turns == [
-        {"role": "assistant", "content": "I look.", "tool_calls": [CALL]},
-        {"role": "tool", "content": "Error: gone", "tool_call_id": "c1", "name": "look_up"},
-        {"role": "user", "content": "and?"},
+        {"role": "system", "content": "a"},
+        {"role": "system", "content": "b"},
+        {"role": "assistant", "content": "a", "tool_calls": [CALL]},
+        {"role": "tool", "content": "Error: no", "tool_call_id": "c1", "name": "look_up"},
+        {"role": "user", "content": "a"},
     ]
 
 
-def test_a_call_that_stands_in_content_and_in_tool_calls_is_one() -> None:
-    use = {"type": "tool_use", "id": "c1", "name": "look_up", "input": {"n": 1}}
-    message = AIMessage([use], tool_calls=[tool_call(name="look_up", args={"n": 1}, id="c1")])
-    assert only(message)["tool_calls"] == [CALL]
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([], "message list is empty"),
+        ([ChatMessage(role="narrator", content="x")], "message 1 has role"),
+        ([RemoveMessage(id="1")], "message 1 has role"),
+        ([AIMessage("x"), AIMessage([{"type": "tool_use", "id": "1", "input": {}}])], "message 2 .* without a name"),
+        ([AIMessage([{"type": "tool_use", "id": "1", "name": "f", "input": [1]}])], "arguments that are not a dict"),
+    ],
+)
+def test_what_is_no_message_is_refused_by_its_place(messages: Any, said: str) -> None:
+    with pytest.raises(PromptError, match=said):
+        to_template_messages(messages)
 
 
-@pytest.mark.parametrize("kind", ["image_url", "image", "audio", "file", "document"])
-def test_what_is_not_text_is_refused_by_name(kind: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"message 2 holds a block of type '{kind}'"):
-        to_template_messages([HumanMessage("x"), HumanMessage([{"type": "text", "text": "see"}, {"type": kind}])])
+# What other providers' models wrote
 
 
-def test_no_messages() -> None:
-    with pytest.raises(PromptError, match="message list is empty"):
-        to_template_messages([])
+@pytest.mark.parametrize(
+    ("block", "read"),
+    [
+        # text
+        ({"type": "output_text", "text": "a", "annotations": []}, SAID),
+        ({"type": "refusal", "refusal": "a"}, SAID),
+        ({"text": "a"}, SAID),
+        ({"type": "non_standard", "value": {"type": "refusal", "refusal": "a"}}, SAID),
+        # reasoning: Anthropic, Mistral, OpenAI Responses (a summary, or an open model's own), Bedrock, LangChain
+        ({"type": "thinking", "thinking": "hm", "signature": "x"}, THOUGHT),
+        ({"type": "thinking", "thinking": [{"type": "text", "text": "h"}, {"type": "text", "text": "m"}]}, THOUGHT),
+        ({"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]}, THOUGHT),
+        ({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}, THOUGHT),
+        ({"type": "reasoning_content", "reasoning_content": {"text": "hm", "signature": "x"}}, THOUGHT),
+        ({"type": "reasoning", "reasoning": "hm"}, THOUGHT),
+        ({"type": "redacted_thinking", "data": "x"}, {"content": ""}),
+        ({"type": "reasoning", "id": "rs_1", "summary": None, "encrypted_content": "x"}, {"content": ""}),
+        # calls
+        ({"type": "function_call", "id": "fc", "call_id": "c1", "name": "look_up", "arguments": '{"n": 1}'}, [CALL]),
+        ({**USE, "input": '{"n": 1}'}, [CALL]),
+        ({"type": "tool_call", "id": "c1", "name": "look_up", "args": {"n": 1}}, [CALL]),
+    ],
+    ids=str,
+)
+def test_text_reasoning_and_calls_are_read_in_every_providers_form(block: Any, read: Any) -> None:
+    expected = {"content": "", "tool_calls": read} if isinstance(read, list) else read
+    assert turn(block) == expected
+    if isinstance(read, list):
+        calls = [tool_call(name="look_up", args={"n": 1}, id="c1")]
+        assert turn(block, tool_calls=calls) == expected, "most providers write a call twice"
+    chat = to_template_messages([ChatMessage(role="assistant", content=[block])])
+    assert chat == [{"role": "assistant", **expected}]
 
 
-@pytest.mark.parametrize("message", [ChatMessage(role="narrator", content="x"), RemoveMessage(id="1")])
-def test_an_unknown_role(message: BaseMessage) -> None:
-    with pytest.raises(PromptError, match="message 1 has role"):
-        to_template_messages([message])
+@pytest.mark.parametrize(
+    ("extra", "read"),
+    [
+        ({"refusal": "a"}, SAID),
+        ({"refusal": None}, {"content": ""}),
+        ({"reasoning": {"id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]}}, THOUGHT),
+        ({"reasoning_content": {"type": "text", "text": "hm"}}, THOUGHT),
+        (
+            {"function_call": {"name": "look_up", "arguments": '{"n": 1}'}},
+            {"content": "", "tool_calls": [{**CALL, "id": ""}]},
+        ),
+        (
+            {"function_call": {"name": "look_up", "arguments": '{"n": '}},
+            {"content": "", "invalid_calls": [{"name": "look_up", "args": '{"n": '}]},
+        ),
+    ],
+    ids=str,
+)
+def test_what_providers_put_beside_the_content_is_read(extra: Any, read: Any) -> None:
+    assert turn(additional_kwargs=extra) == read
+
+
+FOREIGN = [
+    {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "x"}},
+    {"type": "mcp_list_tools", "tools": []},
+    {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "x"}},
+    {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [{"type": "web_search_result", "title": "t"}]},
+    {"type": "server_tool_call", "id": "s1", "name": "web_search", "args": {}},
+    {"type": "server_tool_result", "tool_call_id": "s1", "status": "success", "output": []},
+    {"type": "non_standard", "value": {"type": "container_upload", "file_id": "x"}},
+    {"cachePoint": {"type": "default"}},
+    {"type": "cache_point"},
+    {"type": None},
+    {},
+]
+
+
+def test_blocks_of_other_providers_are_dropped_with_one_warning_for_each_kind(caplog: pytest.LogCaptureFixture) -> None:
+    assert [turn(block, TEXT) for block in FOREIGN] == [SAID] * len(FOREIGN)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        for kind in ("new_kind", "newer_kind", "new_kind"):
+            turn(TEXT, {"type": kind}, {"type": kind})
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.split(" are ")[0] for text in said] == ["blocks of type new_kind", "blocks of type newer_kind"]
+
+
+def test_cache_points_are_dropped_and_search_results_read_in_messages_of_users_and_tools() -> None:
+    found = {"type": "search_result", "title": "t", "source": "u", "content": [{"type": "text", "text": "x"}]}
+    plain = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}
+    turns = to_template_messages(
+        [
+            SystemMessage([TEXT, {"cachePoint": {"type": "default"}}]),
+            HumanMessage([TEXT, {"type": "cache_point"}, plain]),
+            ToolMessage([found], tool_call_id="c1"),
+        ]
+    )
+    assert [one["content"] for one in turns] == ["a", "ad", "t\nu\nx"]
+    with pytest.raises(UnsupportedError, match="message 1 holds a block of type 'guessed'"):
+        to_template_messages([HumanMessage([TEXT, {"type": "guessed", "text": "x"}])])
+
+
+CONTENT = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=5,
+)
+KINDS = (
+    *("text", "refusal", "thinking", "reasoning", "reasoning_content", "function_call", "custom_tool_call", "tool_use"),
+    *("tool_call", "invalid_tool_call", "search_result", "document", "json", "non_standard", "input_image", "x"),
+)
+KEYS = st.sampled_from(
+    [*KINDS[:6], *("summary", "content", "arguments", "input", "args", "id", "call_id", "name", "source", "value")]
+)
+BLOCKS = st.builds(
+    lambda kind, rest: {**rest, "type": kind}, st.sampled_from(KINDS), st.dictionaries(KEYS, CONTENT, max_size=4)
+)
+
+
+@given(st.lists(BLOCKS, max_size=3), st.sampled_from([AIMessage, HumanMessage]), st.dictionaries(KEYS, CONTENT))
+@settings(max_examples=60, deadline=None)
+def test_whatever_blocks_hold_they_are_read_or_refused_by_name(content: Any, kind: Any, extra: Any) -> None:
+    with suppress(PrecedentError):
+        turns = to_template_messages([kind(content, additional_kwargs=extra)], media="placeholder")
+        assert all(isinstance(one["content"], str) for one in turns)
+        model = scripted(["fine"])
+        assert model.invoke([("user", "hi"), kind(content, additional_kwargs=extra), ("user", "go on")]).text == "fine"
+
+
+OUTPUT = [
+    {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+    {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"type": "search", "query": "x"}},
+    {
+        **{"type": "message", "id": "m", "role": "assistant", "status": "completed"},
+        "content": [
+            {"type": "output_text", "text": "a", "annotations": []},
+            {"type": "refusal", "refusal": " No."},
+        ],
+    },
+    {
+        **{"type": "function_call", "id": "fc", "call_id": "c1", "name": "look_up", "arguments": '{"n": 1}'},
+        "status": "completed",
+    },
+]
+
+
+@pytest.mark.parametrize("version", ["v0", "responses/v1", "v1"])
+def test_answers_of_the_responses_api_continue_here(version: str) -> None:
+    head = {"id": "r", "object": "response", "created_at": 1, "model": "m", "status": "completed"}
+    response = {**head, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "output": OUTPUT}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=response))
+    client = {"base_url": "http://localhost/v1", "http_client": httpx.Client(transport=transport)}
+    other = ChatOpenAI(model="m", api_key="x", use_responses_api=True, output_version=version, **client)
+    history = [HumanMessage("hi"), other.invoke("hi"), ToolMessage("r", tool_call_id="c1")]
+    _, read, _ = to_template_messages(history)
+    assert read["content"].startswith("a")
+    assert read["tool_calls"] == [CALL]
+    model = scripted(["fine"])
+    assert model.invoke(history).text == "fine"
+    assert "look_up" in asked(model).prompt
+
+
+@pytest.mark.parametrize("provider", ["anthropic", "google_genai", "openai", None])
+def test_a_message_in_langchains_own_blocks_reads_as_the_providers(provider: str | None) -> None:
+    native = {
+        "anthropic": [{"type": "thinking", "thinking": "hm", "signature": "x"}, TEXT, FOREIGN[2]],
+        "google_genai": [{"type": "thinking", "thinking": "hm", "signature": "x"}, TEXT],
+        "openai": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}, TEXT, FOREIGN[0]],
+        None: [{"type": "reasoning", "reasoning": "hm"}, TEXT],
+    }[provider]
+    named = {"response_metadata": {"model_provider": provider}} if provider else {}
+    message = AIMessage(list(native), **named)
+    standard = AIMessage(content=message.content_blocks, response_metadata={**named, "output_version": "v1"})
+    assert turn(*message.content) == turn(*standard.content) == THOUGHT | SAID
+
+
+def test_a_fallback_goes_on_where_another_model_began() -> None:
+    class Broken(FakeMessagesListChatModel):
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("out of credit")
+
+    history = [HumanMessage("hi"), AIMessage([FOREIGN[2], FOREIGN[3], TEXT]), HumanMessage("go on")]
+    model = scripted(["fine"])
+    assert Broken(responses=[]).with_fallbacks([model]).invoke(history).text == "fine"
+    assert "<|im_start|>assistant\na<|im_end|>" in asked(model).prompt
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": None, "refusal": "a"},
+        {"content": "a", "tool_calls": None, "name": None, "provider_specific_fields": {}},
+        {"content": "a", "tool_calls": [{"function": {"name": "look_up", "arguments": {"n": 1}}, "id": "c1"}]},
+        {"content": "a", "tool_calls": [{"function": {"name": "look_up", "arguments": '{"n"'}, "id": "c1"}]},
+        {"content": "a", "tool_calls": [{"function": {"name": "look_up", "arguments": ""}, "type": "function"}]},
+        {"content": "a", "reasoning": "hm", "cache_control": {"type": "ephemeral"}},
+    ],
+    ids=str,
+)
+def test_dicts_that_clients_write_are_read(message: dict[str, Any]) -> None:
+    model = scripted(["fine"])
+    talk = [("user", "hi"), {"role": "assistant", **message}, {"role": "tool", "content": "r"}, ("user", "go on")]
+    assert model.invoke(talk).text == "fine"
+    assert "assistant\na" in asked(model).prompt.replace("<think>\nhm\n</think>\n\n", "")
+
+
+# Images
+
+
+@tool
+def screenshot() -> list[dict[str, Any]]:
+    """Take a screenshot."""
+    return [{"type": "text", "text": "the page: "}, IMAGE]
+
+
+SEEN = ['<tool_call>\n{"name": "screenshot", "arguments": {}}\n</tool_call>', "I cannot see it."]
+REFUSED = r"holds a block of type 'image.*media=\"placeholder\""
+
+
+def test_a_screenshot_ends_no_agents_run_if_a_placeholder_is_asked_for() -> None:
+    model = scripted(list(SEEN), media="placeholder")
+    messages = create_agent(model, [screenshot]).invoke({"messages": [("user", "Look.")]})["messages"]
+    assert messages[-1].text == "I cannot see it."
+    assert "the page: [image omitted: this model reads text only]" in asked(model).prompt
+    with pytest.raises(UnsupportedError, match=f"message 3 {REFUSED}"):
+        create_agent(scripted(list(SEEN)), [screenshot]).invoke({"messages": [("user", "Look.")]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"), {"image": "image", "input_audio": "audio", "video": "video", "file": "file"}.items()
+)
+def test_every_medium_has_its_word(kind: str, word: str) -> None:
+    for message in (HumanMessage, AIMessage):
+        (read,) = to_template_messages([message([{"type": kind}])], media="placeholder")
+        assert read["content"] == f"[{word} omitted: this model reads text only]"
+        with pytest.raises(UnsupportedError, match=f"block of type '{kind}'"):
+            to_template_messages([message([{"type": kind}])])
+
+
+def test_a_call_says_what_happens_to_media() -> None:
+    picture = [HumanMessage([{"type": "text", "text": "Look: "}, IMAGE])]
+    model = scripted(lambda prompt: "x")
+    model.invoke(picture, media="placeholder")
+    assert "Look: [image omitted: this model reads text only]" in asked(model).prompt
+    for refusing, call in ((model, {"media": None}), (scripted(media="placeholder"), {"media": "refuse"})):
+        with pytest.raises(UnsupportedError, match=REFUSED):
+            refusing.invoke(picture, **call)
+    for ask in (lambda: model.invoke(picture, media="drop"), lambda: ChatPrecedent(model="m", media="drop")):
+        with pytest.raises(ConfigError, match="media='drop' must be 'refuse' or 'placeholder'"):
+            ask()
+
+
+def test_the_client_of_a_server_has_the_setting() -> None:
+    server = Echo()
+    server.client(media="placeholder").invoke([HumanMessage([IMAGE])])
+    assert server.bodies[0]["messages"][0]["content"] == "[image omitted: this model reads text only]"
+    with pytest.raises(UnsupportedError, match=REFUSED):
+        server.client().invoke([HumanMessage([IMAGE])])

@@ -1,4 +1,4 @@
-"""SpeculationMiddleware in `create_agent`: tenants, steps, budgets, and learning only from runs that ended well."""
+"""Agents: tools called in parallel and in turn, and SpeculationMiddleware with tenants, steps, budgets and learning."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import pytest
 from langchain.agents import create_agent
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 
 from precedent import SpeculationCache
@@ -19,10 +19,6 @@ from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 from precedent_testing.scripted_model import scripted_model_engine
 
-CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "7"}}\n</tool_call>'
-BROKEN = '<tool_call>\n{"name": "look_up", "arguments": {"nu\n</tool_call>'
-QUESTION: Any = {"messages": [("user", "Where is order 7?")]}
-
 
 class Context(TypedDict):
     org: str
@@ -31,7 +27,13 @@ class Context(TypedDict):
 @tool
 def look_up(number: str) -> str:
     """Look up the state of an order."""
-    return f"order {number} is open"
+    return f"order {number} is {'sent' if number == '1042' else 'open'}"
+
+
+@tool
+def cancel(number: str, reason: str = "none") -> str:
+    """Cancel an order that is still open."""
+    return f"order {number} cancelled ({reason})"
 
 
 @tool
@@ -40,6 +42,13 @@ def fail(number: str) -> str:
     raise RuntimeError("down")
 
 
+def call(name: str, number: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {{"number": "{number}"}}}}\n</tool_call>'
+
+
+CALL, FAILING = call("look_up", "7"), call("fail", "7")
+BROKEN = '<tool_call>\n{"name": "look_up", "arguments": {"nu\n</tool_call>'
+QUESTION: Any = {"messages": [("user", "Where is order 7?")]}
 SCRIPT = [
     ("user", "Where is order 7?"),
     ("assistant", CALL),
@@ -58,8 +67,65 @@ def agent_on(engine: Any, *, tools: Any = (look_up,), **middleware: Any) -> Any:
     )
 
 
-def scripted(answers: Any = SCRIPT) -> ScriptedEngine:
-    return ScriptedEngine(chatml_tokenizer(), answers)
+def scripted(answers: Any = SCRIPT, **settings: Any) -> ScriptedEngine:
+    return ScriptedEngine(chatml_tokenizer(), answers, **settings)
+
+
+# Agents
+
+CANCEL: Any = {"messages": [("user", "Cancel the open one of 1042 and 7.")]}
+CANCELLING = [
+    ("user", "Cancel the open one of 1042 and 7."),
+    ("assistant", call("look_up", "1042") + "\n" + CALL),
+    ("tool", "order 1042 is sent"),
+    ("tool", "order 7 is open"),
+    ("assistant", "One is open.\n" + call("cancel", "7")),
+    ("tool", "order 7 cancelled (none)"),
+    ("assistant", "Order 7 is cancelled."),
+]
+
+
+@pytest.mark.parametrize("max_burst", [1, 50])
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
+async def test_an_agent_calls_two_tools_in_parallel_and_one_after_them(way: str, max_burst: int) -> None:
+    engine: Any = scripted(CANCELLING, max_burst=max_burst)
+    agent = create_agent(ChatPrecedent.from_engine(engine), tools=[look_up, cancel], name="desk")
+    if way.endswith("invoke"):
+        state = await agent.ainvoke(CANCEL) if way == "ainvoke" else agent.invoke(CANCEL)
+        messages = state["messages"]
+        results = [message.content for message in messages if isinstance(message, ToolMessage)]
+        assert results == [text for role, text in CANCELLING if role == "tool"]
+        assert [len(message.tool_calls) for message in messages if isinstance(message, AIMessage)] == [2, 1, 0]
+        assert messages[-1].content == "Order 7 is cancelled."
+    else:
+        streamed = (
+            [chunk async for chunk, _ in agent.astream(CANCEL, stream_mode="messages")]
+            if way == "astream"
+            else [chunk for chunk, _ in agent.stream(CANCEL, stream_mode="messages")]
+        )
+        chunks = [chunk for chunk in streamed if isinstance(chunk, AIMessageChunk)]
+        assert "".join(chunk.text for chunk in chunks) == "One is open.Order 7 is cancelled."
+        pieces = [part for chunk in chunks for part in chunk.tool_call_chunks]
+        assert [part["name"] for part in pieces if part["name"]] == ["look_up", "look_up", "cancel"]
+        arguments = "".join(part["args"] or "" for part in pieces)
+        assert arguments == '{"number": "1042"}{"number": "7"}{"number": "7"}'
+    assert [request.workflow_step for request in engine.requests] == ["desk/model"] * 3
+    assert engine.requests[-1].query.startswith("actions: look_up look_up cancel\n")
+    for earlier, later in zip(engine.requests, engine.requests[1:], strict=False):
+        known = earlier.prompt_ids + earlier.generation.result().token_ids
+        assert later.prompt_ids[: len(known)] == known, "the next prompt begins with what was read and written before"
+
+
+def test_a_broken_call_is_answered_with_an_error_and_the_agent_goes_on() -> None:
+    broken = '<tool_call>\n{"name": "look_up", "arguments": {"number": \n</tool_call>'
+    engine = scripted([f"{CALL}\n{broken}", "Sorry."])
+    messages = agent_on(engine).invoke(QUESTION)["messages"]
+    assert messages[-1].content == "Sorry."
+    assert len(messages[1].invalid_tool_calls) == 1
+    assert broken in engine.requests[-1].prompt, "the model sees what it wrote"
+
+
+# Tenants, steps and budgets
 
 
 async def test_the_runtimes_context_names_the_tenant_of_every_call() -> None:
@@ -69,17 +135,13 @@ async def test_the_runtimes_context_names_the_tenant_of_every_call() -> None:
     await agent.ainvoke(QUESTION, context={"org": "bolt"})
     assert [request.tenant for request in engine.requests] == ["acme", "acme", "bolt", "bolt"]
     assert {request.workflow_step for request in engine.requests} == {"orders"}
-    assert {request.speculation.max_nodes for request in engine.requests} == {5}
+    assert {request.speculation.max_nodes for request in engine.requests if request.speculation} == {5}
 
 
 def test_steps_and_budgets_may_depend_on_the_request() -> None:
-    engine = scripted()
-    agent = agent_on(
-        engine,
-        workflow=lambda request: f"turn {len(request.messages)}",
-        budget=lambda request: 2 * len(request.messages),
-    )
-    agent.invoke(QUESTION)
+    engine: Any = scripted()
+    settings = {"workflow": lambda one: f"turn {len(one.messages)}", "budget": lambda one: 2 * len(one.messages)}
+    agent_on(engine, **settings).invoke(QUESTION)
     assert [request.workflow_step for request in engine.requests] == ["turn 1", "turn 3"]
     assert [request.speculation.max_nodes for request in engine.requests] == [2, 6]
 
@@ -112,22 +174,10 @@ class Learned:
     def __init__(self, answers: Any = SCRIPT, **settings: Any) -> None:
         self.cache = SpeculationCache.open(embedder=HashEmbedder())
         self.engine = scripted_model_engine(answers, cache=self.cache)
-        self.agent = agent_on(self.engine, **settings)
+        self.agent = agent_on(self.engine, tenant="acme", **settings)
 
     def texts(self) -> list[str]:
         return [one.text for one in reversed(self.cache.list(tenant="acme"))]
-
-
-def test_a_run_that_ended_well_is_learned_at_its_end() -> None:
-    run = Learned(tenant="acme")
-    seen_during_the_run, steps = [], 0
-    for update in run.agent.stream(QUESTION):
-        seen_during_the_run.append(len(run.cache.list()))
-        steps += num_steps(*update.values())
-    assert seen_during_the_run[:-1] == [0] * (len(seen_during_the_run) - 1)
-    assert [text.split("\n")[0] for text in run.texts()] == ["<tool_call>", "It is open."]
-    assert num_steps(run.agent.invoke(QUESTION)) < steps / 2, "and the next run is drafted from it"
-    run.engine.close()
 
 
 def num_steps(*states: Any) -> int:
@@ -137,34 +187,33 @@ def num_steps(*states: Any) -> int:
     return sum(message.response_metadata["speculation"]["num_steps"] for message in said)
 
 
-async def test_async_runs_learn_as_well_and_side_by_side() -> None:
-    run = Learned(tenant="acme")
+async def test_a_run_that_ended_well_is_learned_at_its_end() -> None:
+    run = Learned()
+    seen_during_the_run, steps = [], 0
+    for update in run.agent.stream(QUESTION):
+        seen_during_the_run.append(len(run.cache.list()))
+        steps += num_steps(*update.values())
+    assert seen_during_the_run[:-1] == [0] * (len(seen_during_the_run) - 1)
+    assert [text.split("\n")[0] for text in run.texts()] == ["<tool_call>", "It is open."]
+    assert num_steps(run.agent.invoke(QUESTION)) < steps / 2, "and the next run is drafted from it"
     await asyncio.gather(*(run.agent.ainvoke(QUESTION) for _ in range(3)))
-    assert sum(one.count for one in run.cache.list()) == 6
+    assert sum(one.count for one in run.cache.list()) == 10, "async runs learn as well and side by side"
     run.engine.close()
 
 
-@pytest.mark.parametrize("kind", ["judged", "malformed", "raised"])
-def test_a_run_that_did_not_end_well_teaches_nothing(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["judged", "malformed", "raised", "at once"])
+def test_only_a_run_that_ended_well_teaches_unless_answers_are_learned_at_once(kind: str) -> None:
     if kind == "judged":
-        run = Learned(tenant="acme", learn_from=lambda state: False)
+        run = Learned(learn_from=lambda state: False)
         run.agent.invoke(QUESTION)
     elif kind == "malformed":
-        run = Learned([f"{CALL}\n{BROKEN}", "Sorry."], tenant="acme")
+        run = Learned([f"{CALL}\n{BROKEN}", "Sorry."])
         run.agent.invoke(QUESTION)
     else:
-        run = Learned([CALL.replace("look_up", "fail"), "never"], tenant="acme", tools=[fail])
+        run = Learned([FAILING, "never"], tools=[fail], **({"learn_from": None} if kind == "at once" else {}))
         with pytest.raises(RuntimeError, match="down"):
             run.agent.invoke(QUESTION)
-    assert run.cache.list() == []
-    run.engine.close()
-
-
-def test_learning_at_once_is_what_happens_without_the_middleware() -> None:
-    run = Learned([CALL.replace("look_up", "fail"), "never"], tenant="acme", tools=[fail], learn_from=None)
-    with pytest.raises(RuntimeError, match="down"):
-        run.agent.invoke(QUESTION)
-    assert len(run.texts()) == 1
+    assert len(run.texts()) == (kind == "at once")
     run.engine.close()
 
 

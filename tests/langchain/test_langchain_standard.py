@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,13 +18,13 @@ from helpers.standard_answers import TEXT, engine_of
 from helpers.standard_suite import OTHER, SCRIPTED, Offered, admit
 from langchain_core.language_models import BaseChatModel
 from langchain_core.tools import tool
-from langchain_tests.integration_tests import ChatModelIntegrationTests
-from langchain_tests.unit_tests import ChatModelUnitTests
+from langchain_tests.integration_tests import ChatModelIntegrationTests, EmbeddingsIntegrationTests
+from langchain_tests.unit_tests import ChatModelUnitTests, EmbeddingsUnitTests
 from langchain_tests.unit_tests.chat_models import ChatModelTests
 
-from precedent.langchain import ChatPrecedent
-from precedent.langchain.call import Call
+from precedent.langchain import ChatPrecedent, PrecedentEmbeddings
 from precedent.langchain.engines import EngineHolder
+from precedent_testing.embedders import HashEmbedder
 
 pytestmark = pytest.mark.filterwarnings("default")  # the suites use what LangChain itself has deprecated
 
@@ -40,8 +39,8 @@ def _closed_at_the_end() -> Iterator[None]:
 class Predicted(ChatPrecedent):
     """A chat model whose every call has a prediction, right for most of them."""
 
-    def _submit(self, engine: Any, call: Call) -> Any:
-        return super()._submit(engine, replace(call, settings={**call.settings, "prediction": TEXT}))
+    def _submit(self, engine: Any, settings: Any, *others: Any, **rendered: Any) -> Any:
+        return super()._submit(engine, {**settings, "prediction": TEXT}, *others, **rendered)
 
 
 class InProcess(Offered):
@@ -76,16 +75,8 @@ class TestUnit(InProcess, ChatModelUnitTests):
         admit(monkeypatch, ChatPrecedent)
 
 
-class Plain(InProcess):
-    speculation = False
-
-
 class Drafted(InProcess):
     draft_model = True
-
-
-class Cold(InProcess):
-    cached = "cold"
 
 
 class Warm(InProcess):
@@ -96,18 +87,22 @@ class WithPrediction(InProcess):
     model_class = Predicted
 
 
-class TestPlain(Plain, ChatModelIntegrationTests): ...
+class TestPlain(InProcess, ChatModelIntegrationTests):
+    speculation = False
 
 
 class TestDrafted(Drafted, ChatModelIntegrationTests): ...
 
 
-class TestCold(Cold, ChatModelIntegrationTests): ...
+@pytest.mark.exhaustive
+class TestCold(InProcess, ChatModelIntegrationTests):
+    cached = "cold"
 
 
 class TestWarm(Warm, ChatModelIntegrationTests): ...
 
 
+@pytest.mark.exhaustive
 class TestWithPrediction(WithPrediction, ChatModelIntegrationTests): ...
 
 
@@ -171,3 +166,23 @@ def test_the_matrix_drafts_as_its_names_say(kind: type[InProcess], figure: str, 
     message = kind.model_class.from_engine(engine).invoke("Count.")
     assert source in message.response_metadata["speculation"][figure]
     engine.close()
+
+
+# Embeddings
+
+
+class OfEmbeddings:
+    embeddings_class = PrecedentEmbeddings
+
+    @property
+    def embedding_model_params(self) -> dict[str, Any]:
+        return {"model": HashEmbedder()}
+
+
+class TestEmbeddingsUnit(OfEmbeddings, EmbeddingsUnitTests):  # type: ignore[misc]  # an attribute for a property
+    @property
+    def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
+        return {"PRECEDENT_EMBEDDER": "folder/name"}, {}, {"name": "folder/name"}
+
+
+class TestEmbeddingsIntegration(OfEmbeddings, EmbeddingsIntegrationTests): ...  # type: ignore[misc]

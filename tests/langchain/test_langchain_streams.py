@@ -1,68 +1,51 @@
-"""Streams that are left cancel their request; many run side by side, and handlers see every text."""
+"""Streams that are left cancel their request; many run side by side, and nothing leaks into the caller's thread."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from helpers.order_chat import TOKENIZER, Streaming, engine_of, scripted
+import torch
+from helpers.order_chat import Streaming, engine_of, scripted
 from langchain_core.messages import AIMessageChunk
 
 from precedent.cache import SpeculationCache
-from precedent.langchain import ChatPrecedent
+from precedent.engine.engine import Engine
+from precedent.langchain import ChatPrecedent, PrecedentLLM
 from precedent_testing.embedders import HashEmbedder
-from precedent_testing.scripted_engine import ScriptedEngine
+from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 from precedent_testing.scripted_model import scripted_model_engine, scripted_tokenizer
 
-NUM_TOKENS = len(scripted_tokenizer()("The order was sent to the new address.").input_ids) + 1
+TEXT = "The order was sent to the new address, and the refund is on its way."
+NUM_TOKENS = len(scripted_tokenizer()(TEXT).input_ids) + 1
 
 
-def test_breaking_out_of_a_stream_cancels_the_request() -> None:
-    model = scripted("x" * 5000, max_burst=1, pace=0.001)
-    for _ in model.stream("hi", max_tokens=4000):
+# On a scripted engine, which is slower than its readers
+
+
+@pytest.mark.parametrize("kind", [ChatPrecedent, PrecedentLLM])
+async def test_leaving_a_stream_or_cancelling_a_task_cancels_the_request(kind: Any) -> None:
+    engine: Any = ScriptedEngine(chatml_tokenizer(), lambda prompt: "x" * 3000, max_burst=1, pace=0.001)
+    model = kind.from_engine(engine, max_tokens=2000)
+    for _ in model.stream("hi"):
         break
-    (request,) = engine_of(model).requests
-    assert request.ended.wait(5)
-    assert request.cancelled
-
-
-async def test_leaving_an_async_stream_or_cancelling_its_task_cancels_the_request() -> None:
-    model = scripted("x" * 5000, "x" * 5000, max_burst=1, pace=0.001)
-    stream = model.astream("hi", max_tokens=4000)
+    stream = model.astream("hi")
     await anext(stream)
-    await stream.aclose()  # type: ignore[attr-defined]
-    task = asyncio.create_task(model.ainvoke("hi", max_tokens=4000))
-    await asyncio.sleep(0.05)
+    await stream.aclose()
+    task = asyncio.create_task(model.ainvoke("hi"))
+    while len(engine.requests) < 3:
+        await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    for request in engine_of(model).requests:
-        assert await asyncio.to_thread(request.ended.wait, 5)
+    for request in engine.requests:
+        assert await asyncio.to_thread(request.ended.wait, 10)
         assert request.cancelled
-
-
-async def test_async_streams_run_side_by_side_on_the_callers_thread() -> None:
-    threads = set()
-    engine = ScriptedEngine(TOKENIZER, lambda prompt: prompt[-40:-30] * 3, pace=0.001)
-    model = ChatPrecedent.from_engine(engine)
-
-    async def one(number: int) -> str:
-        text = ""
-        async for chunk in model.astream(f"request {number}"):
-            threads.add(threading.current_thread())
-            text += str(chunk.content)
-        return text
-
-    answers = await asyncio.gather(*(one(number) for number in range(16)))
-    assert answers == [engine_answer(engine, number) for number in range(16)]
-    assert threads == {threading.main_thread()}
-
-
-def engine_answer(engine: ScriptedEngine, number: int) -> str:
-    (request,) = [request for request in engine.requests if f"request {number}<" in request.prompt]
-    return request.generation.result().text
 
 
 def test_a_streaming_handler_sees_every_text() -> None:
@@ -71,11 +54,88 @@ def test_a_streaming_handler_sees_every_text() -> None:
     assert "".join(handler.texts) == message.content == "Hello there"
 
 
+async def test_async_streams_stay_on_the_callers_thread() -> None:
+    model = scripted("Hello there", max_burst=3)
+    assert {threading.current_thread() async for _ in model.astream("hi")} == {threading.main_thread()}
+    assert len(engine_of(model).requests) == 1
+
+
+# On a real engine
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    running = scripted_model_engine(lambda prompt: TEXT)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def llm(engine: Engine) -> ChatPrecedent:
+    return ChatPrecedent.from_engine(engine, speculation=False)
+
+
+def is_idle(engine: Engine) -> bool:
+    """True once nothing runs; a later request is answered after whatever was cancelled had left."""
+    answer = ChatPrecedent.from_engine(engine).invoke("still there?")
+    found = engine.metrics()
+    return answer.content == TEXT and found.num_requests_running + found.num_requests_waiting == 0
+
+
+async def test_a_stream_may_be_left_at_every_chunk(llm: ChatPrecedent, engine: Engine) -> None:
+    llm.invoke("hi")
+    before, threads = engine.metrics().num_requests_cancelled, set(threading.enumerate())
+    for number in range(1, 6):
+        stream, other = llm.stream("hi"), llm.astream("hi")
+        for _ in range(number):
+            next(stream)
+            await anext(other)
+            assert not torch.is_inference_mode_enabled(), "nothing of the model's mode reaches the caller"
+        if number % 2:
+            stream.close()
+        else:
+            del stream
+            gc.collect()
+        await other.aclose()  # type: ignore[attr-defined]
+    assert await asyncio.to_thread(is_idle, engine)
+    assert engine.metrics().num_requests_cancelled == before + 10
+    left = {one for one in set(threading.enumerate()) - threads if not one.name.startswith("asyncio")}
+    assert not left, "no thread is left behind"
+
+
+async def test_sixteen_async_streams_half_of_them_cancelled(llm: ChatPrecedent, engine: Engine) -> None:
+    async def one(number: int) -> str:
+        text = ""
+        async for chunk in llm.astream(f"request {number}"):
+            text += str(chunk.content)
+            if number % 2 and len(text) > number:
+                raise asyncio.CancelledError
+        return text
+
+    answers = await asyncio.gather(*(asyncio.create_task(one(number)) for number in range(16)), return_exceptions=True)
+    assert answers[::2] == [TEXT] * 8
+    assert all(isinstance(answer, asyncio.CancelledError) for answer in answers[1::2])
+    assert await asyncio.to_thread(is_idle, engine)
+
+
+def test_each_chunk_may_be_taken_on_another_thread(llm: ChatPrecedent) -> None:
+    """As LangChain's default `astream` does with the sync one."""
+    modes, text, stream = set(), "", llm.stream("hi")
+    for _ in iter(int, 1):
+        with ThreadPoolExecutor(max_workers=1) as elsewhere:
+            chunk = elsewhere.submit(next, stream, None).result()
+            modes.add(elsewhere.submit(torch.is_inference_mode_enabled).result())
+        if chunk is None:
+            break
+        text += str(chunk.content)
+    assert (text, modes) == (TEXT, {False})
+
+
 @pytest.mark.parametrize("way", ["stream", "astream", "events", "invoke"])
 async def test_no_text_from_behind_the_end_token_is_seen(way: str) -> None:
-    """A real decode loop; in the second turn the cache proposes the whole answer with its end token."""
+    """In the second turn the cache proposes the whole answer with its end token."""
     with SpeculationCache.open(embedder=HashEmbedder()) as cache:
-        engine = scripted_model_engine(lambda prompt: "The order was sent to the new address.", cache=cache)
+        engine = scripted_model_engine(lambda prompt: TEXT, cache=cache)
         model = ChatPrecedent.from_engine(engine, logprobs=True)
         for _ in range(2):
             message: Any = AIMessageChunk("")
@@ -91,7 +151,7 @@ async def test_no_text_from_behind_the_end_token_is_seen(way: str) -> None:
                         message += event["data"]["chunk"]
             else:
                 message = await model.ainvoke("Where is my order?")
-            assert message.content == "The order was sent to the new address."
+            assert message.content == TEXT
             assert message.response_metadata["finish_reason"] == "stop"
             assert message.usage_metadata["output_tokens"] == NUM_TOKENS
             assert len(message.response_metadata["logprobs"]["content"]) == NUM_TOKENS

@@ -1,175 +1,494 @@
-"""Structured output through `ChatPrecedent`: what is asked for comes, or is refused by name."""
+"""Structured output: what is asked for comes whole and strictly read, in every form of a schema, or is refused."""
 
 from __future__ import annotations
 
+import itertools
 import json
-from typing import Annotated, Any
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Generic, Literal, TypeVar
 
 import pytest
-from helpers.forced_calls import GIVEN, TEXT, Ticket, call, called, look_up, reluctant, scripted
+from helpers.refunds import DICT, GIVEN, METHODS, TOKENIZER, Refund, RefundV1, answering, last_request, text_of
+from hypothesis import given
+from hypothesis import strategies as st
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.callbacks import UsageMetadataCallbackHandler
-from langchain_core.messages import AIMessage
+from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.tools import tool
+from pydantic import BaseModel, ConfigDict, RootModel, field_validator
 from pydantic.v1 import BaseModel as BaseModelV1
 from typing_extensions import TypedDict
 
-from precedent.errors import ConfigError
-from precedent.grammar import Answer
+from precedent.errors import ConfigError, PrecedentError, UnsupportedError
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.schemas import schema_of
+from precedent.langchain.structured_output import AnswerParser
 from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1")
 
-
-# Structured output
-
-
-class TicketV1(BaseModelV1):
-    """A ticket."""
-
-    title: str
-    urgent: bool
+BY_METHOD = pytest.mark.parametrize("method", METHODS)
 
 
-class TicketDict(TypedDict):
-    """A ticket."""
+class RefundDict(TypedDict):
+    """A refund."""
 
-    title: Annotated[str, ..., "what it is about"]
-    urgent: Annotated[bool, ..., "whether it is"]
-
-
-METHODS = pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
+    order: str
+    amount: int
+    note: str
 
 
-def answer_for(method: str, name: str, **arguments: Any) -> list[str]:
-    return [call(name, **arguments) if method == "function_calling" else json.dumps(arguments)]
+BY_SCHEMA = pytest.mark.parametrize("schema", [Refund, RefundV1, RefundDict, DICT], ids=str)
 
 
-@METHODS
-@pytest.mark.parametrize("schema", [Ticket, TicketV1, TicketDict, Ticket.model_json_schema()])
-def test_structured_output_of_every_kind_of_schema(schema: Any, method: str) -> None:
-    name = schema.get("title") if isinstance(schema, dict) else schema.__name__
-    model = scripted(answer_for(method, name, **GIVEN)).with_structured_output(schema, method=method)
-    found = model.invoke("hi")
-    if isinstance(schema, type) and schema is not TicketDict:
-        assert isinstance(found, schema)
-        assert (found.title, found.urgent) == ("No sound", True)
-    else:
-        assert found == GIVEN
-    *_, last = model.stream("hi")
-    assert last == found
+async def streamed(runnable: Any) -> list[list[Any]]:
+    """What a stream and an async stream gave; an error is the last of them."""
+    found: list[list[Any]] = [[], []]
+    try:
+        for one in runnable.stream("hi"):
+            found[0].append(one)
+    except Exception as error:
+        found[0].append(error)
+    try:
+        async for one in runnable.astream("hi"):
+            found[1].append(one)
+    except Exception as error:
+        found[1].append(error)
+    return found
 
 
-@METHODS
-async def test_structured_output_is_awaited_as_well(method: str) -> None:
-    model = scripted(answer_for(method, "Ticket", **GIVEN)).with_structured_output(Ticket, method=method)
-    assert await model.ainvoke("hi") == Ticket(**GIVEN)
+# Answers
+
+
+@BY_METHOD
+@BY_SCHEMA
+async def test_an_answer_streams_as_it_comes_and_ends_with_what_invoke_gives(schema: Any, method: str) -> None:
+    text = text_of(method, Refund if isinstance(schema, dict) else schema, **GIVEN)
+    runnable = answering(text).with_structured_output(schema, method=method)
+    whole = runnable.invoke("hi")
+    assert whole == await runnable.ainvoke("hi") == (schema(**GIVEN) if schema in (Refund, RefundV1) else GIVEN)
+    for found in await streamed(runnable):
+        assert found[-1] == whole
+        assert len(found) > 3, "parts of it came before"
+        assert all(one != other for one, other in itertools.pairwise(found))
+    in_blocks = answering(text, output_version="v1").with_structured_output(schema, method=method)
+    assert [*in_blocks.stream("hi")][-1] == in_blocks.invoke("hi") == whole
+
+
+@BY_METHOD
+@pytest.mark.parametrize("schema", [Refund, RefundV1, DICT], ids=["v2", "v1", "dict"])
+async def test_an_answer_that_max_tokens_cut_is_an_error_wherever_it_was_cut(schema: Any, method: str) -> None:
+    """After every token: never half of a number, never an object without a field, never None."""
+    text = text_of(method, schema, **GIVEN)
+    for most in range(1, len(TOKENIZER.encode(text)) + 1, 19):
+        runnable = answering(text, max_tokens=most).with_structured_output(schema, method=method)
+        with pytest.raises(OutputParserException, match=rf"cut after {most} tokens: .* max_tokens=") as refused:
+            runnable.invoke("hi")
+        assert isinstance(refused.value, PrecedentError)
+        assert "\n" not in str(refused.value)
+        assert all(isinstance(found[-1], OutputParserException) for found in await streamed(runnable))
+    with pytest.raises(OutputParserException, match="max_tokens="):
+        await runnable.ainvoke("hi")
+
+
+@BY_METHOD
+async def test_include_raw_shows_the_message_and_never_half_of_an_answer(method: str) -> None:
+    text = text_of(method, Refund, **GIVEN)
+    how = {"method": method, "include_raw": True}
+    runnable = answering(text).with_structured_output(Refund, **how)
+    for *messages, last in await streamed(runnable):
+        assert last == {"parsed": Refund(**GIVEN), "parsing_error": None}
+        assert sum(messages[1:], messages[0])["raw"].content == runnable.invoke("hi")["raw"].content
+    for most in range(1, len(TOKENIZER.encode(text)) + 1, 23):
+        runnable = answering(text, max_tokens=most).with_structured_output(Refund, **how)
+        both = await streamed(runnable)
+        assert not any(one.get("parsed") for found in both for one in found)
+        for one in (runnable.invoke("hi"), *(sum(found[1:], found[0]) for found in both)):
+            assert one["parsed"] is None
+            assert isinstance(one["parsing_error"], OutputParserException)
+            assert one["raw"].response_metadata["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_a_model_that_would_rather_write_prose_gives_the_schemas_json(method: str) -> None:
     """The first thing that the schema lets it: nothing is repaired afterwards."""
-    assert reluctant([TEXT]).with_structured_output(Ticket, method=method).invoke("hi") == Ticket(title="")
+    found = answering("I would rather write prose.").with_structured_output(Refund, method=method).invoke("hi")
+    assert found == Refund(order="", amount=0)
 
 
 def test_json_mode_needs_no_schema_and_gives_any_object() -> None:
-    assert scripted(['{"a": [1]}']).with_structured_output(method="json_mode").invoke("hi") == {"a": [1]}
-    assert isinstance(reluctant([TEXT]).with_structured_output(method="json_mode").invoke("hi"), dict)
-
-
-@METHODS
-def test_include_raw(method: str) -> None:
-    model = scripted(answer_for(method, "Ticket", **GIVEN))
-    found = model.with_structured_output(Ticket, method=method, include_raw=True).invoke("hi")
-    assert found["parsed"] == Ticket(**GIVEN)
-    assert found["parsing_error"] is None
-    assert isinstance(found["raw"], AIMessage)
-    cut = model.with_structured_output(Ticket, method=method, include_raw=True, max_tokens=9).invoke("hi")
-    assert cut["raw"].response_metadata["finish_reason"] == "length"
-    assert cut["parsed"] is None
-
-
-def test_a_recursive_schema() -> None:
-    schema = {
-        "title": "Tree",
-        "type": "object",
-        "properties": {"value": {"type": "integer"}, "below": {"type": "array", "items": {"$ref": "#"}}},
-        "required": ["value", "below"],
-    }
-    wanted = {"value": 1, "below": [{"value": 2, "below": []}]}
-    assert scripted([json.dumps(wanted)]).bind(
-        response_format={"type": "json_schema", "json_schema": {"name": "Tree", "schema": schema}}
-    ).invoke("hi").content == json.dumps(wanted)
-
-
-@pytest.mark.parametrize(
-    ("schema", "settings", "said"),
-    [
-        (Ticket, {"method": "magic"}, "method='magic' is not one of"),
-        (None, {}, "method='json_schema' needs a schema"),
-        (17, {}, "17 is not a schema"),
-        (Ticket, {"temprature": 1}, "takes no 'temprature'"),
-    ],
-)
-def test_wrong_arguments_of_structured_output(schema: Any, settings: Any, said: str) -> None:
-    with pytest.raises((ConfigError, ValueError), match=said):
-        scripted([TEXT]).with_structured_output(schema, **settings)
-
-
-@pytest.mark.parametrize(
-    "response_format",
-    ["json", {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"name": "x"}}, [Ticket]],
-)
-def test_a_response_format_that_is_none(response_format: Any) -> None:
-    with pytest.raises(ConfigError, match=r"is neither a class nor a dict of type|is not a schema: give"):
-        scripted([TEXT]).invoke("hi", response_format=response_format)
-
-
-def test_response_formats() -> None:
-    assert schema_of(None) == schema_of({"type": "text"}) == (None, None)
-    assert schema_of({"type": "json_object"}) == ({"type": "object"}, None)
-    assert schema_of(Ticket)[0] == Ticket.model_json_schema()
-    assert scripted([TEXT]).invoke("hi", response_format={"type": "text"}).content == TEXT
-    assert json.loads(reluctant([TEXT]).invoke("hi", response_format=Ticket).content)["title"] == ""
-
-
-def test_tools_beside_a_response_format_give_a_call_or_the_json() -> None:
-    for script, calls in ((call("look_up", number="17"), 1), (json.dumps(GIVEN), 0)):
-        message = scripted([script]).bind_tools([look_up], response_format=Ticket).invoke("hi")
-        assert len(called(message)) == calls
-        assert calls or json.loads(message.content) == GIVEN
-    forced = reluctant([json.dumps(GIVEN)])
-    message = forced.bind_tools([look_up], tool_choice="any", response_format=Ticket).invoke("hi")
-    assert len(called(message)) == 1
+    assert answering('{"a": [1]}').with_structured_output(method="json_mode").invoke("hi") == {"a": [1]}
+    assert isinstance(answering("prose").with_structured_output(method="json_mode").invoke("hi"), dict)
 
 
 def test_a_reasoning_model_thinks_first() -> None:
     tokenizer = chatml_tokenizer()
     tokenizer.add_tokens(["<think>", "</think>"])
     engine: Any = ScriptedEngine(tokenizer, lambda prompt: f"<think>\nHm.\n</think>\n\n{json.dumps(GIVEN)}")
-    message = ChatPrecedent.from_engine(engine).invoke("hi", response_format=Ticket)
+    message = ChatPrecedent.from_engine(engine).invoke("hi", response_format=Refund)
     assert json.loads(message.content) == GIVEN
     assert "Hm." in message.additional_kwargs["reasoning_content"]
-    assert isinstance(engine.requests[0].grammar, Answer)
+    assert engine.requests[0].grammar is not None
 
 
-# Agents
+# What is no data
 
 
-@pytest.mark.parametrize("strategy", [ToolStrategy, ProviderStrategy])
-def test_create_agent_with_a_response_format(strategy: Any) -> None:
-    """A call of a tool first, then the answer in the schema's form, by either strategy."""
+def parsed(message: Any, **parser: Any) -> Any:
+    return AnswerParser(**parser).invoke(message)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", '{"a": 1', '{"a": 1}}', '```json\n{"a": 1}\n```', "{'a': 1}", '{"a": NaN}', "[" * 5000, f"[{'9' * 5000}]"],
+    ids=lambda text: text[:12],
+)
+def test_json_is_read_strictly(text: str) -> None:
+    with pytest.raises(OutputParserException, match=r"the answer is not JSON \(.*\); the answer: ") as refused:
+        parsed(AIMessage(text))
+    assert refused.value.llm_output == text
+    assert len(str(refused.value)) < 1000
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3)))
+def test_all_json_is_read(value: Any) -> None:
+    assert parsed(AIMessage(json.dumps(value))) == value
+    assert AnswerParser().parse(f" {json.dumps(value)}\n") == value
+
+
+@given(st.text(), st.integers(0, 30))
+def test_no_prefix_of_an_answer_passes_for_the_whole(note: str, cut: int) -> None:
+    whole = json.dumps({"order": "1", "amount": 12, "note": note})
+    with pytest.raises(OutputParserException):
+        parsed(AIMessage(whole[: -1 - cut]), schema_class=Refund)
+
+
+def test_an_answer_without_the_call_is_an_error() -> None:
+    with pytest.raises(OutputParserException, match=r"the answer holds no call of 'Refund'; the answer: 'No\.'"):
+        parsed(AIMessage("No."), tool="Refund")
+    broken = {"name": "Refund", "args": '{"order"', "id": "1", "error": None, "type": "invalid_tool_call"}
+    with pytest.raises(OutputParserException, match="holds a broken call of 'Refund'"):
+        parsed(AIMessage("", invalid_tool_calls=[broken]), tool="Refund")
+
+
+class Picky(BaseModel):
+    """Refuses in words of its own."""
+
+    order: str
+
+    @field_validator("order")
+    @classmethod
+    def _known(cls, order: str) -> str:
+        if order != "A17":
+            raise ValueError(f"there is no order {order}")
+        return order
+
+
+@pytest.mark.parametrize(
+    ("schema", "given", "said"),
+    [
+        (Refund, {"order": "1"}, "the answer does not fit Refund: amount is missing; the answer:"),
+        (Refund, {"order": 1, "amount": "x"}, r"order must be a text \(and 1 more\)"),
+        (RefundV1, {"order": "1", "amount": "x"}, "amount is not a whole number"),
+        (Picky, {"order": "B1"}, "order is refused: there is no order B1"),
+    ],
+)
+def test_an_answer_that_does_not_fit_its_class_is_said_in_our_words(schema: Any, given: Any, said: str) -> None:
+    with pytest.raises(OutputParserException, match=said) as refused:
+        parsed(AIMessage(json.dumps(given)), schema_class=schema)
+    assert "validation error" not in str(refused.value)
+    assert "pydantic" not in str(refused.value)
+
+
+def test_chunks_of_any_size_stream_alike_and_a_stop_string_does_not_make_half_an_answer_valid() -> None:
+    text = json.dumps(GIVEN)
+    for size in (1, 7, 100):
+        texts = [text[at : at + size] for at in range(0, len(text), size)]
+        for chunks in (texts, [AIMessageChunk(content=one) for one in texts]):
+            assert list(AnswerParser().transform(iter(chunks)))[-1] == GIVEN
+        with pytest.raises(OutputParserException):
+            list(AnswerParser().transform(iter(texts[:-1] or [""])))
+    with pytest.raises(OutputParserException, match="the answer is not JSON"):
+        answering(text, stop=["1200"]).with_structured_output(DICT).invoke("hi")
+
+
+# Schemas in every form
+
+BARE = {"type": "object", "properties": {"amount": {"type": "integer"}}, "required": ["amount"]}
+NAMED = {
+    "name": "Refund",
+    "description": "Pay back.",
+    "strict": True,
+    "schema": {**BARE, "additionalProperties": False},
+}
+WRAPPINGS = [NAMED, {"type": "json_schema", "json_schema": NAMED}, {"type": "json_schema", **NAMED}]
+
+
+@BY_METHOD
+@pytest.mark.parametrize("wrapped", WRAPPINGS, ids=["OpenAI's", "its response_format", "of Responses"])
+def test_openais_forms_keep_their_schema(wrapped: dict[str, Any], method: str) -> None:
+    """The scripted model would write something else: the schema makes it write this."""
+    model = answering('{"amount": 7}' if method == "json_mode" else "prose")
+    assert model.with_structured_output(wrapped, method=method).invoke("hi").keys() == {"amount"}
+    if method != "json_mode":
+        assert "amount" in str(last_request(model).grammar)
+    shown = answering("x")
+    shown.bind_tools([wrapped]).invoke("hi")
+    assert '"name": "Refund", "description": "Pay back."' in last_request(shown).prompt
+
+
+def test_a_wrapping_says_whether_it_is_strict_and_the_call_says_it_louder() -> None:
+    unique = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True}
+    wrapped = {**NAMED, "schema": {"type": "object", "properties": {"a": unique}, "required": ["a"]}}
+    with pytest.raises(UnsupportedError, match=r"cannot be enforced in full"):
+        answering("x").with_structured_output(wrapped).invoke("hi")
+    assert isinstance(answering("x").with_structured_output(wrapped, strict=False).invoke("hi"), dict)
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_a_json_schema_without_a_title_gets_one(method: str) -> None:
+    assert answering("prose").with_structured_output(BARE, method=method).invoke("hi") == {"amount": 0}
+    assert "title" not in BARE
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"title": "Numbers", "type": "array", "items": {"type": "integer"}, "minItems": 1},
+        {"title": "Number", "$ref": "#/$defs/N", "$defs": {"N": {"type": "integer"}}},
+        {"title": "Number", "anyOf": [{"type": "integer"}]},
+    ],
+    ids=str,
+)
+def test_a_schema_that_is_no_object_is_not_lost(schema: dict[str, Any]) -> None:
+    """LangChain's conversion to a tool keeps those with properties alone."""
+    assert answering("prose").with_structured_output(schema).invoke("hi") in ([0], 0)
+
+
+@pytest.mark.parametrize(
+    ("schema", "settings", "said"),
+    [
+        (Refund, {"method": "magic"}, "method='magic' is not one of"),
+        (None, {}, "method='json_schema' needs a schema"),
+        (17, {}, "17 is not a schema"),
+        (Refund, {"temprature": 1}, "takes no 'temprature'"),
+        (Refund, {"response_format": [1]}, "method='json_schema' sets response_format= itself: leave it out"),
+        (Refund, {"method": METHODS[2], "tools": [1]}, "method='function_calling' sets tools= itself"),
+        ({"name": "x", "schema": 3}, {}, "is not a schema: give"),
+        ({"type": "json_schema"}, {}, "is not a schema: give"),
+        ({"properties": {"a": {"type": "text"}}}, {}, r"is not a JSON Schema: it\.properties\.a\.type is \"text\""),
+        ({"foo": 1}, {}, "is not a schema"),
+    ],
+)
+def test_wrong_arguments_of_structured_output(schema: Any, settings: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        answering("x").with_structured_output(schema, **settings)
+
+
+def test_response_formats() -> None:
+    assert schema_of(None) == schema_of({"type": "text"}) == (None, None)
+    assert schema_of({"type": "json_object"}) == ({"type": "object"}, None)
+    assert schema_of(Refund)[0] == Refund.model_json_schema()
+    assert schema_of(NAMED) == schema_of({"type": "json_schema", **NAMED})
+    for wrong in ("json", {"type": "xml"}, {"type": "json_schema"}, [Refund]):
+        with pytest.raises(ConfigError, match=r"is neither a class nor a dict of type|is not a schema: give"):
+            answering("x").invoke("hi", response_format=wrong)
+
+
+PATTERN = {"title": "T", "type": "object", "properties": {"a": {"type": "string", "pattern": "["}}}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda model: model.with_structured_output(PATTERN),
+        lambda model: model.with_structured_output(PATTERN, strict=False),
+        lambda model: model.bind_tools([PATTERN], tool_choice="any", strict=False),
+        lambda model: model.bind_tools([PATTERN]),
+    ],
+    ids=["response_format", "not strict", "a tool, not strict", "a tool that may be called"],
+)
+def test_a_pattern_that_is_none_is_refused_by_name(how: Callable[[Any], Any]) -> None:
+    with pytest.raises(ConfigError, match=r"has pattern='\[', which is not a regular expression"):
+        how(answering("x")).invoke("hi")
+    fine = {"title": "T", "type": "object", "properties": {"a": {"type": "string", "pattern": r"(?<n>x)"}}}
+    assert answering('{"a": "x"}').with_structured_output(fine).invoke("hi") == {"a": "x"}
+
+
+# Classes
+
+Value = TypeVar("Value")
+
+
+class Node(BaseModel):
+    """A node of a tree."""
+
+    name: str
+    children: list[Node] = []
+
+
+class Pair(BaseModel):
+    left: Other | None = None
+
+
+class Other(BaseModel):
+    right: Pair | None = None
+
+
+class Tree(BaseModel):
+    root: Node
+
+
+class NodeV1(BaseModelV1):
+    """A node of a tree."""
+
+    name: str
+    children: list[NodeV1] = []
+
+
+NodeV1.update_forward_refs()
+
+
+class TreeV1(BaseModelV1):
+    root: NodeV1
+
+
+class Untitled(BaseModel):
+    model_config = ConfigDict(json_schema_extra=lambda schema: schema.pop("title"))
+    name: str
+
+
+class Box(BaseModel, Generic[Value]):
+    value: Value
+
+
+class Names(RootModel[list[str]]):
+    pass
+
+
+LEAF = {"name": "a", "children": [{"name": "b", "children": []}]}
+CLASSES: list[tuple[Any, Any]] = [
+    *((Node, LEAF), (NodeV1, LEAF), (Tree, {"root": LEAF}), (TreeV1, {"root": LEAF})),
+    *((Pair, {"left": {"right": {"left": None}}}), (Untitled, {"name": "a"}), (Box[int], {"value": 3})),
+]
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+@pytest.mark.parametrize(("schema", "value"), CLASSES, ids=lambda one: getattr(one, "__name__", ""))
+def test_answers_of_every_class(schema: Any, value: dict[str, Any], method: str) -> None:
+    found = answering(text_of(method, schema, **value)).with_structured_output(schema, method=method).invoke("hi")
+    assert json.loads(getattr(found, "model_dump_json", found.json)()) == value
+    if "children" in str(
+        value
+    ):  # a grammar holds the inner levels: this model would write numbers where there are nodes
+        wrong = json.loads(json.dumps(value).replace('[{"name": "b", "children": []}]', "[7]"))
+        model = answering(text_of(method, schema, **wrong))
+        raw = model.with_structured_output(schema, method=method, include_raw=True).invoke("hi")["raw"]
+        assert "7" not in f"{raw.content}{[call['args'] for call in raw.tool_calls]}"
+
+
+def test_a_class_that_is_no_object_is_an_answer_and_tools_keep_recursive_arguments() -> None:
+    assert answering('["a"]').with_structured_output(Names).invoke("hi") == Names(["a"])
+
+    @tool
+    def plant(root: Node) -> str:
+        """Plant a tree."""
+        return root.name
+
+    model = answering("x")
+    model.bind_tools([plant]).invoke("hi")
+    assert '"items": {"$ref": "#/$defs/Node"}' in last_request(model).prompt
+
+
+@pytest.mark.parametrize("strategy", [ProviderStrategy, ToolStrategy])
+def test_an_agent_calls_a_tool_and_answers_with_a_recursive_class(strategy: Any) -> None:
+    @tool
+    def look_up(number: str) -> str:
+        """Look up an order."""
+        return f"order {number} was sent"
 
     def script(prompt: str) -> str:
         if "<tool_response>" not in prompt:
-            return call("look_up", number="17")
-        return answer_for("function_calling" if strategy is ToolStrategy else "json_schema", "Ticket", **GIVEN)[0]
+            return '<tool_call>\n{"name": "look_up", "arguments": {"number": "17"}}\n</tool_call>'
+        return text_of("call" if strategy is ToolStrategy else "json_schema", Node, **LEAF)
 
-    usage = UsageMetadataCallbackHandler()
-    agent = create_agent(scripted(script), tools=[look_up], response_format=strategy(Ticket))
-    state = agent.invoke({"messages": [("user", "Write a ticket for order 17.")]}, {"callbacks": [usage]})
-    assert state["structured_response"] == Ticket(**GIVEN)
+    usage, engine = UsageMetadataCallbackHandler(), ScriptedEngine(TOKENIZER, script)
+    agent = create_agent(ChatPrecedent.from_engine(engine), tools=[look_up], response_format=strategy(Node))  # type: ignore[arg-type]
+    state = agent.invoke({"messages": [("user", "Where is 17?")]}, {"callbacks": [usage]})
+    assert state["structured_response"] == Node(**LEAF)
     assert any(message.type == "tool" and "was sent" in message.content for message in state["messages"])
     assert usage.usage_metadata["scripted"]["output_tokens"] > 0
+
+
+# What a grammar holds, and what it cannot
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Counts(BaseModel):
+    by_colour: dict[Colour, int]
+
+
+class Letters(BaseModel):
+    words: list[dict[Literal["a", "b"], str]]
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (Counts, {"by_colour": {"red": 1, "blue": 2}}, {"by_colour": {"green": 1}}),
+        (Counts, {"by_colour": {"red": 1}}, {"by_colour": {"red": "many"}}),
+        (Letters, {"words": [{"a": "x"}, {}]}, {"words": [{"c": "x"}]}),
+    ],
+)
+def test_keys_of_an_enum_are_held(schema: type[BaseModel], right: Any, wrong: Any) -> None:
+    model = answering(json.dumps(right)).with_structured_output(schema, strict=True, include_raw=True)
+    answer = model.invoke("hi")
+    assert answer["parsed"] == schema(**right)
+    assert answer["raw"].response_metadata["grammar"]["relaxed"] == []
+    held = answering(json.dumps(wrong)).with_structured_output(schema, include_raw=True).invoke("hi")
+    assert held["raw"].content != json.dumps(wrong)
+
+
+@pytest.mark.parametrize("names", [{"pattern": "^x+$"}, {"type": "string"}, {}], ids=str)
+def test_keys_with_a_pattern_are_held_and_any_text_as_key_is_free(names: dict[str, Any]) -> None:
+    schema = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}}
+    assert answering('{"x": 1}').with_structured_output(schema, strict=True).invoke("hi") == {"x": 1}
+
+
+UNENFORCEABLE: list[tuple[dict[str, Any], str]] = [
+    ({"type": "object", "propertyNames": {"minLength": 3}}, "propertyNames"),
+    ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    ({"type": "string", "pattern": "(?=a)"}, "look-around"),
+]
+
+
+@pytest.mark.parametrize(("part", "why"), UNENFORCEABLE)
+@pytest.mark.parametrize(
+    ("place", "around"),
+    {
+        "by": lambda part: {"properties": {"x": {"type": "integer"}, "by": part}},
+        "list[]": lambda part: {"properties": {"list": {"type": "array", "items": part}}},
+        "a.b": lambda part: {"properties": {"a": {"type": "object", "properties": {"b": part}}}},
+        "map{}": lambda part: {"properties": {"map": {"type": "object", "additionalProperties": part}}},
+        "maybe": lambda part: {"properties": {"maybe": {"anyOf": [part, {"type": "null"}]}}},
+        "item": lambda part: {"properties": {"item": {"$ref": "#/$defs/Item"}}, "$defs": {"Item": part}},
+    }.items(),
+)
+def test_what_cannot_be_enforced_is_named_by_its_field(place: str, around: Any, part: Any, why: str) -> None:
+    schema = {"title": "Order", "type": "object", **around(part)}
+    with pytest.raises(UnsupportedError) as refused:
+        answering("x").with_structured_output(schema, strict=True).invoke("hi")
+    raw = answering("x").with_structured_output(schema, include_raw=True).invoke("hi")["raw"]
+    (note,) = raw.response_metadata["grammar"]["relaxed"]
+    for said in (str(refused.value), note):
+        assert f"field {place!r}" in said
+        assert why in said
+        assert "%json" not in said
+        assert len(said) < 300

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from helpers.call_ids import numbered
-from helpers.forced_calls import TEXT, call, called, look_up, refund, reluctant, request_of, scripted
+from helpers.fake_server import Echo
+from helpers.forced_calls import TEXT, Ticket, call, called, look_up, refund, reluctant, request_of, scripted
+from langchain.agents import create_agent
+from langchain_openai import custom_tool
 
-from precedent.errors import ConfigError, UnsupportedError
+from precedent.errors import ConfigError, PromptError, UnsupportedError
 from precedent.langchain.structured import call_form
-from precedent.langchain.tools import tool_choice_of
 from precedent.text.tool_formats import known_formats
-
-pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1")
-
-
-# Tool choice
 
 
 @pytest.mark.parametrize("choice", ["any", "required", True, {"type": "any"}])
@@ -47,7 +45,7 @@ def test_calls_may_be_limited_to_one(choice: str, parallel: bool | None, number:
 
 
 @pytest.mark.parametrize("choice", [None, "auto", False, {"type": "auto"}])
-def test_a_choice_that_is_left_to_the_model_leaves_its_law_alone(choice: Any) -> None:
+def test_a_choice_that_is_left_to_the_model_leaves_its_distribution_alone(choice: Any) -> None:
     """No grammar at all: what the model says of its own accord is its own, malformed calls included."""
     model = scripted([call("refund", number=17)])
     message = model.bind_tools([refund], tool_choice=choice).invoke("hi")
@@ -65,6 +63,10 @@ def test_strict_holds_calls_of_the_models_own_accord_to_their_schemas() -> None:
     assert scripted([TEXT], strict_tools=True).bind_tools([refund]).invoke("hi").content == TEXT
     lax = scripted([script], strict_tools=True).bind_tools([refund], strict=False).invoke("hi")
     assert called(lax)[0][1]["percent"] == 70
+    own = {"name": "pay", "schema": {"properties": {"amount": {"type": "integer"}}, "required": ["amount"]}}
+    for strict, amount in ((True, 0), (False, "much")):
+        message = reluctant([call("pay", amount="much")]).bind_tools([{**own, "strict": strict}]).invoke("hi")
+        assert message.tool_calls[0]["args"]["amount"] == amount, "a tool's own `strict`"
 
 
 def test_without_strict_a_forced_call_has_the_outer_form_alone() -> None:
@@ -77,9 +79,18 @@ def test_a_forced_call_streams_as_it_is_invoked() -> None:
     model = scripted([call("look_up", number="17")]).bind_tools([look_up], tool_choice="any")
     first, *rest = model.stream("hi")
     merged = sum(rest, first)
-    invoked = model.invoke("hi")
-    assert numbered(merged.tool_calls) == numbered(invoked.tool_calls) != []
+    assert numbered(merged.tool_calls) == numbered(model.invoke("hi").tool_calls) != []
     assert merged.response_metadata["grammar"] == {"engine": "llguidance", "relaxed": []}
+
+
+def test_tools_beside_a_response_format_give_a_call_or_the_json() -> None:
+    given = {"title": "No sound", "urgent": True}
+    for script, calls in ((call("look_up", number="17"), 1), (json.dumps(given), 0)):
+        message = scripted([script]).bind_tools([look_up], response_format=Ticket).invoke("hi")
+        assert len(called(message)) == calls
+        assert calls or json.loads(message.content) == given
+    forced = reluctant([json.dumps(given)]).bind_tools([look_up], tool_choice="any", response_format=Ticket)
+    assert len(called(forced.invoke("hi"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -94,20 +105,15 @@ def test_a_forced_call_streams_as_it_is_invoked() -> None:
 def test_a_choice_that_is_none_is_refused_when_tools_are_bound(choice: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         scripted([TEXT]).bind_tools([look_up], tool_choice=choice)
-
-
-def test_nothing_can_be_forced_without_tools() -> None:
     with pytest.raises(ConfigError, match="no tool is bound"):
         scripted([TEXT]).bind_tools([], tool_choice="any")
 
 
-def test_the_name_of_a_tool_goes_before_the_words_for_choices() -> None:
-    tools = [{"type": "function", "function": {"name": "any"}}]
-    assert tool_choice_of("any", tools) == "any"
-    assert tool_choice_of({"type": "tool", "name": "any"}, tools) == "any"
-
-
-# Schemas that a grammar does not hold in full
+@pytest.mark.parametrize("strict", ["yes", 1, 0])
+def test_strict_is_one_of_three(strict: Any) -> None:
+    for make in (lambda: scripted([TEXT], strict_tools=strict), lambda: scripted([TEXT]).bind_tools([], strict=strict)):
+        with pytest.raises(ConfigError, match="must be 'auto', True or False"):
+            make()
 
 
 UNIQUE = {
@@ -119,26 +125,15 @@ UNIQUE = {
 }
 
 
-def test_what_cannot_be_enforced_is_left_out_and_said() -> None:
+def test_what_cannot_be_enforced_is_left_out_and_said_or_refused_by_name() -> None:
     message = reluctant([call("pick", numbers=[3])]).bind_tools([UNIQUE], tool_choice="any").invoke("hi")
     assert called(message) == [("pick", {"numbers": []})]  # the enum still holds
     (note,) = message.response_metadata["grammar"]["relaxed"]
     assert note.startswith("the schema of tool 'pick': field 'numbers': Unimplemented keys")
-
-
-def test_strict_refuses_it_by_name() -> None:
     with pytest.raises(UnsupportedError, match=r"the schema of tool 'pick' cannot be enforced in full.*uniqueItems"):
         scripted([TEXT]).bind_tools([UNIQUE], strict=True).invoke("hi")
     with pytest.raises(UnsupportedError, match=r"the schema of response_format cannot be enforced in full"):
         scripted([TEXT]).with_structured_output(UNIQUE, strict=True).invoke("hi")
-
-
-@pytest.mark.parametrize("strict", ["yes", 1, 0])
-def test_strict_is_one_of_three(strict: Any) -> None:
-    with pytest.raises(ConfigError, match="must be 'auto', True or False"):
-        scripted([TEXT], strict_tools=strict)
-    with pytest.raises(ConfigError, match="must be 'auto', True or False"):
-        scripted([TEXT]).bind_tools([look_up], strict=strict)
 
 
 def test_formats_without_json_are_refused_by_name_and_the_others_have_a_form() -> None:
@@ -150,3 +145,91 @@ def test_formats_without_json_are_refused_by_name_and_the_others_have_a_form() -
             call_form(formats[name])
     with pytest.raises(UnsupportedError, match="response template"):
         call_form(None)
+
+
+# Tools of providers, and other forms
+
+
+@custom_tool
+def shell(command: str) -> str:
+    """Run a command."""
+    return command
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"type": "web_search"}, "web_search"),
+        ({"type": "web_search_20250305", "name": "web_search", "max_uses": 3}, "web_search_20250305"),
+        ({"type": "computer_use_preview", "display_width": 1}, "computer_use_preview"),
+        ({"type": "bash_20250124", "name": "bash"}, "bash_20250124"),
+        ({"type": "mcp", "server_label": "x", "server_url": "https://x"}, "mcp"),
+        ({"type": "custom", "name": "shell", "format": {"type": "text"}}, "custom"),
+        ({"google_search": {}}, "google_search"),
+        (shell, "custom"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,  # an address differs between processes
+)
+def test_tools_that_a_provider_runs_are_refused_by_name(given: Any, name: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"tool number 2 is '{name}', which only its provider runs"):
+        scripted([TEXT]).bind_tools([look_up, given])
+    with pytest.raises(UnsupportedError, match=f"is '{name}', which only its provider runs"):
+        create_agent(scripted([TEXT]), [given]).invoke({"messages": [("user", "hi")]})
+
+
+def test_functions_in_anthropics_and_responses_form_are_read_and_one_without_a_title_is_told_of_it() -> None:
+    schema = {"type": "object", "properties": {"amount": {"type": "integer"}}}
+    for given in (
+        {"type": "custom", "name": "pay", "input_schema": schema},
+        {"type": "function", "name": "pay", "parameters": schema},
+    ):
+        model = reluctant([TEXT])
+        assert called(model.bind_tools([given], tool_choice="pay").invoke("hi")) == [("pay", {"amount": 0})]
+    with pytest.raises(PromptError, match='give a "title" for its name'):
+        scripted([TEXT]).bind_tools([schema])
+
+
+# Allowed tools
+
+
+def named(*names: str) -> list[Any]:
+    return [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in names]
+
+
+def allowed(mode: str | None, *names: str, flat: bool = False) -> dict[str, Any]:
+    """OpenAI's choice, in the form of chat completions or of Responses."""
+    tools = [{"type": "function", **({"name": name} if flat else {"function": {"name": name}})} for name in names]
+    inner = {**({"mode": mode} if mode else {}), "tools": tools}
+    return {"type": "allowed_tools", **inner} if flat else {"type": "allowed_tools", "allowed_tools": inner}
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_only_allowed_tools_are_shown_and_called(flat: bool) -> None:
+    model = reluctant([TEXT])
+    for mode in ("auto", None, "required"):
+        answer = model.bind_tools(named("a", "b", "c"), tool_choice=allowed(mode, "c", "a", flat=flat)).invoke("hi")
+        prompt = request_of(model).prompt
+        assert [f'"name": "{name}"' in prompt for name in "abc"] == [True, False, True]
+        assert bool(answer.tool_calls) is (mode == "required")
+        assert {call["name"] for call in answer.tool_calls} <= {"a", "c"}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        *(allowed("auto", "d"), allowed("auto"), allowed("sometimes", "a"), {"type": "allowed_tools"}),
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [3, None]}},
+    ],
+    ids=str,
+)
+def test_a_choice_of_tools_that_there_are_not_is_refused(choice: Any) -> None:
+    with pytest.raises(ConfigError, match="tool_choice="):
+        scripted([TEXT]).bind_tools(named("a"), tool_choice=choice)
+
+
+def test_the_client_of_a_server_sends_only_allowed_tools() -> None:
+    server = Echo()
+    server.client().bind_tools(named("a", "b"), tool_choice=allowed("required", "b")).invoke("hi")
+    (sent,) = server.bodies
+    assert [one["function"]["name"] for one in sent["tools"]] == ["b"]
+    assert sent["tool_choice"] == "required"

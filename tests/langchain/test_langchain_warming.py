@@ -12,11 +12,13 @@ import pytest
 from langchain_core.caches import BaseCache, InMemoryCache
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.tools import tool
 from langchain_tests.integration_tests import AsyncCacheTestSuite, SyncCacheTestSuite
 
 from precedent import PrecedentRecorder, SpeculationCache
-from precedent.errors import ConfigError, PromptError
+from precedent.cache import prompt_fingerprint
+from precedent.errors import ConfigError, PromptError, UnsupportedError
 from precedent.langchain import ChatPrecedent, RecordingCache
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_conversation import conversations
@@ -41,8 +43,7 @@ SCRIPT = conversations(
 
 @pytest.fixture
 def llm() -> Iterator[ChatPrecedent]:
-    cache = SpeculationCache.open(embedder=HashEmbedder())
-    engine = scripted_model_engine(SCRIPT, cache=cache)
+    engine = scripted_model_engine(SCRIPT, cache=SpeculationCache.open(embedder=HashEmbedder()))
     yield ChatPrecedent.from_engine(engine, tenant="acme")
     engine.close()
 
@@ -58,6 +59,10 @@ TALK = [
     ToolMessage("order 7 is open", tool_call_id="call_1"),
     AIMessage("It is open."),
 ]
+HI = {"role": "user", "content": "hi"}
+X = {"role": "assistant", "content": "x"}
+TEXT = {"type": "text", "text": "a"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
 
 def test_warmed_answers_are_the_ones_that_the_model_generates(llm: ChatPrecedent) -> None:
@@ -76,6 +81,10 @@ def test_warming_says_whose_answers_they_are(llm: ChatPrecedent) -> None:
     llm.warm([[("user", "Hello"), ("assistant", "Good day.")]], tenant="bolt", workflow_step="greeting")
     (one,) = stored(llm)
     assert (one.tenant, one.workflow_step, one.text, one.query) == ("bolt", "greeting", "Good day.", "user: Hello")
+    prompt = llm.engine.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hello"}], add_generation_prompt=True
+    )
+    assert one.prompt_fingerprint == prompt_fingerprint(prompt["input_ids"])
 
 
 def test_a_log_of_another_model_warms(llm: ChatPrecedent, tmp_path: Path) -> None:
@@ -89,34 +98,54 @@ def test_a_log_of_another_model_warms(llm: ChatPrecedent, tmp_path: Path) -> Non
     assert [one.text for one in stored(llm)] == ["first answer", "second answer"]
 
 
-def test_a_whole_conversation_in_a_log_counts_every_answer(llm: ChatPrecedent, tmp_path: Path) -> None:
-    turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
-    record = {"messages": [{"role": role, "content": text} for role, text in turns]}
-    (tmp_path / "chats.jsonl").write_text(json.dumps(record) + "\n")
-    assert llm.warm(str(tmp_path / "chats.jsonl")) == 2
+def test_every_answer_of_a_whole_conversation_and_of_other_models_warms(llm: ChatPrecedent, tmp_path: Path) -> None:
+    foreign = [{"type": "web_search_call", "id": "ws_1"}, {"type": "server_tool_use", "id": "s1", "name": "x"}]
+    answers: list[Any] = [{"content": [block, TEXT]} for block in foreign]
+    answers += [{"content": None, "refusal": "a"}, {"content": "a", "tool_calls": None, "name": None}]
+    conversation = [one for answer in answers for one in (HI, {"role": "assistant", **answer})]
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps({"messages": conversation}) + "\n")
+    assert llm.warm(str(log)) == llm.warm([conversation]) == len(answers)
 
 
-def test_what_cannot_be_warmed_says_so() -> None:
-    engine = scripted_model_engine(["a"])
-    with pytest.raises(ConfigError, match="there is no speculation cache to warm"):
-        ChatPrecedent.from_engine(engine).warm([TALK])
-    engine.close()
+ODD_LINES: list[Any] = [
+    "{",
+    "[" * 100_000,
+    {"messages": [{"role": "user", "content": [IMAGE]}, X]},
+    {"messages": [HI, {"role": "narrator", "content": "x"}]},
+    {"messages": [HI, 3]},
+    {"messages": [HI], "response": {"choices": [3]}},
+    {"messages": [HI, X], "tools": 3},
+    {"messages": []},
+]
 
 
-def test_one_conversation_is_not_taken_for_several(llm: ChatPrecedent) -> None:
-    with pytest.raises(ConfigError, match="one list for each conversation"):
-        llm.warm(TALK)
+@pytest.mark.parametrize("odd", ODD_LINES, ids=lambda odd: str(odd)[:60])
+def test_a_line_that_cannot_be_read_is_skipped_and_named(
+    llm: ChatPrecedent, tmp_path: Path, caplog: pytest.LogCaptureFixture, odd: Any
+) -> None:
+    good = json.dumps({"messages": [HI, X]})
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join([good, odd if isinstance(odd, str) else json.dumps(odd), good]) + "\n")
+    with caplog.at_level(logging.WARNING):
+        assert llm.warm(log) == 2
+    (said,) = (record.getMessage() for record in caplog.records if "skipped" in record.getMessage())
+    assert said.startswith(f"skipped answers of {log}: 1, the first because of {log} line 2")
 
 
-@pytest.mark.parametrize("wrong", [3, None, [3], TALK[0], {"messages": TALK}, [TALK[0]]], ids=str)
+def test_a_list_that_cannot_be_read_is_named_by_its_number(llm: ChatPrecedent) -> None:
+    good = [("user", "hi"), ("ai", "x")]
+    picture = [HumanMessage([IMAGE]), AIMessage("x")]
+    with pytest.raises(UnsupportedError, match="conversation 2: message 1 holds a block of type 'image_url'"):
+        llm.warm([good, picture])
+    with pytest.raises(PromptError, match="conversation 3: "):
+        llm.warm([good, good, [("narrator", "x")]])
+    assert llm.model_copy(update={"media": "placeholder"}).warm([picture]) == 1
+
+
+@pytest.mark.parametrize("wrong", [3, None, TALK, TALK[0], {"messages": TALK}], ids=lambda wrong: type(wrong).__name__)
 def test_what_is_no_list_of_conversations_is_refused(llm: ChatPrecedent, wrong: Any) -> None:
     with pytest.raises(ConfigError, match="one list for each conversation"):
-        llm.warm(wrong)
-
-
-@pytest.mark.parametrize("wrong", [[[3]], [[("nobody", "hi")]], [[]]], ids=str)
-def test_what_is_no_message_is_refused(llm: ChatPrecedent, wrong: Any) -> None:
-    with pytest.raises(PromptError):
         llm.warm(wrong)
 
 
@@ -139,9 +168,8 @@ def test_answers_of_an_old_cache_warm_as_they_are_found(llm: ChatPrecedent, monk
     monkeypatch.setattr(old, "update", None)  # nothing new may come in
     cache = RecordingCache(old, llm)
     asking = other.model_copy(update={"cache": cache})
-    assert asking.invoke("What was it?").content == "An old answer."
+    assert asking.invoke("What was it?").content == asking.invoke("What was it?").content == "An old answer."
     assert [(one.text, one.tenant) for one in stored(llm)] == [("An old answer.", "acme")]
-    asking.invoke("What was it?")
     assert cache.num_recorded == 1, "found again, it is known"
     message = llm.invoke("What was it?", max_tokens=3)
     assert message.response_metadata["speculation"]["drafted_by_source"].get("recall", 0) > 0
@@ -158,8 +186,6 @@ async def test_new_answers_of_other_models_warm_and_own_ones_are_left_to_the_eng
 
 
 def test_what_is_no_chat_is_cached_and_nothing_raises(llm: ChatPrecedent, caplog: pytest.LogCaptureFixture) -> None:
-    from langchain_core.outputs import ChatGeneration, Generation
-
     cache = RecordingCache(InMemoryCache(), llm)
     answers: list[Any] = [[Generation(text="a text")], [ChatGeneration(message=AIMessage("x"))]]
     with caplog.at_level(logging.DEBUG, logger="precedent.langchain.recording_cache"):
@@ -170,16 +196,13 @@ def test_what_is_no_chat_is_cached_and_nothing_raises(llm: ChatPrecedent, caplog
     assert "an answer was not recorded" in caplog.text
 
 
-class OnMemory:
+class TestSync(SyncCacheTestSuite):
     @pytest.fixture
     def cache(self, llm: ChatPrecedent) -> BaseCache:
         return RecordingCache(InMemoryCache(), llm)
 
 
-class TestSync(OnMemory, SyncCacheTestSuite): ...
-
-
-class TestAsync(OnMemory, AsyncCacheTestSuite):
+class TestAsync(AsyncCacheTestSuite):
     @pytest.fixture
     async def cache(self, llm: ChatPrecedent) -> BaseCache:
         return RecordingCache(InMemoryCache(), llm)

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import precedent
-from pydantic import ValidationError
+from helpers.scripted_kinds import MODELS, asked, scripted
 from transformers import GenerationConfig
 
-from precedent import ChatPrecedent, Engine
+from precedent import Engine
 from precedent.config import SamplingParams
 from precedent.errors import ConfigError
-from precedent.langchain import PrecedentLLM
 from precedent_testing.tiny_gguf import write_gguf
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -35,34 +34,23 @@ def saved(folder: Path, **settings: Any) -> Path:
     return folder
 
 
-def asked(llm: Any, monkeypatch: pytest.MonkeyPatch, **call: Any) -> SamplingParams:
-    """The sampling settings with which a call reaches the engine."""
-    seen: list[SamplingParams] = []
-    submit = Engine.submit
-
-    def watched(self: Engine, prompt_ids: Any, sampling: SamplingParams, **settings: Any) -> Any:
-        seen.append(sampling)
-        return submit(self, prompt_ids, sampling, **settings)
-
-    monkeypatch.setattr(Engine, "submit", watched)
-    llm.invoke("hello", max_tokens=2, **call)
-    (found,) = seen
-    return found
-
-
-@pytest.mark.parametrize("kind", [ChatPrecedent, PrecedentLLM])
-def test_answers_are_greedy_unless_the_recommended_settings_are_asked_for(
-    kind: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert asked(kind(model=str(folder)), monkeypatch) == SamplingParams(max_tokens=2)
-    expected = SamplingParams(max_tokens=2, **RECOMMENDED)
-    assert asked(kind(model=str(folder), sampling="model"), monkeypatch) == expected
-
-
-def test_what_the_caller_gives_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = ChatPrecedent(model=str(folder), sampling="model", temperature=0.0, top_k=5)
-    found = asked(llm, monkeypatch, top_p=0.5)
-    assert (found.temperature, found.top_k, found.top_p, found.repetition_penalty) == (0.0, 5, 0.5, 1.05)
+@MODELS
+def test_answers_are_greedy_unless_the_recommended_settings_are_asked_for_and_the_caller_goes_first(kind: Any) -> None:
+    for fields, call, expected in (
+        ({}, {}, {}),
+        ({"sampling": "model"}, {}, RECOMMENDED),
+        (
+            {"sampling": "model", "temperature": 0.0, "top_k": 5},
+            {"top_p": 0.5},
+            {"top_k": 5, "top_p": 0.5, "repetition_penalty": 1.05},
+        ),
+    ):
+        model = scripted(kind, **fields)
+        model.engine.sampling_defaults = RECOMMENDED
+        model.invoke("hello", **call)
+        assert asked(model).sampling == SamplingParams(**expected)
+    with pytest.raises(ConfigError, match="sampling='modle' must be 'model'"):
+        kind(model="m", sampling="modle")
 
 
 @pytest.mark.parametrize(
@@ -83,11 +71,6 @@ def test_a_config_is_read_as_transformers_would(settings: Any, expected: Any, tm
         assert engine.sampling_defaults == expected
     finally:
         engine.close()
-
-
-def test_another_value_is_refused(folder: Path) -> None:
-    with pytest.raises((ConfigError, ValidationError), match="sampling"):
-        ChatPrecedent(model=str(folder), sampling="modle")
 
 
 def test_the_commands_list_and_use_them(folder: Path, tmp_path: Path) -> None:

@@ -18,16 +18,6 @@ from precedent_testing.embedders import HashEmbedder
 
 
 @scenario
-def ends_at_once(say: Say) -> None:
-    """What the interpreter itself takes to end with all that was imported: the others are compared with it."""
-
-
-@scenario
-def ends_with_a_loaded_engine(say: Say) -> None:
-    say(chat().invoke("hi").content is not None)
-
-
-@scenario
 def ends_with_an_open_cache(say: Say) -> None:
     model = chat(speculation_cache=folder(), embedder=HashEmbedder())
     model.invoke("hi")

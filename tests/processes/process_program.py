@@ -3,18 +3,17 @@
     python tests/processes/process_program.py [SCENARIO...]
 
 Runs scenarios one after another, each in a process of its own that ends as any Python program does, and prints for each
-a line of JSON: its name, its exit status (a process that hangs is ended by SIGALRM), what it said, and the seconds from
-its last statement to its end. Run by `test_processes.py`.
+a line of JSON: its name, its exit status (a process that hangs is ended by SIGALRM), and what it said. Run by
+`test_processes.py`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from importlib import import_module
 
-from scenarios import LAST, NEED_A_SERVER, SCENARIOS, begin, in_fork
+from scenarios import NEED_A_SERVER, SCENARIOS, begin, in_fork
 
 for offering in ("ending_programs", "refusing_forks", "working_forks"):
     import_module(offering)  # each offers its scenarios
@@ -24,11 +23,7 @@ def main() -> None:
     """Run the scenarios that were named, or all."""
     begin()
     for name in sys.argv[1:] or SCENARIOS.keys() - NEED_A_SERVER:
-        found = in_fork(SCENARIOS[name])
-        last = next((what[LAST] for what in found["said"] if isinstance(what, dict) and LAST in what), None)
-        said = [what for what in found["said"] if what != {LAST: last}]
-        seconds = None if last is None else round(time.time() - last, 2)
-        print(json.dumps({"name": name, **found, "said": said, "seconds": seconds}), flush=True)
+        print(json.dumps({"name": name, **in_fork(SCENARIOS[name])}), flush=True)
 
 
 if __name__ == "__main__":

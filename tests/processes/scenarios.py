@@ -32,7 +32,6 @@ PATIENCE = int(os.environ.get("PATIENCE", "240"))
 Say = Callable[[Any], None]
 Scenario = Callable[[Say], None]
 SCENARIOS: dict[str, Scenario] = {}
-LAST = "last statement"
 NEED_A_SERVER = {"a_server_is_asked_by_one_process"}
 LONG = SamplingParams(max_tokens=4000)
 
@@ -98,17 +97,13 @@ def as_program(run: Callable[[Say], None], writing: int) -> None:
     """The rest of this process: `run`, then the interpreter's own end, with all that is registered for it."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(PATIENCE)
-    pipe, this = os.fdopen(writing, "w"), os.getpid()
+    pipe = os.fdopen(writing, "w")
 
     def say(what: Any) -> None:
         pipe.write(json.dumps(what, default=str) + "\n")
         pipe.flush()
 
-    try:
-        run(say)
-    finally:
-        if os.getpid() == this:  # a child of this one comes by here on its way out
-            say({LAST: time.time()})
+    run(say)
     sys.exit(0)
 
 

@@ -74,6 +74,8 @@ def target(request: pytest.FixtureRequest, way: Any) -> TargetModel:
 @pytest.mark.parametrize("length", [2, MOST_ROWS, MOST_ROWS + 2, 3 * MOST_ROWS + 7])
 def test_a_prompt_leaves_the_same_bits_however_it_was_computed(target: TargetModel, length: int) -> None:
     """At once, in odd pieces, from a copied prefix, and token by token as plain decoding would."""
+    if target.arena is not None and length > 2 * MOST_ROWS:
+        pytest.skip("on a CPU every step computes as many rows as a forward has, and this is no other case there")
     prompt = tokens(length, seed=length)
     whole, pieces, decoded = (prefilled(target, *how) for how in ((prompt,), (prompt, 29), (prompt[:1],)))
     forked = target.fork(whole, length // 2)

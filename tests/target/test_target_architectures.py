@@ -53,20 +53,6 @@ def test_a_scored_tree_equals_transformers_own_forward_along_every_path(architec
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_batch_equals_its_sequences_alone(architecture: str) -> None:
-    """Ragged lengths, ragged trees, an empty one: nobody's logits depend on who else is scored."""
-    target = target_of(architecture)
-    slots = [prefilled(target, random_ids(seed, length)) for seed, length in ((3, 41), (4, 2), (5, WINDOW + 1), (6, 9))]
-    batch = list(zip(slots, (random_tree(7, 12), random_tree(8, 5), EMPTY_TREE, random_tree(9, 30)), strict=True))
-    together = target.score(batch)
-    assert [len(logits) for logits in together] == [13, 6, 1, 31]
-    for slot, _ in batch:
-        target.discard(slot)
-    for single, logits in zip(batch, together, strict=True):
-        close(target.score([single])[0], logits, architecture)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_kv_cache_is_that_of_plain_decoding(architecture: str) -> None:
     """After batched trees and scattered paths, every layer holds what plain decoding would have put there."""
     target = target_of(architecture)

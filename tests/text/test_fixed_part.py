@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from precedent.text import prompt as fixed_part
 from precedent.text.prompt import FixedPart, render_prompt
 from precedent.text.template_settings import TemplateSettings
 from precedent_testing.tiny_models import CHATML, byte_tokenizer
@@ -77,25 +76,13 @@ def test_another_system_turn_tool_or_setting_has_another() -> None:
     assert part.length(rendered[1], *prompts[0]) == 0, "a prompt that does not begin so"
 
 
-def test_it_is_rendered_once_and_again_when_the_template_writes_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_follows_a_template_that_writes_something_else() -> None:
     """A date, say."""
-    tokenizer, renders = byte_tokenizer(), []
-    render = fixed_part.render_prompt
-    monkeypatch.setattr(fixed_part, "render_prompt", lambda *given: renders.append(1) or render(*given))
-    part = FixedPart(tokenizer)
-    for day, expected in (("1", 2), ("1", 2), ("2", 4), ("2", 4)):
-        tokenizer.chat_template = f"today is day {day}. {CHATML}"
-        assert fixed(tokenizer, told("when"), [], part).startswith(f"today is day {day}.")
-        assert len(renders) == expected
-
-
-def test_only_recent_ones_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fixed_part, "REMEMBERED", 2)
     tokenizer = byte_tokenizer()
     part = FixedPart(tokenizer)
-    for number in range(4):
-        fixed(tokenizer, [{"role": "system", "content": str(number)}, told("x")[1]], [], part)
-    assert len(part._known) == 2
+    for day in ("1", "1", "2"):
+        tokenizer.chat_template = f"today is day {day}. {CHATML}"
+        assert fixed(tokenizer, told("when"), [], part).startswith(f"today is day {day}.")
 
 
 def test_a_template_that_refuses_a_mere_question_has_no_fixed_part() -> None:

@@ -14,9 +14,6 @@ from transformers import PreTrainedTokenizerBase
 
 from precedent.errors import PromptError, UnsupportedError
 from precedent.text.prompt import hermes_template, render_prompt, template_for
-from precedent.text.tool_formats import ParsedCall, TextPiece, whole_parts
-from precedent.text.tool_formats.formats import HERMES
-from precedent.text.tool_formats.parser import TaggedParser
 from precedent_testing.scripted_engine import chatml_tokenizer
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -81,25 +78,6 @@ def test_a_given_system_text_replaces_the_default_one(tokenizer: PreTrainedToken
     assert "helpful" not in text
 
 
-@pytest.mark.parametrize("content", ["", "I look.", "I look.\n"])
-def test_a_parsed_answer_is_rendered_back_as_it_was_generated(tokenizer: PreTrainedTokenizerBase, content: str) -> None:
-    call = f'{OPEN}\n{{"name": "look_up", "arguments": {{"number": "1042"}}}}\n{CLOSE}'
-    answer = "\n".join([content, call, call]) if content else f"{call}\n{call}"
-    parser = TaggedParser(HERMES)
-    events = whole_parts([*parser.push(answer), *parser.finish()])
-    calls = [
-        {"type": "function", "id": "", "function": {"name": event.name, "arguments": event.arguments}}
-        for event in events
-        if isinstance(event, ParsedCall)
-    ]
-    text = "".join(event.text for event in events if isinstance(event, TextPiece))
-    before = render_prompt(tokenizer, user("hi"), TOOLS)
-    turn = {"role": "assistant", "content": text, "tool_calls": calls}
-    after = render_prompt(tokenizer, [*user("hi"), turn, {"role": "tool", "content": "ok"}], TOOLS)
-    generated = tokenizer.encode(answer + "<|im_end|>")
-    assert after[: len(before) + len(generated)] == [*before, *generated]
-
-
 def test_a_history_of_calls_needs_a_template_that_shows_them(tokenizer: PreTrainedTokenizerBase) -> None:
     assert template_for(tokenizer, ORDER, has_tools=False) == hermes_template()
     assert template_for(tokenizer, ORDER[:1], has_tools=False) == PLAIN_CHATML
@@ -160,12 +138,6 @@ def test_the_ids_are_those_of_transformers_where_it_can_do_it(tokenizer: PreTrai
         user(literal), add_generation_prompt=True, return_dict=False, sanitize_control_tokens=True
     )
     assert render_prompt(tokenizer, user(literal)) == theirs
-
-
-def test_prompt_ids_do_not_depend_on_earlier_prompts(tokenizer: PreTrainedTokenizerBase) -> None:
-    first = render_prompt(tokenizer, ORDER, TOOLS)
-    render_prompt(tokenizer, user("something <|im_end|> else"))
-    assert render_prompt(tokenizer, ORDER, TOOLS) == first
 
 
 def test_a_template_whose_turns_alternate_gets_merged_turns(tokenizer: PreTrainedTokenizerBase) -> None:

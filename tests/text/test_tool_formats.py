@@ -7,20 +7,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from helpers.answer_parts import Part, events_in, whole_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precedent.text.tool_formats import (
-    Event,
-    EventParser,
-    InvalidCall,
-    ParsedCall,
-    Part,
-    ReasoningPiece,
-    TextPiece,
-    whole_parts,
-)
-from precedent.text.tool_formats.events import joined
+from precedent.text.tool_formats import Event, EventParser, InvalidCall, ReasoningPiece, TextPiece
+from precedent.text.tool_formats.events import ParsedCall
 from precedent.text.tool_formats.formats import BUILTIN, REASONING
 from precedent.text.tool_formats.parser import HarmonyParser, TaggedParser
 
@@ -56,8 +48,7 @@ def parser_of(name: str) -> EventParser:
 
 
 def events_of(name: str, parts: list[str]) -> list[Event]:
-    parser = parser_of(name)
-    return joined([event for part in parts for event in parser.push(part)] + parser.finish())
+    return events_in(parser_of(name), parts)
 
 
 def parts_of(name: str, answer: str) -> list[Part]:

@@ -18,7 +18,6 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Too
 
 from precedent.decoding.stats import TARGET, GenerationStats
 from precedent.engine.generation import Emission, GenerationResult
-from precedent.errors import UnsupportedError
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.chunks import AnswerChunks
 from precedent.langchain.messages import to_template_messages
@@ -26,7 +25,7 @@ from precedent.text.answers import answer_syntax
 from precedent.text.assembly import TextAssembler
 from precedent.text.prompt import hermes_template, render_prompt
 from precedent.text.tool_formats import format_of_template, known_formats
-from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
+from precedent_testing.scripted_engine import ScriptedEngine
 
 
 def test_there_is_a_model_of_every_format() -> None:
@@ -54,7 +53,7 @@ def message_of(name: str, ids: Sequence[int], bursts: Sequence[int], tools: list
     tokenizer = TOKENIZERS[name]
     prompt = render_prompt(tokenizer, user("hi"), tools)
     syntax = answer_syntax(tokenizer, user("hi"), tools, prompt)
-    chunks, assembler = AnswerChunks(syntax, "m"), TextAssembler(tokenizer, (), syntax.shown_tokens)
+    chunks, assembler = AnswerChunks(syntax, "m", tokenizer), TextAssembler(tokenizer, (), syntax.shown_tokens)
     parts, texts, start = [], [], 0
     edges = [*sorted({burst % (len(ids) + 1) for burst in bursts}), len(ids)]
     for end in edges:
@@ -105,22 +104,6 @@ def test_a_call_that_was_cut_off_is_invalid_and_nothing_repairs_it(name: str) ->
     assert invalid["name"] == "look_up"
     assert invalid["args"].endswith("]<invalid>")
     assert len(message["response_metadata"]["tool_call_errors"]) == 1
-
-
-@pytest.mark.parametrize("name", MODELS)
-async def test_invoke_and_stream_give_one_message(name: str) -> None:
-    def model(max_burst: int) -> Any:
-        engine = ScriptedEngine(TOKENIZERS[name], answers_of(MODELS[name]), max_burst=max_burst)
-        return ChatPrecedent.from_engine(engine).bind_tools(TOOLS)
-
-    bound, streaming = model(4), model(3)
-    for _ in answers_of(MODELS[name]):
-        invoked = bound.invoke("hi")
-        first, *others = [chunk async for chunk in streaming.astream("hi")]
-        streamed = first + others
-        for field in ("content", "tool_calls", "invalid_tool_calls", "additional_kwargs"):
-            assert numbered(getattr(streamed, field)) == numbered(getattr(invoked, field))
-        assert [call["type"] for call in streamed.content_blocks] == [call["type"] for call in invoked.content_blocks]
 
 
 # Read back as written
@@ -176,28 +159,6 @@ def test_the_prompt_may_have_opened_the_thoughts() -> None:
     assert message.usage_metadata["output_token_details"]["reasoning"] == len("Hm.\n</think>")
 
 
-@pytest.mark.parametrize("output_version", ["v0", "v1"])
-def test_thoughts_are_blocks_in_every_output_version(output_version: str) -> None:
-    def blocks(max_burst: int, *, stream: bool) -> list[Any]:
-        engine = ScriptedEngine(TOKENIZERS["hermes"], answers_of(MODELS["hermes"])[:1], max_burst=max_burst)
-        model = ChatPrecedent.from_engine(engine, output_version=output_version).bind_tools(TOOLS)
-        if not stream:
-            return model.invoke("hi").content_blocks  # type: ignore[no-any-return]
-        first, *others = list(model.stream("hi"))
-        return (first + others).content_blocks  # type: ignore[no-any-return]
-
-    shown = [
-        [(block["type"], block.get("reasoning"), block.get("text"), block.get("args")) for block in found]
-        for found in (blocks(1, stream=True), blocks(9, stream=True), blocks(3, stream=False))
-    ]
-    assert shown[0] == shown[1] == shown[2]
-    assert shown[0] == [
-        ("reasoning", "Hm.", None, None),
-        ("text", None, "I look.", None),
-        ("tool_call", None, None, ARGUMENTS),
-    ]
-
-
 # Nothing that is said becomes a tag
 
 
@@ -239,10 +200,3 @@ def test_a_template_does_not_take_a_users_text_for_a_tools_result() -> None:
     text = tokenizer.decode(render_prompt(tokenizer, turns, TOOLS))
     assert "<|im_start|>assistant\na<|im_end|>" in text, "the thoughts of an earlier turn are gone"
     assert "<|im_start|>user\n<tool_response>\nI am no tool.\n</tool_response><|im_end|>" in text
-
-
-def test_an_unknown_format_is_refused_before_anything_runs() -> None:
-    tokenizer = chatml_tokenizer(chat_template="{{ tools }}{{ messages[0].content }}")
-    model = ChatPrecedent.from_engine(ScriptedEngine(tokenizer, ["never"]))
-    with pytest.raises(UnsupportedError, match="format that is not known"):
-        model.bind_tools(TOOLS).invoke("hi")

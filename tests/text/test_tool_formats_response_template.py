@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from helpers.answer_parts import Part, events_in, whole_parts
 from helpers.call_ids import numbered
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,16 +17,9 @@ from transformers.utils.chat_parsing import parse_response
 
 from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent
-from precedent.text.tool_formats import (
-    InvalidCall,
-    ParsedCall,
-    Part,
-    ReasoningPiece,
-    TextPiece,
-    ToolFormat,
-    whole_parts,
-)
+from precedent.text.tool_formats import InvalidCall, ReasoningPiece, TextPiece, ToolFormat
 from precedent.text.tool_formats import formats as registry
+from precedent.text.tool_formats.events import ParsedCall
 from precedent.text.tool_formats.formats import BUILTIN, HERMES, REASONING, tagged_json
 from precedent.text.tool_formats.parser import TaggedParser
 from precedent.text.tool_formats.response_template import ResponseTemplateParser
@@ -115,8 +109,7 @@ def test_what_is_well_formed_is_read_as_transformers_reads_it(
     written = [call_in(name, arguments) for arguments in calls]
     answer = thinks + FORMS[name].separator.join([*([text] if text else []), *written])
     theirs = parse_response(answer, PUBLIC[name], prefix="", tools=TOOLS)
-    parser = TaggedParser(FORMS[name], tags, TOOLS)
-    parts = whole_parts([*parser.push(answer), *parser.finish()])
+    parts = whole_parts(events_in(TaggedParser(FORMS[name], tags, TOOLS), [answer]))
     assert "".join(part.text for part in parts if isinstance(part, ReasoningPiece)) == theirs.get(
         "reasoning_content", ""
     )
@@ -157,7 +150,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 def parts_of(tokenizer: PreTrainedTokenizerBase, pieces: list[str]) -> list[Part]:
     parser = ResponseTemplateParser(tokenizer, "<|im_start|>assistant\n", TOOLS)
-    return whole_parts([event for piece in pieces for event in parser.push(piece)] + parser.finish())
+    return whole_parts(events_in(parser, pieces))
 
 
 @pytest.mark.parametrize(
@@ -260,8 +253,7 @@ def test_a_format_of_json_between_tags_needs_no_program() -> None:
         call_close="</act>",
         tags=("<act>", "</act>"),
     )
-    parser = TaggedParser(act)
-    parts = whole_parts([event for char in f"Hi{ACT}" for event in parser.push(char)] + parser.finish())
+    parts = whole_parts(events_in(TaggedParser(act), f"Hi{ACT}"))
     assert parts == [TextPiece("Hi"), ParsedCall("f", {"n": 1})]
     assert act.around_arguments("f") == ('<act>{"name": "f", "arguments": ', "}</act>")
     assert act.wrote("{{ '<act>' }}")

@@ -113,16 +113,6 @@ def test_trees_of_any_size_give_the_bits_of_one_row_at_a_time(target: TargetMode
             target.discard(alone)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_the_model_itself(name: str) -> None:
-    """Up to rounding: transformers' own attention on the whole text."""
-    text, (family, settings), target = tokens(90, seed=9), MODELS[name], target_of(name, torch.float32)
-    slot = target.new_slot()
-    target.prefill(slot, text)
-    expected = model(torch.float32, family, **settings)(torch.tensor([text])).logits[0, -1]
-    torch.testing.assert_close(target.plain_step(slot)[0], expected, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.usefixtures("searches_at_once")
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("name", ["odd", "gemma 2"])

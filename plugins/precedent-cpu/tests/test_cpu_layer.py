@@ -20,7 +20,6 @@ from helpers.row_models import (
     model_by_rows,
     scored,
     unfused,
-    wide_tree,
 )
 from torch import Tensor
 
@@ -32,7 +31,6 @@ from precedent_cpu.fused_layer import fuse_layers
 from precedent_cpu.kernel_code import LANES
 from precedent_cpu.linear import FEW_ROWS_BESIDE_BFLOAT16
 from precedent_cpu.row_attention import fits
-from precedent_cpu.tile_products import DEPTH
 
 DTYPES = [torch.bfloat16, torch.float32]
 SIZES = ((0,), (5,), (MOST_ROWS - 1,), (0, 11, 3))
@@ -71,25 +69,6 @@ def test_logits_keys_and_values_are_those_of_the_modules(
         if architecture not in ("qwen3", "gemma3_text"):  # whose norms of many heads are torch's own, module by module
             firsts = range(0, len(found[1]), 6)
             assert all(torch.equal(found[1][i], expected[1][i]) for i in firsts)  # keys of the first layer
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.usefixtures("each_unit")
-def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(dtype: torch.dtype, threads: int) -> None:
-    """Each sequence alone, on one thread, gives the bits that it gives in company."""
-    target, before = TargetModel(model_by_rows("qwen3", dtype, hidden_size=3 * DEPTH)), torch.get_num_threads()
-    sizes = (4, 0, 9)
-    try:
-        torch.set_num_threads(threads)
-        together, _ = scored(target, sizes)
-        torch.set_num_threads(1)
-        for number, size in enumerate(sizes):
-            slot = target.new_slot()
-            target.prefill(slot, PROMPT[: len(PROMPT) - 7 * number])
-            assert torch.equal(target.score([(slot, wide_tree(size))])[0], together[number])
-    finally:
-        torch.set_num_threads(before)
 
 
 class Counted(Backend):

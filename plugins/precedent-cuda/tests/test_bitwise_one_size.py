@@ -45,7 +45,7 @@ def test_who_finds_no_place_in_forwards_of_one_size_is_refused_and_the_next_is_s
     with pytest.raises(UnsupportedError, match="its arena has no room to test three texts of 257 tokens"):
         TargetModel(wide, bitwise=True, cuda_graphs=StaticSettings(arena_tokens=1024, capture=False))
     target = TargetModel(wide, bitwise=True, cuda_graphs=StaticSettings(arena_tokens=2048, capture=False))
-    slots, prompt = [target.new_slot() for _ in range(3)], tokens(600, seed=1)
+    slots, prompt = [target.new_slot() for _ in range(3)], tokens(520, seed=1)
     for slot in slots[:2]:
         target.prefill(slot, prompt)
     with pytest.raises(OutOfMemory, match="has no place for"):

@@ -18,6 +18,7 @@ from precedent.target import TargetModel
 from precedent.target.attention import attention
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.rows import chain_rows
+from precedent.target.model import target_of
 from precedent.tree import EMPTY_TREE
 from precedent_cuda import StaticSettings
 from precedent_cuda.arena import KEPT_FREE, KVArena
@@ -125,7 +126,7 @@ def test_graphs_are_refused_where_there_is_no_cuda() -> None:
     with pytest.raises(UnsupportedError, match="CUDA graphs need CUDA devices, and it is on cpu"):
         TargetModel(tiny_causal_lm(), cuda_graphs=StaticSettings(arena_tokens=2048))
     with pytest.raises(ConfigError, match="made without cuda_graphs"):
-        TargetModel.of(plain_target(), bitwise=False, cuda_graphs=True)
+        target_of(plain_target(), cuda_graphs=True)
 
 
 def test_a_forward_of_fixed_size_never_waits_for_the_device() -> None:

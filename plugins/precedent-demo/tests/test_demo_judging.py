@@ -19,7 +19,7 @@ from precedent.errors import PromptError
 from precedent.text.traces import Trajectory
 from precedent_demo import make_database
 from precedent_demo.judging import DeskOutcome
-from precedent_demo.training.logs import logged
+from precedent_demo.logs import logged
 from precedent_demo.workflows import generate_requests
 from precedent_research.judge import HIDDEN, OF_ROWS, load_judge
 from precedent_research.judge_training.outcomes import load_outcome

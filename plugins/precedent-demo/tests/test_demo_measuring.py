@@ -24,12 +24,11 @@ from precedent_demo.demo_measuring import (
     MEASURING_SECONDS,
     NARROW,
     WARMING_REQUESTS,
-    Extent,
     measure,
     warm,
 )
+from precedent_demo.demo_report import NAMED
 from precedent_demo.demo_runs import WAYS, Run, Turn, speedups
-from precedent_demo.demo_verdict import NAMED
 
 NAMES = [way.name for way in WAYS]
 TOKENS = 100
@@ -111,14 +110,6 @@ def test_measuring_ends_once_the_intervals_are_narrow() -> None:
     )
 
 
-def test_the_first_request_already_brings_a_figure() -> None:
-    said = measured(ScriptedBench(lambda number, way: 2.0 if way == "plain" else 1.0))
-    assert said.lines[0] == (
-        "after 1 request, times as fast as plain: both 2.0 in decoding, 2.0 in all; repeat 2.0 in decoding, 2.0 in all"
-    )
-    assert len(said.lines) == FEWEST_FOR_INTERVAL
-
-
 def test_requests_that_gain_differently_are_measured_until_time_is_over() -> None:
     bench = ScriptedBench(lambda number, way: 4.0 if way == "plain" else 1.0 + 2 * (number % 2))
     measured(bench, requests=40)
@@ -133,12 +124,6 @@ def test_a_slow_machine_gets_twice_the_time_for_an_interval_and_no_more() -> Non
     assert counts(reaches) == {FEWEST_FOR_INTERVAL}
     assert counts(does_not) == {3}
     assert does_not.now >= 2 * MEASURING_SECONDS
-
-
-def test_a_given_number_of_requests_is_measured_whatever_they_show() -> None:
-    bench = ScriptedBench(lambda number, way: 100.0)
-    measured(bench, requests=5, adaptive=False)
-    assert counts(bench) == {5}
 
 
 def test_no_figure_is_shown_beside_other_busy_programs() -> None:
@@ -158,7 +143,7 @@ def test_no_request_too_few_and_none_too_many(times: list[list[float]]) -> None:
 def done(bench: ScriptedBench, number: int) -> bool:
     """Whether the first so many requests suffice, from their times alone."""
     first = {name: Run(name, run.requests[:number]) for name, run in bench.runs.items()}
-    seconds = sum(sample.seconds for run in first.values() for sample in run.whole)
+    seconds = sum(sample.seconds for run in first.values() for sample in run.samples("total_seconds"))
     if seconds >= (MEASURING_SECONDS if number >= FEWEST_FOR_INTERVAL else 2 * MEASURING_SECONDS):
         return True
     found = [one for name in NAMED for one in speedups(first[name], first["plain"]).values()]
@@ -183,9 +168,3 @@ def test_a_second_demo_warms_only_what_is_missing() -> None:
     assert warmed(second, state, inf) == WARMING_REQUESTS
     assert first.warmed + second.warmed == [request.request_id for request in make_requests("A")[:WARMING_REQUESTS]]
     assert state.names == first.warmed + second.warmed
-
-
-def test_full_and_numbered_demos_stop_for_nothing() -> None:
-    assert Extent.of(full=True, number=None) == Extent(None, None, inf, adaptive=False)
-    assert Extent.of(full=False, number=3) == Extent(6, 3, inf, adaptive=False)
-    assert Extent.of(full=False, number=None).adaptive

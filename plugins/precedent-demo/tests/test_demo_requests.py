@@ -10,11 +10,9 @@ import pytest
 
 pytest.importorskip("precedent_demo")
 
-from helpers.expert_chat import ROLES, expert_model, saying
+from helpers.expert_chat import expert_model, saying
 
-from precedent.errors import ConfigError
 from precedent_demo import (
-    SYSTEM_PROMPT,
     OrderDesk,
     Request,
     block_folder,
@@ -25,11 +23,10 @@ from precedent_demo import (
     run_request,
 )
 from precedent_demo.conversation import MAX_TURNS
-from precedent_demo.customer import Customer
-from precedent_demo.evaluation import Report, wilson
-from precedent_demo.training.trajectories import expert_messages
-from precedent_demo.wording import WORDINGS
-from precedent_demo.wording_parts import Wording
+from precedent_demo.evaluation import Report
+from precedent_demo.logs import expert_messages
+from precedent_demo.requests import Customer
+from precedent_demo.wording import WORDINGS, Wording
 from precedent_demo.workflows import WORKFLOWS, generate_requests
 from precedent_drafts.block_draft import holds_block_draft
 from precedent_drafts.trained import holds_draft
@@ -42,10 +39,7 @@ def template() -> OrderDesk:
 
 @pytest.fixture(scope="module")
 def requests(template: OrderDesk) -> list[Request]:
-    return list(islice(generate_requests("B", 0, template), 3 * len(WORKFLOWS)))
-
-
-# --- requests -------------------------------------------------------------------------------------------------------
+    return list(islice(generate_requests("B", 0, template), 2 * len(WORKFLOWS)))
 
 
 def test_requests_are_deterministic_and_the_usual_set_begins_the_full_one() -> None:
@@ -53,11 +47,6 @@ def test_requests_are_deterministic_and_the_usual_set_begins_the_full_one() -> N
         found = make_requests(set_name, full=True, seed=3)
         assert len(found) == full
         assert make_requests(set_name, full=False, seed=3) == found[:usual]
-
-
-def test_every_workflow_occurs_in_the_full_sets() -> None:
-    for name in "AB":
-        assert {request.workflow for request in make_requests(name, full=True, seed=0)} == set(WORKFLOWS)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -89,14 +78,6 @@ def test_the_three_sets_share_no_sentence() -> None:
         assert not said[one] & said[other]
 
 
-def test_every_set_has_sentences_for_every_workflow() -> None:
-    for wording in WORDINGS.values():
-        for workflow in WORKFLOWS.values():
-            assert wording.concerns[workflow.concern]
-            assert all(wording.questions[question] for question in workflow.questions)
-            assert not workflow.second_concern or wording.second_concerns[workflow.second_concern]
-
-
 def test_nothing_that_is_said_spells_out_a_call_or_leaves_a_blank(requests: list[Request]) -> None:
     tools = [tool.name for tool in make_tools(make_database(0))]
     for request in requests:
@@ -121,16 +102,6 @@ def test_refused_and_declined_requests_change_nothing(requests: list[Request]) -
     assert not any(request.calls for request in [*late, *declined])
 
 
-def test_unknown_sets_are_refused_by_name(template: OrderDesk) -> None:
-    with pytest.raises(ConfigError, match=r"'C'.*A or B"):
-        make_requests("C", full=False, seed=0)
-    with pytest.raises(ConfigError, match=r"'C'.*train, A, B"):
-        generate_requests("C", 0, template)
-
-
-# --- customer -------------------------------------------------------------------------------------------------------
-
-
 def one_request(requests: list[Request], **wanted: str) -> Request:
     return next(r for r in requests if all(getattr(r.goal, key) == value for key, value in wanted.items()))
 
@@ -141,36 +112,21 @@ def test_the_customer_answers_what_he_is_asked_once_and_then_goes(requests: list
     assert request.goal.email in str(customer.reply("What is your email?"))
     told = [customer.reply("What is your email?") for _ in range(len(request.remarks) + 1)]
     assert told == [*request.remarks, None]
-
-
-def test_the_customer_agrees_when_asked_to(requests: list[Request]) -> None:
     request = one_request(requests, concern="cancel", found_by="number")
     assert Customer(request).reply("Shall I cancel it?") == request.replies["confirm"]
 
 
-# --- conversations --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("number", range(2 * len(WORKFLOWS)))
+@pytest.mark.parametrize("number", range(len(WORKFLOWS)))
 def test_the_expert_solves_every_request_through_the_agent(
     template: OrderDesk, requests: list[Request], number: int
 ) -> None:
     before, request = template.state(), requests[number]
     transcript = run_request(expert_model(request, template), request, template)
     assert transcript.solved_by_model
-    assert transcript.num_calls > 0
-    assert transcript.num_invalid_calls == 0
+    assert any(answer.tool_calls for answer in transcript.answers)
+    assert not any(answer.invalid_tool_calls for answer in transcript.answers)
     assert len(transcript.answers) < MAX_TURNS
     assert template.state() == before
-
-
-def test_the_agent_and_the_training_data_see_the_same_conversation(
-    template: OrderDesk, requests: list[Request]
-) -> None:
-    for request in requests[:10]:
-        own = expert_messages(request, template, random.Random(0))
-        transcript = run_request(expert_model(request, template), request, template)
-        assert [(ROLES[m.type], m.text) for m in transcript.messages] == [(m["role"], m["content"]) for m in own]
 
 
 def test_a_request_is_not_solved_by_doing_nothing(template: OrderDesk, requests: list[Request]) -> None:
@@ -206,18 +162,6 @@ def test_a_harmful_extra_call_has_a_real_effect_and_misses_the_gold_state(
     assert not run_request(saying(f"<tool_call>{json.dumps(harm)}</tool_call>"), request, template).gold_reached
 
 
-def test_same_outputs_give_the_same_prompts(template: OrderDesk, requests: list[Request]) -> None:
-    """Prompts may not depend on what earlier runs did: two runs of one request see equal messages in every turn."""
-    first, second = expert_model(requests[0], template), expert_model(requests[0], template)
-    run_request(first, requests[0], template)
-    run_request(second, requests[0], template)
-    assert first.seen == second.seen
-    assert first.seen[0][0] == SYSTEM_PROMPT
-
-
-# --- evaluation -----------------------------------------------------------------------------------------------------
-
-
 def test_a_report_counts_solved_requests_and_calls(template: OrderDesk, requests: list[Request]) -> None:
     report = Report()
     report.add(run_request(expert_model(requests[0], template), requests[0], template))
@@ -226,11 +170,6 @@ def test_a_report_counts_solved_requests_and_calls(template: OrderDesk, requests
     assert (counted["solved"]["hits"], counted["solved"]["of"]) == (1, 2)
     assert counted["calls_parsed"]["rate"] == 1.0
     assert counted["solved_by_workflow"][requests[0].workflow] == [1, 1]
-
-
-def test_the_interval_of_a_rate_is_wilsons() -> None:
-    assert wilson(90, 100) == (0.8256, 0.9448)  # Wilson 1927, computed with statsmodels' proportion_confint
-    assert wilson(0, 0) == (0.0, 1.0)
 
 
 def test_both_packaged_drafts_are_there() -> None:

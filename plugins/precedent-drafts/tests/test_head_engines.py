@@ -28,6 +28,7 @@ from precedent.errors import CapacityError, ConfigError, UnsupportedError
 from precedent.planning.costs import CostCurve
 from precedent.runtime.background import Background
 from precedent.target import TargetModel
+from precedent.text.end_tokens import end_token_ids
 from precedent_drafts.conditioned import FUSIONS
 from precedent_drafts.kinds import MTP_HEADS
 from precedent_testing.embedders import HashEmbedder
@@ -293,13 +294,15 @@ KNOWING = {
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("name", KNOWING)
 def test_a_head_that_knows_its_target_saves_steps(name: str, tmp_path: Path, temperature: float) -> None:
-    """The end token is forbidden: a sampled answer that happens to end early has too few steps to say anything."""
+    """End tokens are forbidden: a sampled answer that happens to end early has too few steps to say anything."""
     if name == "block" and temperature:
         pytest.skip("a target that says every token alike is known by nobody")
     head = KNOWING[name]
     engine = engine_on(head, tmp_path)
     sampling = SamplingParams(
-        temperature=temperature, max_tokens=40, logit_bias={engine.tokenizer.eos_token_id: -100.0}
+        temperature=temperature,
+        max_tokens=40,
+        logit_bias=dict.fromkeys(end_token_ids(engine.target.model, engine.tokenizer), -100.0),
     )
     stats = engine.submit(PROMPT, sampling, speculation=head.alone).result().stats
     engine.close()

@@ -32,7 +32,6 @@ from precedent_testing.tiny_models import tiny_causal_lm, tiny_seq2seq_lm
 PLAIN = SpeculationConfig(enabled=False, write_back=False)
 SLOW = ("t5, gated and untied", "mbart", "pegasus", "marian", "t5gemma")
 FAMILIES = ["t5", "bart", *(pytest.param(family, marks=pytest.mark.slow) for family in SLOW)]
-DRAFTS = {"encoder-decoder": lambda: model_of("bart", seed=5), "decoder": lambda: tiny_causal_lm(seed=5)}
 
 
 @pytest.fixture(scope="module", params=["t5", "bart"])
@@ -59,28 +58,15 @@ def test_greedy_answers_are_those_of_generate(family: str) -> None:
     assert result.stats.num_steps < plain.stats.num_steps
 
 
-def test_every_way_of_drafting_gives_the_plain_answer(engine: Engine) -> None:
-    sampling = SamplingParams(max_tokens=40)
-    expected = engine.submit(PROMPT, sampling, speculation=PLAIN).result()
-    for names in (("recall",), ("prompt",), ("draft-model",), ("recall", "prompt", "draft-model", "template")):
-        for _ in range(2):
-            asked = SpeculationConfig(drafters=names)
-            result = engine.submit(
-                PROMPT, sampling, speculation=asked, query="order", templates=["order {number} leaves"]
-            ).result()
-            assert (result.token_ids, result.text) == (expected.token_ids, expected.text)
-
-
-@pytest.mark.parametrize("draft", DRAFTS)
-def test_a_draft_model_drafts(draft: str) -> None:
-    """Both kinds propose; what they propose changes no answer."""
-    asked = SpeculationConfig(drafters=("draft-model",))
-    with closing(two_sided_engine("t5", draft_model=DRAFTS[draft]())) as running:
+def test_a_decoder_only_draft_model_drafts() -> None:
+    """It continues prompt and answer as one text; what it proposes changes no answer."""
+    asked, drafted = SpeculationConfig(drafters=("draft-model",)), 0
+    with closing(two_sided_engine("t5", draft_model=tiny_causal_lm(seed=5))) as running:
         for sampling in (SamplingParams(max_tokens=24), SamplingParams(max_tokens=24, temperature=0.9, seed=3)):
-            expected = running.submit(PROMPT, sampling, speculation=PLAIN).result()
-            result = running.submit(PROMPT, sampling, speculation=asked).result()
-            assert result.token_ids == expected.token_ids
-    assert running.metrics().num_draft_tokens > 0
+            plain, result = (running.submit(PROMPT, sampling, speculation=each).result() for each in (PLAIN, asked))
+            assert result.token_ids == plain.token_ids
+            drafted += result.stats.num_draft_tokens
+    assert drafted > 0
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])

@@ -57,14 +57,6 @@ def test_every_way_of_drafting_gives_the_plain_answer(engine: Engine) -> None:
     assert warm.stats.num_accepted_tokens > 10
 
 
-def test_seeds_fix_the_text(engine: Engine) -> None:
-    """Seeded sampling gives one text, whatever was drafted."""
-    sampling = SamplingParams(temperature=0.8, seed=7, max_tokens=20)
-    ways = (PLAIN, *(SpeculationConfig(drafters=names) for names in (("recall",), ("prompt", "draft-model"))))
-    texts = [engine.submit(PROMPT, sampling, speculation=way, query="order").result().token_ids for way in ways]
-    assert len(set(texts)) == 1
-
-
 def test_grammar_and_prediction(engine: Engine) -> None:
     """Forced tokens and the caller's own guess are drafts as on any model."""
     schema = JsonSchema.of({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
@@ -80,17 +72,6 @@ def test_grammar_and_prediction(engine: Engine) -> None:
     ).result()
     assert told.token_ids == answer.token_ids
     assert told.stats.num_accepted_tokens > 10
-
-
-@pytest.mark.parametrize("model_type", HYBRIDS)
-def test_the_next_turn_prefills_what_is_new(model_type: str) -> None:
-    """The prompt and the answer of the turn before are there, states included."""
-    with closing(engine_on(model_type)) as engine, closing(engine_on(model_type)) as alone:
-        first = engine.submit(PROMPT, SamplingParams(max_tokens=10), speculation=PLAIN).result()
-        prompt = [*PROMPT, *first.token_ids, *b" and then?"]
-        second, fresh = (each.submit(prompt, SamplingParams(max_tokens=10)).result() for each in (engine, alone))
-    assert second.cached_prompt_tokens >= len(PROMPT) + 8
-    assert second.token_ids == fresh.token_ids
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "glm_moe_dsa", "jamba", "bamba", "mamba", "lfm2"])

@@ -145,40 +145,6 @@ def test_equal_scores_are_settled_as_plain_decoding_settles_them(
     assert distance_from_decoding(model_type) > 100 * NEAR
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_what_is_kept_is_what_plain_decoding_keeps(model_type: str) -> None:
-    """Index keys follow accepted paths and rewinds, as keys and values do."""
-    target = hybrid(model_type)
-    slot = prefilled(target, random_ids(6, 30))
-    for step in range(3):
-        tree = random_tree(10 + step, 9)
-        target.score([(slot, tree)])
-        target.commit(slot, tree, tree.path_to(len(tree) - 1 - step), next_token=step)
-    if not target.kv_shape.state.nbytes:
-        target.rewind(slot, slot.kv.length - 2)
-        slot.pending = 7
-    plain = prefilled(target, [*slot.token_ids, slot.pending])
-    assert len(stored(slot)) == len(stored(plain))
-    for found, expected in zip(stored(slot), stored(plain), strict=True):
-        close(found, expected)
-    close(next_logits(slot, target), next_logits(plain, target))
-
-
-@pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])
-def test_index_keys_are_counted_and_checked(model_type: str) -> None:
-    """Admission covers them; rows of a prefix without them are not of this model."""
-    target = hybrid(model_type)
-    shape = target.kv_shape
-    own = sum(layer.row_bytes for layer in shape.layers if layer is not None)
-    indexed = [layer for layer in shape.extra if layer is not None]
-    assert len(indexed) == sum(each.self_attn.indexer is not None for each in target.model.model.layers)
-    assert shape.row_bytes == own + sum(layer.row_bytes for layer in indexed) > own
-    slot = prefilled(target, random_ids(1, 70))
-    assert slot.kv.nbytes == target.kv_bytes(70)
-    with pytest.raises(ValueError, match="not of this model"):
-        target.restore(slot.token_ids, slot.kv.copied(60)[:-2])
-
-
 @pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])
 def test_the_first_layers_share_the_index_keys(model_type: str) -> None:
     """An early exit runs ahead over the target's cache and leaves what is committed alone."""

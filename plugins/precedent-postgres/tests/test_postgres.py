@@ -6,7 +6,6 @@ import logging
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from precedent.cache import Bounds, Selection, SpeculationCache
@@ -74,7 +73,6 @@ CREATE TRIGGER planted BEFORE INSERT ON precedent.completion FOR EACH ROW EXECUT
 FOREIGN = {
     "its table meta is not a cache's": "DROP TABLE precedent.meta; CREATE TABLE precedent.meta (id int)",
     "table meta is missing": "DROP TABLE precedent.meta",
-    "table gone is not one of that format": "DROP TABLE precedent.gone",
     "table completion is not one of that format": "ALTER TABLE precedent.completion DROP COLUMN text",
     "table tenant is not one of that format": "ALTER TABLE precedent.tenant RENAME TO tenants; "
     "CREATE VIEW precedent.tenant AS SELECT * FROM precedent.tenants",
@@ -232,17 +230,6 @@ def test_a_server_that_goes_away_is_one_warning_and_then_silence(server, url, ca
     store.close()
 
 
-def test_a_store_is_refused_in_a_forked_process_and_left_alone_there(store):
-    row_id = add(store, completion(1))
-    store._server._made_in -= 1  # what a child process would see
-    for call in (store.stats, lambda: store.since("default", "tok", 0), lambda: add(store, completion(2))):
-        with pytest.raises(CacheError, match="made before the process was forked: open the cache only in the process"):
-            call()
-    store.close()
-    store._server._made_in += 1
-    assert ids_of(store.since("default", "tok", 0)) == [row_id]
-
-
 def test_a_damaged_record_is_left_out_and_its_neighbours_are_served(store, server, caplog):
     damaged, whole = add(store, completion(1)), add(store, completion(2))
     server.execute(f"UPDATE precedent.completion SET query = 'changed' WHERE id = {damaged}")
@@ -263,11 +250,6 @@ def test_a_read_only_store_serves_and_stores_nothing(store, url, caplog):
     assert caplog.text.count("read-only") == 1
     assert store.stats().records == 1
     reader.close()
-
-
-def test_vectors_are_those_that_were_stored(store):
-    add(store, completion(1), seed=4)
-    np.testing.assert_array_equal(store.vectors_since("default", "tok", 0)[1], unit_vector(4)[None, :])
 
 
 def test_verify_finds_what_was_changed_behind_its_back(store, server):

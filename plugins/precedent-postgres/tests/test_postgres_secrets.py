@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import pickle
 import socket
@@ -16,12 +15,12 @@ from urllib.parse import quote
 import pytest
 from helpers.command_line import precedent
 
-from precedent.cache import Selection, SpeculationCache, StoreURL
+from precedent.cache import SpeculationCache, StoreURL
 from precedent.cache.store import open_store, verify_store
 from precedent.cache.store_url import is_secret
 from precedent.config import SamplingParams
 from precedent.engine.engine import Engine
-from precedent.errors import CacheError, ConfigError, PrecedentError
+from precedent.errors import CacheError, PrecedentError
 from precedent.planning.costs import CostCurve
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.store_contract import completion
@@ -101,8 +100,9 @@ OPERATIONS: dict[str, Callable[[str], object]] = {
 }
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("failing", FAILING)
+@pytest.mark.parametrize(
+    ("failing", "operation"), [(one, "stats") for one in FAILING] + [("refused", one) for one in OPERATIONS]
+)
 def test_a_connection_that_fails_tells_no_password(failing: str, operation: str, caplog) -> None:
     for name in (None, "psycopg", "precedent.cache"):
         caplog.set_level(logging.DEBUG, name)
@@ -191,12 +191,6 @@ def test_the_command_line_shows_no_password(server, arguments: tuple[object, ...
     assert CANARY not in "".join(file.read_text() for file in tmp_path.rglob("*.json"))
 
 
-def test_stats_name_the_server(server, tmp_path: Path) -> None:
-    status, written = command("cache", "stats", guarded(server, PASSWORD), "--json", tmp_path / "out.json")
-    assert status == 0, written
-    assert json.loads((tmp_path / "out.json").read_text())["path"].startswith("postgresql://guarded@/guarded")
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -228,15 +222,3 @@ def test_a_url_that_is_none_is_refused_at_once(url: str) -> None:
     with pytest.raises(CacheError, match="is not a PostgreSQL URL") as raised:
         PostgresStore(url)
     assert CANARY not in whole_story(raised.value)
-
-
-def test_keywords_are_no_url() -> None:
-    with pytest.raises(ConfigError, match="begins with its scheme"):
-        PostgresStore(FAILING["keywords"])
-
-
-def test_a_listing_is_read_from_behind_a_password(server) -> None:
-    store = open_store(guarded(server, PASSWORD))
-    row_id = store.insert(completion(1, query="q"), None, None)
-    assert [one.id for one in store.list(Selection(), None)] == [row_id]
-    store.close()

@@ -15,7 +15,7 @@ from helpers.published_blocks import block_weights
 from helpers.published_heads import COVERED, SPECULATORS, random_weights, small_target, write_head
 
 from precedent.cli.progress import Progress
-from precedent.drafters import kind_of, load_draft
+from precedent.drafters import load_draft
 from precedent.errors import ConfigError
 from precedent.runtime.machine_load import OtherPrograms
 from precedent_drafts.draft_reports import report_on, show_report
@@ -78,11 +78,3 @@ def test_transformers_own_assisted_generation_is_left_out(head: Path, block: Pat
         patch.setattr("precedent_replay.bench_lineup.load_target", lambda *_, **__: (SimpleNamespace(), None))
         with pytest.raises(ConfigError, match="mode 'assisted' is transformers', which cannot use"):
             lineup._transformers(["plain", "assisted"])
-
-
-def test_each_draft_has_its_drafter(head: Path, block: Path) -> None:
-    """A draft's kind names it; a model by itself has no kind."""
-    model = small_target()
-    kinds = [kind_of(load_draft(folder, model, byte_tokenizer())) for folder in (head, block)]
-    assert [kind.name for kind in kinds if kind is not None] == ["eagle", "block-draft"]
-    assert kind_of(tiny_causal_lm()) is None

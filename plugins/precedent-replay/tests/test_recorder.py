@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import json
+import logging
+import os
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from helpers.recorded import CALL, lines, says
 from langchain.agents import create_agent
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
 from langchain_core.language_models.fake_chat_models import (
     FakeListChatModel,
@@ -23,13 +21,14 @@ from langchain_core.language_models.fake_chat_models import (
     GenericFakeChatModel,
 )
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.outputs import ChatGeneration, ChatResult, LLMResult
 from langchain_core.tools import tool
 from typer.testing import CliRunner
 
-from precedent import PrecedentRecorder
+from precedent import ConfigError, PrecedentRecorder
 from precedent.cli.app import app
 from precedent.text.traces import read_trajectories
+from precedent_replay import recorder as module
 from precedent_replay.turns import TurnReader
 from precedent_testing.tiny_models import byte_tokenizer
 
@@ -86,15 +85,6 @@ def test_a_stream_that_is_abandoned_or_fails_is_dropped(path: Path) -> None:
         list(broken.stream("?", {"callbacks": [recorder]}))
     assert lines(path) == []
     assert not recorder._calls
-
-
-async def test_it_works_from_async_code(path: Path) -> None:
-    recorder = PrecedentRecorder(path)
-    models = [says(f"answer {number}") for number in range(20)]
-    await asyncio.gather(*(model.ainvoke(f"q {n}", {"callbacks": [recorder]}) for n, model in enumerate(models)))
-    assert [chunk.content async for chunk in says("a b").astream("?", {"callbacks": [recorder]})]
-    found = {record["messages"][0]["content"]: record["response"]["content"] for record in lines(path)}
-    assert found == {**{f"q {n}": f"answer {n}" for n in range(20)}, "?": "a b"}
 
 
 def test_parallel_threads_write_whole_lines(path: Path) -> None:
@@ -161,18 +151,6 @@ def test_of_pictures_only_the_kind_is_kept_and_broken_calls_are_kept_raw(path: P
     assert record["response"]["tool_calls"][0]["function"] == {"name": "look_up", "arguments": "{oops"}
 
 
-def test_copies_of_a_configuration_share_the_recorder(path: Path) -> None:
-    recorder = PrecedentRecorder(path)
-    assert copy.deepcopy({"callbacks": [recorder]})["callbacks"][0] is recorder
-    assert isinstance(recorder, BaseCallbackHandler)
-
-
-def test_importing_the_recorder_loads_no_torch() -> None:
-    script = "import sys; from precedent import PrecedentRecorder; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
 class Steady(BaseChatModel):
     """Answers the same question alike, each time with a tool call first."""
 
@@ -222,3 +200,76 @@ def test_replay_reads_what_was_recorded(agent_log: Path, tmp_path: Path) -> None
     together = found["drafters"][-1]
     assert together["tokens_per_step_tool_calls"] > 2
     assert together["tokens_per_step_text"] > 2
+
+
+def test_redaction_reaches_every_text_before_it_is_written(path: Path) -> None:
+    recorder = PrecedentRecorder(path, redact=lambda text: re.sub(r"A \d", "[order]", text))
+    history = [
+        HumanMessage([{"type": "text", "text": "where is A 1?"}]),
+        AIMessage("", tool_calls=[CALL]),
+        ToolMessage("A 1 is late", tool_call_id="call-1"),
+    ]
+    says(AIMessage("A 1!", tool_calls=[CALL])).invoke(history, {"callbacks": [recorder]})
+    assert "A 1" not in path.read_text()
+    assert path.read_text().count("[order]") == 5
+
+
+def test_what_cannot_be_redacted_is_not_written(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And the chain goes on; the failure is said once."""
+
+    def fail(text: str) -> str:
+        raise KeyError(text)
+
+    recorder = PrecedentRecorder(path, redact=fail)
+    with caplog.at_level(logging.WARNING):
+        assert [says("yes").invoke("?", {"callbacks": [recorder]}).content for _ in range(3)] == ["yes"] * 3
+    assert path.read_text() == ""
+    assert recorder.num_lost == 3
+    assert len([r for r in caplog.records if "not recorded" in r.message]) == 1
+
+
+def test_a_closed_or_full_file_never_reaches_the_caller(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that was written half is marked, and the next one stands alone."""
+    recorder = PrecedentRecorder(path)
+    whole = os.write
+    monkeypatch.setattr(module.os, "write", lambda file, data: whole(file, data[:20]))
+    assert says("lost").invoke("?", {"callbacks": [recorder]}).content == "lost"
+    monkeypatch.undo()
+    says("kept").invoke("?", {"callbacks": [recorder]})
+    with pytest.warns(UserWarning, match="line 1 is torn"):
+        assert [run.messages[-1]["content"] for run in read_trajectories([path])] == ["kept"]
+    recorder.close()
+    assert says("late").invoke("?", {"callbacks": [recorder]}).content == "late"
+    assert (recorder.num_recorded, recorder.num_lost) == (1, 2)
+
+
+def test_a_log_torn_by_a_crash_is_read_and_continued(path: Path) -> None:
+    with PrecedentRecorder(path) as recorder:
+        for answer in ("one", "two"):
+            says(answer).invoke("?", {"callbacks": [recorder]})
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.warns(UserWarning, match="line 2 is torn"):
+        assert [run.messages[-1]["content"] for run in read_trajectories([path])] == ["one"]
+    with PrecedentRecorder(path) as recorder:
+        says("three").invoke("?", {"callbacks": [recorder]})
+    with pytest.warns(UserWarning, match="line 2 is torn"):
+        assert [run.messages[-1]["content"] for run in read_trajectories([path])] == ["one", "three"]
+
+
+def test_a_file_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot write the log"):
+        PrecedentRecorder(tmp_path / "missing" / "log.jsonl")
+
+
+def test_memory_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that never end, chains that never end and conversations beyond the limit are forgotten, oldest first."""
+    monkeypatch.setattr(module, "REMEMBERED", 5)
+    recorder = PrecedentRecorder(path)
+    runs = [uuid4() for _ in range(9)]
+    for run in runs:
+        recorder.on_chain_start({}, {}, run_id=run)
+        recorder.on_chat_model_start({}, [[HumanMessage("?")]], run_id=run, parent_run_id=run)
+    for run in runs:
+        recorder.on_llm_end(LLMResult(generations=[[ChatGeneration(message=AIMessage("!"))]]), run_id=run)
+    assert [record["id"] for record in lines(path)] == [str(run) for run in runs[-5:]]
+    assert max(len(recorder._roots), len(recorder._conversations), len(recorder._calls)) <= 5

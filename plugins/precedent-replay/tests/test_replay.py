@@ -14,15 +14,14 @@ from typer.testing import CliRunner
 
 from precedent.cli.app import app
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
-from precedent.errors import ConfigError, PromptError
+from precedent.errors import PromptError
 from precedent.pages.colours import SOURCES
 from precedent.text.traces import read_trajectories
 from precedent.tree import TreeBuilder, chain
-from precedent_replay.baselines import PromptLookup, best_suffix_tree, commonest_chains
-from precedent_replay.pool import Answer
+from precedent_replay.baselines import best_suffix_tree
 from precedent_replay.run import Settings, replay
 from precedent_replay.simulate import accepted_path
-from precedent_replay.turns import Turn, TurnReader
+from precedent_replay.turns import TurnReader
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.tiny_models import byte_tokenizer
 
@@ -149,12 +148,6 @@ def test_a_warm_log_is_in_every_pool(log: Path, tmp_path: Path) -> None:
         assert cold.tokens_per_step == 1.0 < warm.tokens_per_step
 
 
-def test_warm_turns_do_not_count_towards_the_limit(log: Path, tmp_path: Path) -> None:
-    new = written(tmp_path / "new.jsonl", *(conversation(f"something new {n}", n, ANSWER) for n in range(3)))
-    found = replay([new], [log], byte_tokenizer(), HashEmbedder(), Settings(limit=2))
-    assert found.turns == 2
-
-
 def test_the_limit_counts_measured_turns(log: Path) -> None:
     tokenizer = byte_tokenizer()
     found = replay([log], [], tokenizer, None, Settings(limit=3))
@@ -166,27 +159,6 @@ def test_the_limit_counts_measured_turns(log: Path) -> None:
             (t for run in read_trajectories([log]) for t in TurnReader(tokenizer).turns(run)), 3
         )
     )
-
-
-def test_unknown_settings_are_refused_by_name() -> None:
-    for settings, name in (({"pool": "all"}, "all"), ({"curves": ("tpu",)}, "tpu"), ({"budgets": (0,)}, "0 nodes")):
-        with pytest.raises(ConfigError, match=name):
-            Settings(**settings)  # type: ignore[arg-type]
-
-
-def turn(prompt: list[int], answer: list[int]) -> Turn:
-    """A turn of bare ids."""
-    return Turn(0, "t", "g", tuple(prompt), tuple(answer), "", False, "")
-
-
-def test_prompt_lookup_copies_behind_the_first_match_of_the_longest_end() -> None:
-    contender = PromptLookup(num_tokens=3)
-    contender.begin(turn([1, 2, 3, 4, 5, 6, 9, 3, 7, 1, 2, 3], []))
-    assert contender.propose().token_ids == (4, 5, 6)
-    contender.committed((), [8, 3])
-    assert contender.propose().token_ids == (4, 5, 6)  # one token of context, its first place
-    contender.committed((), [77])
-    assert contender.propose().token_ids == ()
 
 
 def naive_suffix_tree(texts: list[list[int]], context: list[int], alpha: float, most: int) -> float:
@@ -232,14 +204,6 @@ def test_suffix_decoding_equals_counting_by_hand(alpha: float) -> None:
         assert all(parent < node for node, parent in enumerate(parents.tolist()))
 
 
-def test_the_commonest_chains_are_by_count() -> None:
-    index = TokenIndex()
-    for number, text in enumerate(([9, 1, 2], [9, 1, 3], [9, 1, 3], [9, 4, 5], [9, 6])):
-        index.append(number, text)
-    assert commonest_chains(index, reversed_context([9]), 2, 4) == [[1, 3], [4, 5]]
-    assert commonest_chains(index, reversed_context([7]), 2, 4) == []
-
-
 def test_the_accepted_path_is_the_longest_along_the_answer() -> None:
     """An end token in the tree is accepted like any other; nothing behind it can be."""
     assert accepted_path(chain([1, 2, 3]), [1, 2, 3]) == [0, 1, 2]
@@ -248,10 +212,6 @@ def test_the_accepted_path_is_the_longest_along_the_answer() -> None:
     builder.add_fixed_tree([5, 1, 2], [-1, -1, 1], [("x",)] * 3)
     assert accepted_path(builder.build(), [1, 2, 9]) == [1, 2]
     assert accepted_path(builder.build(), [7, 2, 9]) == []
-
-
-def test_an_answer_is_kept_without_its_prompt() -> None:
-    assert "prompt_ids" not in Answer.__slots__
 
 
 def test_the_command_prints_a_table_and_writes_its_files(log: Path, tmp_path: Path, tokenizer_folder: Path) -> None:

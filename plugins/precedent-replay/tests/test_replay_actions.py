@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from precedent.cli import app as cli
-from precedent.errors import ConfigError
 from precedent_replay.actions import ActionSettings, replay_actions
 from precedent_testing.embedders import HashEmbedder
 
@@ -68,11 +67,6 @@ def test_only_tools_that_read_count_and_the_others_void(tmp_path: Path) -> None:
     assert list(found["tools"]) == ["get_order"]
     assert (found["calls"], found["read_only_calls"]) == (36, 24)
     assert replayed(log, allow=frozenset({"change_order"}))["tools"].keys() == {"change_order"}
-
-
-def test_an_unknown_pool_is_refused() -> None:
-    with pytest.raises(ConfigError, match="yesterday"):
-        ActionSettings(pool="yesterday")
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:

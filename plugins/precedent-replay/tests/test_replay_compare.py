@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from helpers.replayed import rows, written
 from typer.testing import CliRunner
@@ -20,10 +19,8 @@ from precedent.pages.tree_picture import SeenTree, tree_svg
 from precedent.tree import CandidateTree, TreeBuilder, chain
 from precedent_replay.ablation import IDEAS
 from precedent_replay.baselines import SuffixDecoding
-from precedent_replay.curve_picture import curve_svg
 from precedent_replay.lineup import Entry, lineup
 from precedent_replay.pool import Answer, Pool
-from precedent_replay.repetition import repeated_tokens
 from precedent_replay.results import Replay
 from precedent_replay.run import Settings, replay
 from precedent_replay.simulate import Report, Tally, replay_turn
@@ -80,30 +77,6 @@ def test_the_ratio_is_to_the_best_baseline_that_verifies_no_more_nodes() -> None
     assert result.as_dict()["drafters"][-1]["ratio"] is None
 
 
-def test_budgets_and_curves_are_told_apart_and_ranked(log: Path) -> None:
-    """A planner that pays for width verifies fewer nodes, and is ahead where width costs."""
-    found = rows(log, budgets=(4, 64), curves=("flat", "cpu"), drafters=("prompt", "recall"))
-    assert {"suffix @4", "suffix-tree @64", "recall @4", "prompt+recall @64", "prompt+recall @64 (cpu)"} <= found.keys()
-    free, paid = found["prompt+recall @64"], found["prompt+recall @64 (cpu)"]
-    assert free["tokens_per_step"] > found["prompt+recall @4"]["tokens_per_step"]
-    assert paid["draft_tokens_per_step"] < free["draft_tokens_per_step"]
-    assert paid["rank_by_curve"]["cpu"] < free["rank_by_curve"]["cpu"]
-    assert sorted(row["rank_by_curve"]["cpu"] for row in found.values()) == list(range(1, len(found) + 1))
-
-
-def test_cost_is_the_sum_over_the_widths_of_all_steps() -> None:
-    tally = Tally(tokens=12)
-    tally.widths.update({0: 2, 3: 1, 9: 1})  # the last is beyond the table
-    assert tally.tokens_per_plain_step_time(np.array([1.0, 1.0, 1.5, 2.0])) == pytest.approx(12 / (2 + 2 + 2))
-
-
-def test_leaving_a_drafter_out_equals_not_naming_it(log: Path) -> None:
-    found = rows(log, ablate=("recall", "prompt"))
-    for left_out, alone in (("recall", "prompt"), ("prompt", "recall")):
-        assert found[f"without {left_out}"]["tokens_per_step"] == found[alone]["tokens_per_step"]
-        assert found[f"without {left_out}"]["left"] < 1.0
-
-
 def test_every_idea_can_be_left_out_and_costs_where_it_counts(log: Path) -> None:
     """Names differ, so alignment counts; a run may repeat, so the same prompt counts."""
     found = rows(log, pool="same-task", ablate=tuple(IDEAS), budgets=(24,))
@@ -146,12 +119,6 @@ def test_what_does_not_exist_is_refused_by_name(log: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             rows(log, **settings)
-
-
-def test_repeated_tokens_end_a_run_of_four_that_stood_earlier() -> None:
-    assert repeated_tokens([1, 2, 3, 4, 5]) == 0
-    assert repeated_tokens([1, 2, 3, 4, 1, 2, 3, 4, 9]) == 1
-    assert repeated_tokens([7] * 10) == 6
 
 
 def test_answers_that_stand_in_the_pool_are_counted_and_measured_apart(log: Path) -> None:
@@ -201,14 +168,6 @@ def test_the_picture_of_a_tree_shows_every_run_and_what_was_accepted() -> None:
     assert picture.count('stroke="#222"') == 3 + 2  # the root's box and two runs, and the two lines between them
 
 
-def test_the_curve_has_a_line_per_contender(log: Path) -> None:
-    found = rows(log, budgets=(4, 16), ablate=("holes",))
-    drawn = ElementTree.fromstring(curve_svg(list(found.values())))
-    texts = [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"suffix", "suffix-tree", "prompt-lookup", "recall+prompt"} <= set(texts)
-    assert not any("without" in (text or "") for text in texts)
-
-
 def invoke(*words: str) -> Any:
     """Run the command."""
     return CliRunner().invoke(app, ["replay", *words])
@@ -221,15 +180,14 @@ def test_the_command_measures_chosen_customers_and_every_ablation(log: Path, tmp
     common = (str(log), "--tokenizer", str(folder), "--embedder", "none", "--groups", str(splits))
     result = invoke(
         *common, "--split", "test", "--budget", "8,16", "--alpha", "1,4", "--curve", "flat,cpu", "--ablate", "all",
-        "--details", "--svg", str(tmp_path), "--json", str(out),
+        "--details", "--json", str(out),
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())
     assert found["turns"] == 3  # ada twice
     assert {"suffix-4 @8", "without holes @16", "without recall @8"} <= {row["name"] for row in found["drafters"]}
-    for title in ("by kind of turn", "fastest by", "left out", "Answers found word for word in the pool"):
+    for title in ("by kind of turn", "left out", "Answers found word for word in the pool"):
         assert title in result.output
-    assert (tmp_path / "replay-curve.svg").exists()
     refused = invoke(*common)
     assert isinstance(refused.exception, ConfigError)
     assert "--split: test, train" in str(refused.exception)

@@ -11,11 +11,9 @@ import torch
 from typer.testing import CliRunner
 
 from precedent.cli.app import app
-from precedent.errors import ConfigError
-from precedent.planning.costs import WIDTHS
 from precedent.runtime.machine_load import BUSY_SHARE
 from precedent.target import TargetModel
-from precedent_replay.measured_steps import ROUNDS, measured_steps, widths_up_to
+from precedent_replay.measured_steps import ROUNDS, measured_steps
 from precedent_replay.run import Settings, replay
 from precedent_replay.settings import MEASURED, MeasuredSteps
 from precedent_replay.simulate import Report, Tally
@@ -74,12 +72,6 @@ def test_speed_is_that_of_measured_steps_and_names_their_model(log: Path) -> Non
     assert found["settings"]["measured"]["step_milliseconds_by_width"] == {1: 20.0, 8: 20.0, 32: 50.0}
 
 
-def test_without_a_measurement_no_speed_is_said_or_shown(log: Path) -> None:
-    found = replayed(log)
-    assert "times as fast" not in verdict(found)
-    assert {row["speed_on_this_machine"] for row in found["drafters"]} == {None}
-
-
 def test_a_busy_machine_says_no_speed(log: Path) -> None:
     for busy, said in ((BUSY_SHARE, True), (BUSY_SHARE + 0.01, False), (None, True)):
         steps = MeasuredSteps(STEPS.model, STEPS.milliseconds, busy)
@@ -91,10 +83,6 @@ def test_few_answers_are_called_a_hint(log: Path) -> None:
     assert "take it as a hint" not in verdict(replayed(log, limit=FEWEST_TURNS))
 
 
-def test_nothing_measured_is_no_verdict(log: Path) -> None:
-    assert verdict(replayed(log, groups=frozenset({"nobody"}))) == "No answer was measured: nothing can be said."
-
-
 def test_the_time_of_drafting_counts() -> None:
     """Ten tokens in two steps as long as a plain one are five times as fast, less where drafting takes time."""
     report, costs = Report(text=Tally(tokens=10, steps=2)), Settings(measured=STEPS).step_costs(MEASURED)
@@ -102,11 +90,6 @@ def test_the_time_of_drafting_counts() -> None:
     assert report.speed(costs, STEPS.plain) == pytest.approx(5.0)
     report.microseconds.extend([10_000.0, 10_000.0])
     assert report.speed(costs, STEPS.plain) == pytest.approx(10 / 3)
-
-
-def test_a_measured_curve_can_be_named_only_where_there_is_one() -> None:
-    with pytest.raises(ConfigError, match=r"no cost curve 'measured'; choose one of flat, gpu, cpu$"):
-        Settings(curves=(MEASURED,))
 
 
 def test_every_width_is_timed_several_times_and_the_best_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,11 +107,6 @@ def test_every_width_is_timed_several_times_and_the_best_counts(monkeypatch: pyt
     assert steps.milliseconds[12] == 100.0 / len(timed)
     assert rounds == list(range(ROUNDS))
     assert steps.model.startswith("tiny (float32, cpu, ")
-
-
-@pytest.mark.parametrize(("widest", "last"), [(1, 1), (33, 48), (64, 64), (257, 257), (1000, 257)])
-def test_the_widest_tree_is_measured(widest: int, last: int) -> None:
-    assert widths_up_to(widest) == [width for width in WIDTHS if width <= last]
 
 
 def test_the_command_ends_with_the_verdict_and_hides_what_research_needs(log: Path, tmp_path: Path) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tomllib
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,27 +49,6 @@ def test_a_right_prediction_is_accepted_and_a_wrong_one_is_not(precedent_engine:
     )
     assert right.stats.num_steps < wrong.stats.num_steps
     assert right.text == wrong.text
-
-
-def test_the_switch_of_the_environment_makes_an_engine_decode_plainly(
-    precedent_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = SpeculationCache.open(embedder=HashEmbedder())
-    engine = precedent_engine(lambda prompt: "one two", cache=cache, draft_model=True)
-    monkeypatch.setenv("PRECEDENT_SPECULATION", "off")
-    off = engine.submit(ids("hi"), SamplingParams(), query="hi", prediction="one two").result()
-    assert (off.text, off.stats.num_draft_tokens, cache.list()) == ("one two", 0, [])
-    monkeypatch.setenv("PRECEDENT_SPECULATION", "on")
-    on = engine.submit(ids("hi"), SamplingParams(), query="hi", prediction="one two").result()
-    assert on.text == off.text
-    assert on.stats.num_accepted_tokens > 0
-    assert len(cache.list()) == 1
-
-
-def test_sampling_and_seeds_follow_the_script_as_well(precedent_engine: EngineMaker) -> None:
-    engine = precedent_engine(["one two"] * 2)
-    for sampling in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, seed=3)):
-        assert engine.submit(ids("hi"), sampling).result().text == "one two"
 
 
 def test_a_script_that_is_used_up_fails_the_request(precedent_engine: EngineMaker) -> None:
@@ -150,10 +127,7 @@ def test_white_space_that_a_grammar_wants_is_written(make: Any, script: str) -> 
     [
         ("I would rather write prose.", JsonSchema.of(A_NUMBER)),
         ('{"a": "1"}', JsonSchema.of(A_NUMBER)),
-        ('{"a": 1} and that is all', JsonSchema.of(A_NUMBER)),
-        ('{"a": 1', JsonSchema.of(A_NUMBER)),
         ('"No sound"', JsonSchema.of({"enum": ["Nosound"]})),
-        ('"Nosound"', JsonSchema.of({"enum": ["No sound"]})),
         ("", Regex("a+")),
         ("ab", Regex("a b")),
     ],
@@ -234,12 +208,6 @@ def test_what_cannot_be_compared_is_refused(
     llm = ChatPrecedent.from_engine(precedent_engine(lambda prompt: "yes"))
     with pytest.raises(ConfigError, match=said):
         check(llm, *inputs, **kwargs)
-
-
-def test_the_package_announces_its_fixtures_to_pytest() -> None:
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (module,) = project["entry-points"]["pytest11"].values()
-    assert module == EngineMaker.__module__
 
 
 def test_pytest_starts_without_torch() -> None:

@@ -62,15 +62,12 @@ DAMAGES: dict[str, Callable[[Turns], Turns]] = {
     "no history": without(1, 2, 3, 4, 5),
     "no result": without(4),
     "an empty result": changed(3, content=""),
-    "results swapped": swapped(3, 4),
     "no calls": changed(2, tool_calls=[]),
     "another argument": changed(2, tool_calls=[{"function": {"name": "look_up", "arguments": {"number": "9"}}}] * 2),
     "no earlier answer": without(5),
-    "an empty answer": changed(5, content=""),
     "no question": changed(6, content=""),
     "questions swapped": swapped(1, 6),
     "a user in the assistant's place": changed(5, role="user"),
-    "an assistant in the user's place": changed(1, role="assistant"),
     "something that nobody said": lambda turns: [
         *turns[:1],
         {"role": "user", "content": "of another request"},
@@ -220,13 +217,13 @@ MESSAGES = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(MESSAGES, st.sampled_from([list, streamed]))
 def test_whatever_is_said_is_found_in_its_prompt(messages: list[Any], told: Any) -> None:
     assert model().invoke(told(messages)).content == "fine"
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(MESSAGES, st.data(), st.sampled_from([list, streamed]))
 def test_whatever_is_lost_is_missed(messages: list[Any], data: st.DataObject, told: Any) -> None:
     """Any one message, told from all others by its number."""

@@ -50,7 +50,6 @@ CREATE TABLE completion (
 );
 CREATE UNIQUE INDEX completion_identity ON completion (tenant, tokenizer, identity);
 CREATE TABLE usage (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL, records INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE gone (epoch INTEGER PRIMARY KEY, id INTEGER NOT NULL);
 CREATE INDEX completion_partition ON completion
     (tenant, tokenizer, id, checksum, vector_checksum, count, prompt_fingerprint, num_tokens);
 CREATE INDEX completion_worth ON completion (tenant, id, accepted, size);
@@ -63,17 +62,13 @@ CREATE TRIGGER completion_went AFTER DELETE ON completion BEGIN
     UPDATE usage SET bytes = bytes - old.size, records = records - 1 WHERE tenant = old.tenant;
     DELETE FROM usage WHERE tenant = old.tenant AND records <= 0;
     UPDATE meta SET value = value + 1 WHERE key = 'epoch';
-    INSERT INTO gone SELECT value, old.id FROM meta WHERE key = 'epoch';
 END;
 """
-"""Triggers maintain sums and epoch for every writer; large columns come last, so that scans need not read them.
-
-`gone` records which id was removed at which epoch, and nothing else: an index can drop exactly those ids.
-"""
+"""Triggers maintain sums and epoch for every writer; large columns come last, so that scans need not read them."""
 
 
 def schema_difference(connection: sqlite3.Connection) -> str | None:
-    """Name an object that only the file or only a cache has, or that differs; None for exactly a cache's schema.
+    """Name an object in which a file's schema differs from a cache's; None for exactly a cache's schema.
 
     The statements of a foreign schema are read, not run.
     """
@@ -81,9 +76,7 @@ def schema_difference(connection: sqlite3.Connection) -> str | None:
     if found == wanted:
         return None
     kind, name, _ = min(set(found) ^ set(wanted) or found)
-    ours, there = ((kind, name) in {one[:2] for one in objects} for objects in (wanted, found))
-    verdict = "is missing" if not there else "differs from a cache's" if ours else "does not belong to a cache"
-    return f"{' '.join(kind.split())[:20]} {name[:80]!r} {verdict}"  # another program may have chosen the name
+    return f"its {kind[:20]!r} {name[:80]!r} is not a cache's"  # another program may have chosen the name
 
 
 def _objects_in(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
@@ -135,14 +128,11 @@ PASSING_ERRORS = (
 )
 """Prefixes of the names of errors that are not the file's fault."""
 
-FileIdentity = tuple[int, int]
-"""Device and inode of a file."""
-
 
 class _Connection(sqlite3.Connection):
-    """A connection that is registered while it is open."""
+    """A connection that is registered while it is open; `file` is the device and inode of its file."""
 
-    file: FileIdentity | None = None
+    file: tuple[int, int] | None = None
 
     def close(self) -> None:
         """Close the connection and unregister it."""
@@ -151,7 +141,7 @@ class _Connection(sqlite3.Connection):
 
 
 _OPEN: weakref.WeakSet[_Connection] = weakref.WeakSet()
-_OPEN_BEFORE_FORK: set[FileIdentity] = set()
+_OPEN_BEFORE_FORK: set[tuple[int, int]] = set()
 """Files that the parent process had open when it forked this one. SQLite's record of its locks was copied along, so
 SQLite would take the parent's locks for this process's: two writers at once."""
 
@@ -161,7 +151,11 @@ def connect(path: Path | None, mode: str = "mode=rw") -> sqlite3.Connection:
 
     Raises CacheError for a file that was open when this process was forked.
     """
-    file = None if path is None else _identity(path)
+    file = None
+    if path is not None:
+        with contextlib.suppress(OSError):  # SQLite says why it cannot be opened
+            found = path.stat()
+            file = found.st_dev, found.st_ino
     if file in _OPEN_BEFORE_FORK:
         raise CacheError(
             f"{path} was open when this process was forked, and SQLite cannot open it here too: open it only after the "
@@ -214,14 +208,6 @@ def _decoded(data: bytes) -> str:
     return data.decode("utf-8", "replace")  # one damaged text must not make other rows unreadable
 
 
-def _identity(path: Path) -> FileIdentity | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
 def _leave_open() -> None:
     """In a forked process: record the open files, and never close them, which SQLite forbids too."""
     for connection in list(_OPEN):
@@ -248,18 +234,14 @@ class Database(OfOneProcess):
 
     def __init__(self, path: Path | None, *, read_only: bool = False) -> None:
         self.path, self.opened_read_only, self._cannot_write = path, read_only, False
-        self._changes, self._closed, self._warned = 0, False, False
-        if path is not None:
-            _OPEN_HERE.note(self, path)
+        self._changes, self.closed, self._warned = 0, False, False
         shared = path is None or read_only
         self._write_lock = threading.RLock()
         self._read_lock = self._write_lock if shared else threading.RLock()
-        try:
+        with _OPENING:
             self._writer = self._open_writer()
             self._reader = self._writer if shared else connect(path, "mode=ro")
-        except BaseException:
-            self._closed = True  # nothing is open, even before garbage collection
-            raise
+            _DATABASES.add(self)
 
     def _open_writer(self) -> sqlite3.Connection:
         if self.path is not None and self.opened_read_only:
@@ -349,11 +331,6 @@ class Database(OfOneProcess):
             self._cannot_write = self._warned = False
             logger.warning("%s can be written again: new completions are stored", self)
 
-    @property
-    def closed(self) -> bool:
-        """True if the file has been closed."""
-        return self._closed
-
     def refuses_writes(self) -> bool:
         """Return whether the cache is read-only; logs it the first time."""
         if self.read_only and not self._warned:
@@ -374,14 +351,14 @@ class Database(OfOneProcess):
         if not self.is_here:
             return
         with self._write_lock, self._read_lock:
-            if not self._closed:
-                self._closed = True
+            if not self.closed:
+                self.closed = True
                 self._reader.close()
                 self._writer.close()
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
-        if self._closed:
+        if self.closed:
             raise CacheError(f"{self} is closed; open it again")
         try:
             yield
@@ -392,45 +369,23 @@ class Database(OfOneProcess):
 
     def is_open_at(self, path: Path) -> bool:
         """Return whether this database is open, in this process, on the file at `path`."""
-        if self.path is None or self._closed or not self.is_here:
+        if self.path is None or self.closed or not self.is_here:
             return False
         return self.path.exists() and self.path.samefile(path)
 
 
-class _OpenHere:
-    """The files that this process has open or sets aside; file locks work between processes, not within one."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._opened: weakref.WeakSet[Database] = weakref.WeakSet()
-        self._moving: set[Path] = set()
-
-    def note(self, database: Database, path: Path) -> None:
-        """Record that a file is being opened. Raises CacheError while it is being set aside."""
-        with self._lock:
-            if path.resolve() in self._moving:
-                raise CacheError(f"{path} is damaged and being set aside; open it again")
-            self._opened.add(database)
-
-    def _is_open(self, path: Path) -> bool:
-        return any(database.is_open_at(path) for database in self._opened)
-
-    @contextlib.contextmanager
-    def moving(self, path: Path) -> Iterator[None]:
-        """Keep this process from opening the file. Raises CacheError if it has it open."""
-        with self._lock:
-            if path.resolve() in self._moving or self._is_open(path):
-                raise CacheError(f"{path} is damaged, and this process has it open; close it and open it again")
-            self._moving.add(path.resolve())
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._moving.discard(path.resolve())
+_DATABASES: weakref.WeakSet[Database] = weakref.WeakSet()
+_OPENING = Lock()
+"""Held while a file is opened or set aside: SQLite's locks work between processes, not within one."""
 
 
-_OPEN_HERE = _OpenHere()
-moving = _OPEN_HERE.moving
+@contextlib.contextmanager
+def unopened(path: Path) -> Iterator[None]:
+    """Keep this process from opening any cache. Raises CacheError if it has this one open."""
+    with _OPENING:
+        if any(database.is_open_at(path) for database in _DATABASES):
+            raise CacheError(f"{path} is damaged, and this process has it open; close it and open it again")
+        yield
 
 
 def _connect_to_stay(path: Path) -> sqlite3.Connection:

@@ -11,16 +11,13 @@ import sqlite3
 from collections.abc import Sequence
 
 from precedent.cache.records import Bounds
-from precedent.cache.rows import as_number, epoch_of
+from precedent.cache.rows import as_number
 
 KEPT_SHARE = 0.9
 """Eviction goes down to this share of a bound, so that it happens rarely."""
 
 CLOCK_SLACK = 60.0
 """Seconds that a completion's time may lie in the future before it is set to now."""
-
-REMEMBERED_EPOCHS = 100_000
-"""Number of recent deletions that readers can follow one by one; older readers read their partition again."""
 
 ROW_BYTES = 400
 """Approximate bytes of a row besides its payload."""
@@ -39,7 +36,6 @@ def evict(connection: sqlite3.Connection, bounds: Bounds, *, keep_id: int, now: 
     _keep_bound(connection, "bytes", bounds.max_bytes, keep_id)
     if bounds.max_records is not None:
         _keep_bound(connection, "records", bounds.max_records, keep_id)
-    prune(connection)
 
 
 def expire(connection: sqlite3.Connection, bounds: Bounds, now: float, *, keep_id: int = 0) -> None:
@@ -48,11 +44,6 @@ def expire(connection: sqlite3.Connection, bounds: Bounds, now: float, *, keep_i
         return
     connection.execute("UPDATE completion SET created = ? WHERE created > ?", (now, now + CLOCK_SLACK))
     connection.execute("DELETE FROM completion WHERE created < ? AND id != ?", (now - bounds.max_age, keep_id))
-
-
-def prune(connection: sqlite3.Connection) -> None:
-    """Drop old entries from the list of removed ids."""
-    connection.execute("DELETE FROM gone WHERE epoch <= ?", (epoch_of(connection) - REMEMBERED_EPOCHS,))
 
 
 def _keep_quota(connection: sqlite3.Connection, max_bytes: int, keep_id: int) -> None:

@@ -104,9 +104,8 @@ def is_own_folder(path: Path) -> bool:
 
 
 def check_folders(path: Path) -> None:
-    """Raise CacheError if one of the folders beside a cache's file is a link."""
-    for ending in ("-index", "-prefixes"):
-        is_own_folder(path.with_name(path.name + ending))
+    """Raise CacheError if the folder of kept prefixes is a link."""
+    is_own_folder(path.with_name(path.name + "-prefixes"))
 
 
 def open_own(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
@@ -122,11 +121,6 @@ def read_own(path: Path) -> bytes:
     """The content of a file that Precedent made. Raises OSError."""
     with os.fdopen(open_own(path), "rb") as file:
         return file.read()
-
-
-def touch_own(path: Path, mode: int = 0o600) -> None:
-    """Make an empty file unless there is one. Raises OSError for a link or anything else that is not a file."""
-    os.close(open_own(path, os.O_RDWR | os.O_CREAT, mode))
 
 
 def bytes_in(path: Path) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,42 +41,21 @@ SimilarityOf = Callable[[CompletionStore], Similarity]
 """Creates the search for a store, like the function that `precedent.langchain.in_vector_store` returns."""
 
 
-class VectorSource(Protocol):
-    """The part of a `CompletionStore` from which the index is built."""
-
-    def stamp(self) -> Hashable:
-        """Changes whenever any process may have added or removed records; takes microseconds."""
-
-    def epoch(self) -> int:
-        """Increases whenever records are removed."""
-
-    def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The current epoch and the ids removed after `epoch`; None for ids if they are not known one by one."""
-
-    def vectors_since(self, tenant: str, tokenizer: str, after_id: int) -> tuple[Ids, Vector]:
-        """Ids in increasing order, `[n]`, and their vectors, `[n, dimension]`."""
-
-
 class SimilarityIndex:
     """Nearest stored completions within one partition; follows the store, even when another process writes to it.
 
     It holds every vector of the partitions that were searched: 1.5 KB each for 384 dimensions.
     """
 
-    def __init__(self, source: VectorSource) -> None:
-        self._source = source
+    def __init__(self, store: CompletionStore) -> None:
+        self._store = store
         self._partitions: dict[tuple[str, str], _Partition] = {}
         self._lock = Lock()  # FAISS allows no change during a search, and releases the GIL in both
 
     def search(self, vector: Vector, tenant: str, tokenizer: str, k: int) -> list[Hit]:
         """At most `k` hits, nearest first, newer first among equals. `vector` is `[dimension]`, of length 1."""
         with self._lock, computing():
-            partition = self._caught_up(tenant, tokenizer)
-            k = min(k, len(partition.ids) - partition.num_gone)
-            if partition.index is None or k < 1:
-                return []
-            positions, scores = partition.index.search(vector, k)
-            hits = [Hit(partition.ids[at], float(score)) for at, score in zip(positions, scores, strict=True)]
+            hits = self._caught_up(tenant, tokenizer).search(vector, k)
         return sorted(hits, key=lambda hit: (-hit.similarity, -hit.completion_id))
 
     def forget(self, selection: Selection) -> None:
@@ -92,86 +70,76 @@ class SimilarityIndex:
     def erase_gone(self) -> None:
         """Erase vectors of completions that any process has forgotten or evicted. Raises CacheError."""
         with self._lock, computing():
-            for key in [key for key, partition in self._partitions.items() if not self._without_gone(partition)]:
-                del self._partitions[key]
+            for key, partition in list(self._partitions.items()):
+                self._erase_gone(partition, *key)
 
     def close(self) -> None:
         """Drop everything."""
         self.clear()
 
     def _caught_up(self, tenant: str, tokenizer: str) -> _Partition:
-        key, stamp = (tenant, tokenizer), self._source.stamp()
-        partition = self._partitions.get(key)
-        if partition is not None and stamp == partition.stamp:
-            return partition
-        if partition is None or not self._without_gone(partition):
-            partition = self._partitions[key] = _Partition(self._source.epoch())
-        partition.append(*self._source.vectors_since(tenant, tokenizer, partition.last_id))
-        partition.stamp = stamp
+        key, stamp = (tenant, tokenizer), self._store.stamp()
+        partition = self._partitions.get(key) or _Partition(self._store.epoch())
+        if partition.stamp != stamp:
+            self._erase_gone(partition, tenant, tokenizer)
+            if 2 * partition.num_gone > len(partition.ids):  # reading the rest again frees the memory
+                partition = _Partition(self._store.epoch())
+            partition.append(*self._store.vectors_since(tenant, tokenizer, partition.last_id))
+            self._partitions[key], partition.stamp = partition, stamp
         return partition
 
-    def _without_gone(self, partition: _Partition) -> bool:
-        """Remove what was forgotten or evicted; False if reading the partition again is better."""
-        if partition.epoch == self._source.epoch():
-            return True
-        partition.epoch, gone = self._source.gone_since(partition.epoch)
-        if gone is None:
-            return False
-        places = np.flatnonzero(np.isin(np.array(partition.ids, dtype=np.int64), gone))
-        if partition.index is not None and places.size:
-            partition.index.erase(places)
-            partition.num_gone += places.size
-        return 2 * partition.num_gone <= len(partition.ids)
+    def _erase_gone(self, partition: _Partition, tenant: str, tokenizer: str) -> None:
+        epoch = self._store.epoch()
+        if partition.epoch != epoch:
+            partition.erase_except(self._store.ids(tenant, tokenizer))
+            partition.epoch = epoch
 
 
-@dataclass(slots=True)
 class _Partition:
-    epoch: int
-    index: ExactIndex | None = None
-    ids: list[int] = field(default_factory=list)
-    stamp: Hashable = None
-    num_gone: int = 0
-    last_id: int = 0
+    """A FAISS `IndexFlatIP` over vectors in order of their ids: some 7 ms for 100,000 vectors of 384 dimensions."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.stamp: Hashable = None
+        self.ids = np.empty(0, dtype=np.int64)
+        self.num_gone = 0
+        self._faiss: Any = None
+        self._index: Any = None
+
+    @property
+    def last_id(self) -> int:
+        """The highest id, 0 without vectors."""
+        return int(self.ids[-1]) if self.ids.size else 0
 
     def append(self, ids: Ids, vectors: Vector) -> None:
-        """Add vectors. Raises CacheError for a vector without unit length."""
+        """Add vectors `[n, dimension]`. Raises CacheError for a vector without unit length."""
         if not len(ids):
             return
         lengths = np.linalg.norm(vectors, axis=1)
         if not np.allclose(lengths, 1.0, atol=1e-3):  # also catches NaN, which FAISS would store and never find
             raise CacheError("a stored vector does not have unit length; run `precedent cache verify` on the cache")
-        if self.index is None:
-            self.index = ExactIndex(vectors.shape[1])
-        self.index.add(vectors)
-        self.ids.extend(ids.tolist())
-        self.last_id = max(self.last_id, int(ids.max()))
-
-
-class ExactIndex:
-    """FAISS `IndexFlatIP` over vectors in order of arrival: some 7 ms for 100,000 vectors of 384 dimensions.
-
-    `search` returns positions. The caller prevents concurrent use.
-    """
-
-    def __init__(self, dimension: int) -> None:
-        self._faiss: Any = importlib.import_module("faiss")
-        self._index = self._faiss.IndexFlatIP(dimension)
-
-    def add(self, vectors: Vector) -> None:
-        """Append unit vectors, `[n, dimension]`."""
+        if self._index is None:
+            self._faiss = importlib.import_module("faiss")
+            self._index = self._faiss.IndexFlatIP(vectors.shape[1])
         self._index.add(np.ascontiguousarray(vectors))
+        self.ids = np.concatenate([self.ids, ids])
 
-    def search(self, vector: Vector, k: int) -> tuple[Ids, Vector]:
-        """Positions and inner products of the `k` best, both `[k]`; `k` is at most the number of remaining vectors."""
+    def search(self, vector: Vector, k: int) -> list[Hit]:
+        """At most `k` hits, best first."""
+        k = min(k, len(self.ids) - self.num_gone)
+        if k < 1:
+            return []
         with _one_thread(self._faiss):
-            scores, positions = self._index.search(vector[None, :], k)
-        return positions[0], scores[0]
+            scores, places = self._index.search(vector[None, :], k)
+        return [Hit(int(self.ids[place]), float(score)) for place, score in zip(places[0], scores[0], strict=True)]
 
-    def erase(self, positions: Ids) -> None:
-        """Overwrite with NaN, which FAISS never returns as a neighbour; other positions stay the same."""
-        size = self._index.ntotal * self._index.d
-        rows = self._faiss.rev_swig_ptr(self._index.get_xb(), size).reshape(-1, self._index.d)
-        rows[positions] = np.nan
+    def erase_except(self, alive: Ids) -> None:
+        """Overwrite all other vectors with NaN, which FAISS never returns as a neighbour."""
+        gone = ~np.isin(self.ids, alive)
+        self.num_gone = int(gone.sum())
+        if self.num_gone:
+            size = self._index.ntotal * self._index.d
+            self._faiss.rev_swig_ptr(self._index.get_xb(), size).reshape(-1, self._index.d)[gone] = np.nan
 
 
 @contextmanager

@@ -22,31 +22,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from precedent.cache import database as connections
-from precedent.cache import rows
-from precedent.cache.database import (
-    APPLICATION_ID,
-    FORMAT_VERSION,
-    advice,
-    connect,
-    error_name,
-    is_damage,
-    moving,
-    schema_difference,
-)
-from precedent.cache.files import (
-    FILE_NAME,
-    HAS_LOCKS,
-    bytes_in,
-    check_folders,
-    check_links,
-    database_path,
-    journal_of,
-    lock_as_sqlite_does,
-    log_of,
-    shared_memory_of,
-    wait_for_folder,
-)
+from precedent.cache import database, files, rows
+from precedent.cache.database import advice, connect, error_name, is_damage, schema_difference, unopened
+from precedent.cache.files import bytes_in, journal_of, log_of, shared_memory_of
 from precedent.cache.records import Damage, VerifyReport
 from precedent.errors import CacheError, CacheMismatchError
 
@@ -63,8 +41,6 @@ FRAME_HEADER_BYTES = 24
 
 PAUSE_SECONDS = 0.05
 
-State = tuple[object, ...]
-
 
 class UnreadableError(CacheError):
     """A cache that cannot be read, for `reason`. `state` is the file's as it was inspected."""
@@ -75,7 +51,7 @@ class UnreadableError(CacheError):
             f"`{_recover(path)}`"
         )
         self.reason = reason
-        self.state: State = ()
+        self.state: tuple[object, ...] = ()
 
 
 @contextlib.contextmanager
@@ -85,11 +61,18 @@ def inspecting(path: Path, *, whole: bool = False) -> Iterator[sqlite3.Connectio
     `whole` reads every page, whatever their number. Raises UnreadableError for a damaged cache, CacheMismatchError for
     another program's file, another format or a schema that is not a cache's, CacheError for what cannot be read now.
     """
-    connection = _checked(path, whole)
-    try:
+    for look in range(1, LOOKS + 1):
+        before = _state(path)
+        try:
+            connection = _checked(path, whole)
+            break
+        except CacheError as error:
+            if isinstance(error, UnreadableError):
+                error.state = before
+            if look == LOOKS or _state(path) == before:
+                raise
+    with contextlib.closing(connection):
         yield connection
-    finally:
-        connection.close()
 
 
 def set_aside(path: Path, error: UnreadableError) -> Path:
@@ -106,7 +89,7 @@ def set_aside(path: Path, error: UnreadableError) -> Path:
             if beside(path).exists():
                 beside(path).rename(beside(kept))
         path.rename(kept)
-        wait_for_folder(path.parent)
+        files.wait_for_folder(path.parent)
     logger.warning(
         "%s cannot be read (%s): it was set aside as %s, and the cache starts empty; `%s` prints what can still be "
         "read of it",
@@ -126,14 +109,14 @@ def _alone(path: Path) -> Iterator[None]:
     A process that has it open would delete the log of its successor when it closes.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(moving(path))
+        stack.enter_context(unopened(path))
         opened = stack.enter_context(path.open("rb+"))
-        give_up = time.monotonic() + connections.BUSY_SECONDS
-        while not lock_as_sqlite_does(opened):
+        give_up = time.monotonic() + database.BUSY_SECONDS
+        while not files.lock_as_sqlite_does(opened):
             if time.monotonic() > give_up:
                 raise CacheError(f"{path} is damaged, and another process has it open; close that process")
             time.sleep(PAUSE_SECONDS)
-        if not HAS_LOCKS:  # Windows cannot rename an open file
+        if not files.HAS_LOCKS:  # Windows cannot rename an open file
             opened.close()
         yield
 
@@ -144,27 +127,14 @@ def _free_name(path: Path) -> Path:
     return next(kept for name in names if not (kept := path.with_name(name)).exists())
 
 
-def _checked(path: Path, whole: bool) -> sqlite3.Connection:
-    for look in range(1, LOOKS + 1):
-        before = _state(path)
-        try:
-            return _checked_once(path, whole)
-        except CacheError as error:
-            if isinstance(error, UnreadableError):
-                error.state = before
-            if look == LOOKS or _state(path) == before:
-                raise
-    raise AssertionError("the last look returns or raises")
-
-
-def _state(path: Path) -> State:
+def _state(path: Path) -> tuple[object, ...]:
     """Changes when another process has changed or replaced the file."""
     found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns, bytes_in(log_of(path))
 
 
-def _checked_once(path: Path, whole: bool) -> sqlite3.Connection:
-    check_links(path)
+def _checked(path: Path, whole: bool) -> sqlite3.Connection:
+    files.check_links(path)
     if bytes_in(path) <= 1:
         raise UnreadableError(path, "it is empty")
     alone = not bytes_in(log_of(path)) and not bytes_in(journal_of(path))
@@ -172,9 +142,15 @@ def _checked_once(path: Path, whole: bool) -> sqlite3.Connection:
     try:
         _check_marks(connection, path)
         connection.execute("BEGIN")  # check everything else at one moment
-        _check_schema(connection, path)
+        difference = schema_difference(connection)  # what was added to it could run when a record is stored
+        if difference is not None:
+            raise _not_a_cache(path, difference)
         _check_pages(connection, path, alone=alone, whole=whole)
-        _check_values(connection, path)
+        try:  # the few values without which no record can be read or stored
+            rows.check_numbers(connection)
+            rows.recorded_embedder(connection)
+        except CacheError as error:
+            raise UnreadableError(path, str(error)) from error
         return connection
     except (sqlite3.Error, UnicodeDecodeError) as error:  # a damaged name in SQLite's message is not UTF-8
         connection.close()
@@ -193,27 +169,20 @@ def _check_marks(connection: sqlite3.Connection, path: Path) -> None:
         )
         connection.execute("PRAGMA writable_schema=OFF")
     except sqlite3.DatabaseError as error:
-        if not is_damage(error) or path.name == FILE_NAME:
+        if not is_damage(error) or path.name == files.FILE_NAME:
             raise
         raise _not_a_cache(path, str(error)) from error
-    if mark != APPLICATION_ID:
+    if mark != database.APPLICATION_ID:
         raise _not_a_cache(path, "it is another program's database")
-    if version != FORMAT_VERSION:
+    if version != database.FORMAT_VERSION:
         raise CacheMismatchError(
-            f"{path} has cache format {version}, and this version of precedent reads {FORMAT_VERSION}; left untouched, "
-            "upgrade precedent or give another path"
+            f"{path} has cache format {version}, and this version of precedent reads {database.FORMAT_VERSION}; left "
+            "untouched, upgrade precedent or give another path"
         )
 
 
 def _not_a_cache(path: Path, reason: str) -> CacheMismatchError:
     return CacheMismatchError(f"{path} is not a cache ({reason}); left untouched, give another path")
-
-
-def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Check that the schema is exactly a cache's: what was added to it could run when a record is stored."""
-    difference = schema_difference(connection)
-    if difference is not None:
-        raise _not_a_cache(path, difference)
 
 
 def _check_pages(connection: sqlite3.Connection, path: Path, *, alone: bool, whole: bool) -> None:
@@ -228,15 +197,6 @@ def _check_pages(connection: sqlite3.Connection, path: Path, *, alone: bool, who
         verdict = str(connection.execute(f"PRAGMA {check}").fetchone()[0])
         if verdict != "ok":
             raise UnreadableError(path, " ".join(verdict.split()))
-
-
-def _check_values(connection: sqlite3.Connection, path: Path) -> None:
-    """Check the few values without which no record can be read or stored."""
-    try:
-        rows.check_numbers(connection)
-        rows.recorded_embedder(connection)
-    except CacheError as error:
-        raise UnreadableError(path, str(error)) from error
 
 
 def _refusal(path: Path, error: Exception) -> CacheError:
@@ -258,10 +218,10 @@ def verify_cache(path: str | Path) -> VerifyReport:
     is opened next. Raises CacheError if there is no cache at `path`, if it cannot be read now, or if a link stands in
     place of a folder beside it.
     """
-    file = database_path(path)
+    file = files.database_path(path)
     if not file.exists():
         raise CacheError(f"there is no cache at {file}")
-    check_folders(file)
+    files.check_folders(file)
     try:
         with inspecting(file, whole=True) as connection:
             findings = tuple(_damage(connection))
@@ -274,12 +234,10 @@ def verify_cache(path: str | Path) -> VerifyReport:
 
 
 def _damage(connection: sqlite3.Connection) -> Iterator[Damage]:
-    query = f"SELECT {rows.COLUMNS}, vector, vector_checksum FROM completion WHERE id > ? ORDER BY id LIMIT ?"
-    last = 0
-    while page := connection.execute(query, (last, rows.ROWS_AT_ONCE)).fetchall():
-        for *row, vector, checksum in page:
-            last = row[rows.ID]
-            if rows.completion_of(tuple(row)) is None:
-                yield Damage("record", f"record {last} is damaged", (last,))
-            elif (vector, checksum) != (None, None) and rows.vector_of(vector, checksum) is None:
-                yield Damage("vector", f"the vector of record {last} is damaged", (last,))
+    query = f"SELECT {rows.COLUMNS}, vector, vector_checksum FROM completion ORDER BY id"
+    for row in connection.execute(query):
+        row_id, vector = row[rows.ID], row[-2:]
+        if rows.completion_of(row[:-2]) is None:
+            yield Damage("record", f"record {row_id} is damaged", (row_id,))
+        elif vector != (None, None) and rows.vector_of(*vector) is None:
+            yield Damage("vector", f"the vector of record {row_id} is damaged", (row_id,))

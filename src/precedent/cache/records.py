@@ -31,16 +31,10 @@ DEFAULT_MAX_PREFIX_BYTES = 2**30
 """Default limit on the KV cache of prompt prefixes on disk."""
 
 DEFAULT_MAX_INDEX_BYTES = 256 * 2**20
-"""Default limit on the token indexes of a cache in memory: some 20 million tokens."""
-
-DEFAULT_MAX_MAPPED_BYTES = 4 * 2**30
-"""The same for a cache on disk, which maps large arrays (`segments.Scratch`): some 300 million tokens."""
+"""Default limit on the token indexes that drafting holds: some 20 million tokens."""
 
 Ids = NDArray[np.int64]
 """Ids of completions, `[n]`."""
-
-Mask = NDArray[np.bool_]
-"""One boolean for each completion, `[n]`."""
 
 Vector = NDArray[np.float32]
 """A unit vector, `[dimension]`, or several, `[n, dimension]`."""

@@ -6,19 +6,15 @@ import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from precedent.cache.database import Database, folded
+from precedent.cache.database import folded
 from precedent.cache.records import (
     TEXTS,
     Completion,
-    Completions,
     EmbedderIdentity,
-    Ids,
-    Mask,
     Selection,
     TenantStats,
     Vector,
@@ -220,110 +216,10 @@ def _meta(connection: sqlite3.Connection, key: str) -> Any:
 
 
 def check_numbers(connection: sqlite3.Connection) -> None:
-    """Raise CacheError unless the numbers of the next record and of the next removal have never been used."""
-    epoch, gone = epoch_of(connection), connection.execute("SELECT coalesce(max(epoch), 0) FROM gone").fetchone()[0]
-    if gone > epoch:
-        raise CacheError(f"removals are counted up to {epoch}, and the last one has number {gone}")
+    """Raise CacheError unless the numbers of the next record and of the next removal can be told."""
+    epoch_of(connection)
     found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'completion'").fetchone()
     highest = connection.execute("SELECT max(id) FROM completion").fetchone()[0]
     last = 0 if found is None else found[0]
     if type(last) is not int or not (highest or 0) <= last < MOST_RECORDS:
         raise CacheError(f"the number of the last record is {last!r}, and the highest is {highest!r}")
-
-
-Checksums = NDArray[np.uint64]
-
-
-class Directory(NamedTuple):
-    """Completions in order of their ids: checksums of the rows, write-back counts and prompt fingerprints, all `[n]`.
-
-    It tells which completions exist, without reading their tokens. For a whole cache, counts and prompts are empty.
-    """
-
-    ids: Ids
-    checksums: Checksums
-    counts: Ids
-    prompts: list[bytes]
-
-    def holds(self, completions: NDArray[np.void]) -> Mask:
-        """For each of a segment's completions, whether its row still exists unchanged."""
-        known = self.checksums_of(completions["id"]) == completions["checksum"]
-        return np.asarray(known & np.isin(completions["id"], self.ids))
-
-    def checksums_of(self, ids: Ids) -> Checksums:
-        """The checksums of these rows; 0 for missing ones."""
-        if not self.ids.size:
-            return np.zeros(ids.size, dtype=np.uint64)
-        places = np.minimum(np.searchsorted(self.ids, ids), self.ids.size - 1)
-        return np.where(self.ids[places] == ids, self.checksums[places], np.uint64(0))
-
-
-def directory_of(database: Database, tenant: str, tokenizer: str) -> Directory:
-    """The rows of one partition."""
-    # as BLOB, not TEXT: a Python function would decode every text
-    columns = f"id, checksum, max(1, {as_number('count')}), coalesce(CAST(prompt_fingerprint AS BLOB), x'')"
-    where = "tenant = ? AND tokenizer = ? AND id > ?"
-    ids, sums, counts, prompts = _columns(database, columns, where, (tenant, tokenizer), 4)
-    return Directory(_as_ids(ids), _as_checksums(sums), _as_ids(counts), prompts)
-
-
-def directory_of_all(database: Database) -> Directory:
-    """Ids and checksums of all rows of the cache."""
-    ids, sums = _columns(database, "id, checksum", "id > ?", (), 2)
-    return Directory(_as_ids(ids), _as_checksums(sums), _as_ids(()), [])
-
-
-def lengths_of(database: Database, tenant: str, tokenizer: str) -> tuple[Ids, Ids]:
-    """The ids of a partition's rows in increasing order, and the number of tokens of each."""
-    where = "tenant = ? AND tokenizer = ? AND id > ?"
-    ids, lengths = _columns(database, f"id, {as_number('num_tokens')}", where, (tenant, tokenizer), 2)
-    return _as_ids(ids), _as_ids(lengths)
-
-
-def tenant_bytes(database: Database, tenant: str) -> int:
-    """Bytes of everything that a tenant has stored, tokens (4 bytes each) included; takes microseconds."""
-    query = f"SELECT {as_number('bytes')} FROM usage WHERE tenant = ?"
-    with database.read() as connection:
-        found = connection.execute(query, (tenant,)).fetchone()
-    return int(found[0]) if found else 0
-
-
-def _columns(database: Database, columns: str, where: str, values: tuple[str, ...], width: int) -> tuple[Any, ...]:
-    """The selected columns, each as a list, in order of increasing ids; the first column is the id."""
-    query = f"SELECT {columns} FROM completion WHERE {where} ORDER BY id LIMIT {ROWS_AT_ONCE}"
-    found: tuple[list[Any], ...] = tuple([] for _ in range(width))
-    last, more = 0, True
-    while more:
-        with database.read() as connection:
-            page = connection.execute(query, (*values, last)).fetchall()
-        for column, read in zip(found, zip(*page, strict=True), strict=False):  # an empty page has no columns
-            column.extend(read)
-        more = len(page) == ROWS_AT_ONCE
-        last = page[-1][0] if page else last
-    return found
-
-
-def read_completions(database: Database, tenant: str, tokenizer: str, ids: Ids) -> Completions:
-    """These completions of a partition in order of their ids, without damaged or missing ones."""
-    query = (
-        f"SELECT {COLUMNS} FROM completion WHERE tenant = ? AND tokenizer = ? "
-        "AND id IN (SELECT value FROM json_each(?)) ORDER BY id"
-    )
-    completions: Completions = []
-    for begin in range(0, ids.size, ROWS_AT_ONCE):
-        wanted = json.dumps(ids[begin : begin + ROWS_AT_ONCE].tolist())
-        with database.read() as connection:
-            found = connection.execute(query, (tenant, tokenizer, wanted)).fetchall()
-        completions += [completion for row in found if (completion := completion_of(row)) is not None]
-    return completions
-
-
-def _as_ids(numbers: Sequence[int]) -> Ids:
-    return np.array(numbers, dtype=np.int64)
-
-
-def _as_checksums(values: Sequence[Any]) -> Checksums:
-    """Checksums as numbers; 0 for one of another length or type, which a damaged row may have."""
-    sound = set(map(type, values)) <= {bytes} and set(map(len, values)) <= {8}
-    whole = values if sound else [one if isinstance(one, bytes) and len(one) == 8 else bytes(8) for one in values]
-    return np.frombuffer(b"".join(whole), dtype="<u8").astype(np.uint64)

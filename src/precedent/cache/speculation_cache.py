@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
-from types import TracebackType
 from typing import Self
 
 from precedent.cache.embedder import Embedder, embed_one, identity_of, require_same, resolve
@@ -15,7 +14,6 @@ from precedent.cache.records import (
     ACTIONS,
     DEFAULT_MAX_BYTES,
     DEFAULT_MAX_INDEX_BYTES,
-    DEFAULT_MAX_MAPPED_BYTES,
     DEFAULT_MAX_PREFIX_BYTES,
     Bounds,
     CacheStats,
@@ -28,32 +26,14 @@ from precedent.cache.records import (
     check_tenant,
 )
 from precedent.cache.redaction import Redact, apply
-from precedent.cache.segments import Partition
 from precedent.cache.sqlite_store import SQLiteStore
 from precedent.cache.store import CompletionStore, open_store
-from precedent.cache.store_url import Place, StoreURL, place_of, written
+from precedent.cache.store_url import Place, place_of, written
 from precedent.errors import CacheError
 from precedent.runtime.process import OfOneProcess, check_fork
 
 REMEMBERED_QUERIES = 256
 """Requests whose vectors are remembered: recall embeds a request, and storing its answer needs the same vector."""
-
-
-class Listeners:
-    """Bound methods without arguments, held weakly, called in the order in which they were added."""
-
-    def __init__(self) -> None:
-        self._methods: list[weakref.WeakMethod[Callable[[], None]]] = []
-
-    def add(self, method: Callable[[], None]) -> None:
-        """Call this bound method from now on."""
-        self._methods = [reference for reference in self._methods if reference() is not None]
-        self._methods.append(weakref.WeakMethod(method))
-
-    def call(self) -> None:
-        """Call all whose objects live."""
-        for method in [method for reference in self._methods if (method := reference()) is not None]:
-            method()
 
 
 class SpeculationCache(OfOneProcess):
@@ -91,7 +71,7 @@ class SpeculationCache(OfOneProcess):
         self._embedder, self._redact, self.max_index_bytes = embedder, redact, max_index_bytes
         self._index = (similarity or SimilarityIndex)(store)
         self._vector_of = lru_cache(maxsize=REMEMBERED_QUERIES)(partial(embed_one, embedder))
-        self._on_gone, self._on_forget = Listeners(), Listeners()
+        self._listeners: list[tuple[weakref.WeakMethod[Callable[[], None]], bool]] = []
         self.path: str | None = None
         """The path or URL passed to `open`, absolute and without secrets; None in memory."""
 
@@ -105,7 +85,7 @@ class SpeculationCache(OfOneProcess):
         max_records: int | None = None,
         max_age: float | None = None,
         max_tenant_bytes: int | None = None,
-        max_index_bytes: int | None = None,
+        max_index_bytes: int = DEFAULT_MAX_INDEX_BYTES,
         max_prefix_bytes: int = DEFAULT_MAX_PREFIX_BYTES,
         redact: Redact | None = None,
         read_only: bool = False,
@@ -120,8 +100,7 @@ class SpeculationCache(OfOneProcess):
         - `max_records`: the most completions.
         - `max_age`: the most seconds since a completion was first stored.
         - `max_tenant_bytes`: the most bytes of any one tenant's completions.
-        - `max_index_bytes`: the most bytes that drafting holds to match against; None is 256 MiB in memory and 4 GiB on
-          disk, where large arrays are mapped. The oldest completions leave first.
+        - `max_index_bytes`: the most bytes that drafting holds to match against. The oldest completions leave first.
         - `max_prefix_bytes`: the most bytes that `EngineOptions.keep_prefixes` keeps, at most for `max_age` (None: 30
           days).
         - `redact`: returns what to store instead of a completion, or None for nothing.
@@ -137,9 +116,6 @@ class SpeculationCache(OfOneProcess):
         """
         check_fork()
         place = place_of(path)
-        if max_index_bytes is None:
-            on_disk = place is not None and not isinstance(place, StoreURL)
-            max_index_bytes = DEFAULT_MAX_MAPPED_BYTES if on_disk else DEFAULT_MAX_INDEX_BYTES
         _check_index_bytes(max_index_bytes)
         chosen = resolve(embedder)
         bounds = Bounds(max_bytes, max_records, max_age, max_tenant_bytes, max_prefix_bytes)
@@ -204,16 +180,17 @@ class SpeculationCache(OfOneProcess):
         return self._store.tokenizers() - {ACTIONS}
 
     def epoch(self) -> int:
-        """Increases when completions are forgotten or evicted: results of `since` must then be read again."""
+        """Increases when completions are forgotten or evicted: compare with `ids` then."""
         return self._store.epoch()
 
     def forgets(self) -> int:
         """Changes at every `forget`, of any process, and not at an eviction."""
         return self._store.forgets()
 
-    def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The current epoch and the ids removed after `epoch`; None for ids if too many have been removed since."""
-        return self._store.gone_since(epoch)
+    def ids(self, tenant: str, tokenizer: str) -> Ids:
+        """The ids of a partition's completions in increasing order, `[n]`."""
+        check_tenant(tenant)
+        return self._store.ids(tenant, tokenizer)
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
         """Add tokens to completions, `{id: (accepted, rejected)}`; ids that are gone are ignored."""
@@ -235,11 +212,6 @@ class SpeculationCache(OfOneProcess):
         """A tenant's completions with these ids; missing ids are skipped."""
         check_tenant(tenant)
         return self._store.list(Selection(tenant=tenant, ids=tuple(ids)), None)
-
-    def partition(self, tenant: str, tokenizer: str) -> Partition | None:
-        """A partition with its sealed segments; None for a cache in memory or in a store without segments."""
-        check_tenant(tenant)
-        return self._store.partition(tenant, tokenizer) if isinstance(self._store, SQLiteStore) else None
 
     @property
     def prefixes(self) -> PrefixFiles | None:
@@ -286,17 +258,22 @@ class SpeculationCache(OfOneProcess):
 
     def _erase_memories(self, *, forgotten: bool) -> None:
         self._vector_of.cache_clear()
-        self._on_gone.call()
-        if forgotten:
-            self._on_forget.call()
+        for reference, only_forgotten in list(self._listeners):
+            if (method := reference()) is not None and (forgotten or not only_forgotten):
+                method()
 
     def on_gone(self, erase: Callable[[], None]) -> None:
         """Call a method at the end of every `forget` and `erase_gone`, before it returns, while its object lives."""
-        self._on_gone.add(erase)
+        self._listen(erase, only_forgotten=False)
 
     def on_forget(self, erase: Callable[[], None]) -> None:
         """As `on_gone`, but not after evictions: for what holds words that only a wish to forget must erase."""
-        self._on_forget.add(erase)
+        self._listen(erase, only_forgotten=True)
+
+    def _listen(self, method: Callable[[], None], *, only_forgotten: bool) -> None:
+        """Call a bound method, held weakly."""
+        living = [listener for listener in self._listeners if listener[0]() is not None]
+        self._listeners = [*living, (weakref.WeakMethod(method), only_forgotten)]
 
     def close(self) -> None:
         """Close the store; may be called again, and does nothing in a forked process."""
@@ -310,9 +287,7 @@ class SpeculationCache(OfOneProcess):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _check_embedder(self) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from precedent.cache import rows
 from precedent.cache.database import Database, create_file
 from precedent.cache.embedder import Embedder, identity_of, maker_of, require_same
-from precedent.cache.eviction import evict, expire, prune
+from precedent.cache.eviction import evict, expire
 from precedent.cache.files import alone_in, check_folders, database_path, sweep
 from precedent.cache.inspection import UnreadableError, inspecting, set_aside, verify_cache
 from precedent.cache.prefixes import PrefixFiles
@@ -34,7 +34,6 @@ from precedent.cache.records import (
     as_stored,
     storable,
 )
-from precedent.cache.segments import IndexFolder, Partition
 from precedent.errors import CacheError
 
 logger = logging.getLogger("precedent.cache")
@@ -60,10 +59,8 @@ class SQLiteStore:
         self, database: Database, bounds: Bounds | None = None, *, clock: Callable[[], float] = time.time
     ) -> None:
         self._database, self._bounds, self._clock = database, bounds or Bounds(), clock
-        self._segments: IndexFolder | None = None
         self.prefixes: PrefixFiles | None = None
         if database.path is not None:
-            self._segments = IndexFolder(database.path)
             self.prefixes = PrefixFiles(database.path, self._bounds, self.forgets, read_only=database.read_only)
         self._damaged: set[int] = set()
         self._erasure_due, self._next_erasure = False, 0.0
@@ -107,7 +104,6 @@ class SQLiteStore:
                 _make_readable(file, embedder)
             if not fixed:
                 sweep(file.parent)
-                IndexFolder(file).sweep()
             return cls(Database(file, read_only=fixed), chosen, clock=clock)
         except (OSError, ValueError, sqlite3.Error) as error:  # ValueError: a path with a NUL character
             raise CacheError(
@@ -223,11 +219,6 @@ class SQLiteStore:
         """Changes whenever any process may have added or removed records; takes microseconds."""
         return self._database.stamp()
 
-    def partition(self, tenant: str, tokenizer: str) -> Partition | None:
-        """The partition with its segments; None in memory."""
-        tokenizer = as_stored(tokenizer)
-        return None if self._segments is None else Partition(self._database, self._segments, tenant, tokenizer)
-
     def epoch(self) -> int:
         """Increases whenever records are removed."""
         with self._database.read() as connection:
@@ -238,13 +229,12 @@ class SQLiteStore:
         with self._database.read() as connection:
             return rows.forgets_of(connection)
 
-    def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The current epoch and the ids removed after `epoch`; None for ids if too many have been removed since."""
+    def ids(self, tenant: str, tokenizer: str) -> Ids:
+        """The ids of the partition's completions in increasing order, `[n]`."""
+        query = "SELECT id FROM completion WHERE tenant = ? AND tokenizer = ? ORDER BY id"
         with self._database.read() as connection:
-            now = rows.epoch_of(connection)
-            query = f"SELECT {rows.as_number('id')} FROM gone WHERE epoch > ?"
-            ids = [row_id for (row_id,) in connection.execute(query, (epoch,))]
-        return now, np.array(ids, dtype=np.int64) if len(ids) == now - epoch else None
+            found = connection.execute(query, (tenant, as_stored(tokenizer))).fetchall()
+        return np.array(found, dtype=np.int64).reshape(-1)
 
     def embedder(self) -> EmbedderIdentity | None:
         """The embedder that made the vectors; None while there are none."""
@@ -264,7 +254,7 @@ class SQLiteStore:
             self._unless_refused(write)
 
     def forget(self, selection: Selection) -> int:
-        """Erase the selected completions from table, file, log, segments and kept prefixes; returns their number.
+        """Erase the selected completions from table, file, log and kept prefixes; returns their number.
 
         Raises CacheError if the store is read-only, nothing is selected, or another process keeps their bytes (they
         are forgotten nevertheless).
@@ -275,7 +265,6 @@ class SQLiteStore:
             raise CacheError(f"{self._database} is read-only, so nothing can be forgotten in it")
         with self._database.write() as connection:
             number = rows.delete_rows(connection, selection)
-            prune(connection)
         try:
             self._erase()
         finally:
@@ -284,24 +273,20 @@ class SQLiteStore:
         return number
 
     def compact(self) -> tuple[int, int]:
-        """Free the space of evicted completions in file, log and segments; returns bytes on disk before and after.
+        """Free the space of evicted completions in file and log; returns bytes on disk before and after.
 
         Raises CacheError if the store is read-only or another process holds the file.
         """
         if self._database.opened_read_only:
             raise CacheError(f"{self._database} is read-only, so it cannot be compacted")
-        before = self._bytes_on_disk()
+        before = self._database.size()
         self._erase()
-        return before, self._bytes_on_disk()
+        return before, self._database.size()
 
     def _erase(self) -> None:
-        """Rewrite segments and file without completions that are no longer in the table; if that fails, try later."""
+        """Rewrite the file without completions that are no longer in the table; if that fails, try later."""
         self._erasure_due, self._next_erasure = True, time.monotonic() + ERASED_AGAIN_AFTER
-        try:
-            if self._segments is not None:
-                self._segments.erase_gone(lambda: rows.directory_of_all(self._database))
-        finally:
-            self._database.erase_freed()
+        self._database.erase_freed()
         self._erasure_due = False
 
     def _erase_again(self) -> None:
@@ -312,9 +297,6 @@ class SQLiteStore:
             logger.warning("an erasure failed again: %s", error)
         else:
             logger.warning("%s: the bytes of forgotten records are erased now", self._database)
-
-    def _bytes_on_disk(self) -> int:
-        return self._database.size() + (0 if self._segments is None else self._segments.size())
 
     def verify(self) -> VerifyReport:
         """Check every record; see `verify_cache`. Raises CacheError."""
@@ -334,7 +316,7 @@ class SQLiteStore:
             tokens=sum(tenant.tokens for tenant in tenants),
             bytes=sum(tenant.bytes for tenant in tenants),
             max_bytes=self._bounds.max_bytes,
-            file_bytes=self._bytes_on_disk(),
+            file_bytes=self._database.size(),
             embedder=embedder,
             tenants=tuple(tenants),
         )

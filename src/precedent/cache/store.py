@@ -1,7 +1,8 @@
 """The interface between the speculation cache and the store that holds its completions, and how a store is opened.
 
-`precedent.cache.SQLiteStore` is the embedded store; `precedent_testing.store_contract.StoreContract` is the test class
-that every store has to pass.
+`precedent.cache.SQLiteStore` is the embedded store. A package offers another one under the entry points
+`precedent.stores`: the entry's name is a URL scheme, and its object is called with a `StoreURL` and the settings of
+`open_store`. `precedent_testing.store_contract.StoreContract` is the test class that every store has to pass.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class CompletionStore(Protocol):
     def forgets(self) -> int:
         """Changes at every `forget`, of any process, and not at an eviction."""
 
-    def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The current epoch and the ids removed after `epoch`; None for ids if they are not known one by one."""
+    def ids(self, tenant: str, tokenizer: str) -> Ids:
+        """The ids of the partition's completions in increasing order, `[n]`: what an index may still hold."""
 
     def embedder(self) -> EmbedderIdentity | None:
         """The embedder that made the vectors; None while there are none."""
@@ -101,7 +102,6 @@ class CompletionStore(Protocol):
 
 
 GROUP = "precedent.stores"
-"""Entry points whose names are URL schemes and whose objects are called like `open_store`, with a `StoreURL`."""
 
 KNOWN_PLUGINS = {"postgresql": "precedent-postgres", "postgres": "precedent-postgres"}
 """The package to install for a scheme that nothing installed opens."""

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from typing import Annotated, NoReturn
 
 import typer
 
-from precedent import __version__
+from precedent import COMMANDS, __version__
 from precedent.cache.store_url import hide_secrets
 from precedent.cli.cache import app as cache_app
 from precedent.cli.doctor import doctor
-from precedent.cli.installed import add_installed
 from precedent.cli.progress import Progress
 from precedent.cli.run import run
-from precedent.errors import PrecedentError
+from precedent.errors import ConfigError, PrecedentError
 from precedent.runtime.api_keys import hide_keys
 
 BAD_INPUT = 2
 """Exit status for bad usage and bad input; 0 is success, 130 is Ctrl-C."""
+
+GROUP = "precedent.commands"
+"""An entry point names a `typer.Typer`; its commands join those of `precedent`, a named one as a group of its own."""
+
+_log = logging.getLogger(__name__)
 
 app = typer.Typer(
     name="precedent",
@@ -45,6 +51,29 @@ def _precedent(
 ) -> None:
     """Lossless speculative decoding for agents, drafted from a semantic cache of earlier completions."""
     ctx.obj = ctx.with_resource(ctx.obj or Progress())
+
+
+def add_installed(app: typer.Typer) -> None:
+    """Add the commands of installed packages, then for each missing one a command that says which package brings it.
+
+    A package whose commands cannot be imported is reported and left out, so that the others work.
+    """
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    for name, entry in sorted(found.items()):
+        try:
+            app.add_typer(entry.load())
+        except Exception as error:
+            _log.warning("the command %s of %s is left out: %s", name, entry.value, error)
+    for name, extra in COMMANDS.items():
+        if name not in found:
+            app.command(name, hidden=True, context_settings={"ignore_unknown_options": True})(_missing(name, extra))
+
+
+def _missing(name: str, extra: str) -> Callable[..., None]:
+    def command(arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
+        raise ConfigError(f"`precedent {name}` is not installed: pip install 'precedent-llm[{extra}]'")
+
+    return command
 
 
 app.command(epilog='Example: precedent run "Name three rivers." --draft-model first-layers:4 --show-sources')(run)

@@ -1,25 +1,333 @@
-"""`precedent cache`: inspects and maintains a speculation cache, and moves completions in and out."""
+"""`precedent cache`: inspects and maintains a speculation cache, fills it, and moves completions in and out."""
 
 from __future__ import annotations
 
+import gzip
+import importlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
 import typer
 
-from precedent.cli.cache_keep import compact, forget, verify
-from precedent.cli.cache_look import list_completions, search, show, stats
-from precedent.cli.cache_move import export, import_export
-from precedent.cli.cache_warm import warm
+from precedent.cache import Bounds, Completion, Redact, Selection, never_store
+from precedent.cache.exports import export_cache, import_cache, read_export
+from precedent.cache.filling import Vectors
+from precedent.cache.redaction import in_turn
+from precedent.cache.store import open_store, verify_store
+from precedent.cli.cache_table import print_completion, print_completions, print_stats, printable
+from precedent.cli.options import DEFAULT_TARGET, ChatTemplateOption, JsonOption, TargetOption, write_json
+from precedent.cli.progress import Progress
+from precedent.errors import CacheError
 
-app = typer.Typer(help="Inspect, maintain, fill and move a speculation cache.", no_args_is_help=True)
+UNBOUNDED = Bounds(max_bytes=2**62)
+"""For commands that fill a cache: they evict nothing, because the process that uses the cache sets its bounds."""
+
+DAMAGED = 1
+"""Exit status of `verify` if something is damaged."""
 
 _CACHE = "~/.cache/precedent"
 
-app.command(epilog=f"Example:  precedent cache stats {_CACHE}")(stats)
-app.command("list", epilog=f"Example:  precedent cache list {_CACHE} --tenant shop --limit 20")(list_completions)
-app.command(epilog=f"Example:  precedent cache show {_CACHE} 17")(show)
-app.command(epilog=f'Example:  precedent cache search {_CACHE} "refund" --limit 5')(search)
-app.command(epilog=f'Example:  precedent cache forget {_CACHE} --tenant shop --containing "Elm Street"')(forget)
-app.command(epilog=f"Example:  precedent cache verify {_CACHE}")(verify)
-app.command(epilog=f"Example:  precedent cache compact {_CACHE}")(compact)
-app.command(epilog=f"Example:  precedent cache export {_CACHE} backup --tenant shop")(export)
-app.command("import", epilog=f"Example:  precedent cache import {_CACHE} backup --target my-new-model")(import_export)
-app.command(epilog=f"Example:  precedent cache warm {_CACHE} chats.jsonl.gz .langchain.db --target my-model")(warm)
+app = typer.Typer(help="Inspect, maintain, fill and move a speculation cache.", no_args_is_help=True)
+
+CacheArgument = Annotated[
+    str,
+    typer.Argument(metavar="CACHE", help="The cache's folder, its .sqlite file, or its URL.", show_default=False),
+]
+TenantOption = Annotated[str | None, typer.Option("--tenant", help="Only this tenant's completions.")]
+BeforeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--before", metavar="TIME", help="Only completions first stored before this ISO date or time, e.g. 2026-01-31."
+    ),
+]
+ContainingOption = Annotated[
+    str | None, typer.Option("--containing", metavar="TEXT", help="Only completions whose query or text contains TEXT.")
+]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Show at most this many, newest first.")]
+EmbedderOption = Annotated[
+    str | None, typer.Option("--embedder", help="sentence-transformers id or folder. Default: all-MiniLM-L6-v2.")
+]
+NeverStoreOption = Annotated[
+    list[str] | None,
+    typer.Option("--never-store", metavar="REGEX", help="Skip completions whose query or text matches; repeatable."),
+]
+RedactOption = Annotated[
+    str | None,
+    typer.Option(
+        "--redact", metavar="MODULE:NAME", help="Redact with this function, as SpeculationCache.open(redact=…) does."
+    ),
+]
+
+
+@app.command(epilog=f"Example:  precedent cache stats {_CACHE}")
+def stats(cache: CacheArgument, json_file: JsonOption = None) -> None:
+    """Show records, tokens, bytes and accepted tokens, in total and by tenant."""
+    with closing(open_store(cache, create=False)) as store:
+        found = store.stats()
+    values = asdict(found)
+    del values["max_bytes"]  # a setting of the process that fills the cache, not a property of the file
+    write_json(json_file, values)
+    print_stats(found)
+
+
+@app.command("list", epilog=f"Example:  precedent cache list {_CACHE} --tenant shop --limit 20")
+def list_completions(
+    cache: CacheArgument, tenant: TenantOption = None, limit: LimitOption = 50, json_file: JsonOption = None
+) -> None:
+    """List the stored completions, newest first."""
+    with closing(open_store(cache, create=False)) as store:
+        found = store.list(Selection(tenant=tenant), limit)
+    write_json(json_file, {"completions": [_shown(one) for one in found]})
+    print_completions(found)
+
+
+@app.command(epilog=f"Example:  precedent cache show {_CACHE} 17")
+def show(
+    cache: CacheArgument,
+    completion_id: Annotated[int, typer.Argument(metavar="ID", help="Its number in `list`.", show_default=False)],
+    json_file: JsonOption = None,
+) -> None:
+    """Show everything stored about one completion, with its full query and text."""
+    with closing(open_store(cache, create=False)) as store:
+        found = store.list(Selection(ids=(completion_id,)), 1)
+    if not found:
+        raise CacheError(f"there is no completion {completion_id}; see `precedent cache list`")
+    write_json(json_file, {"completion": _shown(found[0])})
+    print_completion(found[0])
+
+
+@app.command(epilog=f'Example:  precedent cache search {_CACHE} "refund" --limit 5')
+def search(
+    cache: CacheArgument,
+    text: Annotated[str, typer.Argument(help="Text to look for.", show_default=False)],
+    tenant: TenantOption = None,
+    limit: LimitOption = 50,
+    json_file: JsonOption = None,
+) -> None:
+    """List the completions whose query or text contains TEXT, ignoring case."""
+    with closing(open_store(cache, create=False)) as store:
+        found = store.list(Selection(tenant=tenant, containing=text), limit)
+    write_json(json_file, {"completions": [_shown(one) for one in found]})
+    print_completions(found, needle=text)
+
+
+def _shown(completion: Completion) -> dict[str, Any]:
+    """A completion for JSON, without the vector, which these commands do not read."""
+    values = asdict(completion)
+    del values["vector"]
+    return values
+
+
+@app.command(epilog=f'Example:  precedent cache forget {_CACHE} --tenant shop --containing "Elm Street"')
+def forget(
+    cache: CacheArgument,
+    tenant: TenantOption = None,
+    before: BeforeOption = None,
+    containing: ContainingOption = None,
+    ids: Annotated[
+        list[int] | None, typer.Option("--id", metavar="N", help="Only the completion with this number; repeatable.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All completions of all tenants.")] = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Erase completions for good, and kept prefixes. A completion must meet all the given conditions."""
+    with closing(open_store(cache, create=False)) as store:
+        selection = Selection(tenant, _timestamp(before), containing, tuple(ids) if ids else None)
+        if everything and not selection.everything:
+            raise CacheError("--all cannot be combined with conditions; leave out --all or the conditions")
+        if selection.everything and not everything:
+            raise CacheError("say what to forget: --tenant, --before, --containing, --id, or --all for everything")
+        number = store.forget(Selection(before=float("inf")) if everything else selection)
+    write_json(json_file, {"forgotten": number})
+    print(f"{_counted(number)} forgotten")
+
+
+@app.command(epilog=f"Example:  precedent cache verify {_CACHE}")
+def verify(cache: CacheArgument, json_file: JsonOption = None) -> None:
+    """Check every page and every record's checksum. Exit status 1 if something is damaged."""
+    report = verify_store(cache)
+    write_json(json_file, {**asdict(report), "sound": report.sound})
+    for finding in report.findings:
+        print(f"{finding.kind}: {printable(finding.detail)}")
+    advice = ""
+    if any(finding.kind == "structure" for finding in report.findings):
+        recover = f"recover the rest with `sqlite3 {report.path} .recover`"
+        advice = f"; {recover}, or open the cache, which sets the file aside"
+    elif not report.sound:
+        advice = "; damaged ones are never used; forget them by --id"
+    print(f"{report.records} completions are sound{advice}")
+    if not report.sound:
+        raise typer.Exit(DAMAGED)
+
+
+@app.command(epilog=f"Example:  precedent cache compact {_CACHE}")
+def compact(cache: CacheArgument, json_file: JsonOption = None) -> None:
+    """Free the disk space of evicted and forgotten completions."""
+    with closing(open_store(cache, create=False)) as store:
+        before, after = store.compact()
+    write_json(json_file, {"bytes_before": before, "bytes_after": after})
+    print(f"{before} bytes before, {after} bytes after")
+
+
+@app.command(epilog=f"Example:  precedent cache export {_CACHE} backup --tenant shop")
+def export(
+    ctx: typer.Context,
+    cache: CacheArgument,
+    folder: Annotated[Path, typer.Argument(file_okay=False, help="New folder to write to.", show_default=False)],
+    tenant: TenantOption = None,
+    before: BeforeOption = None,
+    containing: ContainingOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Write completions to a file of JSON lines. The texts in it are not encrypted."""
+    progress: Progress = ctx.obj
+    with closing(open_store(cache, create=False)) as store:
+        count = progress.counter("exporting", store.stats().records)
+        number = export_cache(store, folder, Selection(tenant, _timestamp(before), containing), count)
+    progress.rest()
+    write_json(json_file, {"exported": number, "folder": str(folder)})
+    print(f"{_counted(number)} exported to {folder}")
+
+
+@app.command("import", epilog=f"Example:  precedent cache import {_CACHE} backup --target my-new-model")
+def import_export(
+    ctx: typer.Context,
+    cache: CacheArgument,
+    folder: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="Folder written by `export`.", show_default=False)
+    ],
+    target: Annotated[
+        str | None,
+        typer.Option(help="Re-tokenize texts from another tokenizer with that of this model (id or folder)."),
+    ] = None,
+    embedder: EmbedderOption = None,
+    tenant: Annotated[str | None, typer.Option(help="Store all completions under this tenant.")] = None,
+    never_store: NeverStoreOption = None,
+    redact: RedactOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Store an export's completions with their times and counters. Importing it again changes nothing."""
+    hook, exported, codec = _redaction(never_store, redact), read_export(folder), None
+    if target is not None:
+        from precedent.target.load.loading import load_tokenizer
+        from precedent.text.codec import TokenizerCodec
+
+        codec = TokenizerCodec(load_tokenizer(target))
+    progress: Progress = ctx.obj
+    with closing(open_store(cache, bounds=UNBOUNDED, create=True)) as store:
+        found = import_cache(
+            exported, store, tokenizer=codec, embedder=embedder, tenant=tenant,
+            progress=progress.counter("importing", exported.records), redact=hook,
+        )  # fmt: skip
+    progress.rest()
+    skipped = [{"reason": reason, "count": count} for reason, count in found.skipped.items()]
+    results = {"read": found.read, **asdict(found.filled), "rewritten": found.rewritten, "skipped": skipped}
+    write_json(json_file, results)
+    print(f"{_counted(found.filled.stored)} imported, {found.filled.known} already present")
+    if found.rewritten:
+        print(f"{found.rewritten} re-tokenized for the model")
+    _print_left_out(results)
+
+
+@app.command(epilog=f"Example:  precedent cache warm {_CACHE} chats.jsonl.gz .langchain.db --target my-model")
+def warm(
+    ctx: typer.Context,
+    cache: CacheArgument,
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            exists=True,
+            dir_okay=False,
+            metavar="FILE…",
+            help="OpenAI-format chats or LangSmith runs (JSONL, .gz), or LangChain answer caches (SQLite).",
+            show_default=False,
+        ),
+    ],
+    target: TargetOption = DEFAULT_TARGET,
+    chat_template: ChatTemplateOption = None,
+    embedder: EmbedderOption = None,
+    tenant: Annotated[str, typer.Option(help="Store the completions under this tenant.")] = "default",
+    never_store: NeverStoreOption = None,
+    redact: RedactOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Store recorded answers as if the model had given them. After an interruption, run it again to continue."""
+    from precedent.langchain.recorded_answers import AnswerReader, store_answers
+    from precedent.target.load.loading import load_tokenizer
+
+    hook = _redaction(never_store, redact)
+    reader = AnswerReader(load_tokenizer(target, chat_template), tenant=tenant)
+    progress: Progress = ctx.obj
+    progress.show("reading the files")
+    with closing(open_store(cache, bounds=UNBOUNDED, create=True)) as store:
+        calls = progress.each(_calls(sources, reader.skipped), "warming the cache", sum(map(_num_calls, sources)))
+        filled = store_answers(store, calls, reader, Vectors(store, embedder), redact=hook)
+    progress.rest()
+    results = {"read": reader.num_read, **asdict(filled), "skipped": reader.skipped.as_list()}
+    write_json(json_file, results)
+    print(f"{filled.stored} completions stored, {filled.known} already present")
+    _print_left_out(results)
+
+
+def _calls(sources: Iterable[Path], skipped: Any) -> Iterator[Any]:
+    from precedent.langchain.answer_caches import is_answer_cache, read_answer_cache
+    from precedent.text.traces import read_trajectories
+
+    for source in sources:
+        if is_answer_cache(source):
+            yield from read_answer_cache(source, skipped.add)
+        else:
+            yield from read_trajectories([source], skipped.add)
+
+
+def _num_calls(source: Path) -> int:
+    from precedent.langchain.answer_caches import is_answer_cache, num_entries
+
+    if is_answer_cache(source):
+        return num_entries(source)
+    opener = gzip.open if source.suffix == ".gz" else open
+    with opener(source, "rb") as lines:
+        return sum(1 for _ in lines)
+
+
+def _print_left_out(results: Mapping[str, Any]) -> None:
+    if results["refused"]:
+        print(f"{results['refused']} refused: the cache is read-only")
+    if results["withheld"]:
+        print(f"{results['withheld']} withheld by redaction")
+    for skipped in results["skipped"]:
+        first = f" (first: {skipped['first']})" if "first" in skipped else ""
+        print(f"{skipped['count']} skipped: {skipped['reason']}{first}")
+
+
+def _redaction(patterns: Sequence[str] | None, named: str | None) -> Redact | None:
+    """The redaction that both options ask for together. Raises CacheError for an invalid pattern or name."""
+    steps = [never_store(*patterns)] if patterns else []
+    if named:
+        module, _, function = named.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise CacheError(f"--redact {named}: {error}; give MODULE:NAME of an importable function") from error
+        if not callable(found):
+            raise CacheError(f"--redact {named} is not a function; give MODULE:NAME of one")
+        steps.append(found)
+    return in_turn(*steps) if steps else None
+
+
+def _timestamp(given: str | None) -> float | None:
+    """Convert an ISO date or time to seconds since the epoch. Raises CacheError if it is neither."""
+    if given is None:
+        return None
+    try:
+        return datetime.fromisoformat(given).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise CacheError(f"{given!r} is not a date; write 2026-01-31 or 2026-01-31T18:00:00+00:00") from error
+
+
+def _counted(number: int) -> str:
+    return "1 completion" if number == 1 else f"{number} completions"

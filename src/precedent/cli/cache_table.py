@@ -32,17 +32,12 @@ def print_completions(completions: Sequence[Completion], needle: str = "") -> No
     for one in completions:
         written = f" ×{one.count}" if one.count > 1 else ""
         tried = one.accepted + one.rejected
-        cells = (
-            str(one.id),
-            _time(one.created)[:10],
-            _cut(one.tenant, TENANT_WIDTH),
-            f"{len(one.token_ids)}{written}",
-            f"{one.accepted}/{tried}" if tried else "",
-            excerpt(one, needle),
-        )
+        tenant = one.tenant if len(one.tenant) <= TENANT_WIDTH else f"{one.tenant[: TENANT_WIDTH - 1]}…"
+        counts = f"{len(one.token_ids)}{written}", f"{one.accepted}/{tried}" if tried else ""
+        cells = (str(one.id), _time(one.created)[:10], tenant, *counts, excerpt(one, needle))
         table.add_row(*(Text(printable(cell)) for cell in cells))
     Console().print(table)
-    print(counted(len(completions)))
+    print("1 completion" if len(completions) == 1 else f"{len(completions)} completions")
 
 
 def print_completion(one: Completion) -> None:
@@ -103,12 +98,3 @@ def _table(names: Iterable[str]) -> Table:
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def counted(number: int) -> str:
-    """A number of completions, in words: 1 completion, 2 completions."""
-    return "1 completion" if number == 1 else f"{number} completions"

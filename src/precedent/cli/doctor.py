@@ -47,7 +47,7 @@ def doctor(
     from precedent.cli.doctor_checks import Finding, examine_files
 
     try:
-        findings = examine_files(model, draft_model, device, chat_template)
+        findings = list(examine_files(model, draft_model, device, chat_template))
     except ModelLoadError as error:
         if not Path(model).expanduser().exists():
             raise
@@ -56,9 +56,8 @@ def doctor(
     failed = {one.check for one in findings if one.needed and one.state == "no"}
     _print(findings)
     typer.echo(_conclusion(model, draft_model, failed))
-    if json:
-        found = {"model": model, "usable": not failed, "model_usable": failed <= {DRAFT_MODEL}}
-        write_json(json, found | {"findings": [dataclasses.asdict(one) for one in findings]})
+    found = {"model": model, "usable": not failed, "model_usable": failed <= {DRAFT_MODEL}}
+    write_json(json, found | {"findings": [dataclasses.asdict(one) for one in findings]})
     if failed:
         raise typer.Exit(UNUSABLE)
 

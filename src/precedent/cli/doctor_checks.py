@@ -69,39 +69,41 @@ class Finding:
     needed: bool = False
 
 
-_NO_CHAT = [Finding("chat", "no", "an encoder-decoder model holds no conversation: use PrecedentLLM or Engine")]
-
-
 def examine_files(
     model: str, draft_model: str | None, device: str | None, chat_template: str | None = None
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """All findings about a model. Raises ModelLoadError if its config cannot be loaded."""
     config = load_config(model)
-    findings = [*_file(model), *_weights(model, config), _attention(config)]
-    findings += [*_states(config), *_context(config), *_memory(config, device)]
+    yield from _weights(model, config)
+    yield _attention(config)
+    yield from _states(config)
+    yield from _context(config)
+    yield from _memory(config, device)
     try:
         tokenizer = load_tokenizer(model, chat_template)
     except ModelLoadError as error:
-        return [*findings, Finding("tokenizer", "no", str(error), needed=True)]
-    chat = [_template(tokenizer, given=chat_template is not None), _tools(tokenizer)]
-    findings += _NO_CHAT if config.is_encoder_decoder else chat
-    findings += [_ends(model, config, tokenizer), _sampling(model), _grammar(tokenizer), _reasoning(tokenizer)]
-    return [*findings, _draft(draft_model, tokenizer, config)]
-
-
-def _file(model: str) -> Iterator[Finding]:
-    if gguf_file(model) is not None:
-        yield Finding("file", "note", "GGUF: the first load converts it to bfloat16 in your cache folder")
+        yield Finding("tokenizer", "no", str(error), needed=True)
+        return
+    if config.is_encoder_decoder:
+        yield Finding("chat", "no", "an encoder-decoder model holds no conversation: use PrecedentLLM or Engine")
+    else:
+        yield _template(tokenizer, given=chat_template is not None)
+        yield _tools(tokenizer)
+    yield from (_ends(model, config, tokenizer), _sampling(model), _grammar(tokenizer))
+    tags = reasoning_tags(tokenizer, str(tokenizer.chat_template or ""))
+    yield Finding("reasoning", "note", f"between {tags.open.strip()} and {tags.close}" if tags else "none")
+    yield _draft(draft_model, tokenizer, config)
 
 
 def _weights(model: str, config: Any) -> Iterator[Finding]:
     """What is wrong with the files of weights, from their headers, and whether a quantiser's package is missing."""
-    method = quant_method(config)
+    file, method = gguf_file(model), quant_method(config)
+    if file is not None:
+        yield Finding("file", "note", "GGUF: the first load converts it to bfloat16 in your cache folder")
     package = PACKAGES.get(method or "")
     if method is not None and package is not None and importlib.util.find_spec(package) is None:
         said = f"weights in {method} need another package: pip install {DISTRIBUTIONS.get(package, package)}"
         yield Finding("quantised", "no", said, needed=True)
-    file = gguf_file(model)
     if file is not None:
         yield Finding("weights", "yes", "the header fits the file's size", needed=True)  # or the config was refused
         return
@@ -150,10 +152,8 @@ def _states(config: Any) -> Iterator[Finding]:
 def _context(config: Any) -> Iterator[Finding]:
     length = context_length(config.get_text_config(decoder=config.is_encoder_decoder or None))
     if length != UNLIMITED:
-        of_what = (
-            "the prompt, and as many for the answer" if config.is_encoder_decoder else "prompt and answer together"
-        )
-        yield Finding("context", "yes", f"{length:,} tokens for {of_what}")
+        both = "the prompt, and as many for the answer" if config.is_encoder_decoder else "prompt and answer together"
+        yield Finding("context", "yes", f"{length:,} tokens for {both}")
 
 
 def _memory(config: Any, device: str | None) -> Iterator[Finding]:
@@ -173,16 +173,11 @@ def _memory(config: Any, device: str | None) -> Iterator[Finding]:
     said = f"weights {weights / GIGABYTE:.2f} GB, {free / GIGABYTE:.2f} GB free on {place}"
     if weights > free:
         yield Finding("memory", "no", f"{said}: use a smaller or a quantised model", needed=True)
-    elif per_token:
+        return
+    if per_token:
         room = int((free - weights) / 2 / per_token)
-        yield Finding(
-            "memory",
-            "yes",
-            f"{said}; {per_token / 1024:.0f} KiB per token, about {room:,} tokens fit",
-            needed=True,
-        )
-    else:
-        yield Finding("memory", "yes", said, needed=True)
+        said = f"{said}; {per_token / 1024:.0f} KiB per token, about {room:,} tokens fit"
+    yield Finding("memory", "yes", said, needed=True)
 
 
 def _weight_bytes(config: Any) -> int | None:
@@ -251,15 +246,9 @@ def _ends(model: str, config: Any, tokenizer: PreTrainedTokenizerBase) -> Findin
 def _sampling(model: str) -> Finding:
     """The sampling settings that the checkpoint recommends, and whether they hold."""
     found = sampling_defaults(load_generation_config(model))
-    if not found:
-        return Finding(
-            "sampling", "note", "the checkpoint recommends nothing; answers are greedy unless you ask otherwise"
-        )
-    listed = ", ".join(f"{name} {value:g}" for name, value in found.items())
-    said = (
-        f"the checkpoint recommends {listed}; answers are greedy unless you ask otherwise: sampling='model' applies it"
-    )
-    return Finding("sampling", "note", said)
+    listed = ", ".join(f"{name} {value:g}" for name, value in found.items()) or "nothing"
+    said = f"the checkpoint recommends {listed}; answers are greedy unless you ask otherwise"
+    return Finding("sampling", "note", f"{said}: sampling='model' applies it" if found else said)
 
 
 def _grammar(tokenizer: PreTrainedTokenizerBase) -> Finding:
@@ -272,17 +261,11 @@ def _grammar(tokenizer: PreTrainedTokenizerBase) -> Finding:
     return Finding("structured output", "no", said)
 
 
-def _reasoning(tokenizer: PreTrainedTokenizerBase) -> Finding:
-    tags = reasoning_tags(tokenizer, str(tokenizer.chat_template or ""))
-    return Finding("reasoning", "note", f"between {tags.open.strip()} and {tags.close}" if tags else "none")
-
-
 def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: Any) -> Finding:
     number = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if draft_model is None:
-        return Finding(
-            "draft model", "note", f"none given: use a smaller model with the same tokenizer, or {FIRST_LAYERS}N"
-        )
+        said = f"none given: use a smaller model with the same tokenizer, or {FIRST_LAYERS}N"
+        return Finding("draft model", "note", said)
     try:
         if draft_model.startswith(FIRST_LAYERS):
             chosen = checked_count(draft_model, number)

@@ -73,6 +73,7 @@ HtmlOption = Annotated[
 ]
 
 
-def write_json(path: Path, results: Mapping[str, Any]) -> None:
-    """Write the results as one JSON document that ends with a newline."""
-    path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def write_json(path: Path | None, results: Mapping[str, Any]) -> None:
+    """Write the results as one JSON document that ends with a newline, if a file was asked for."""
+    if path is not None:
+        path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

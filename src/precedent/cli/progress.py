@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, TextIO, TypeVar
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 Item = TypeVar("Item")
 
@@ -57,14 +57,6 @@ class Status(NamedTuple):
         return f"{self.what}: {details}" if details else self.what
 
 
-class _Display(Protocol):
-    def show(self, state: Status) -> None: ...
-
-    def say(self, line: str) -> None: ...
-
-    def stop(self) -> None: ...
-
-
 class Progress:
     """Shows what a command is doing, from `__enter__` until `rest` or `__exit__`. Thread-safe.
 
@@ -75,7 +67,7 @@ class Progress:
         self, stream: TextIO | None = None, *, terminal: bool | None = None, clock: Clock | None = None
     ) -> None:
         self._stream, self._terminal, self._clock = stream, terminal, clock or Clock()
-        self._display: _Display | None = None
+        self._display: _Bars | _Lines | None = None
 
     def __enter__(self) -> Progress:
         """Start showing progress."""

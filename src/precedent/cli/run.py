@@ -14,49 +14,33 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from precedent.cli.options import (
-    DEFAULT_TARGET,
-    ChatTemplateOption,
-    CudaGraphsOption,
-    DeviceOption,
-    DraftDeviceOption,
-    DraftModelOption,
-    DtypeOption,
-    JsonOption,
-    LoopOption,
-    SamplingOption,
-    TargetOption,
-    write_json,
-)
+from precedent.cli import options
 from precedent.cli.progress import Progress
 from precedent.pages.colours import Palette
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from precedent.cache import SpeculationCache
-    from precedent.config import SamplingParams
-    from precedent.engine.engine import Emission, Engine, Generation, GenerationResult
-    from precedent.engine.options import EngineOptions
+    from precedent.engine.engine import Emission, Generation, GenerationResult
 
 
 def run(
     ctx: typer.Context,
     prompt: Annotated[str, typer.Argument(help="What to ask the model.", show_default=False)],
-    target: TargetOption = DEFAULT_TARGET,
-    draft_model: DraftModelOption = None,
-    draft_device: DraftDeviceOption = None,
-    loop: LoopOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    chat_template: ChatTemplateOption = None,
+    target: options.TargetOption = options.DEFAULT_TARGET,
+    draft_model: options.DraftModelOption = None,
+    draft_device: options.DraftDeviceOption = None,
+    loop: options.LoopOption = None,
+    device: options.DeviceOption = None,
+    dtype: options.DtypeOption = None,
+    chat_template: options.ChatTemplateOption = None,
     bitwise: Annotated[
         bool,
         typer.Option("--bitwise", help="Exactly the tokens of plain decoding; fails if the model cannot do it."),
     ] = False,
-    cuda_graphs: CudaGraphsOption = False,
+    cuda_graphs: options.CudaGraphsOption = False,
     system: Annotated[str, typer.Option(help="System message.", show_default=False)] = "",
-    sampling_of: SamplingOption = "precedent",
+    sampling_of: options.SamplingOption = "precedent",
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens of this total probability.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Sample from this many of the most likely tokens; 0 is off.")] = 0,
@@ -73,44 +57,44 @@ def run(
         str, typer.Option(help="Tenant of the cache; tenants never see each other's completions.")
     ] = "default",
     show_sources: Annotated[bool, typer.Option("--show-sources", help="Colour each token by its source.")] = False,
-    json: JsonOption = None,
+    json: options.JsonOption = None,
 ) -> None:
     """Ask a model one question and stream its answer to standard output."""
     from precedent.config import SamplingParams
-    from precedent.engine.options import EngineOptions
 
     sampling = SamplingParams(
         temperature, top_k, top_p, min_p, repetition_penalty, seed=seed, max_tokens=max_tokens
     )  # raises for an invalid value before the model is loaded
+    from precedent.cache import SpeculationCache
+    from precedent.engine.engine import Engine
+    from precedent.engine.options import EngineOptions
+    from precedent.text.prompt import render_prompt
+    from precedent.text.query import recall_query
+
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
     progress: Progress = ctx.obj
     with ExitStack() as stack:
-        opened = stack.enter_context(_open_cache(cache)) if cache else None
-        options = EngineOptions(
-            draft_model=draft_model,
-            cache=opened,
-            device=device,
-            draft_device=draft_device,
-            dtype=dtype,
-            chat_template=chat_template,
-            bitwise=bitwise,
-            cuda_graphs=cuda_graphs,
-            loop=loop,
-        )
+        chosen = EngineOptions(
+            draft_model=draft_model, cache=stack.enter_context(SpeculationCache.open(cache)) if cache else None,
+            device=device, draft_device=draft_device, dtype=dtype, chat_template=chat_template, bitwise=bitwise,
+            cuda_graphs=cuda_graphs, loop=loop,
+        )  # fmt: skip
         progress.show(f"loading {target}")
-        engine = stack.enter_context(closing(_load(target, options)))
+        engine = stack.enter_context(closing(Engine.load(target, chosen)))
         if sampling_of == "model":
             sampling = replace(sampling, **_not_given(ctx, engine.sampling_defaults))
         progress.show("reading the prompt")
-        generation = _ask(engine, messages, sampling, tenant)
+        prompt_ids = render_prompt(engine.tokenizer, messages)
+        generation = engine.submit(prompt_ids, sampling, tenant=tenant, query=recall_query(messages))
         emissions = _from_the_first(generation, progress)
         if show_sources:
             _stream_with_sources(emissions, engine.tokenizer)
         else:
-            _stream(emissions)
-        if json:
-            write_json(json, _results(target, generation.result()))
+            for emission in emissions:
+                typer.echo(emission.text, nl=False)
+            typer.echo()
+        options.write_json(json, _results(target, generation.result()))
 
 
 def _not_given(ctx: typer.Context, defaults: dict[str, float]) -> dict[str, Any]:
@@ -119,37 +103,11 @@ def _not_given(ctx: typer.Context, defaults: dict[str, float]) -> dict[str, Any]
     return {name: defaults[name] for name, source in sources.items() if source and source.name == "DEFAULT"}
 
 
-def _open_cache(where: str) -> SpeculationCache:
-    from precedent.cache import SpeculationCache
-
-    return SpeculationCache.open(where)
-
-
-def _load(target: str, options: EngineOptions) -> Engine:
-    from precedent.engine.engine import Engine
-
-    return Engine.load(target, options)
-
-
-def _ask(engine: Engine, messages: list[dict[str, Any]], sampling: SamplingParams, tenant: str) -> Generation:
-    from precedent.text.prompt import render_prompt
-    from precedent.text.query import recall_query
-
-    prompt_ids = render_prompt(engine.tokenizer, messages)
-    return engine.submit(prompt_ids, sampling, tenant=tenant, query=recall_query(messages))
-
-
 def _from_the_first(generation: Generation, progress: Progress) -> Iterator[Emission]:
     """Yield the emissions; stop the progress display with the first, because the answer shows it from then on."""
     for emission in generation:
         progress.rest()
         yield emission
-
-
-def _stream(emissions: Iterable[Emission]) -> None:
-    for emission in emissions:
-        typer.echo(emission.text, nl=False)
-    typer.echo()
 
 
 def _stream_with_sources(emissions: Iterable[Emission], tokenizer: PreTrainedTokenizerBase) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FEWEST_FOR_INTERVAL = 4
 """Fewest requests for an interval; of fewer, the spread is hardly known."""
@@ -30,6 +30,11 @@ class Speedup:
     def uncertainty(self) -> float:
         """The upper end of the interval divided by the ratio, minus 1; infinite without an interval."""
         return self.interval[1] / self.ratio - 1 if self.interval else float("inf")
+
+    def as_dict(self, name: str) -> dict[str, Any]:
+        """Ratio and interval for JSON, under `name` and `name_interval`."""
+        interval = self.interval and [round(end, 3) for end in self.interval]
+        return {name: round(self.ratio, 3), f"{name}_interval": interval}
 
 
 def speedup(mine: Sequence[Sample], plain: Sequence[Sample]) -> Speedup:

@@ -26,8 +26,9 @@ class Percentiles:
 
     @classmethod
     def of(cls, seconds: Iterable[float]) -> Percentiles:
-        """Percentiles of `seconds`, interpolated linearly."""
+        """Percentiles of `seconds`, interpolated linearly; what is not finite does not count."""
         values = np.fromiter(seconds, dtype=np.float64)
+        values = values[np.isfinite(values)]
         if not values.size:
             return cls()
         p50, p95 = np.percentile(values, (50, 95)).tolist()

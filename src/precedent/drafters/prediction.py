@@ -7,7 +7,7 @@ from precedent.drafters.matching.vote_tree import VotePrior
 from precedent.drafters.request import Request
 
 # Chosen by hand: callers' predictions are usually right, and every request calibrates the estimates further.
-_PRIOR = VotePrior(offset=-1.0, odds=0.9, length=1.2, count=0.0, similarity=0.0)
+_PRIOR = VotePrior(offset=-1.0, odds=0.9, length=1.2, number=0.0, similarity=0.0)
 
 
 class PredictionDrafter:

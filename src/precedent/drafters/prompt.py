@@ -16,7 +16,7 @@ from precedent.runtime.compiled import Int32s
 
 _MAX_OCCURRENCES = 128
 # Fitted on recorded agent traces, without those on which figures are reported.
-_PRIOR = VotePrior(offset=-1.83, odds=1.05, length=0.86, count=-0.1, similarity=0.0)
+_PRIOR = VotePrior(offset=-1.83, odds=1.05, length=0.86, number=-0.1, similarity=0.0)
 _WEIGHTS = VoteWeights(np.array([(-1, 0, 0.0)], dtype=HIT), np.zeros(1), recency=1.0)
 
 

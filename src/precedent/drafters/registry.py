@@ -57,17 +57,16 @@ Factory = Callable[[DrafterParts], Drafter | None]
 def _recall(parts: DrafterParts) -> Drafter | None:
     if parts.cache is None:
         return None
-    cache, partitions = parts.cache, getattr(parts.cache, "partition", None)
+    cache = parts.cache
     drafter = RecallDrafter(
         cache,
         parts.tokenizer_fingerprint,
         parts.executor,
-        partitions=partitions,
         max_bytes=getattr(cache, "max_index_bytes", DEFAULT_MAX_INDEX_BYTES),
         report=parts.report,
         fence=parts.fences.of(CACHE),
     )
-    if partitions is not None:  # a replay's cache has only what recall needs
+    if hasattr(cache, "on_gone"):  # a replay's cache has only what recall needs
         cache.on_gone(drafter.erase_gone)
     return drafter
 

@@ -40,7 +40,7 @@ _PROBES = ("a", "7", "Q")
 _RANK_COST, _OPEN_COST, _TRUST = 0.5, 1.0, 0.7
 
 # Chosen by hand: a tool call that has begun keeps its form, and every request calibrates the estimates further.
-_PRIOR = VotePrior(offset=-1.2, odds=1.3, length=1.2, count=0.0, similarity=0.0)
+_PRIOR = VotePrior(offset=-1.2, odds=1.3, length=1.2, number=0.0, similarity=0.0)
 
 Chosen = tuple[str | None, ...]
 """A text for each hole of a template, None if it stays open."""

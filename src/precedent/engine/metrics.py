@@ -135,8 +135,8 @@ class MetricsRecorder:
             ("time_to_first_token_seconds", stats.first_token_seconds),
             ("e2e_request_latency_seconds", stats.total_seconds),
         ):
-            self._recent[name].append(seconds)
             self._histograms[name].observe(seconds)
+            self._recent[name].append(seconds)
         between = stats.inter_token
         self._recent["inter_token_latency_seconds"].extend(between.per_token())
         for gap, number in zip(between.gaps, between.num_tokens, strict=True):

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from precedent.langchain.recording_cache import RecordingCache
     from precedent.langchain.similarity import LangChainEmbedder, in_vector_store
 
+_HOMES = {
+    "ChatPrecedent": "chat_model",
+    "LangChainEmbedder": "similarity",
+    "PrecedentEmbeddings": "embeddings",
+    "PrecedentLLM": "llm",
+    "RecordingCache": "recording_cache",
+    "SpeculationMiddleware": "middleware",
+    "in_vector_store": "similarity",
+}
+
 __all__ = [
     "ChatPrecedent",
     "LangChainEmbedder",
@@ -26,22 +36,12 @@ __all__ = [
     "in_vector_store",
 ]
 
-_HOMES = {
-    "ChatPrecedent": "precedent.langchain.chat_model",
-    "LangChainEmbedder": "precedent.langchain.similarity",
-    "PrecedentEmbeddings": "precedent.langchain.embeddings",
-    "PrecedentLLM": "precedent.langchain.llm",
-    "RecordingCache": "precedent.langchain.recording_cache",
-    "SpeculationMiddleware": "precedent.langchain.middleware",
-    "in_vector_store": "precedent.langchain.similarity",
-}
-
 
 def __getattr__(name: str) -> object:
     """Import a public name from the module that defines it."""
     if name not in _HOMES:
         raise AttributeError(f"module 'precedent.langchain' has no attribute {name!r}")
-    value: object = getattr(import_module(_HOMES[name]), name)
+    value: object = getattr(import_module(f"precedent.langchain.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 

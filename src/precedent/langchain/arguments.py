@@ -1,4 +1,4 @@
-"""The arguments of chat models, wherever the model runs: their names, and the checks of their values.
+"""The arguments of chat models, wherever the model runs: fields, names of a call's arguments, and their checks.
 
 Nothing here loads the engine, so that the client of a server reads its arguments with the same code.
 """
@@ -6,30 +6,61 @@ Nothing here loads the engine, so that the client of a server reads its argument
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
+
+from pydantic import BaseModel, StrictBool
 
 from precedent.config import SamplingParams, SpeculationConfig, drafter_names, stop_texts
 from precedent.errors import ConfigError
-from precedent.langchain.synonyms import Elsewhere, translated
+from precedent.langchain.messages import Media
+from precedent.langchain.synonyms import translated
 from precedent.runtime.plain_values import check_plain, is_whole, shown
 
-SAMPLING = (
-    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
-    *("logit_bias", "seed", "max_tokens", "stop_token_ids"),
-)
 
-FOR_CHAT = (
-    *("tools", "tool_choice", "parallel_tool_calls", "strict", "strict_tools", "response_format"),
-    *("chat_template_kwargs", "reasoning", "streaming", "media"),
-)
+class CallFields(BaseModel):
+    """Settings that every model has as fields, and that each call may override; `ChatPrecedent` describes them."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    max_tokens: int = 512
+    stop: list[str] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    logprobs: StrictBool = False
+    top_logprobs: int | None = None
+    drafters: tuple[str, ...] | None = None
+    templates: Any = None
+    speculation: Any = True
+
+
+class ChatFields(CallFields):
+    """The same of a chat model."""
+
+    streaming: StrictBool = False
+    strict_tools: Any = "auto"
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning: Any = None
+    media: Media = "refuse"
+
+
+_TOOLS = ("tools", "tool_choice", "parallel_tool_calls", "strict", "response_format")
+SAMPLING = tuple(
+    field.name for field in dataclasses.fields(SamplingParams) if field.name not in ("stop", "logprobs")
+)  # both are merged from several places
+FOR_CHAT = (*_TOOLS, *(name for name in ChatFields.model_fields if name not in CallFields.model_fields))
 """Settings that only a chat model takes, and a model that continues texts refuses."""
 
 OF_THE_CALL = (
-    *SAMPLING,
-    *("speculation", "drafters", "max_nodes", "tenant", "workflow_step", "prediction", "templates", "learning"),
-    *("logprobs", "top_logprobs", "tools", "tool_choice", "model", "chat_template_kwargs", "reasoning"),
-    *("strict", "strict_tools", "parallel_tool_calls", "response_format", "stop", "media"),
+    *(name for name in ChatFields.model_fields if name != "streaming"),
+    *_TOOLS,
+    *("model", "max_nodes", "tenant", "workflow_step", "prediction", "learning"),
 )
 ONLY_SPEED = ("learning", "prediction", "templates", "max_nodes", "drafters", "workflow_step")
 """Settings of a call that change its speed and nothing else."""
@@ -41,14 +72,9 @@ FROM_LANGCHAIN = ("stream", *_OF_TRACING)
 RANDOM_SEED = -1
 """llama.cpp's and Ollama's seed for other random numbers in every request, which is no seed here."""
 
-_DEFAULT_IF_NONE = (*SAMPLING, "stop", "logprobs", "top_logprobs", "speculation", "strict_tools", "streaming", "media")
-"""Fields whose None means the default; in a call it means the model's own."""
-
-STRICT = ("auto", True, False)
-
 
 def checked_fields(
-    given: Mapping[str, Any], known: Sequence[str], where: str, elsewhere: Sequence[Elsewhere]
+    given: Mapping[str, Any], known: Collection[str], where: str, elsewhere: Mapping[str, str]
 ) -> dict[str, Any]:
     """A constructor's arguments under the names in `known`, with sampling settings checked; None is a default.
 
@@ -57,77 +83,69 @@ def checked_fields(
     fields = translated(given, known, where, elsewhere)
     for name, value in fields.items():
         check_plain(name, value)
-    chosen = {name: value for name, value in fields.items() if name in SAMPLING and value is not None}
+    fields = {name: value for name, value in fields.items() if value is not None or name not in ChatFields.model_fields}
+    chosen = {name: value for name, value in fields.items() if name in SAMPLING}
     params = SamplingParams(**chosen)
     fields |= {name: getattr(params, name) for name in chosen}
     if "stop" in fields:
-        fields["stop"] = None if fields["stop"] is None else list(stop_texts(fields["stop"]))
-    if fields.get("drafters") is not None:
+        fields["stop"] = list(stop_texts(fields["stop"]))
+    if "drafters" in fields:
         fields["drafters"] = drafter_names(fields["drafters"])
-    return {name: value for name, value in fields.items() if value is not None or name not in _DEFAULT_IF_NONE}
+    return fields
 
 
 def checked_arguments(
-    kwargs: Mapping[str, Any], known: Sequence[str], elsewhere: Sequence[Elsewhere]
+    kwargs: Mapping[str, Any], known: Collection[str], elsewhere: Mapping[str, str]
 ) -> dict[str, Any]:
-    """A call's arguments under the names in `known`; None leaves the model's own setting.
+    """A call's arguments under the names in `known`, without those that are None.
 
     Raises ConfigError or UnsupportedError for an argument that would otherwise be dropped silently.
     """
     settings = translated(kwargs, (*known, *FROM_LANGCHAIN), "a call", elsewhere)
+    settings = {name: value for name, value in settings.items() if value is not None}
     for name, value in settings.items():
         check_plain(name, value)
-    step = settings.get("workflow_step")
-    if not isinstance(step, str | None):
-        raise ConfigError(f"workflow_step={shown(step)} must be a text")
-    for name in _OF_TRACING:
-        told = settings.get(name)
-        if not (told is None or (isinstance(told, Mapping) and "schema" in told)):
-            raise ConfigError(f"{name}={shown(told)} is LangChain's own: leave it out")
+        if name in _OF_TRACING and not (isinstance(value, Mapping) and "schema" in value):
+            raise ConfigError(f"{name}={shown(value)} is LangChain's own: leave it out")
+    if not isinstance(settings.get("workflow_step", ""), str):
+        raise ConfigError(f"workflow_step={shown(settings['workflow_step'])} must be a text")
     return settings
 
 
-def strictness(kwargs: Mapping[str, Any], default: Any) -> Any:
+def strictness(settings: Mapping[str, Any], default: Any) -> Any:
     """The call's `strict` or `strict_tools`, else the default. Raises ConfigError if neither "auto" nor a bool."""
-    strict = next((kwargs[name] for name in ("strict", "strict_tools") if kwargs.get(name) is not None), default)
-    check_strict(strict)
+    strict = settings.get("strict", settings.get("strict_tools", default))
+    if not (isinstance(strict, bool) or (isinstance(strict, str) and strict == "auto")):
+        raise ConfigError(f"strict={shown(strict)} must be 'auto', True or False")
     return strict
 
 
-def check_strict(strict: Any) -> None:
-    """Raise ConfigError unless `strict` is "auto", True or False."""
-    if not any(strict is known or (isinstance(strict, str) and strict == known) for known in STRICT):
-        raise ConfigError(f"strict={shown(strict)} must be 'auto', True or False")
-
-
-def parallel_calls(kwargs: Mapping[str, Any]) -> bool | None:
+def parallel_calls(settings: Mapping[str, Any]) -> bool | None:
     """The call's `parallel_tool_calls`. Raises ConfigError unless it is True, False or None."""
-    parallel = kwargs.get("parallel_tool_calls")
+    parallel = settings.get("parallel_tool_calls")
     if not isinstance(parallel, bool | None):
         raise ConfigError(f"parallel_tool_calls={shown(parallel)} must be True or False")
     return parallel
 
 
-def sampling_params(model: Any, stop: Any, kwargs: Mapping[str, Any]) -> SamplingParams:
+def sampling_params(model: CallFields, stop: Any, settings: Mapping[str, Any]) -> SamplingParams:
     """The model's sampling settings, overridden by those of the call; stop strings of both apply."""
-    said = [{name: getattr(model, name) for name in SAMPLING}, {name: kwargs.get(name) for name in SAMPLING}]
-    chosen = {name: value for settings in said for name, value in settings.items() if value is not None}
+    chosen = {name: settings.get(name, getattr(model, name)) for name in SAMPLING}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
     if is_whole(chosen.get("seed")) and chosen["seed"] == RANDOM_SEED:
         del chosen["seed"]
-    stops = merged_stop(model.stop, stop, kwargs.get("stop"))
-    return SamplingParams(**chosen, stop=stops, logprobs=_num_logprobs(model, kwargs))
+    stops = merged_stop(model.stop, stop, settings.get("stop"))
+    return SamplingParams(**chosen, stop=stops, logprobs=_num_logprobs(model, settings))
 
 
-def _num_logprobs(model: Any, kwargs: Mapping[str, Any]) -> int | None:
+def _num_logprobs(model: CallFields, settings: Mapping[str, Any]) -> int | None:
     """OpenAI's `top_logprobs`: how many of the likeliest tokens to report at each place; None without `logprobs`."""
-    wanted, top = (
-        getattr(model, name) if kwargs.get(name) is None else kwargs[name] for name in ("logprobs", "top_logprobs")
-    )
+    wanted, top = (settings.get(name, getattr(model, name)) for name in ("logprobs", "top_logprobs"))
     if not isinstance(wanted, bool):
         raise ConfigError(f"logprobs={shown(wanted)} must be True or False; top_logprobs= says how many")
     if top is not None and not wanted:
         raise ConfigError(f"top_logprobs={shown(top)} needs logprobs=True")
-    if wanted and not (top is None or (is_whole(top) and 0 <= top <= 20)):
+    if not (top is None or (is_whole(top) and 0 <= top <= 20)):
         raise ConfigError(f"top_logprobs={shown(top)} must be a number of tokens, at most 20")
     return (top or 0) if wanted else None
 
@@ -137,12 +155,11 @@ def merged_stop(*stops: Any) -> tuple[str, ...]:
     return stop_texts([text for texts in stops for text in stop_texts(texts)])
 
 
-def speculation_config(model: Any, kwargs: Mapping[str, Any], default: SpeculationConfig) -> SpeculationConfig | None:
+def speculation_config(
+    model: CallFields, settings: Mapping[str, Any], default: SpeculationConfig
+) -> SpeculationConfig | None:
     """How this call speculates, None for the engine's `default`. Raises ConfigError on other types."""
-    wanted = kwargs.get("speculation")
-    wanted = model.speculation if wanted is None else wanted
-    drafters = kwargs.get("drafters")
-    drafters = model.drafters if drafters is None else drafters  # an empty list asks for none
+    wanted = settings.get("speculation", model.speculation)
     if isinstance(wanted, bool):
         config = default if wanted else dataclasses.replace(default, enabled=False)
     elif isinstance(wanted, Mapping):
@@ -153,10 +170,10 @@ def speculation_config(model: Any, kwargs: Mapping[str, Any], default: Speculati
         raise ConfigError(
             f"speculation={shown(wanted)} is neither True, False, a SpeculationConfig nor a dict of its settings"
         )
-    if drafters is not None:
-        config = dataclasses.replace(config, drafters=drafters)
-    if kwargs.get("max_nodes") is not None:
-        config = dataclasses.replace(config, max_nodes=kwargs["max_nodes"])
+    chosen = {"drafters": settings.get("drafters", model.drafters), "max_nodes": settings.get("max_nodes")}
+    chosen = {name: value for name, value in chosen.items() if value is not None}  # an empty list asks for no drafters
+    if chosen:
+        config = dataclasses.replace(config, **chosen)
     return None if config is default else config
 
 
@@ -174,3 +191,23 @@ def prediction_text(prediction: Any) -> str | None:
     if not isinstance(content, str) or prediction.get("type", "content") != "content":
         raise ConfigError(f'prediction={shown(prediction)} is neither a text nor {{"type": "content", "content": "…"}}')
     return content
+
+
+def workflow_step_of(metadata: Mapping[str, Any] | None) -> str | None:
+    """The workflow step that a run's metadata names.
+
+    LangChain's agents and graphs set `lc_agent_name` and `langgraph_node`, which together name the step.
+    """
+    metadata = metadata or {}
+    step = metadata.get("workflow_step") or "/".join(
+        str(metadata[key]) for key in ("lc_agent_name", "langgraph_node") if metadata.get(key)
+    )
+    return checked_text("workflow_step", step) if step else None
+
+
+def checked_text(key: str, value: Any) -> str:
+    """The value, which must be a non-empty text. Raises ConfigError."""
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{key}={shown(value)} must be a non-empty text")
+    check_plain(key, value)
+    return value

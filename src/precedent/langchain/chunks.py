@@ -11,16 +11,17 @@ from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 
 from precedent.decoding.stats import TARGET
+from precedent.langchain.logprobs import openai_logprobs
+from precedent.langchain.telemetry import PROVIDER, Span, describe_result
 from precedent.text.answers import AnswerPieces, CallPiece, Piece
 from precedent.text.tool_formats import ReasoningPiece, TextPiece
 from precedent.text.tool_formats.json_text import ARGUMENTS, WHOLE, seal_of
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from precedent.engine.engine import Emission, GenerationResult
     from precedent.text.answers import AnswerSyntax
-
-PROVIDER = "precedent"
-"""Our provider name; LangChain has no special handling for it."""
 
 
 class AnswerChunks:
@@ -28,24 +29,26 @@ class AnswerChunks:
 
     LangChain builds content blocks from chunks of one kind, so each chunk carries text, reasoning or a piece of one
     tool call; the last carries none of them. The first piece of a call has its name and id, the others its arguments.
-    With `output_version` "v1" the content is numbered blocks in the order of the answer, which LangChain itself would
-    number only while streaming. `notes` are added to the response metadata. With `whole` each call comes when it has
-    ended, so that a call which `max_tokens` cut can be text.
+    With `in_blocks` the content is numbered blocks in the order of the answer (output version v1), which LangChain
+    itself would number only while streaming. `notes` are added to the response metadata. With `whole` each call comes
+    when it has ended, so that a call which `max_tokens` cut can be text. The result is described on `span`.
     """
 
     def __init__(
         self,
         syntax: AnswerSyntax,
         model_name: str,
+        tokenizer: PreTrainedTokenizerBase,
         *,
-        output_version: str | None = None,
+        in_blocks: bool = False,
         notes: Mapping[str, Any] | None = None,
         whole: bool = False,
+        span: Span | None = None,
     ) -> None:
-        self._notes = dict(notes or {})
-        self._pieces, self._model_name = AnswerPieces(syntax, whole=whole), model_name
-        self._blocks = _Blocks() if output_version == "v1" else None
+        self._pieces, self._model_name, self._tokenizer = AnswerPieces(syntax, whole=whole), model_name, tokenizer
+        self._in_blocks, self._notes, self._span = in_blocks, dict(notes or {}), span
         self._arguments = ""
+        self._block_number, self._open_block = -1, (None, None)
 
     def of(self, emission: Emission) -> Iterator[ChatGenerationChunk]:
         """The chunks that an emission completes; there may be none."""
@@ -54,6 +57,8 @@ class AnswerChunks:
     def last(self, result: GenerationResult) -> Iterator[ChatGenerationChunk]:
         """The rest that the parser held back, then one chunk with usage and statistics."""
         yield from self._chunks(self._pieces.finish(cut=result.finish_reason == "length"))
+        if self._span is not None:
+            describe_result(self._span, self._model_name, result)
         message = AIMessageChunk(
             content="",
             usage_metadata=_usage(result, self._pieces.reasoning_ranges(result.token_ids)),
@@ -67,7 +72,17 @@ class AnswerChunks:
             yield self._chunk(self._message(piece))
 
     def _chunk(self, message: AIMessageChunk) -> ChatGenerationChunk:
-        return ChatGenerationChunk(message=message if self._blocks is None else self._blocks.in_place_of_text(message))
+        if self._in_blocks:
+            blocks: list[Any] = [{**block, "index": self._index_of(block)} for block in message.content_blocks]
+            metadata = {**message.response_metadata, "output_version": "v1"}
+            message = message.model_copy(update={"content": blocks, "response_metadata": metadata})
+        return ChatGenerationChunk(message=message)
+
+    def _index_of(self, block: Mapping[str, Any]) -> int:
+        kind: Any = block["type"], block.get("index")  # pieces of one kind or one call in a row are one block
+        if kind != self._open_block:
+            self._block_number, self._open_block = self._block_number + 1, kind
+        return self._block_number
 
     def _message(self, piece: Piece) -> AIMessageChunk:
         if isinstance(piece, TextPiece):
@@ -89,42 +104,19 @@ class AnswerChunks:
         return seal_of(self._arguments, WHOLE if piece.whole else ARGUMENTS)
 
     def _response_metadata(self, result: GenerationResult) -> dict[str, Any]:
+        speculation = {**result.stats.as_dict(), "tokens_per_step": round(result.stats.tokens_per_step, 3)}
         metadata: dict[str, Any] = {
             "model_name": self._model_name,
             "model_provider": PROVIDER,
             "finish_reason": result.finish_reason,
-            "speculation": {
-                **result.stats.as_dict(),
-                "tokens_per_step": round(result.stats.tokens_per_step, 3),
-            },
+            "speculation": speculation,
             **self._notes,
         }
         if self._pieces.problems:
             metadata["tool_call_errors"] = list(self._pieces.problems)
+        if result.logprobs:
+            metadata["logprobs"] = openai_logprobs(result.logprobs, self._tokenizer)
         return metadata
-
-
-class _Blocks:
-    """Numbers an answer's blocks: consecutive pieces of the same kind, or of the same call, form one block.
-
-    LangChain merges blocks with the same number when it merges chunks.
-    """
-
-    def __init__(self) -> None:
-        self._number = -1
-        self._open: tuple[str, Any] | None = None
-
-    def in_place_of_text(self, message: AIMessageChunk) -> AIMessageChunk:
-        """The chunk with numbered blocks as its content."""
-        blocks: list[Any] = [{**block, "index": self._number_of(block)} for block in message.content_blocks]
-        metadata = {**message.response_metadata, "output_version": "v1"}
-        return message.model_copy(update={"content": blocks, "response_metadata": metadata})
-
-    def _number_of(self, block: Mapping[str, Any]) -> int:
-        kind = block["type"], block.get("index")  # all pieces of a call carry the call's index
-        if kind != self._open:
-            self._number, self._open = self._number + 1, kind
-        return self._number
 
 
 def _usage(result: GenerationResult, thinking: Sequence[range]) -> UsageMetadata:
@@ -133,13 +125,13 @@ def _usage(result: GenerationResult, thinking: Sequence[range]) -> UsageMetadata
     The details are disjoint, because LangChain's tests require their sum to stay within the output. Accepted tokens are
     reported only if all of them are part of the answer.
     """
-    written = len(result.token_ids)
+    written, accepted = len(result.token_ids), result.stats.num_accepted_tokens
     details: dict[str, int] = {}
     if thinking:
         details["reasoning"] = sum(map(len, thinking))
-    if result.stats.num_accepted_tokens <= written:
+    if accepted <= written:
         lost = sum(result.sources[place] != TARGET for places in thinking for place in places)
-        details["accepted_prediction"] = max(0, result.stats.num_accepted_tokens - lost)
+        details["accepted_prediction"] = max(0, accepted - lost)
     usage = UsageMetadata(
         input_tokens=result.prompt_tokens,
         output_tokens=written,

@@ -64,7 +64,7 @@ class EngineHolder:
 
     def loaded(self, model: str, options: EngineOptions) -> Engine | None:
         """The engine of a model, None if it is not loaded yet."""
-        return self._given or self._engines.get(_key(model, options))
+        return self._given or self._engines.get((model, options.key()))
 
     def get(self, model: str, options: EngineOptions) -> Engine:
         """The engine of a model, loaded on first use.
@@ -74,7 +74,11 @@ class EngineHolder:
         engine = self.loaded(model, options)  # without the lock: a running engine does not wait while another one loads
         if engine is None:
             with _HOLDING:
-                engine = self.loaded(model, options) or self._load(model, options)
+                engine = self.loaded(model, options)
+                if engine is None:
+                    target, tokenizer = self.weights or (model, None)
+                    engine = shared_engine(target, options, tokenizer=tokenizer)
+                    self._engines[model, options.key()] = engine
         return engine
 
     def check_drafters(self, names: Iterable[str]) -> None:
@@ -90,10 +94,12 @@ class EngineHolder:
         """
         if self._given is not None:
             raise UnsupportedError("this model runs on an engine that you hold: close that one with engine.close()")
+        with _NOTING:
+            holders = list(_HOLDERS)
         with _HOLDING:
-            engine = self._engines.get(_key(model, options))
-            for holder in _holders():
-                holder._drop(engine)
+            engine = self._engines.get((model, options.key()))
+            for holder in holders:
+                holder._engines = {key: one for key, one in holder._engines.items() if one is not engine}
         if engine is not None:
             from precedent.runtime.device_memory import give_back
 
@@ -106,38 +112,30 @@ class EngineHolder:
 
         Raises UnsupportedError if no engine has this name, or several do.
         """
-        engine = self._engines.get(_key(model, options))
-        running = running_engines()
-        found = [engine] if engine else [engine for engine in running if engine.model_name == model]
-        if len(found) == 1:
-            return found[0]
-        if found:
+        engine, running = self._engines.get((model, options.key())), running_engines()
+        found = [engine] if engine else [one for one in running if one.model_name == model]
+        if len(found) > 1:
             raise UnsupportedError(
                 f"model={model!r} names {len(found)} loaded engines: make a chat model on one of them"
             )
-        loaded = ", ".join(sorted({engine.model_name for engine in running})) or "none"
-        raise UnsupportedError(
-            f"model={model!r} is not loaded, and a call loads nothing (loaded: {loaded}): make a ChatPrecedent for it"
-        )
-
-    def _load(self, model: str, options: EngineOptions) -> Engine:
-        target, tokenizer = self.weights or (model, None)
-        engine = self._engines[_key(model, options)] = shared_engine(target, options, tokenizer=tokenizer)
-        return engine
-
-    def _drop(self, engine: Engine | None) -> None:
-        self._engines = {key: one for key, one in self._engines.items() if one is not engine}
+        if not found:
+            loaded = ", ".join(sorted({one.model_name for one in running})) or "none"
+            raise UnsupportedError(
+                f"model={model!r} is not loaded, and a call loads nothing (loaded: {loaded}): make a ChatPrecedent for "
+                "it"
+            )
+        return found[0]
 
 
 async def load_beside(load: Callable[..., Engine], *arguments: Any) -> Engine:
     """Call `load` on a thread that does not delay the end of the process, as one of asyncio's own would."""
-    call = contextvars.copy_context().run
-    return await asyncio.wrap_future(_loader().submit(_load_at_length, call, load, *arguments))
+    context = contextvars.copy_context()
 
+    def loaded() -> Engine:
+        with long_work():
+            return context.run(load, *arguments)
 
-def _load_at_length(call: Callable[..., Engine], *arguments: Any) -> Engine:
-    with long_work():
-        return call(*arguments)
+    return await asyncio.wrap_future(_loader().submit(loaded))
 
 
 @cache
@@ -146,12 +144,3 @@ def _loader() -> Background:
 
 
 in_forked_processes(_loader.cache_clear)
-
-
-def _holders() -> list[EngineHolder]:
-    with _NOTING:
-        return list(_HOLDERS)
-
-
-def _key(model: str, options: EngineOptions) -> Hashable:
-    return model, options.key()

@@ -13,47 +13,45 @@ from langchain_core import exceptions as theirs
 
 from precedent import errors
 
-_OF_OLDER_VERSIONS = theirs.LangChainException
-"""Replaces error types that an older langchain-core lacks."""
 
-_ContextOverflow: Any = getattr(theirs, "ContextOverflowError", _OF_OLDER_VERSIONS)
-_InvalidRequest: Any = getattr(theirs, "ModelInvalidRequestError", _OF_OLDER_VERSIONS)
-_NotFound: Any = getattr(theirs, "ModelNotFoundError", _OF_OLDER_VERSIONS)
+def _langchains(name: str) -> Any:
+    """LangChain's error of this name, or its base class where an older langchain-core lacks it."""
+    return getattr(theirs, name, theirs.LangChainException)
 
 
-class ContextOverflowError(errors.ContextOverflowError, _ContextOverflow):  # type: ignore[misc]  # a base class known only at run time
-    """Prompt and answer together do not fit into the model's context; LangChain's context overflow."""
+class ContextOverflowError(errors.ContextOverflowError, _langchains("ContextOverflowError")):  # type: ignore[misc]  # a base class known only at run time
+    """Prompt and answer together do not fit into the model's context."""
 
 
-class InvalidConfigError(errors.ConfigError, _InvalidRequest):  # type: ignore[misc]
-    """An argument of a call is wrong; LangChain's invalid request."""
+class InvalidConfigError(errors.ConfigError, _langchains("ModelInvalidRequestError")):  # type: ignore[misc]
+    """An argument of a call is wrong."""
 
 
-class InvalidPromptError(errors.PromptError, _InvalidRequest):  # type: ignore[misc]
-    """The messages or the prompt cannot be used; LangChain's invalid request."""
+class InvalidPromptError(errors.PromptError, _langchains("ModelInvalidRequestError")):  # type: ignore[misc]
+    """The messages or the prompt cannot be used."""
 
 
-class UnsupportedRequestError(errors.UnsupportedError, _InvalidRequest):  # type: ignore[misc]
-    """The model cannot do what was requested; LangChain's invalid request."""
+class UnsupportedRequestError(errors.UnsupportedError, _langchains("ModelInvalidRequestError")):  # type: ignore[misc]
+    """The model cannot do what was requested."""
 
 
-class ModelNotLoadedError(errors.ModelLoadError, _NotFound):  # type: ignore[misc]
-    """The model cannot be loaded; LangChain's model-not-found error."""
+class ModelNotLoadedError(errors.ModelLoadError, _langchains("ModelNotFoundError")):  # type: ignore[misc]
+    """The model cannot be loaded."""
 
 
 class AnswerParsingError(errors.PrecedentError, theirs.OutputParserException):
-    """An answer does not fit its schema, or was cut; LangChain's output parser error."""
+    """An answer does not fit its schema, or was cut."""
 
     def __init__(self, message: str, *, llm_output: str | None = None) -> None:
         super().__init__(ValueError(message), llm_output=llm_output)  # LangChain would append a link to a plain text
 
 
-_BOTH: dict[type[errors.PrecedentError], type[errors.PrecedentError]] = {
-    errors.ContextOverflowError: ContextOverflowError,
-    errors.ConfigError: InvalidConfigError,
-    errors.PromptError: InvalidPromptError,
-    errors.UnsupportedError: UnsupportedRequestError,
-    errors.ModelLoadError: ModelNotLoadedError,
+_BOTH = {
+    both.__bases__[0]: both
+    for both in (
+        *(ContextOverflowError, InvalidConfigError, InvalidPromptError),
+        *(UnsupportedRequestError, ModelNotLoadedError),
+    )
 }
 
 
@@ -63,7 +61,7 @@ def of_both_kinds() -> Iterator[None]:
     try:
         yield
     except errors.PrecedentError as error:
-        both = _BOTH.get(type(error))
+        both: Any = _BOTH.get(type(error))
         if both is None:
             raise
         raise both(*error.args).with_traceback(error.__traceback__) from error.__cause__

@@ -2,44 +2,51 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from langchain_core.language_models.chat_models import BaseChatModel
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictBool, field_serializer, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, StrictBool, field_serializer
 
-from precedent import __version__
 from precedent.cache import SpeculationCache
+from precedent.config import SpeculationConfig
+from precedent.drafters.registry import kind_named
 from precedent.engine.options import OF_LOADING, EngineOptions, cache_or_place
 from precedent.errors import ConfigError, PromptError, UnsupportedError
-from precedent.langchain.arguments import check_strict, prediction_text, sampling_params, speculation_config
-from precedent.langchain.call import Call
-from precedent.langchain.engines import EngineHolder, load_beside
-from precedent.langchain.messages import Media
-from precedent.langchain.runs import workflow_step_of
-from precedent.langchain.serializing import without_secrets, written_cache
-from precedent.langchain.settings import (
-    OF_THE_ENGINE,
-    check_fields,
-    engine_options,
-    fields_of,
-    templates_of,
+from precedent.langchain import synonyms
+from precedent.langchain.arguments import (
+    OF_THE_CALL,
+    CallFields,
+    checked_arguments,
+    checked_fields,
+    merged_stop,
+    prediction_text,
+    sampling_params,
+    speculation_config,
+    workflow_step_of,
 )
-from precedent.langchain.synonyms import ANSWER_CACHE, IDLE
+from precedent.langchain.engines import EngineHolder, load_beside
+from precedent.langchain.exceptions import of_both_kinds
+from precedent.langchain.learning import PendingCompletions
 from precedent.langchain.telemetry import current_span, describe_request
-from precedent.langchain.tenants import DEFAULT_TENANT, Nobody, tenant_of, without_cache
+from precedent.langchain.tenants import (
+    DEFAULT_TENANT,
+    UnsharedTenant,
+    check_tenants,
+    tenant_of,
+    with_tenant,
+    without_cache,
+)
 from precedent.langchain.wording import settings_in_our_words
 from precedent.runtime.plain_values import check_plain, shown
-from precedent.text.template_settings import TemplateSettings
+from precedent.text.templates import Template, Templates, tool_templates
 
 if TYPE_CHECKING:
     from precedent.engine.engine import Engine, Generation
-
-OUTPUT_VERSIONS = (None, "v0", "v1")
-"""Forms of an answer's content that LangChain supports for every model."""
+    from precedent.text.tool_formats import ToolFormat
 
 FROM_ENVIRONMENT = {
     "model": "PRECEDENT_MODEL",
@@ -48,8 +55,30 @@ FROM_ENVIRONMENT = {
 }
 """Fields that are not given, and the environment variables that fill them in."""
 
+_FIELD_OF = {
+    option.name: {"cache": "speculation_cache"}.get(option.name, option.name)  # LangChain's `cache` is another
+    for option in dataclasses.fields(EngineOptions)
+    if option.name not in ("speculation", "limits")  # one is set for each call, the other wants an engine of your own
+}
+OF_THE_ENGINE = tuple(_FIELD_OF.values())
+"""Fields that say what a model's engine is built from."""
 
-class EngineFields(BaseModel):
+_WITHOUT_EFFECT = ("speculation_cache", "embedder", "draft_device", "loop", "keep_prefixes")
+"""Fields of the engine that no answer depends on."""
+
+_SECRETS = ("token", "use_auth_token")
+"""Arguments of `from_pretrained` that must not appear in a trace."""
+
+_ELSEWHERE_THAN_IN_A_CALL = {
+    **dict.fromkeys(synonyms.IDLE, "it means nothing for a model in this process: leave it out"),
+    **dict.fromkeys(
+        (*OF_THE_ENGINE, *synonyms.OF_LOADING, "streaming"),
+        "it belongs in the constructor: write ChatPrecedent(model=…, {name}=…)",
+    ),
+}
+
+
+class EngineFields(CallFields):
     """The fields that chat and text models share; `ChatPrecedent` and `EngineOptions` say what each means."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
@@ -68,37 +97,31 @@ class EngineFields(BaseModel):
     loop: str | None = None
     keep_prefixes: StrictBool | None = None
     sampling: Literal["model"] | None = None
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: dict[int, float] | None = None
-    seed: int | None = None
-    max_tokens: int = 512
-    stop: list[str] | None = None
-    stop_token_ids: tuple[int, ...] | None = None
-    logprobs: StrictBool = False
-    top_logprobs: int | None = None
     tenant: str = DEFAULT_TENANT
     tenant_from: Literal["metadata"] | None = None
-    drafters: tuple[str, ...] | None = None
-    templates: Any = None
-    speculation: Any = True
     engines: EngineHolder = Field(default_factory=EngineHolder, exclude=True, repr=False)
 
     _operation: ClassVar[str]
     """OpenTelemetry's name for a call."""
 
+    _not_in_constructor: ClassVar[Mapping[str, str]]
+    """Names that the constructor does not take, with hints where they belong."""
+
     def __init__(self, **kwargs: Any) -> None:
         """Check the settings. Raises ConfigError or UnsupportedError, with what to write instead."""
-        given = _with_place(_with_environment(self._fields_of(kwargs)))  # before pydantic, whose errors show values
+        given = self._fields_of(kwargs)
+        if "engines" not in given:  # else the model was handed over loaded
+            found = {name: os.environ.get(variable) for name, variable in FROM_ENVIRONMENT.items()}
+            given = {name: value for name, value in found.items() if value} | given
+        given = _with_place(given)  # before pydantic, whose errors show values
         with settings_in_our_words(given):
             super().__init__(**given)
-        check_fields(self)
-        templates_of(self, {}, ())
+        sampling_params(self, None, {})
+        config = speculation_config(self, {}, SpeculationConfig())
+        if config is not None and (self.drafters is not None or not isinstance(self.speculation, bool)):
+            self.engines.check_drafters(config.drafters)
+        check_tenants(self)
+        self._templates({}, ())
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, cache_or_place(value) if name == "speculation_cache" else value)
@@ -108,7 +131,6 @@ class EngineFields(BaseModel):
         return super().model_copy(update=_with_place(update or {}), deep=deep)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """A copy on the same engines; it shares the draft model and the embedder."""
         shared = {id(part): part for part in (self.draft_model, self.embedder)}
         return super().__deepcopy__((memo or {}) | shared)
 
@@ -122,18 +144,52 @@ class EngineFields(BaseModel):
 
     def __repr_args__(self) -> Any:
         shown = super().__repr_args__()
-        return [(name, without_secrets(value) if name == "model_kwargs" else value) for name, value in shown]
+        return [(name, self._public_model_kwargs() if name == "model_kwargs" else value) for name, value in shown]
 
     @field_serializer("speculation_cache", when_used="json")
     def _cache_as_text(self, cache: Any) -> str | None:
-        return written_cache(cache)
+        """A cache's path, or its URL without secrets; None for one in memory."""
+        if isinstance(cache, SpeculationCache):
+            return cache.path
+        return None if cache is None else str(cache)
+
+    def _public_model_kwargs(self) -> dict[str, Any] | None:
+        """`model_kwargs` without secrets, and with configurations of transformers as dicts."""
+        if self.model_kwargs is None:
+            return None
+        kept = {name: value for name, value in self.model_kwargs.items() if name not in _SECRETS}
+        return {name: value.to_dict() if hasattr(value, "to_dict") else value for name, value in kept.items()}
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """Everything an answer depends on, and what speeds it up: the key of LangChain's answer caches."""
+        of_engine = [name for name in OF_THE_ENGINE if name not in _WITHOUT_EFFECT]
+        names = (*of_engine, "sampling", *CallFields.model_fields, "tenant")
+        draft = self.draft_model
+        return {
+            **{name: getattr(self, name) for name in names},
+            "model_kwargs": self._public_model_kwargs(),
+            "templates": [template.text for template in self._templates({}, ())],
+            "model_name": self.model,
+            "weights": self.engines.identity,
+            "draft_model": draft if draft is None or isinstance(draft, str) else type(draft).__name__,
+        }
+
+    # Where the model comes from
 
     @classmethod
     def _fields_of(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The constructor's arguments under the names of its fields."""
         if isinstance(kwargs.get("cache"), str | Path | SpeculationCache):
-            raise ConfigError(ANSWER_CACHE)
-        return fields_of(kwargs, (*cls.model_fields, *IDLE), cls.__name__)
+            raise ConfigError(
+                "cache= is LangChain's cache of whole answers (True, False or a BaseCache); for a cache to draft from "
+                "write speculation_cache="
+            )
+        fields = checked_fields(kwargs, (*cls.model_fields, *synonyms.IDLE), cls.__name__, cls._not_in_constructor)
+        loading = fields.get("model_kwargs")
+        for name in loading if isinstance(loading, Mapping) else ():
+            if name in OF_THE_CALL:
+                raise ConfigError(f"model_kwargs says how weights are loaded: write {name}= as a separate argument")
+        return fields
 
     @classmethod
     def from_model(cls, model: Any, tokenizer: Any, **kwargs: Any) -> Self:
@@ -144,8 +200,8 @@ class EngineFields(BaseModel):
                 raise ConfigError(f"{name} cannot be set for a model object: change the model or its tokenizer before")
         if not hasattr(model, "config"):
             raise ConfigError(
-                f"from_model takes a transformers model and its tokenizer, and a {type(model).__name__} is no model; "
-                f"for a name or folder write {cls.__name__}(model=…)"
+                f"from_model takes a transformers model and its tokenizer, not a {type(model).__name__}; for a name or "
+                f"folder write {cls.__name__}(model=…)"
             )
         name = kwargs.pop("model", None) or model.config._name_or_path or type(model).__name__
         return cls(model=name, engines=EngineHolder(weights=(model, tokenizer)), **kwargs)
@@ -181,130 +237,107 @@ class EngineFields(BaseModel):
     def get_token_ids(self, text: str) -> list[int]:
         """Token ids of `text` by the model's tokenizer, without special tokens. Raises PromptError for no text."""
         if not isinstance(text, str):
-            raise PromptError(f"{shown(text)} is no text, and has no tokens")
+            raise PromptError(f"expected a text whose tokens to count, got {shown(text)}")
         check_plain("the text", text, PromptError)
         own: Callable[[str], list[int]] | None = getattr(self, "custom_get_token_ids", None)
         return list(self.engine.tokenizer.encode(text, add_special_tokens=False)) if own is None else own(text)
 
     def _engine_options(self) -> EngineOptions:
-        return engine_options(self)
+        """What the engine is built from; None in a field is the option's default.
 
-    def _loaded_engine(self) -> Engine | None:
-        return self.engines.loaded(self.model, self._engine_options())
+        A drafter that has to be known when the engine is built is one of its options; calls alone choose all others.
+        """
+        given = {option: getattr(self, field) for option, field in _FIELD_OF.items()}
+        chosen = speculation_config(self, {}, SpeculationConfig())
+        if chosen is not None and any(kind_named(name) is not None for name in chosen.drafters):
+            given["speculation"] = SpeculationConfig(drafters=chosen.drafters)
+        return EngineOptions(**{option: value for option, value in given.items() if value is not None})
 
-    def _engine_of(self, kwargs: Mapping[str, Any]) -> Engine:
+    # One request
+
+    def _checked(self, config: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Check a call's arguments before LangChain consumes some of them; return the run's configuration."""
+        with of_both_kinds():
+            merged_stop(call_settings(kwargs).get("stop"))
+        return self._run_config(config)
+
+    def _run_config(self, config: Any) -> Any:
+        """A run's configuration, or a list of them: a tenant in `configurable` is copied to the metadata if read."""
+        if self.tenant_from is None:
+            return config
+        return [with_tenant(one) for one in config] if isinstance(config, list) else with_tenant(config)
+
+    def _engine_of(self, settings: Mapping[str, Any]) -> Engine:
         """The engine of a call: the model's own, or that of another loaded model that the call names."""
-        name = self.model if kwargs.get("model") is None else kwargs["model"]
+        name = settings.get("model", self.model)
         if not isinstance(name, str):
             raise ConfigError(f"model={shown(name)} must be the name of a loaded model")
         return self.engine if name == self.model else self.engines.other(name, self._engine_options())
 
-    async def _aengine_of(self, kwargs: Mapping[str, Any]) -> Engine:
+    async def _aengine_of(self, settings: Mapping[str, Any]) -> Engine:
         """The same; loading takes seconds and leaves the event loop, everything else stays on it."""
-        if self._loaded_engine() is None:
-            return await load_beside(self._engine_of, kwargs)
-        return self._engine_of(kwargs)
+        if self.engines.loaded(self.model, self._engine_options()) is None:
+            return await load_beside(self._engine_of, settings)
+        return self._engine_of(settings)
 
-    def _submit(self, engine: Engine, call: Call) -> Generation:
-        """Start a request with the model's fields, overridden by the call's settings and the run's metadata."""
-        said = call.settings
-        whose, learning = tenant_of(self, said, call.metadata), said.get("learning")
-        sampling = sampling_params(self, call.stop, self._with_recommended(engine, said))
-        span = current_span()
-        prefix_tokens = 0 if isinstance(whose, Nobody) else call.prefix_tokens
-        speculation = speculation_config(self, said, engine.speculation)
-        if isinstance(whose, Nobody):  # a new one for each request: those of a batch may be different people's
-            whose, speculation = str(Nobody.alone()), without_cache(speculation or engine.speculation)
-        if span is not None:
-            describe_request(span, self._operation, said.get("model") or self.model, sampling)
+    def _templates(
+        self, settings: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], form: ToolFormat | None = None
+    ) -> tuple[Template, ...]:
+        """The premade responses of the call, or else the model's, and the forms of calls to the bound tools."""
+        premade = settings.get("templates", self.templates)
+        return (*(() if premade is None else Templates(premade)), *tool_templates(tools, form))
+
+    def _submit(
+        self,
+        engine: Engine,
+        settings: Mapping[str, Any],
+        stop: Sequence[str] | None,
+        run: Any,
+        prompt_ids: Sequence[int],
+        **rendered: Any,
+    ) -> Generation:
+        """Start a request with the model's fields, overridden by the call's `settings` and the run's metadata.
+
+        `run` is LangChain's manager of the run; `rendered` are the arguments of `Engine.submit` that come from the
+        prompt.
+        """
+        metadata = None if run is None else run.metadata
+        tenant, learning = tenant_of(self, settings, metadata), settings.get("learning")
+        speculation = speculation_config(self, settings, engine.speculation)
+        if isinstance(tenant, UnsharedTenant):  # a new one for each request: a batch may be of different people
+            tenant, speculation = str(UnsharedTenant.new()), without_cache(speculation or engine.speculation)
+            rendered["prefix_tokens"] = 0
+        recommended = {} if self.sampling is None else engine.sampling_defaults
+        recommended = {name: value for name, value in recommended.items() if name not in self.model_fields_set}
+        sampling = sampling_params(self, stop, {**recommended, **settings})
+        if (span := current_span()) is not None:
+            describe_request(span, self._operation, settings.get("model", self.model), sampling)
         return engine.submit(
-            call.prompt_ids,
+            prompt_ids,
             sampling,
             speculation=speculation,
-            tenant=whose,
-            query=call.query,
-            workflow_step=said.get("workflow_step") or workflow_step_of(call.metadata) or "",
-            tools=call.tools,
-            prediction=prediction_text(said.get("prediction")),
-            templates=call.templates,
-            grammar=call.grammar,
+            tenant=tenant,
+            workflow_step=settings.get("workflow_step") or workflow_step_of(metadata) or "",
+            prediction=prediction_text(settings.get("prediction")),
             write_back=None if learning is None else partial(learning.add, engine.cache),
-            shown_tokens=call.shown_tokens,
-            prefix_tokens=prefix_tokens,
+            **rendered,
         )
 
-    def _with_recommended(self, engine: Engine, said: Mapping[str, Any]) -> dict[str, Any]:
-        """A call's settings, over the checkpoint's own where these were asked for and nothing else was given."""
-        given = {name: value for name, value in said.items() if value is not None}
-        if self.sampling is None:
-            return given
-        recommended = engine.sampling_defaults
-        return {name: one for name, one in recommended.items() if name not in self.model_fields_set} | given
 
+def call_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments under our names, without those that are None.
 
-class ChatFields(EngineFields, BaseChatModel):
-    """The fields of a chat model."""
-
-    _operation = "chat"
-
-    streaming: StrictBool = False
-    strict_tools: Any = "auto"
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning: Any = None
-    media: Media = "refuse"
-
-    def __init__(self, **kwargs: Any) -> None:
-        """Check the settings. Raises ConfigError or UnsupportedError, which say what to write."""
-        super().__init__(**kwargs)
-        check_strict(self.strict_tools)
-        self.template_settings({})
-        if self.output_version not in OUTPUT_VERSIONS:
-            raise ConfigError(f"output_version={shown(self.output_version)} must be 'v0' or 'v1'")
-
-    @property
-    def engine(self) -> Engine:
-        """The engine; reading this loads it if it is not running yet. Raises UnsupportedError for no chat model."""
-        return decoder_only(super().engine)
-
-    def _engine_of(self, kwargs: Mapping[str, Any]) -> Engine:
-        return decoder_only(super()._engine_of(kwargs))
-
-    def template_settings(self, kwargs: Mapping[str, Any]) -> tuple[TemplateSettings, ...]:
-        """Settings of the chat template: those of the fields, then those of the call."""
-        names = ("chat_template_kwargs", "reasoning")
-        said = ({name: getattr(self, name) for name in names}, {name: kwargs.get(name) for name in names})
-        return tuple(
-            TemplateSettings({} if variables is None else variables, reasoning)
-            for variables, reasoning in (one.values() for one in said)
-            if variables is not None or reasoning is not None
+    Raises ConfigError or UnsupportedError for an argument that a model in this process does not take.
+    """
+    settings = checked_arguments(kwargs, OF_THE_CALL, _ELSEWHERE_THAN_IN_A_CALL)
+    if not isinstance(settings.get("learning"), PendingCompletions | None):
+        raise ConfigError(
+            f"learning={shown(settings['learning'])} must be PendingCompletions, which SpeculationMiddleware makes"
         )
-
-    @model_validator(mode="after")
-    def _set_precedent_version(self) -> Self:
-        """Add our version to traces; LangChain wants a validator of a name that no other class has."""
-        self._add_version("precedent-llm", __version__)
-        return self
-
-
-def decoder_only(engine: Engine) -> Engine:
-    """The engine. Raises UnsupportedError if an encoder reads its prompts: such models hold no conversation."""
-    if engine.encodes_prompt:
-        raise UnsupportedError(
-            f"{engine.model_name} is an encoder-decoder model, which has no chat template and no tool calls: use "
-            "PrecedentLLM, which turns one text into another"
-        )
-    return engine
+    return settings
 
 
 def _with_place(fields: Mapping[str, Any]) -> dict[str, Any]:
     """`fields` with a cache's URL replaced by one that shows no password."""
     given = "speculation_cache" in fields
     return {**fields, "speculation_cache": cache_or_place(fields["speculation_cache"])} if given else dict(fields)
-
-
-def _with_environment(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """`kwargs`, completed from the environment unless the model was handed over loaded."""
-    if "engines" in kwargs:
-        return kwargs
-    found = {name: os.environ.get(variable) for name, variable in FROM_ENVIRONMENT.items() if name not in kwargs}
-    return kwargs | {name: value for name, value in found.items() if value}

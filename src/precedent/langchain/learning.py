@@ -17,25 +17,20 @@ class PendingCompletions:
         self._lock = Lock()
         self._waiting: list[tuple[SpeculationCache, Completion]] = []
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"  # equal for all instances: it must not affect an answer cache's key
 
     def __deepcopy__(self, memo: object) -> PendingCompletions:
-        """Return itself: copies of a call's settings collect for the same run."""
-        return self
+        return self  # copies of a call's settings collect for the same run
 
     def add(self, cache: SpeculationCache, completion: Completion) -> None:
         """Keep a completion for `cache` until the run ends; called on one of the engine's threads."""
         with self._lock:
             self._waiting.append((cache, completion))
 
-    def store(self) -> int:
-        """Store all completions and return their number. Raises CacheError if a cache cannot be written."""
+    def store(self) -> None:
+        """Store all completions. Raises CacheError if a cache cannot be written."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for cache, completion in waiting:
             cache.insert(completion)
-        return len(waiting)

@@ -19,7 +19,6 @@ from langchain_core.messages import (
     BaseMessage,
     ChatMessage,
     FunctionMessage,
-    InvalidToolCall,
     ToolMessage,
     convert_to_messages,
 )
@@ -37,26 +36,17 @@ log = logging.getLogger(__name__)
 Media = Literal["refuse", "placeholder"]
 """What to do with images, audio, video and files: refuse them by name, or put a short text in their place."""
 
-
-def media_of(settings: Mapping[str, Any], own: Media) -> Media:
-    """A call's `media`, or else the model's own. Raises ConfigError for a value that is none."""
-    given = settings.get("media")
-    if given is None:
-        return own
-    if given not in get_args(Media):
-        raise ConfigError(f"media={shown(given)} must be 'refuse' or 'placeholder'")
-    found: Media = given
-    return found
-
-
-_ROLE_OF_TYPE = {"system": "system", "human": "user", "ai": "assistant", "tool": "tool", "function": "tool"}
+_ROLE_OF_TYPE = {
+    **{"system": "system", "developer": "system", "human": "user", "ai": "assistant"},
+    **{"tool": "tool", "function": "tool"},
+}
 _TEXT_BLOCKS = {
     **dict.fromkeys(("text", "input_text", "output_text", "text-plain", "guard_content"), "text"),
     "refusal": "refusal",
 }
 """Blocks of text, and the key of their text."""
 
-_REASONING_BLOCKS = frozenset({"thinking", "reasoning", "reasoning_content", "redacted_thinking"})
+_REASONING_BLOCKS = ("thinking", "reasoning", "reasoning_content", "redacted_thinking")
 _TEXT_KEYS = ("text", "reasoning", "thinking", "reasoning_content", "content", "summary")
 """Keys under which providers put the text of a thought, best first."""
 
@@ -69,8 +59,8 @@ _CALL_BLOCKS = {
 }
 """Blocks of calls, each with the keys of the call's id and arguments; they mostly repeat entries of `tool_calls`."""
 
-_PIECES_OF_CALLS = frozenset({"tool_call_chunk", "input_json_delta"})
-"""Blocks of a streamed call, which `tool_calls` holds as a whole."""
+_SILENT_BLOCKS = (*_REASONING_BLOCKS, *_CALL_BLOCKS, "tool_call_chunk", "input_json_delta")
+"""Blocks whose text is not content; the last two are pieces of calls, which `tool_calls` holds as a whole."""
 
 _MEDIA_BLOCKS = {
     **dict.fromkeys(("image", "image_url", "input_image", "image_file"), "image"),
@@ -78,9 +68,19 @@ _MEDIA_BLOCKS = {
     **dict.fromkeys(("video", "video_url"), "video"),
     **dict.fromkeys(("file", "input_file", "document", "media", "pdf"), "file"),
 }
-_CACHE_POINTS = frozenset({"cachePoint", "cache_point"})
 _ANY_ARGUMENT = "__arg1"
 """LangChain's name for the argument of a tool that takes any text."""
+
+
+def media_of(settings: Mapping[str, Any], own: Media) -> Media:
+    """A call's `media`, or else the model's own. Raises ConfigError for another value."""
+    given: Media = settings.get("media", own)
+    if given not in get_args(Media):
+        raise ConfigError(f"media={shown(given)} must be 'refuse' or 'placeholder'")
+    return given
+
+
+# Messages as dicts
 
 
 def template_messages_of(given: Iterable[Any], *, media: Media = "refuse") -> list[Message]:
@@ -112,32 +112,25 @@ def completed(message: Any) -> Any:
     complete = {**message, "content": message.get("content") or ""}
     if message["role"] in ("tool", "function"):
         complete |= {"role": "tool", "tool_call_id": message.get("tool_call_id") or ""}
-    calls = list(map(_completed_call, complete.pop("tool_calls", None) or ()))
-    broken = [call for call in calls if _is_broken(call)]
-    if whole := [call for call in calls if not _is_broken(call)]:
+    whole, broken = list[Any](), list[Any]()
+    for call in complete.pop("tool_calls", None) or ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            whole.append(call)
+            continue
+        given, call_id = function.get("arguments") or "{}", call.get("id") or ""
+        arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        if _json_object(arguments) is None:
+            broken.append(invalid_tool_call(name=function.get("name"), args=arguments, id=call_id, error=None))
+        else:
+            function = {**function, "arguments": arguments}
+            whole.append({**call, "type": "function", "id": call_id, "function": function})
+    if whole:
         complete["tool_calls"] = whole
     if not broken:
         return complete
     (written,) = convert_to_messages([complete])
-    return written.model_copy(update={"invalid_tool_calls": [_invalid_call(call) for call in broken]})
-
-
-def _completed_call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
-        return call
-    arguments = function.get("arguments") or "{}"
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {**call, "type": "function", "id": call.get("id") or "", "function": {**function, "arguments": written}}
-
-
-def _is_broken(call: Any) -> bool:
-    return "function" in call and _json_object(call["function"]["arguments"]) is None
-
-
-def _invalid_call(call: Mapping[str, Any]) -> InvalidToolCall:
-    function = call["function"]
-    return invalid_tool_call(name=function.get("name"), args=function["arguments"], id=call["id"], error=None)
+    return written.model_copy(update={"invalid_tool_calls": broken})
 
 
 def _json_object(text: str) -> dict[str, Any] | None:
@@ -147,6 +140,9 @@ def _json_object(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+# Messages as turns
 
 
 def to_template_messages(messages: Sequence[BaseMessage], *, media: Media = "refuse") -> list[Message]:
@@ -159,16 +155,19 @@ def to_template_messages(messages: Sequence[BaseMessage], *, media: Media = "ref
     """
     if not messages:
         raise PromptError("the message list is empty: give at least one message")
-    converted: list[Message] = []
+    turns: list[Message] = []
     for position, message in enumerate(messages, start=1):
-        converted += _Reader(position, _role_of(message, position), media).turns(message)
-    return _with_tool_names(converted)
+        turns += _Reader(position, _role_of(message, position), media).turns(message)
+    names = {call["id"]: call["function"]["name"] for turn in turns for call in turn.get("tool_calls") or ()}
+    for turn in turns:  # some templates print the tool's name beside its result
+        if turn["role"] == "tool" and "name" not in turn and names.get(turn.get("tool_call_id")):
+            turn["name"] = names[turn["tool_call_id"]]
+    return turns
 
 
 def _role_of(message: BaseMessage, position: int) -> str:
     role = message.role if isinstance(message, ChatMessage) else message.type
     role = _ROLE_OF_TYPE.get(role.removesuffix("MessageChunk").lower(), role)
-    role = "system" if role == "developer" else role
     if role not in ROLES:
         raise PromptError(f"message {position} has role {role!r}: use one of {', '.join(ROLES)}")
     return role
@@ -185,37 +184,41 @@ class _Reader:
     def turns(self, message: BaseMessage) -> list[Message]:
         """The turns that the message becomes; a user's message may hold tool results, which are turns of their own."""
         check_plain(f"message {self.position}", message.content, PromptError)
+        blocks = self._blocks(message.content)
+        turn = {"role": self.role, "content": self._text(blocks), **({"name": message.name} if message.name else {})}
         if self.role == "assistant":
-            return [self._assistant_turn(message)]
+            return [turn | self._of_assistant(message, blocks, turn["content"])]
         if self.role == "tool":
-            return [self._tool_turn(message)]
-        results = [self._tool_result(block) for block in _blocks(message.content) if _kind(block) == "tool_result"]
-        content = self._text(message.content)
-        if results and not content:
-            return results
-        return [*results, _turn(self.role, content, message.name)]
+            failed = isinstance(message, ToolMessage) and message.status == "error"
+            turn["content"] = _result_text(turn["content"], failed)
+            if isinstance(message, ToolMessage | FunctionMessage):
+                turn["tool_call_id"] = getattr(message, "tool_call_id", "")
+            return [turn]
+        results = [self._tool_result(block) for block in blocks if _kind(block) == "tool_result"]
+        return results if results and not turn["content"] else [*results, turn]
 
-    def _assistant_turn(self, message: BaseMessage) -> Message:
+    def _of_assistant(self, message: BaseMessage, blocks: Sequence[Mapping[str, Any]], content: str) -> Message:
+        """What the turn of an assistant's message has beside role and name."""
         extra = message.additional_kwargs
-        content = self._text(message.content) or _written(extra.get("refusal"))
-        calls, broken = self._calls(message)
-        reasoning = "".join(_written(block) for block in _blocks(message.content) if _kind(block) in _REASONING_BLOCKS)
+        calls, broken = self._calls(message, blocks)
+        reasoning = "".join(_written(block) for block in blocks if _kind(block) in _REASONING_BLOCKS)
         reasoning = reasoning or _written(extra.get("reasoning_content")) or _written(extra.get("reasoning"))
+        found = {"tool_calls": calls, "invalid_calls": broken, "reasoning_content": reasoning}
         return {
-            **_turn("assistant", content, message.name),
-            **({"tool_calls": calls} if calls else {}),
-            **({"invalid_calls": broken} if broken else {}),
-            **({"reasoning_content": reasoning} if reasoning else {}),
+            "content": content or _written(extra.get("refusal")),
+            **{key: value for key, value in found.items() if value},
         }
 
-    def _calls(self, message: BaseMessage) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def _calls(
+        self, message: BaseMessage, blocks: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The calls and the broken calls of an assistant's message; most providers write each one twice."""
         calls, broken = list[dict[str, Any]](), list[dict[str, Any]]()
         if isinstance(message, AIMessage):
             calls += [_call(call["name"], call["args"], call["id"]) for call in message.tool_calls]
             broken += [_broken_call(call["name"], call["args"], call["id"]) for call in message.invalid_tool_calls]
         known = {call.get("id", "") for call in (*calls, *broken)}
-        written = [block for block in _blocks(message.content) if _kind(block) in _CALL_BLOCKS]
+        written = [block for block in blocks if _kind(block) in _CALL_BLOCKS]
         legacy = message.additional_kwargs.get("function_call")
         if isinstance(legacy, Mapping) and not (calls or broken or written):
             written = [{"type": "function_call", **legacy}]
@@ -236,29 +239,26 @@ class _Reader:
                 )
         return calls, broken
 
-    def _tool_turn(self, message: BaseMessage) -> Message:
-        failed = isinstance(message, ToolMessage) and message.status == "error"
-        turn = _turn("tool", _result_text(self._text(message.content), failed), message.name)
-        if isinstance(message, ToolMessage):
-            turn["tool_call_id"] = message.tool_call_id
-        elif isinstance(message, FunctionMessage):
-            turn["tool_call_id"] = ""
-        return turn
-
     def _tool_result(self, block: Mapping[str, Any]) -> Message:
         """An Anthropic `tool_result` block as a turn of its own."""
-        content = _result_text(self._text(block.get("content") or ""), bool(block.get("is_error")))
+        content = _result_text(self._text(self._blocks(block.get("content") or "")), bool(block.get("is_error")))
         return {"role": "tool", "content": content, "tool_call_id": block.get("tool_use_id") or ""}
 
-    def _text(self, content: Any) -> str:
-        """The text of a message's content, without its reasoning, calls and results."""
-        if isinstance(content, str):
-            return content
-        if not isinstance(content, list):
+    def _blocks(self, content: Any) -> list[Mapping[str, Any]]:
+        """A message's content as blocks, each its provider's own: LangChain may wrap it in a `non_standard` one."""
+        if not isinstance(content, str | list):
             raise PromptError(
                 f"message {self.position} has content={shown(content)}, which is neither a text nor a list"
             )
-        return "".join(block if isinstance(block, str) else self._block_text(_unwrapped(block)) for block in content)
+        blocks = list[Mapping[str, Any]]()
+        for part in [content] if isinstance(content, str) else content:
+            block = {"type": "text", "text": part} if isinstance(part, str) else part
+            inner = block.get("value") if block.get("type") == "non_standard" else None
+            blocks.append(inner if isinstance(inner, Mapping) else block)
+        return blocks
+
+    def _text(self, blocks: Iterable[Mapping[str, Any]]) -> str:
+        return "".join(map(self._block_text, blocks))
 
     def _block_text(self, block: Mapping[str, Any]) -> str:
         kind = _kind(block)
@@ -268,36 +268,24 @@ class _Reader:
             return json.dumps(block.get("json"), ensure_ascii=False, default=str)
         if kind == "search_result":
             return "\n".join(filter(None, (_written(block.get(key)) for key in ("title", "source", "content"))))
-        if kind in _REASONING_BLOCKS or kind in _CALL_BLOCKS or kind in _PIECES_OF_CALLS:
-            return ""
-        if kind == "tool_result" and self.role in ("user", "system"):
+        if kind in _SILENT_BLOCKS or (kind == "tool_result" and self.role in ("user", "system")):
             return ""
         if kind == "document" and (text := _document_text(block)):
             return text
-        if kind in _MEDIA_BLOCKS:
-            return self._in_place_of(kind)
-        if self.role == "assistant" or kind in _CACHE_POINTS:
+        if kind in _MEDIA_BLOCKS and self.media == "placeholder":
+            return f"[{_MEDIA_BLOCKS[kind]} omitted: this model reads text only]"
+        if kind not in _MEDIA_BLOCKS and (self.role == "assistant" or kind in ("cachePoint", "cache_point")):
             _warn_of_dropped(kind)
             return ""
-        raise self._refused(kind, "put it into words")
-
-    def _in_place_of(self, kind: str) -> str:
-        if self.media == "placeholder":
-            return f"[{_MEDIA_BLOCKS[kind]} omitted: this model reads text only]"
-        raise self._refused(kind, 'put it into words, or give the chat model media="placeholder"')
-
-    def _refused(self, kind: str, instead: str) -> UnsupportedError:
-        return UnsupportedError(f"message {self.position} holds a block of type {kind!r}: only text is read; {instead}")
+        instead = ', or give the chat model media="placeholder"' if kind in _MEDIA_BLOCKS else ""
+        raise UnsupportedError(
+            f"message {self.position} holds a block of type {kind!r}: only text is read; put it into words{instead}"
+        )
 
 
 @lru_cache(maxsize=256)
 def _warn_of_dropped(kind: str) -> None:
-    """Warn once for each kind."""
     log.warning("blocks of type %s are left out of the prompt: only the provider that wrote them can use them", kind)
-
-
-def _turn(role: str, content: str, name: str | None) -> Message:
-    return {"role": role, "content": content, **({"name": name} if name else {})}
 
 
 def _call(name: str, arguments: Mapping[str, Any], call_id: str | None) -> dict[str, Any]:
@@ -325,16 +313,6 @@ def _result_text(text: str, failed: bool) -> str:
     return f"Error: {text}" if failed and not text.lower().startswith("error") else text
 
 
-def _blocks(content: Any) -> list[Mapping[str, Any]]:
-    return [_unwrapped(block) for block in content if isinstance(block, Mapping)] if isinstance(content, list) else []
-
-
-def _unwrapped(block: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The provider's own block inside LangChain's `non_standard` one."""
-    inner = block.get("value") if block.get("type") == "non_standard" else None
-    return inner if isinstance(inner, Mapping) else block
-
-
 def _kind(block: Mapping[str, Any]) -> str:
     """The block's type; Bedrock writes it as the block's only key."""
     kind = block.get("type")
@@ -358,12 +336,3 @@ def _document_text(block: Mapping[str, Any]) -> str:
     if not isinstance(source, Mapping) or source.get("type") not in ("text", "content"):
         return ""
     return _written(source.get("data") or source.get("content"))
-
-
-def _with_tool_names(messages: list[Message]) -> list[Message]:
-    """Fill in the tool's name of each result from its call, because some templates print it."""
-    names = {call["id"]: call["function"]["name"] for turn in messages for call in turn.get("tool_calls") or ()}
-    for turn in messages:
-        if turn["role"] == "tool" and "name" not in turn and names.get(turn.get("tool_call_id")):
-            turn["name"] = names[turn["tool_call_id"]]
-    return messages

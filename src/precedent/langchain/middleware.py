@@ -97,12 +97,11 @@ class SpeculationMiddleware(AgentMiddleware[SpeculationState, Any, Any]):
     def after_agent(self, state: SpeculationState, runtime: Runtime[Any]) -> None:
         """Store the run's completions or drop them. A cache that cannot be written does not fail the run."""
         pending = self._runs.pop(state.get("precedent_run", ""), None)
-        if not pending or self._learn_from is None or not self._learn_from(state):
-            return
-        try:
-            pending.store()
-        except CacheError as error:
-            log.warning("the completions of a run were not stored: %s", error)
+        if pending is not None and self._learn_from is not None and self._learn_from(state):
+            try:
+                pending.store()
+            except CacheError as error:
+                log.warning("the completions of a run were not stored: %s", error)
 
     async def aafter_agent(self, state: SpeculationState, runtime: Runtime[Any]) -> None:
         """Do the same outside the event loop, because storing embeds texts and waits for the disk."""
@@ -113,8 +112,8 @@ class SpeculationMiddleware(AgentMiddleware[SpeculationState, Any, Any]):
             return request
         settings = {
             "tenant": tenant_of_run(self._tenant, request.runtime),
-            "workflow_step": _resolved(self._workflow, request),
-            "max_nodes": _resolved(self._budget, request),
+            "workflow_step": self._workflow(request) if callable(self._workflow) else self._workflow,
+            "max_nodes": self._budget(request) if callable(self._budget) else self._budget,
             "learning": self._runs.get(str(request.state.get("precedent_run", ""))),
         }
         chosen = {name: value for name, value in settings.items() if value is not None}
@@ -129,7 +128,3 @@ def tenant_of_run(tenant: Tenant | None, runtime: Runtime[Any]) -> str | None:
     if not isinstance(found, str) or not found:
         raise ConfigError(f"the tenant of this run is {found!r}: give a non-empty text in its context")
     return found
-
-
-def _resolved(setting: Any, request: ModelRequest[Any]) -> Any:
-    return setting(request) if callable(setting) else setting

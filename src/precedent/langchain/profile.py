@@ -26,19 +26,6 @@ if TYPE_CHECKING:
 
     from precedent.engine.engine import Engine
 
-TEXT_ONLY = ModelProfile(
-    text_inputs=True,
-    image_inputs=False,
-    pdf_inputs=False,
-    audio_inputs=False,
-    video_inputs=False,
-    text_outputs=True,
-    image_outputs=False,
-    audio_outputs=False,
-    video_outputs=False,
-    temperature=True,
-)
-
 CONFIG, ADAPTER_CONFIG, TOKENIZER_CONFIG = "config.json", "adapter_config.json", "tokenizer_config.json"
 
 
@@ -55,15 +42,25 @@ class _Known:
         own = re.search(r"\btools\b", self.template) is not None
         form = format_of_template(self.template if own else hermes_template())
         takes_tools = own or self.has_chatml
-        in_channels = form is not None and form.channels  # no grammar constrains such answers
-        profile = ModelProfile(**TEXT_ONLY)
-        profile["max_input_tokens"] = profile["max_output_tokens"] = self.context_length
-        profile["tool_calling"] = takes_tools
-        profile["structured_output"] = is_installed() and not in_channels
-        in_json = form is not None and form.arguments == "json" and not in_channels
-        profile["tool_choice"] = takes_tools and in_json and is_installed()
-        profile["reasoning_output"] = any(tags.close in self.template for tags in REASONING)
-        return profile
+        held = is_installed() and not (form is not None and form.channels)  # no grammar constrains answers in channels
+        return ModelProfile(
+            text_inputs=True,
+            image_inputs=False,
+            pdf_inputs=False,
+            audio_inputs=False,
+            video_inputs=False,
+            text_outputs=True,
+            image_outputs=False,
+            audio_outputs=False,
+            video_outputs=False,
+            temperature=True,
+            max_input_tokens=self.context_length,
+            max_output_tokens=self.context_length,
+            tool_calling=takes_tools,
+            structured_output=held,
+            tool_choice=takes_tools and held and form is not None and form.arguments == "json",
+            reasoning_output=any(tags.close in self.template for tags in REASONING),
+        )
 
 
 def profile_of_engine(engine: Engine) -> ModelProfile:
@@ -76,6 +73,10 @@ def profile_of_weights(model: Any, tokenizer: PreTrainedTokenizerBase) -> ModelP
     from precedent.target.kv.layer_kinds import context_length
 
     return _of_tokenizer(context_length(model.config.get_text_config()), tokenizer)
+
+
+def _of_tokenizer(length: int, tokenizer: PreTrainedTokenizerBase) -> ModelProfile:
+    return _Known(length, _with_tools(tokenizer.chat_template), knows_chatml(tokenizer)).profile()
 
 
 def profile_of_files(
@@ -114,21 +115,7 @@ def _known(name: str, model_kwargs: Mapping[str, Any]) -> _Known | None:
     return replace(base, template=template, has_chatml=has_chatml)
 
 
-def _of_tokenizer(length: int, tokenizer: PreTrainedTokenizerBase) -> ModelProfile:
-    return _Known(length, _with_tools(tokenizer.chat_template), knows_chatml(tokenizer)).profile()
-
-
-def _with_tools(template: Any) -> str:
-    """A chat template, or of several named ones the one for tools."""
-    if isinstance(template, list):
-        template = {one["name"]: one["template"] for one in template}
-    if isinstance(template, Mapping):
-        template = template.get("tool_use") or template.get("default")
-    return str(template or "")
-
-
 def _downloaded(name: str, model_kwargs: Mapping[str, Any]) -> Path | None:
-    """The folder in the cache of Hugging Face."""
     from huggingface_hub import try_to_load_from_cache
 
     where = {key: model_kwargs[key] for key in ("revision", "cache_dir") if model_kwargs.get(key) is not None}
@@ -154,12 +141,23 @@ def _of_folder(folder: Path, changed: int) -> _Known:
 
 def _tokenizer_in(folder: Path) -> tuple[str, bool]:
     """The chat template for calls with tools, and whether the tokenizer has ChatML's tokens."""
-    template = _json(folder / TOKENIZER_CONFIG).get("chat_template")
-    named = {file.stem: file.read_text("utf-8") for file in folder.glob("additional_chat_templates/*.jinja")}
-    if (folder / "chat_template.jinja").is_file():
-        template = {"default": (folder / "chat_template.jinja").read_text("utf-8"), **named}
-    texts = (folder / file for file in (TOKENIZER_CONFIG, "added_tokens.json", "tokenizer.json"))
-    return _with_tools(template), any(json.dumps(CHATML) in text.read_text("utf-8") for text in texts if text.is_file())
+    files = [folder / name for name in (TOKENIZER_CONFIG, "added_tokens.json", "tokenizer.json")]
+    texts = [file.read_text("utf-8") if file.is_file() else "{}" for file in files]
+    config = json.loads(texts[0])
+    template = config.get("chat_template") if isinstance(config, dict) else None
+    if (own := folder / "chat_template.jinja").is_file():
+        named = {file.stem: file.read_text("utf-8") for file in folder.glob("additional_chat_templates/*.jinja")}
+        template = {"default": own.read_text("utf-8"), **named}
+    return _with_tools(template), any(json.dumps(CHATML) in text for text in texts)
+
+
+def _with_tools(template: Any) -> str:
+    """A chat template, or of several named ones the one for tools."""
+    if isinstance(template, list):
+        template = {one["name"]: one["template"] for one in template}
+    if isinstance(template, Mapping):
+        template = template.get("tool_use") or template.get("default")
+    return str(template or "")
 
 
 @lru_cache(maxsize=64)
@@ -172,8 +170,3 @@ def _of_gguf(file: Path, changed: int) -> _Known:
         raise ModelLoadError(f"{file} does not say its context length")
     has_chatml = CHATML in header.get("tokenizer.ggml.tokens", ())
     return _Known(length, str(header.get("tokenizer.chat_template", "")), has_chatml)
-
-
-def _json(file: Path) -> dict[str, Any]:
-    found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    return found if isinstance(found, dict) else {}

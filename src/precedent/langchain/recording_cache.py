@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Sequence
@@ -12,11 +11,12 @@ from langchain_core.caches import RETURN_VAL_TYPE, BaseCache
 from langchain_core.messages import AIMessage, BaseMessage, messages_from_dict
 from langchain_core.outputs import ChatGeneration, Generation
 
+from precedent.cache.records import digest
 from precedent.errors import PrecedentError
 from precedent.langchain.messages import to_template_messages
 from precedent.langchain.recent import Recent
+from precedent.langchain.recorded_answers import AnswerReader
 from precedent.langchain.tenants import own_tenant
-from precedent.langchain.warming import Talk, completion_at
 from precedent.runtime.process import Lock
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ class RecordingCache(BaseCache):
         self._known: Recent[bytes, None] = Recent(REMEMBERED)
 
     def __reduce__(self) -> tuple[type[RecordingCache], tuple[BaseCache, ChatPrecedent]]:
-        """Pickle the arguments of the constructor."""
         return type(self), (self.inner, self._llm)
 
     def lookup(self, prompt: str, llm_string: str) -> RETURN_VAL_TYPE | None:
@@ -74,22 +73,20 @@ class RecordingCache(BaseCache):
     def _is_new(self, prompt: str, answer: AIMessage) -> bool:
         if "speculation" in answer.response_metadata:
             return False
-        key = hashlib.blake2b(
-            json.dumps([prompt, answer.content, answer.tool_calls], default=str).encode(), digest_size=16
-        ).digest()
+        key = digest(json.dumps([prompt, answer.content, answer.tool_calls], default=str), size=16)
         with self._lock:
             known = key in self._known
             self._known[key] = None
         return not known
 
-    def _store(self, prompt: str, answer: AIMessage) -> int:
+    def _store(self, prompt: str, answer: AIMessage) -> bool:
         engine = self._llm.engine
         if engine.cache is None:
-            return 0
-        talk = Talk(to_template_messages([*_messages_in(prompt), answer]))
+            return False
         settings = self._llm.template_settings({})
-        found = completion_at(engine, talk, len(talk.turns) - 1, tenant=self._tenant, settings=settings)
-        return 0 if found is None else int(engine.cache.insert(found) > 0)
+        reader = AnswerReader(engine.tokenizer, tenant=self._tenant, settings=settings)
+        completion = reader.completion(to_template_messages([*_messages_in(prompt), answer]), ())
+        return engine.cache.insert(completion) > 0
 
 
 def _messages_in(prompt: str) -> list[BaseMessage]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from langchain_core.utils.function_calling import convert_to_json_schema
@@ -16,7 +16,6 @@ UNNAMED = "answer"
 """The title given to a JSON Schema without one."""
 
 _OF_SCHEMAS = frozenset({"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "items", "title"})
-_DEFINITIONS = ("$defs", "definitions")
 _OF_TOOLS = frozenset({"name", "function", "toolSpec"})
 
 
@@ -38,7 +37,7 @@ def described_schema(schema: Any) -> tuple[Any, bool | None]:
     Raises ConfigError for a wrapper without a schema, for lone surrogates, and for nesting that is too deep.
     """
     check_plain("the schema", schema)
-    wrapping = _wrapping(schema) if isinstance(schema, Mapping) else None
+    wrapping = _wrapping(schema)
     if wrapping is None:
         return ({"title": UNNAMED, **schema} if is_json_schema(schema) else schema), None
     found, name, strict = wrapping.get("schema"), wrapping.get("name", UNNAMED), wrapping.get("strict")
@@ -48,8 +47,10 @@ def described_schema(schema: Any) -> tuple[Any, bool | None]:
     return {"title": name, **told, **{key: value for key, value in found.items() if key != "title"}}, strict
 
 
-def _wrapping(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _wrapping(schema: Any) -> Mapping[str, Any] | None:
     """The dict that holds name and schema; None if the schema is not wrapped."""
+    if not isinstance(schema, Mapping):
+        return None
     if kind_of(schema) == "json_schema":
         inner = schema.get("json_schema", schema)
         return inner if isinstance(inner, Mapping) else {}
@@ -62,11 +63,7 @@ def schema_of(response_format: Any) -> tuple[Mapping[str, Any] | None, bool | No
     Raises ConfigError for what `asked_format` cannot read.
     """
     kind, schema, strict = asked_format(response_format)
-    if kind == "json_object":
-        from precedent.grammar import ANY_OBJECT  # loads torch, which a server's client goes without
-
-        schema = ANY_OBJECT.schema
-    return schema, strict
+    return {"type": "object"} if kind == "json_object" else schema, strict
 
 
 def asked_format(response_format: Any) -> tuple[str, Mapping[str, Any] | None, bool | None]:
@@ -79,12 +76,11 @@ def asked_format(response_format: Any) -> tuple[str, Mapping[str, Any] | None, b
         return "text", None, None
     if isinstance(response_format, type):
         return "json_schema", json_schema_of(response_format), None
-    if isinstance(response_format, Mapping):
-        if kind_of(response_format) in ("text", "json_object"):
-            return kind_of(response_format), None, None
-        if _wrapping(response_format) is not None:
-            schema, strict = described_schema(response_format)
-            return "json_schema", json_schema_of(schema), strict
+    if isinstance(response_format, Mapping) and kind_of(response_format) in ("text", "json_object"):
+        return kind_of(response_format), None, None
+    if _wrapping(response_format) is not None:
+        schema, strict = described_schema(response_format)
+        return "json_schema", json_schema_of(schema), strict
     raise ConfigError(
         f"response_format={shown(response_format)} is neither a class nor a dict of type 'text', 'json_object' or "
         '\'json_schema\' ({"type": "json_schema", "json_schema": {"name": …, "schema": {…}}})'
@@ -104,42 +100,31 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
     return found
 
 
-def is_recursive(schema: Mapping[str, Any]) -> bool:
-    """True if a definition in the schema contains itself, directly or through others."""
-    within = {name: set(_references(part)) for key in _DEFINITIONS for name, part in schema.get(key, {}).items()}
-    reached = {name: set(found) for name, found in within.items()}
-    for _ in within:
-        reached = {name: found.union(*(within.get(one, ()) for one in found)) for name, found in reached.items()}
-    return any(name in found for name, found in reached.items())
-
-
-def _references(schema: Any) -> Iterator[str]:
-    """The names of the definitions that a schema refers to."""
-    if isinstance(schema, Mapping):
-        if isinstance(schema.get("$ref"), str):
-            yield schema["$ref"].rpartition("/")[2]
-        for part in schema.values():
-            yield from _references(part)
-    elif isinstance(schema, list):
-        for part in schema:
-            yield from _references(part)
-
-
-def _with_top(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A class's schema with a title and its properties at its top; a recursive class's has only a `$ref` there."""
-    top = referenced(schema["$ref"], schema) if isinstance(schema.get("$ref"), str) else None
-    rest = {key: value for key, value in schema.items() if key != "$ref"}
-    return {"title": name, **(top if isinstance(top, Mapping) else schema), **(rest if top else {})}
-
-
 def _converted(schema: Any) -> dict[str, Any]:
     try:
-        if isinstance(schema, type) and is_basemodel_subclass(schema):
-            describe: Any = getattr(schema, "model_json_schema", None) or schema.schema  # type: ignore[attr-defined]
-            return _with_top(describe(), schema.__name__)
-        return convert_to_json_schema(schema)
+        if not (isinstance(schema, type) and is_basemodel_subclass(schema)):
+            return convert_to_json_schema(schema)
+        describe: Any = getattr(schema, "model_json_schema", None) or schema.schema  # type: ignore[attr-defined]
+        found = describe()
+        # a recursive class's schema has only a reference at its top: title and properties belong there
+        top = referenced(found["$ref"], found) if isinstance(found.get("$ref"), str) else None
+        rest = {key: value for key, value in found.items() if key != "$ref"}
+        return {"title": schema.__name__, **(top if isinstance(top, Mapping) else found), **(rest if top else {})}
     except Exception as error:  # whatever pydantic, LangChain or a class's own annotations raise
         raise ConfigError(
             f"{shown(schema)} is not a schema ({first_line(error)}): "
             "give a pydantic class, a TypedDict, or a JSON Schema"
         ) from error
+
+
+def is_recursive(schema: Any, definitions: Mapping[str, Any], within: tuple[str, ...] = ()) -> bool:
+    """True if following the references in a schema leads into one of its `definitions` again."""
+    if isinstance(schema, list):
+        return any(is_recursive(part, definitions, within) for part in schema)
+    if not isinstance(schema, Mapping):
+        return False
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    if name in definitions and (name in within or is_recursive(definitions[name], definitions, (*within, name))):
+        return True
+    parts = [part for key, part in schema.items() if key not in ("$defs", "definitions")]
+    return any(is_recursive(part, definitions, within) for part in parts)

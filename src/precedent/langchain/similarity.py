@@ -25,6 +25,9 @@ from precedent.runtime.process import Lock
 AT_ONCE = 256
 """Texts added to the vector store in one batch."""
 
+_METADATA = {"tenant": "tenant", "tokenizer": "tokenizer", "completion_id": "id"}
+"""Keys of a document's metadata, and the fields of a completion that they hold."""
+
 TenantFilter = Callable[[str, str], Any]
 """Maps tenant and tokenizer to the store's `filter=` argument, which selects documents with both in their metadata."""
 
@@ -88,8 +91,8 @@ def _is_of(document: Document, tenant: str, tokenizer: str) -> bool:
 class _Followed:
     """How much of a partition was added to the vector store, and under which keys."""
 
+    epoch: int
     stamp: object = None
-    epoch: int = 0
     last_id: int = 0
     keys: dict[int, str] = field(default_factory=dict)
 
@@ -108,23 +111,15 @@ class VectorStoreSimilarity:
             return []
         with self._lock, self._reported():
             self._catch_up(tenant, tokenizer)
-            found = self._vectors.similarity_search_by_vector(
-                vector.tolist(), k=k, filter=self._filter(tenant, tokenizer)
-            )
-            return self._hits(found, vector, tenant, tokenizer)
-
-    def _hits(self, found: Sequence[Document], vector: Vector, tenant: str, tokenizer: str) -> list[Hit]:
-        """The documents with a record in this partition, with exact similarities; deletes stale documents."""
-        if not all(_is_of(document, tenant, tokenizer) for document in found):
-            raise CacheError("the vector store ignored the filter for the tenant; give in_vector_store a tenant_filter")
-        keys = {int(document.metadata["completion_id"]): document.id for document in found}
-        records = self._store.records(Selection(tenant=tenant, ids=tuple(keys)), 0, len(keys)) if keys else []
-        self._delete([keys[gone] for gone in keys.keys() - {record.id for record in records}])
-        hits = [
-            Hit(record.id, float(record.vector @ vector))
-            for record in records
-            if record.vector is not None and record.tokenizer == tokenizer
-        ]
+            asked = self._filter(tenant, tokenizer)
+            found = self._vectors.similarity_search_by_vector(vector.tolist(), k=k, filter=asked)
+            if not all(_is_of(document, tenant, tokenizer) for document in found):
+                raise CacheError("the vector store ignored the filter: give in_vector_store a tenant_filter")
+            keys = {int(document.metadata["completion_id"]): document.id for document in found}
+            records = self._store.records(Selection(tenant=tenant, ids=tuple(keys)), 0, len(keys)) if keys else []
+            self._delete([keys[stale] for stale in keys.keys() - {record.id for record in records}])
+        own = [one for one in records if one.vector is not None and one.tokenizer == tokenizer]
+        hits = [Hit(one.id, float(one.vector @ vector)) for one in own if one.vector is not None]
         return sorted(hits, key=lambda hit: (-hit.similarity, -hit.completion_id))
 
     def forget(self, selection: Selection) -> None:
@@ -151,10 +146,11 @@ class VectorStoreSimilarity:
         stamp = self._store.stamp()
         if stamp == followed.stamp:
             return
-        followed.epoch, gone = self._store.gone_since(followed.epoch)
-        if gone is None:  # too many to list: a search deletes those that it finds
-            gone = np.empty(0, dtype=np.int64)
-        self._delete([followed.keys.pop(row_id) for row_id in gone.tolist() if row_id in followed.keys])
+        epoch = self._store.epoch()
+        if epoch != followed.epoch:
+            gone = followed.keys.keys() - set(self._store.ids(tenant, tokenizer).tolist())
+            self._delete([followed.keys.pop(row_id) for row_id in sorted(gone)])
+            followed.epoch = epoch
         fresh = self._store.since(tenant, tokenizer, followed.last_id)
         for begin in range(0, len(fresh), AT_ONCE):
             self._add([one for one in fresh[begin : begin + AT_ONCE] if one.query.strip()], followed)
@@ -162,24 +158,18 @@ class VectorStoreSimilarity:
         followed.stamp = stamp
 
     def _add(self, completions: Sequence[Completion], followed: _Followed) -> None:
-        """Add the completions that the vector store, shared with other engines, does not hold yet."""
         keys = {_key(one): one for one in completions}
-        new = sorted(keys.keys() - self._held(list(keys)))
-        if new:
-            self._vectors.add_texts(
-                [keys[key].query for key in new], metadatas=[_metadata(keys[key]) for key in new], ids=new
-            )
+        try:
+            held = {document.id for document in self._vectors.get_by_ids(list(keys))} if keys else set()
+        except NotImplementedError:  # unknown; adding the same keys again changes nothing
+            held = set()
+        if new := sorted(keys.keys() - held):
+            told = [{key: getattr(keys[one], name) for key, name in _METADATA.items()} for one in new]
+            self._vectors.add_texts([keys[one].query for one in new], metadatas=told, ids=new)
         followed.keys.update({one.id: key for key, one in keys.items()})
 
-    def _held(self, keys: list[str]) -> set[str]:
-        try:
-            return {str(document.id) for document in self._vectors.get_by_ids(keys)} if keys else set()
-        except NotImplementedError:  # unknown; adding the same keys again changes nothing
-            return set()
-
     def _delete(self, keys: Sequence[str | None]) -> None:
-        known = [key for key in keys if key is not None]
-        if known:
+        if known := [key for key in keys if key is not None]:
             self._vectors.delete(known)
 
     @contextmanager
@@ -197,7 +187,3 @@ def _key(completion: Completion) -> str:
     """A key that is unique to the record and the same in every process."""
     parts = (completion.tenant, completion.tokenizer, str(completion.id), completion.query)
     return f"precedent-{digest(*parts, size=16).hex()}"
-
-
-def _metadata(completion: Completion) -> dict[str, Any]:
-    return {"tenant": completion.tenant, "tokenizer": completion.tokenizer, "completion_id": completion.id}

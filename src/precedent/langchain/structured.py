@@ -43,17 +43,17 @@ class AnswerRules:
     - False enforces only the outer form: a call of a bound tool with any JSON object.
     """
 
-    choice: str = AUTO
-    parallel: bool = True
-    strict: Any = "auto"
-    response_format: Any = None
+    choice: str
+    parallel: bool
+    strict: Any
+    response_format: Any
     relaxed: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, kwargs: Mapping[str, Any], choice: str, default_strict: Any) -> AnswerRules:
-        """Read the arguments of a call. Raises ConfigError for any other value."""
-        strict, parallel = strictness(kwargs, default_strict), parallel_calls(kwargs)
-        return cls(choice, parallel is not False, strict, kwargs.get("response_format"))
+    def of(cls, settings: Mapping[str, Any], choice: str, default_strict: Any) -> AnswerRules:
+        """Read the settings of a call. Raises ConfigError for any other value."""
+        parallel = parallel_calls(settings) is not False
+        return cls(choice, parallel, strictness(settings, default_strict), settings.get("response_format"))
 
     def grammar(self, syntax: AnswerSyntax) -> Grammar | None:
         """The grammar of the answer to a prompt; None if the answer is unconstrained.
@@ -63,7 +63,8 @@ class AnswerRules:
         """
         for tool in syntax.tools:  # even without a grammar: the model was shown these schemas
             _check_patterns(tool["function"].get("parameters"), _of_tool(tool["function"]))
-        content, reasoning = self._content(), _reasoning(syntax)
+        tags, content = syntax.reasoning, self._content()
+        reasoning = None if tags is None else Reasoning(tags.open, tags.close, begun=syntax.opened_by_prompt)
         tools = [tool["function"] for tool in syntax.tools if self.choice in (AUTO, ANY, tool["function"]["name"])]
         is_free = self.choice == AUTO and content is None
         strict = any(self._strictness(tool) is True for tool in tools)
@@ -100,10 +101,10 @@ class AnswerRules:
         return own if self.strict == "auto" and isinstance(own, bool) else self.strict
 
     def _content(self) -> JsonSchema | None:
-        """The schema of the whole answer, None for text."""
         schema, own = schema_of(self.response_format)
-        strict = own or self._strictness({"strict": own})
-        return None if schema is None else self._schema(schema, "the schema of response_format", strict)
+        if schema is None:
+            return None
+        return self._schema(schema, "the schema of response_format", own or self._strictness({"strict": own}))
 
     def _schema(self, schema: Mapping[str, Any], what: str, strict: Any) -> JsonSchema:
         """The schema as far as it can be enforced; notes the rest in `relaxed`."""
@@ -139,7 +140,6 @@ def _check_patterns(schema: Any, what: str) -> None:
 
 
 def _patterns(schema: Any) -> Iterator[str]:
-    """All patterns in a schema, at any depth."""
     if isinstance(schema, Mapping):
         if isinstance(schema.get("pattern"), str):
             yield schema["pattern"]
@@ -176,8 +176,3 @@ def call_form(form: ToolFormat | None) -> CallForm:
         in_json=form.name_key is not None,
         whole_answers=not has_tag,
     )
-
-
-def _reasoning(syntax: AnswerSyntax) -> Reasoning | None:
-    tags = syntax.reasoning
-    return None if tags is None else Reasoning(tags.open, tags.close, begun=syntax.opened_by_prompt)

@@ -1,19 +1,31 @@
-"""`with_structured_output`: binds a model to a schema and adds the parser for its answers."""
+"""`with_structured_output`: binds a model to a schema and parses its answers.
+
+A complete answer is parsed strictly, a streamed one as far as it has arrived.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from langchain_core.language_models.base import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.output_parsers.transform import BaseTransformOutputParser
+from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import AddableDict, Runnable, RunnableGenerator
+from langchain_core.utils.json import parse_partial_json
 from langchain_core.utils.pydantic import is_basemodel_subclass
+from pydantic import ValidationError
+from pydantic.v1 import BaseModel as BaseModelV1
+from pydantic.v1 import ValidationError as ValidationErrorV1
 
-from precedent.errors import ConfigError
-from precedent.langchain.answer_parser import AnswerParser
+from precedent.errors import ConfigError, PrecedentError
+from precedent.langchain.exceptions import AnswerParsingError
 from precedent.langchain.schemas import described_schema, json_schema_of
 from precedent.langchain.tools import openai_tools
+from precedent.langchain.wording import in_our_words
 from precedent.runtime.plain_values import shown
 
 METHODS = {
@@ -25,7 +37,7 @@ METHODS = {
 
 
 def structured(
-    model: BaseChatModel, schema: Any, method: str, strict: bool | None, include_raw: bool, kwargs: dict[str, Any]
+    model: BaseChatModel, schema: Any, method: str, strict: bool | None, include_raw: bool, settings: dict[str, Any]
 ) -> Runnable[LanguageModelInput, Any]:
     """A runnable that answers with objects of a pydantic class, or with dicts for any other `schema`.
 
@@ -35,9 +47,8 @@ def structured(
         raise ConfigError(f"method={shown(method)} is not one of {', '.join(METHODS)}")
     if not isinstance(include_raw, bool):
         raise ConfigError(f"include_raw={shown(include_raw)} must be True or False")
-    kwargs = {name: value for name, value in kwargs.items() if value is not None}
     for name in METHODS[method]:
-        if name in kwargs:
+        if name in settings:
             raise ConfigError(f"method={method!r} sets {name}= itself: leave it out")
     if schema is None and method != "json_mode":
         raise ConfigError(f"method={method!r} needs a schema: give a pydantic class, a TypedDict, or a JSON Schema")
@@ -45,32 +56,132 @@ def structured(
         schema, own_strict = described_schema(schema)
         strict = own_strict if strict is None else strict
         asked = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
-        kwargs = {**kwargs, "ls_structured_output_format": asked}
-    bind = {"json_schema": _by_grammar, "function_calling": _by_call, "json_mode": _by_json_mode}[method]
-    bound, parser = bind(model, schema, strict, kwargs)
+        settings = {**settings, "ls_structured_output_format": asked}
+    parser = AnswerParser(schema_class=schema if isinstance(schema, type) and is_basemodel_subclass(schema) else None)
+    bound: Runnable[LanguageModelInput, Any]
+    if method == "function_calling":
+        (tool,) = openai_tools([schema])
+        parser.tool = tool["function"]["name"]
+        settings |= {"tool_choice": parser.tool, "parallel_tool_calls": False, "strict": strict}
+        bound = model.bind_tools([tool], **settings)
+    elif method == "json_mode":
+        bound = model.bind(response_format={"type": "json_object"}, **settings)
+    else:
+        described = json_schema_of(schema)
+        response_format = {"type": "json_schema", "json_schema": {"schema": described, "name": described["title"]}}
+        settings = settings if strict is None else {**settings, "strict": strict}
+        bound = model.bind(response_format=response_format, **settings)
     return bound | (_with_raw(parser) if include_raw else parser)
 
 
-Bound = tuple[Runnable[LanguageModelInput, Any], AnswerParser]
+class AnswerParser(BaseTransformOutputParser[Any]):
+    """Parses an answer's JSON, or the arguments of its call of `tool`, into a `schema_class` object or a dict.
+
+    Raises AnswerParsingError if `max_tokens` cut the answer, if it is not JSON, if it lacks the call, or if it does not
+    fit the class. A stream yields the data parsed so far each time it grows, and finally all of it, or raises.
+    """
+
+    schema_class: Any = None
+    tool: str | None = None
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        """The data of a complete answer; with `partial` the data so far, None if there is too little."""
+        generation = result[0]
+        message = generation.message if isinstance(generation, ChatGeneration) else AIMessage(generation.text)
+        return self.so_far(message) if partial else self.whole(message)
+
+    def parse(self, text: str) -> Any:
+        """The data of a complete text."""
+        return self.whole(AIMessage(text))
+
+    def whole(self, message: BaseMessage) -> Any:
+        """The data of a complete answer."""
+        if message.response_metadata.get("finish_reason") == "length":
+            usage = getattr(message, "usage_metadata", None)
+            where = f"after {usage['output_tokens']} tokens" if usage else "by max_tokens"
+            raise _refused(message, f"the answer was cut {where}: allow more with max_tokens=")
+        if self.tool is not None:
+            found = self._arguments(message, self.tool)
+        else:
+            try:
+                found = json.loads(message.text, parse_constant=_no_json)
+            except (ValueError, RecursionError) as error:
+                raise _refused(message, f"the answer is not JSON ({error})") from error
+        try:
+            return self._as_class(found)
+        except (ValidationError, ValidationErrorV1) as error:
+            name = self.schema_class.__name__
+            raise _refused(message, f"the answer does not fit {name}: {in_our_words(error)}") from error
+
+    def so_far(self, message: BaseMessage) -> Any:
+        """The data of the beginning of an answer; None if there is too little."""
+        try:
+            found = parse_partial_json(message.text) if self.tool is None else self._arguments(message, self.tool)
+            return self._as_class(found)
+        except (ValueError, RecursionError, PrecedentError):  # errors of pydantic and of json are ValueErrors
+            return None
+
+    def _arguments(self, message: BaseMessage, tool: str) -> Any:
+        for call in getattr(message, "tool_calls", ()):
+            if call["name"] == tool:
+                return call["args"]
+        broken = getattr(message, "invalid_tool_calls", ())
+        raise _refused(message, f"the answer holds {'a broken' if broken else 'no'} call of {tool!r}")
+
+    def _as_class(self, found: Any) -> Any:
+        if self.schema_class is None:
+            return found
+        if issubclass(self.schema_class, BaseModelV1):
+            return self.schema_class.parse_obj(found)
+        return self.schema_class.model_validate(found)
+
+    def _transform(self, input: Iterator[str | BaseMessage]) -> Iterator[Any]:
+        seen = _Seen(self)
+        for chunk in input:
+            yield from seen.more(chunk)
+        yield from seen.end()
+
+    async def _atransform(self, input: AsyncIterator[str | BaseMessage]) -> AsyncIterator[Any]:
+        seen = _Seen(self)
+        async for chunk in input:
+            for found in seen.more(chunk):
+                yield found
+        for found in seen.end():
+            yield found
+
+    @property
+    def OutputType(self) -> Any:
+        """The pydantic class, or a dict."""
+        return self.schema_class or dict[str, Any]
+
+    @property
+    def _type(self) -> str:
+        return "precedent-answer"
 
 
-def _by_grammar(model: BaseChatModel, schema: Any, strict: bool | None, kwargs: dict[str, Any]) -> Bound:
-    described = json_schema_of(schema)
-    if strict is not None:
-        kwargs["strict"] = strict
-    response_format = {"type": "json_schema", "json_schema": {"schema": described, "name": described["title"]}}
-    return model.bind(response_format=response_format, **kwargs), AnswerParser(schema_class=_class(schema))
+class _Seen:
+    """The part of one answer that was streamed, and the data last parsed from it."""
 
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser, self._last = parser, None
+        self._message: Any = None
 
-def _by_json_mode(model: BaseChatModel, schema: Any, strict: bool | None, kwargs: dict[str, Any]) -> Bound:
-    return model.bind(response_format={"type": "json_object"}, **kwargs), AnswerParser(schema_class=_class(schema))
+    def more(self, chunk: str | BaseMessage) -> Iterator[Any]:
+        """The data if this chunk changes it; the last chunk is left to `end`."""
+        new: Any = AIMessageChunk(content=chunk) if isinstance(chunk, str) else chunk
+        self._message = new if self._message is None else self._message + new
+        if "finish_reason" not in self._message.response_metadata:
+            yield from self._unless_known(self._parser.so_far(self._message))
 
+    def end(self) -> Iterator[Any]:
+        """The data of the complete answer. Raises AnswerParsingError."""
+        if self._message is not None:
+            yield from self._unless_known(self._parser.whole(self._message))
 
-def _by_call(model: BaseChatModel, schema: Any, strict: bool | None, kwargs: dict[str, Any]) -> Bound:
-    (tool,) = openai_tools([schema])
-    name = tool["function"]["name"]
-    bound = model.bind_tools([tool], tool_choice=name, parallel_tool_calls=False, strict=strict, **kwargs)
-    return bound, AnswerParser(schema_class=_class(schema), tool=name)
+    def _unless_known(self, found: Any) -> Iterator[Any]:
+        if found is not None and found != self._last:
+            self._last = found
+            yield found
 
 
 def _with_raw(parser: AnswerParser) -> Runnable[Any, dict[str, Any]]:
@@ -99,6 +210,12 @@ def _with_raw(parser: AnswerParser) -> Runnable[Any, dict[str, Any]]:
     return RunnableGenerator(read, aread, name="with_raw")
 
 
-def _class(schema: Any) -> Any:
-    """The pydantic class of the answers; None if they are dicts."""
-    return schema if isinstance(schema, type) and is_basemodel_subclass(schema) else None
+def _refused(message: BaseMessage, why: str) -> AnswerParsingError:
+    calls = [json.dumps(call["args"]) for call in getattr(message, "tool_calls", ())]
+    broken = [call["args"] for call in getattr(message, "invalid_tool_calls", ())]
+    text = next(filter(None, [str(message.text), *calls, *broken]), "")
+    return AnswerParsingError(f"{why}; the answer: {shown(text)}", llm_output=text)
+
+
+def _no_json(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")

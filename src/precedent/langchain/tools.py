@@ -21,24 +21,22 @@ ToolChoice = str | bool | dict[str, Any] | None
 AUTO, NONE, ANY = "auto", "none", "any"
 """The choices that name no tool: the model decides, no tool is shown, or the model must call some tool."""
 
-_OF_FUNCTIONS = frozenset(
-    {"function", "json_schema", "object", "array", "string", "number", "integer", "boolean", "null"}
-)
-"""The types of tools that are functions, and of JSON Schemas."""
-
 _SYNONYMS: dict[Any, str] = {None: AUTO, False: AUTO, True: ANY, AUTO: AUTO, NONE: NONE, ANY: ANY, "required": ANY}
+
+_OF_FUNCTIONS = ("function", "json_schema", "object", "array", "string", "number", "integer", "boolean", "null")
+"""The types of tools that are functions, and of JSON Schemas."""
 
 
 def openai_tools(tools: Sequence[ToolLike]) -> list[dict[str, Any]]:
     """Tools, functions, pydantic classes and dicts as checked OpenAI function dicts. PromptError names a bad tool."""
     if not isinstance(tools, list | tuple):
         raise PromptError(f"tools={shown(tools)} must be a list of tools")
-    converted = [_openai_tool(tool, position) for position, tool in enumerate(tools, start=1)]
-    for position, tool in enumerate(converted, start=1):
-        check_plain(f"tool number {position}", tool, PromptError)
     distinct: dict[str, dict[str, Any]] = {}
-    for tool in converted:  # the same schema as a class and as a dict differs only in titles
-        distinct.setdefault(json.dumps(_untitled(tool), sort_keys=True, default=str), tool)
+    for position, tool in enumerate(tools, start=1):
+        converted = _openai_tool(tool, position)
+        check_plain(f"tool number {position}", converted, PromptError)
+        # LangChain's suite binds one tool as a class and as its schema, which differ only in titles
+        distinct.setdefault(json.dumps(_untitled(converted), sort_keys=True, default=str), converted)
     check_tools(list(distinct.values()))
     return list(distinct.values())
 
@@ -73,14 +71,12 @@ def _openai_tool(tool: ToolLike, position: int) -> dict[str, Any]:
 
 def _check_not_a_providers(tool: Mapping[str, Any], position: int) -> None:
     """Raise UnsupportedError for a tool that its provider runs, which this model cannot call."""
-    kind = kind_of(tool)
-    only = str(next(iter(tool))) if len(tool) == 1 else ""
-    if kind in _OF_FUNCTIONS or "input_schema" in tool:
-        name = ""
-    elif kind:
-        name = kind
-    else:  # Google's have no type, but their settings under their name
-        name = only if isinstance(tool.get(only), Mapping) and only not in ("function", "toolSpec") else ""
+    name = kind_of(tool)
+    if name in _OF_FUNCTIONS or "input_schema" in tool:
+        return
+    if not name and len(tool) == 1:  # Google's have no type, but their settings under their name
+        ((only, settings),) = tool.items()
+        name = str(only) if isinstance(settings, Mapping) and only not in ("function", "toolSpec") else ""
     if name:
         raise UnsupportedError(
             f"tool number {position} is {name!r}, which only its provider runs: leave it out, or give a function of "
@@ -95,7 +91,7 @@ def _repaired(converted: dict[str, Any], tool: ToolLike) -> dict[str, Any]:
         return converted
     schema, function = json_schema_of(arguments), converted["function"]
     function = {**function, "name": function.get("name") or schema["title"]}
-    if is_recursive(schema):
+    if is_recursive(schema, {**schema.get("$defs", {}), **schema.get("definitions", {})}):
         function["parameters"] = {key: part for key, part in schema.items() if key not in ("title", "description")}
     return {**converted, "function": function}
 
@@ -108,10 +104,9 @@ def _openai_dict(tool: dict[str, Any]) -> dict[str, Any]:
     if not wrapped and not (is_json_schema(tool) and "title" in tool and "properties" not in tool):
         return tool
     schema, strict = described_schema(tool)
-    described = {key: schema[key] for key in ("description",) if key in schema}
-    parameters = {key: value for key, value in schema.items() if key not in ("title", "description")}
-    said = {} if strict is None else {"strict": strict}
-    return {"type": "function", "function": {"name": schema["title"], **described, "parameters": parameters, **said}}
+    function = {"name": schema["title"], **{key: schema[key] for key in ("description",) if key in schema}}
+    function["parameters"] = {key: value for key, value in schema.items() if key not in ("title", "description")}
+    return {"type": "function", "function": function if strict is None else {**function, "strict": strict}}
 
 
 def allowed_tools(tool_choice: Any, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -165,6 +160,4 @@ def tool_choice_of(tool_choice: Any, tools: Sequence[Mapping[str, Any]]) -> str:
 def _named(choice: Mapping[str, Any]) -> Any:
     """The choice in a dict: OpenAI's `{"type": "function", "function": {"name": …}}` or Anthropic's `{"type": …}`."""
     function = choice.get("function")
-    if isinstance(function, Mapping):
-        return function.get("name")
-    return choice.get("name", choice.get("type"))
+    return function.get("name") if isinstance(function, Mapping) else choice.get("name", choice.get("type"))

@@ -14,56 +14,21 @@ from precedent.runtime.plain_values import first_line, shown
 
 AnyValidationError = ValidationError | ValidationErrorV1
 
-_KINDS = {
-    "missing": "is missing",
-    "extra": "is not known",
-    "string": "must be a text",
-    "str": "must be a text",
-    "bytes": "must be bytes",
-    "int": "must be a whole number",
-    "integer": "must be a whole number",
-    "float": "must be a number",
-    "decimal": "must be a number",
-    "finite": "must be a finite number",
-    "bool": "must be True or False",
-    "list": "must be a list",
-    "tuple": "must be a list",
-    "set": "must be a list without repetitions",
-    "frozen": "must be a list without repetitions",
-    "iterable": "must be a list",
-    "dict": "must be a dict",
-    "mapping": "must be a dict",
-    "model": "must be a dict",
-    "dataclass": "must be a dict",
-    "none": "must be None",
-    "callable": "must be a function",
-    "uuid": "must be a UUID",
-    "url": "must be a URL",
-    "date": "must be a date",
-    "datetime": "must be a date with a time",
-    "time": "must be a time",
-    "timedelta": "must be a duration",
-    "json": "must be JSON",
-    "type": "must be of another type",
+_WORDS = {
+    "Input should be ": "must be ",
+    "Input should": "must",
+    "Field required": "is missing",
+    "field required": "is missing",
+    "value is": "is",
+    "a valid string": "a text",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "True or False",
+    "a valid list": "a list",
+    "a valid tuple": "a list",
+    "a valid dictionary": "a dict",
 }
-"""Wordings by a word of pydantic's error type (of v1 and v2)."""
-
-_LIMITS = {
-    "gt": "must be greater than {}",
-    "ge": "must be at least {}",
-    "lt": "must be less than {}",
-    "le": "must be at most {}",
-    "multiple_of": "must be a multiple of {}",
-    "min_length": "must have a length of at least {}",
-    "max_length": "must have a length of at most {}",
-    "limit_value": "is beyond the limit {}",
-    "pattern": "must match the pattern {}",
-    "class": "must be a {}",
-    "expected": "must be {}",
-    "expected_tags": "must be one of {}",
-    "permitted": "must be one of {}",
-}
-"""Wordings by the key of the limit in an error's context."""
+"""Pydantic's phrases (of v2 and v1), and ours."""
 
 
 @contextmanager
@@ -94,18 +59,15 @@ def input_in_our_words() -> Iterator[None]:
 def in_our_words(error: AnyValidationError) -> str:
     """Where a value does not fit its class, and why: the first problem, and the number of others."""
     problems: list[Any] = list(error.errors())
-    first = problems[0]
-    place = ".".join(map(str, first["loc"])).replace("__root__", "")
+    place = ".".join(map(str, problems[0]["loc"])).replace("__root__", "")
     also = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{place or 'it'} {_why(first)}{also}"
+    return f"{place or 'it'} {_why(problems[0])}{also}"
 
 
 def _why(problem: Mapping[str, Any]) -> str:
-    kind, context = str(problem["type"]), problem.get("ctx") or {}
-    if kind in ("value_error", "assertion_error"):  # the message of a class's own validator
-        return f"is refused: {context.get('error', problem['msg'])}"
-    for name, words in _LIMITS.items():
-        if name in context:
-            return words.format(context[name])
-    parts = kind.removeprefix("value_error.").removeprefix("type_error.").replace(".", "_").split("_")
-    return next((_KINDS[part] for part in parts if part in _KINDS), "does not fit")
+    words = " ".join(str(problem["msg"]).split())
+    if problem["type"] in ("value_error", "assertion_error"):  # a class's own validator
+        return f"is refused: {problem.get('ctx', {}).get('error', words)}"
+    for theirs, ours in _WORDS.items():
+        words = words.replace(theirs, ours)
+    return words if words[:1].islower() else f"is refused: {words}"

@@ -10,7 +10,7 @@ from precedent.config import SamplingParams
 from precedent.drafters.matching.alignment import Trail, align
 from precedent.drafters.matching.known_texts import follow_known_text
 from precedent.drafters.matching.occurrences import HIT, NO_OCCURRENCES, OCCURRENCE, VoteWeights
-from precedent.drafters.matching.token_index import TokenIndex, reversed_context, sorted_segment
+from precedent.drafters.matching.token_index import TokenIndex, reversed_context, sorted_text
 from precedent.drafters.outcomes import outcomes, outcomes_of_votes
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.request import Request
@@ -47,7 +47,7 @@ def _follow_a_trail() -> None:
     index, trail = TokenIndex(), Trail()
     index.append(0, [5, 6, 7, 5, 6, 7])
     for number in (1, 2):
-        index.load(sorted_segment({number: [5, 6]}))
+        index.load(sorted_text({number: [5, 6]}))
     index.take_order(index.merged_order())
     weights = VoteWeights(np.array([(ROOT, 0, 0.0)], dtype=HIT), np.zeros(3), 0.0)
     found = index.match(reversed_context([5]), weights, 1, index.order_of([0]))

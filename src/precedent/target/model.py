@@ -68,21 +68,8 @@ class TargetModel(Target):
         if options.cuda_graphs and self.arena is None:
             raise missing("cuda_graphs", "cuda_graphs=True")
 
-    @classmethod
-    def of(cls, model: PreTrainedModel | TargetModel, *, bitwise: bool, cuda_graphs: bool = False) -> TargetModel:
-        """Wrap a model, or return a target as it is. Raises ConfigError for a target made without these options."""
-        if not isinstance(model, TargetModel):
-            return cls(model, bitwise=bitwise, cuda_graphs=cuda_graphs)
-        lacking = {"cuda_graphs": cuda_graphs and model.arena is None, "bitwise": bitwise and not model.bitwise}
-        for option in (name for name, lacks in lacking.items() if lacks):
-            raise ConfigError(f"this TargetModel was made without {option}=True: make it with that, or pass its model")
-        return model
-
     def keep_hidden_states(self, *, after_norm: bool = True) -> HiddenStates:
-        """Keep the last layer's output of every token from now on, for drafters and judges that read it.
-
-        Call it before the first slot exists. Raises UnsupportedError, naming why, where they cannot be kept.
-        """
+        """Keep the last layer's output of every token from now on, read after the final norm or before it."""
         self._check_keeps()
         if self.runner.hidden is None:
             self.runner.hidden = final_states_of(self, after_norm=after_norm)
@@ -321,7 +308,10 @@ def target_of(model: PreTrainedModel | Target, *, bitwise: bool = False, cuda_gr
     Raises ConfigError for a target made without these options, UnsupportedError for a model that cannot have them.
     """
     if isinstance(model, TargetModel):
-        return TargetModel.of(model, bitwise=bitwise, cuda_graphs=cuda_graphs)
+        lacking = {"cuda_graphs": cuda_graphs and model.arena is None, "bitwise": bitwise and not model.bitwise}
+        for option in (name for name, lacks in lacking.items() if lacks):
+            raise ConfigError(f"this TargetModel was made without {option}=True: make it with that, or pass its model")
+        return model
     if isinstance(model, Target):
         if bitwise and not model.capabilities.bitwise:
             raise ConfigError(
@@ -329,10 +319,10 @@ def target_of(model: PreTrainedModel | Target, *, bitwise: bool = False, cuda_gr
             )
         return model
     source, options = ModelSource(None, model.config, model), TargetOptions(bitwise=bitwise, cuda_graphs=cuda_graphs)
-    support = support_for(source, options)
-    if support is not None:
-        return support.load(source, options)
-    return TargetModel.of(model, bitwise=bitwise, cuda_graphs=cuda_graphs)
+    package = support_for(source, options)
+    if package is not None:
+        return package.load(source, options)
+    return TargetModel(model, bitwise=bitwise, cuda_graphs=cuda_graphs)
 
 
 def check_one_process(model: PreTrainedModel) -> None:

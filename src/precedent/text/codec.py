@@ -30,7 +30,6 @@ class TokenizerCodec:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._ids = _encoder(tokenizer)
-        self._newline = self._ids("\n")
         self.end_token_id = turn_end(tokenizer)
 
     @cached_property
@@ -46,10 +45,8 @@ class TokenizerCodec:
         return max(map(len, self._tokenizer.get_vocab()))
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text as it would appear mid-answer: after a newline, so that the tokenizer adds no leading space."""
-        ids = self._ids(f"\n{text}")
-        skipped = len(self._newline)
-        return ids[skipped:] if ids[:skipped] == self._newline else self._ids(text)
+        """Encode a text as it would appear mid-answer."""
+        return ids_within_text(text, self._ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode ids to text, control tokens included."""
@@ -79,6 +76,12 @@ class TokenizerCodec:
                 f"holds {context_length:,} tokens): give only the part that the answer may repeat"
             )
         return self.answer_ids(prediction)[:context_length]
+
+
+def ids_within_text(text: str, encode: Callable[[str], list[int]]) -> list[int]:
+    """Encode a piece from the middle of a text: after a newline, so that the tokenizer adds no leading space."""
+    newline, ids = encode("\n"), encode(f"\n{text}")
+    return ids[len(newline) :] if ids[: len(newline)] == newline else encode(text)
 
 
 def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from precedent.errors import PromptError
+from precedent.text.codec import ids_within_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,10 +65,14 @@ class Markers:
         """
         enclosed = f"{self.start}({self.control_token.pattern}){self.end}"
         pieces = re.split(f"{enclosed}|[{self.start}{self.end}]", rendered)
-        ids = _encoder(tokenizer)(pieces[0])
+
+        def encode(text: str) -> list[int]:
+            return list(tokenizer.encode(text, add_special_tokens=False))
+
+        ids = encode(pieces[0])
         for index, piece in enumerate(pieces[1:], start=1):
             if piece:
-                ids += _plain_ids(tokenizer, piece) if index % 2 else _ids_within_text(piece, _encoder(tokenizer))
+                ids += _plain_ids(tokenizer, piece) if index % 2 else ids_within_text(piece, encode)
         return ids
 
 
@@ -83,15 +88,11 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[s
 
 def _plain_ids(tokenizer: PreTrainedTokenizerBase, control_token: str) -> list[int]:
     """Encode a control token as plain text. Raises PromptError if the tokenizer can only produce the token itself."""
-    ids = _ids_within_text(control_token, _text_encoder(tokenizer))
+    ids = ids_within_text(control_token, _text_encoder(tokenizer))
     own = tokenizer.convert_tokens_to_ids(control_token)
     if own != tokenizer.unk_token_id and own in ids:
         raise PromptError(f"the tokenizer cannot write {control_token!r} as plain text: remove it from the messages")
     return ids
-
-
-def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
-    return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def _text_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
@@ -108,9 +109,3 @@ def _text_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[in
         return [token.id for word in words for token in backend.model.tokenize(word)]
 
     return encode
-
-
-def _ids_within_text(piece: str, encode: Callable[[str], Sequence[int]]) -> list[int]:
-    """Encode a piece from the middle of a text: after a newline, so that the tokenizer adds no leading space."""
-    newline, ids = list(encode("\n")), list(encode("\n" + piece))
-    return ids[len(newline) :] if ids[: len(newline)] == newline else list(encode(piece))

@@ -43,6 +43,15 @@ _SHORT_ANSWER = {"role": "assistant", "content": "."}
 
 ROLES = ("system", "user", "assistant", "tool")
 
+WITHOUT_TEMPLATE = (
+    "%s has no chat template: it is a base model, asked in ChatML that it was not trained on; take its instruct "
+    "version, or give chat_template="
+)
+WITHOUT_TOOLS = (
+    "the chat template of %s takes no tools: conversations with tools are written in ChatML, with calls in the Hermes "
+    "format; if the model was not trained on it, give chat_template="
+)
+
 CHATML = "<|im_end|>"
 """The token that tells a tokenizer which knows ChatML."""
 
@@ -159,10 +168,7 @@ def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
             f"the model's chat template {lack}, and the shipped Hermes template needs a tokenizer with <|im_start|> "
             "and <|im_end|>: give chat_template= a text, a file or a family's name, or use a chat model"
         )
-    if own is None:
-        _warn_of_base_model(str(tokenizer.name_or_path))
-    else:
-        _warn_of_tools(str(tokenizer.name_or_path))
+    _warn_once(str(tokenizer.name_or_path), WITHOUT_TEMPLATE if own is None else WITHOUT_TOOLS)
     return hermes_template()
 
 
@@ -172,21 +178,9 @@ def knows_chatml(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 @cache
-def _warn_of_base_model(name: str) -> None:
-    """Warn once per model: the answers of a base model, never trained to chat, look like our bug."""
-    log.warning(
-        "%s has no chat template: it is a base model, asked in ChatML that it was not trained on; "
-        "take its instruct version, or give chat_template=", name or "the model",
-    )  # fmt: skip
-
-
-@cache
-def _warn_of_tools(name: str) -> None:
-    """Warn once per model, when it is first asked with tools."""
-    log.warning(
-        "the chat template of %s takes no tools: conversations with tools are written in ChatML, with calls in the "
-        "Hermes format; if the model was not trained on it, give chat_template=", name or "the model",
-    )  # fmt: skip
+def _warn_once(name: str, lack: str) -> None:
+    """Say once for each model why its answers may look like a bug of ours."""
+    log.warning(lack, name or "the model")
 
 
 @lru_cache(maxsize=1)

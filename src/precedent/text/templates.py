@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import string
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Self
 
 from precedent.errors import ConfigError
 from precedent.runtime.plain_values import shown
@@ -97,7 +98,7 @@ class Template:
         return "".join(f"{{{part.name}}}" if isinstance(part, Hole) else next(escaped) for part in self.parts)
 
 
-class Templates(Sequence[Template]):
+class Templates(tuple[Template, ...]):
     """Premade responses, checked: texts with `{holes}`, or `Template` objects.
 
     `choices` maps names of holes to the few texts they can have. Raises ConfigError for a template that cannot be
@@ -111,48 +112,38 @@ class Templates(Sequence[Template]):
     precedent.errors.ConfigError: template '{number}' has no text of its own: write the text around the holes
     """
 
-    def __init__(
-        self, templates: Iterable[str | Template] = (), *, choices: Mapping[str, Sequence[str]] | None = None
-    ) -> None:
+    __slots__ = ()
+
+    def __new__(
+        cls, templates: Iterable[str | Template] = (), *, choices: Mapping[str, Sequence[str]] | None = None
+    ) -> Self:
+        """Check the templates."""
         if isinstance(templates, str):
             raise ConfigError(f"templates={shown(templates)} is one text: give a list of them")
         if not isinstance(templates, Iterable):
             raise ConfigError(f"templates={shown(templates)} must be a list of texts")
         given = list(templates)
         _check_sizes([template for template in given if not (isinstance(template, Template) and template.is_call)])
-        self._templates = tuple(_template(template, choices) for template in given)
-        self._check(choices or {})
-
-    @overload
-    def __getitem__(self, index: int) -> Template: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Template, ...]: ...
-    def __getitem__(self, index: int | slice) -> Template | tuple[Template, ...]:
-        return self._templates[index]
-
-    def __len__(self) -> int:
-        return len(self._templates)
-
-    def __iter__(self) -> Iterator[Template]:
-        return iter(self._templates)
+        checked = super().__new__(cls, (_template(template, choices) for template in given))
+        _check_holes(checked, choices or {})
+        return checked
 
     def __repr__(self) -> str:
-        return f"Templates({[template.text for template in self._templates]!r})"
+        return f"Templates({[template.text for template in self]!r})"
 
-    def _check(self, choices: Mapping[str, Sequence[str]]) -> None:
-        seen: set[Template] = set()
-        for template in self._templates:
-            if template in seen:
-                raise ConfigError(f"template {shown(template.text)} is given twice: leave one out")
-            seen.add(template)
-        num_holes = sum(len(template.holes) for template in self._templates if not template.is_call)
-        if num_holes > MOST_HOLES:
-            raise ConfigError(f"templates holds {num_holes:,} holes, at most {MOST_HOLES:,} are allowed: give fewer")
-        names = {hole.name for template in self._templates for hole in template.holes}
-        for name in choices:
-            if name not in names:
-                known = ", ".join(sorted(names)) or "none"
-                raise ConfigError(f"choices are given for {name!r}, which no template has as a hole (holes: {known})")
+
+def _check_holes(templates: Sequence[Template], choices: Mapping[str, Sequence[str]]) -> None:
+    twice = [template for template, count in Counter(templates).items() if count > 1]
+    if twice:
+        raise ConfigError(f"template {shown(twice[0].text)} is given twice: leave one out")
+    num_holes = sum(len(template.holes) for template in templates if not template.is_call)
+    if num_holes > MOST_HOLES:
+        raise ConfigError(f"templates holds {num_holes:,} holes, at most {MOST_HOLES:,} are allowed: give fewer")
+    names = {hole.name for template in templates for hole in template.holes}
+    for name in choices:
+        if name not in names:
+            known = ", ".join(sorted(names)) or "none"
+            raise ConfigError(f"choices are given for {name!r}, which no template has as a hole (holes: {known})")
 
 
 def _check_sizes(premade: Sequence[object]) -> None:

@@ -55,13 +55,10 @@ def _check_function(function: Mapping[str, Any]) -> None:
         json.dumps(function, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"it cannot be written as JSON ({error})") from error
-    if not isinstance(function.get("description", ""), str):
-        raise ValueError("description must be a text")
-    parameters = function.get("parameters")
-    if parameters is None or parameters == {}:
-        return
-    if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
-        raise ValueError('parameters must be a schema of type "object"')
+    _require(isinstance(function.get("description", ""), str), "description must be a text")
+    parameters = function.get("parameters") or {}
+    whole = isinstance(parameters, Mapping) and parameters.get("type", "object") == "object"
+    _require(whole, 'parameters must be a schema of type "object"')
     check_schema(parameters, "parameters")
 
 
@@ -69,61 +66,56 @@ def check_schema(schema: Any, where: str) -> None:
     """Raise ValueError, saying what is wrong, unless this is a JSON Schema; `where` is the path to it."""
     if isinstance(schema, bool):
         return
-    if not isinstance(schema, Mapping):
-        raise ValueError(f"{where} must be a schema (an object), not {_kind(schema)}")
+    _require(isinstance(schema, Mapping), f"{where} must be a schema (an object), not {_kind(schema)}")
     for keyword, value in schema.items():
         if check := _CHECKS.get(keyword):
             check(value, f"{where}.{keyword}")
 
 
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise ValueError(problem)
+
+
 def _check_type(value: Any, where: str) -> None:
-    wanted = value if isinstance(value, list) and value else [value]
-    for name in wanted:
-        if not isinstance(name, str) or name not in _TYPES:
-            raise ValueError(f"{where} is {json.dumps(name)}, not one of {', '.join(sorted(_TYPES))}")
+    for name in value if isinstance(value, list) and value else [value]:
+        known = isinstance(name, str) and name in _TYPES
+        _require(known, f"{where} is {json.dumps(name)}, not one of {', '.join(sorted(_TYPES))}")
 
 
 def _check_map(value: Any, where: str) -> None:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{where} must map names to schemas, not be {_kind(value)}")
+    _require(isinstance(value, Mapping), f"{where} must map names to schemas, not be {_kind(value)}")
     for name, schema in value.items():
         check_schema(schema, f"{where}.{name}")
 
 
 def _check_list(value: Any, where: str) -> None:
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"{where} must be a list of schemas, not {_kind(value)}")
+    _require(isinstance(value, list) and bool(value), f"{where} must be a list of schemas, not {_kind(value)}")
     for index, schema in enumerate(value):
         check_schema(schema, f"{where}[{index}]")
 
 
 def _check_items(value: Any, where: str) -> None:
-    if isinstance(value, list):
-        _check_list(value, where)
-    else:
-        check_schema(value, where)
+    (_check_list if isinstance(value, list) else check_schema)(value, where)
 
 
 def _check_required(value: Any, where: str) -> None:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise ValueError(f"{where} must be a list of names, not {_kind(value)}")
-    if len(set(value)) < len(value):
-        raise ValueError(f"{where} names a property twice")
+    names = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    _require(names, f"{where} must be a list of names, not {_kind(value)}")
+    _require(len(set(value)) == len(value), f"{where} names a property twice")
 
 
 def _check_enum(value: Any, where: str) -> None:
-    if not isinstance(value, list):
-        raise ValueError(f"{where} must be a list of values, not {_kind(value)}")
+    _require(isinstance(value, list), f"{where} must be a list of values, not {_kind(value)}")
 
 
 def _check_text(value: Any, where: str) -> None:
-    if not isinstance(value, str):
-        raise ValueError(f"{where} must be a text, not {_kind(value)}")
+    _require(isinstance(value, str), f"{where} must be a text, not {_kind(value)}")
 
 
 def _check_number(value: Any, where: str) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"{where} must be a number, not {_kind(value)}")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    _require(number, f"{where} must be a number, not {_kind(value)}")
 
 
 def _kind(value: Any) -> str:
@@ -134,6 +126,7 @@ def _kind(value: Any) -> str:
     return json.dumps(value)
 
 
+_SIZES = ("minimum", "maximum", "multipleOf", "minLength", "maxLength", "minItems", "maxItems")
 _CHECKS: dict[str, Callable[[Any, str], None]] = {
     "type": _check_type,
     **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"), _check_map),
@@ -143,7 +136,5 @@ _CHECKS: dict[str, Callable[[Any, str], None]] = {
     "required": _check_required,
     "enum": _check_enum,
     **dict.fromkeys(("$ref", "title", "description", "pattern", "format"), _check_text),
-    **dict.fromkeys(
-        ("minimum", "maximum", "multipleOf", "minLength", "maxLength", "minItems", "maxItems"), _check_number
-    ),
+    **dict.fromkeys(_SIZES, _check_number),
 }

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -62,20 +61,13 @@ def read_trajectories(paths: Sequence[Path], skip: Skip | None = None) -> Iterat
 
 
 def _in_order(path: Path, skip: Skip | None) -> Iterator[dict[str, Any]]:
-    """The records of a file in time order, each conversation in one piece; an unsorted file is sorted on disk."""
-    silent = None if skip is None else _nothing
+    """The records of a file in time order, each conversation in one piece; an unsorted file is read as a whole."""
     keys = _sort_keys(records(path, skip))
+    again = records(path, None if skip is None else _nothing)
     if keys == sorted(keys):
-        yield from records(path, silent)
-        return
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as spool:
-        places = []
-        for record in records(path, silent):
-            places.append(spool.tell())
-            spool.write(json.dumps(record) + "\n")
-        for _, place in sorted(zip(keys, places, strict=True)):
-            spool.seek(place)
-            yield json.loads(spool.readline())
+        yield from again
+    else:
+        yield from (record for _, record in sorted(zip(keys, again, strict=True), key=lambda pair: pair[0]))
 
 
 def _sort_keys(records: Iterator[dict[str, Any]]) -> list[tuple[Any, int]]:
@@ -103,7 +95,14 @@ def records(path: Path, skip: Skip | None = None) -> Iterator[dict[str, Any]]:
             if line.rstrip().endswith(TORN_MARK) or (not line.endswith("\n") and not _is_json(line)):
                 _left_out(f"{path} line {number} is torn and was left out", skip)
             elif line.strip():
-                yield from _usable(path, number, line, skip)
+                try:
+                    record = _record(path, number, line)
+                except PromptError as error:
+                    if skip is None:
+                        raise
+                    skip(error)
+                else:
+                    yield record
 
 
 def _left_out(reason: str, skip: Skip | None) -> None:
@@ -111,16 +110,6 @@ def _left_out(reason: str, skip: Skip | None) -> None:
         warnings.warn(reason, stacklevel=3)
     else:
         skip(PromptError(reason))
-
-
-def _usable(path: Path, number: int, line: str, skip: Skip | None) -> list[dict[str, Any]]:
-    try:
-        return [_record(path, number, line)]
-    except PromptError as error:
-        if skip is None:
-            raise
-        skip(error)
-        return []
 
 
 def _is_json(line: str) -> bool:
@@ -142,51 +131,52 @@ def _opened(path: Path) -> Iterator[IO[str]]:
 
 
 def _record(path: Path, number: int, line: str) -> dict[str, Any]:
+    where = f"{path} line {number}"
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise PromptError(f"{path} line {number} is not JSON: {error}") from error
+        raise PromptError(f"{where} is not JSON: {error}") from error
     try:
-        found = _trace(path, number, record)
+        found = _trace(where, number, record)
     except (AttributeError, TypeError, LookupError) as error:  # a value of another type than these formats have
-        raise PromptError(f"{path} line {number} is not a chat trace: {type(error).__name__}: {error}") from error
+        raise PromptError(f"{where} is not a chat trace: {type(error).__name__}: {error}") from error
     if not isinstance(found.get("tools") or [], list):
-        raise PromptError(f"{path} line {number} is not a chat trace: its `tools` are not a list")
-    return {**found, "source": f"{path} line {number}"}
+        raise PromptError(f"{where} is not a chat trace: its `tools` are not a list")
+    return {**found, "source": where}
 
 
-def _trace(path: Path, number: int, record: Any) -> dict[str, Any]:
+def _trace(where: str, number: int, record: Any) -> dict[str, Any]:
     """Convert a line to a chat trace. Raises PromptError if it is not one, and any error for values of other types."""
     if isinstance(record, dict) and isinstance(record.get("request"), dict):
         record = {**record["request"], **record}
     if isinstance(record, dict) and isinstance(record.get("messages"), list):
-        return record if record.get("response") is None else _from_call(path, number, record)
+        return record if record.get("response") is None else _from_call(where, number, record)
     if isinstance(record, dict) and isinstance(record.get("inputs"), dict):
-        return _from_langsmith(path, number, record)
-    raise PromptError(f"{path} line {number} is not a chat trace: it has no list `messages` and no `inputs`")
+        return _from_langsmith(where, number, record)
+    raise PromptError(f"{where} is not a chat trace: it has no list `messages` and no `inputs`")
 
 
-def _from_call(path: Path, number: int, record: dict[str, Any]) -> dict[str, Any]:
+def _from_call(where: str, number: int, record: dict[str, Any]) -> dict[str, Any]:
     """Convert a call and its response to a trace that ends with the answer."""
     answer = record["response"]
     if isinstance(answer, dict) and answer.get("choices"):
         answer = answer["choices"][0].get("message")
     if not isinstance(answer, dict):
-        raise PromptError(f"{path} line {number} has a `response` that is neither a message nor a chat completion")
+        raise PromptError(f"{where} has a `response` that is neither a message nor a chat completion")
     messages = [*record["messages"], {**answer, "role": "assistant"}]
     task = record.get("task_id") or record.get("conversation_id") or record.get("id")
     call = {**record, "messages": messages, "task_id": number if task is None else task, "only_last": True}
     return {key: value for key, value in call.items() if key not in ("response", "request")}
 
 
-def _from_langsmith(path: Path, number: int, record: dict[str, Any]) -> dict[str, Any]:
+def _from_langsmith(where: str, number: int, record: dict[str, Any]) -> dict[str, Any]:
     """Convert a chat-model run to a trace that ends with the answer."""
     messages = record["inputs"].get("messages") or []
     if messages and isinstance(messages[0], list):  # LangChain logs a batch of conversations
         messages = messages[0]
     answer = _langsmith_answer(record.get("outputs") or {})
     if not messages or answer is None:
-        raise PromptError(f"{path} line {number} is a LangSmith run without messages or without an answer")
+        raise PromptError(f"{where} is a LangSmith run without messages or without an answer")
     extra = record.get("extra") or {}
     conversation = _langsmith_conversation(extra.get("metadata") or {}, record)
     call = {

@@ -158,9 +158,7 @@ class KVArena(Arena):
 
     def starts(self, kv: KVCache) -> list[int] | None:
         """Where the rows of a cache begin in each block; None unless all of them are here."""
-        blocks = zip(kv.blocks, self.lent, strict=False)
-        regions = [block.region if isinstance(block, ArenaBlock) else None for block, _ in blocks]
-        if len(kv.blocks) != len(self.lent):
-            return None
-        here = [one.start for one, own in zip(regions, self.lent, strict=True) if one is not None and one.arena is own]
-        return here if len(here) == len(self.lent) else None
+        regions = [block.region if isinstance(block, ArenaBlock) else None for block in kv.blocks]
+        pairs = zip(regions, self.lent, strict=False)  # an early exit has fewer blocks
+        here = [region.start for region, block in pairs if region is not None and region.arena is block]
+        return here if len(here) == len(regions) == len(self.lent) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -31,10 +32,9 @@ log = logging.getLogger(__name__)
 
 
 def adapted_target(adapter: Path | None = None) -> Path:
-    """Folder of the packaged target with an adapter (by default the package's own) merged in; merged only once.
+    """As `precedent_demo.adapted_target`.
 
-    It lies in the user's cache folder and is named by the adapter's content, so that the engine and the caches never
-    mistake it for the plain model. Raises ModelLoadError if the target, the adapter or the disk space is missing.
+    The folder is named by the adapter's content, so that engine and caches never mistake it for the plain model.
     """
     source = adapter or Path(str(files("precedent_demo"))) / "models" / "adapter"
     if not (source / WEIGHTS).is_file():
@@ -54,6 +54,20 @@ def adapted_target(adapter: Path | None = None) -> Path:
             f"cannot store the merged {NAME} in {folder.parent} ({error.strerror or error}); "
             "free 300 MB there, or set XDG_CACHE_HOME to a writable folder"
         ) from error
+
+
+def packaged_target() -> str:
+    """The folder of `adapted_target()`; while it is built, the inner loops are compiled.
+
+    On a new machine each takes half a minute of one processor.
+    """
+    from precedent.engine.warm_up import compile_inner_loops
+
+    with ThreadPoolExecutor(1, "precedent-compile") as pool:
+        compiling = pool.submit(compile_inner_loops)
+        folder = adapted_target()
+        compiling.result()
+    return str(folder)
 
 
 def _identity(adapter: Path, plain: Path) -> str:

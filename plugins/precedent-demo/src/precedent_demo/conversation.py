@@ -7,6 +7,7 @@ conversation ends when the customer has nothing more to say, or after `MAX_TURNS
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,10 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, AgentState, InputAgentState, hook_config
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage
-from langchain_core.tools import BaseTool
 from langgraph.runtime import Runtime
 
-from precedent_demo.customer import Customer
 from precedent_demo.desk import OrderDesk
-from precedent_demo.requests import Call, Request
+from precedent_demo.requests import Customer, Request
 from precedent_demo.tools import make_tools
 
 SYSTEM_PROMPT = (
@@ -35,31 +34,22 @@ NODES_PER_TURN = 4  # turn check before the model, model, turn check after it, t
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """One finished request: every message, and whether the request was fulfilled.
+    """One finished request: every message, every row of the database afterwards, and whether the request was fulfilled.
 
     `gold_reached` says whether the database equals, row by row, one on which exactly the request's calls were made.
     `facts_told` says whether the assistant's words contain all facts that the request asks for.
     """
 
     request: Request
-    messages: tuple[BaseMessage, ...]
+    messages: tuple[AnyMessage, ...]
+    state: dict[str, list[tuple[Any, ...]]]
     gold_reached: bool
     facts_told: bool
 
     @property
-    def answers(self) -> tuple[AIMessage, ...]:
+    def answers(self) -> list[AIMessage]:
         """The assistant's turns in order, with text, tool_calls, usage_metadata and response_metadata."""
         return _answers(self.messages)
-
-    @property
-    def num_calls(self) -> int:
-        """The number of tool calls that could be parsed."""
-        return sum(len(answer.tool_calls) for answer in self.answers)
-
-    @property
-    def num_invalid_calls(self) -> int:
-        """The number of tool calls that could not be parsed."""
-        return sum(len(answer.invalid_tool_calls) for answer in self.answers)
 
     @property
     def solved_by_model(self) -> bool:
@@ -102,48 +92,28 @@ def run_request(
     `middleware` stands behind the customer's own, and reading takes `tool_latency` seconds. `desk` itself does not
     change. Errors of the chat model propagate.
     """
-    own = desk.copy()
-    try:
-        messages = converse(chat_model, request, make_tools(own, tool_latency), middleware)
-        reached = own.state() == gold_state(request.calls, desk)
-    finally:
-        own.close()
-    told = said(messages)
-    return Transcript(request, tuple(messages), reached, all(fact in told for fact in request.facts))
-
-
-def converse(
-    chat_model: BaseChatModel,
-    request: Request,
-    tools: Sequence[BaseTool],
-    others: Sequence[AgentMiddleware[Any, Any, Any]] = (),
-) -> list[AnyMessage]:
-    """All messages of a conversation between the agent and the scripted customer; the tools change their desk."""
     customer = Customer(request)
-    middleware = [CustomerInTheLoop(customer), *others]
-    agent = create_agent(chat_model, tools, system_prompt=SYSTEM_PROMPT, middleware=middleware, name="order-desk")
     opening: InputAgentState = {"messages": [HumanMessage(customer.opening)]}
+    loop = [CustomerInTheLoop(customer), *middleware]
     limit = NODES_PER_TURN * (MAX_TURNS + 1)
-    messages: list[AnyMessage] = agent.invoke(opening, config={"recursion_limit": limit})["messages"]
-    return messages
+    with closing(desk.copy()) as own:
+        tools = make_tools(own, tool_latency)
+        agent = create_agent(chat_model, tools, system_prompt=SYSTEM_PROMPT, middleware=loop, name="order-desk")
+        messages: list[AnyMessage] = agent.invoke(opening, config={"recursion_limit": limit})["messages"]
+        state = own.state()
+    told = " ".join(answer.text for answer in _answers(messages))
+    reached, facts = state == gold_state(request, desk), all(fact in told for fact in request.facts)
+    return Transcript(request, tuple(messages), state, reached, facts)
 
 
-def gold_state(calls: Sequence[Call], desk: OrderDesk) -> dict[str, list[tuple[Any, ...]]]:
-    """The rows of a copy of `desk` on which exactly these calls were made."""
-    gold = desk.copy()
-    try:
-        by_name = {tool.name: tool for tool in make_tools(gold)}
-        for call in calls:
-            by_name[call.name].invoke(dict(call.arguments))
+def gold_state(request: Request, desk: OrderDesk) -> dict[str, list[tuple[Any, ...]]]:
+    """The rows of a copy of `desk` on which exactly the request's calls were made."""
+    with closing(desk.copy()) as gold:
+        tools = {tool.name: tool for tool in make_tools(gold)}
+        for call in request.calls:
+            tools[call.name].invoke(dict(call.arguments))
         return gold.state()
-    finally:
-        gold.close()
 
 
-def said(messages: Sequence[BaseMessage]) -> str:
-    """All words of the assistant, in which the facts are looked for."""
-    return " ".join(answer.text for answer in _answers(messages))
-
-
-def _answers(messages: Sequence[BaseMessage]) -> tuple[AIMessage, ...]:
-    return tuple(message for message in messages if isinstance(message, AIMessage))
+def _answers(messages: Sequence[BaseMessage]) -> list[AIMessage]:
+    return [message for message in messages if isinstance(message, AIMessage)]

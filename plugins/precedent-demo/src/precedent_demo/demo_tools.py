@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from precedent.cache import SpeculationCache
+from precedent.cli.options import write_json
 from precedent.cli.progress import Progress
 from precedent.cli.speedup import Sample, speedup
-from precedent_demo.demo_runs import TENANT, rotated
+from precedent_demo import READ_ONLY, CustomerInTheLoop, Request, Transcript, make_database, make_requests, run_request
+from precedent_demo.demo import Asked
+from precedent_demo.demo_measuring import DemoState, loaded
+from precedent_demo.demo_runs import TENANT, Bench, rotated
 from precedent_run_ahead import RunAheadMiddleware
-
-if TYPE_CHECKING:
-    from precedent_demo import Request, Transcript
-    from precedent_demo.demo_runs import Bench
-    from precedent_demo.demo_state import DemoState
 
 WAYS = {"neither": "plain", "tokens only": "both", "tools only": "plain", "both": "both"}
 """The ways to measure, and the engine of each (`precedent_demo.demo_runs.WAYS`)."""
+
+HEADINGS = ("run", "s per\nrequest", "speed", "used of\nstarted", "used of\ncalls", "wasted", "equal", "solved")
 
 
 @dataclass(slots=True)
@@ -35,72 +37,68 @@ class ToolRun:
     transcripts: list[Transcript] = field(default_factory=list)
 
 
-def middleware(cache: SpeculationCache, *, learns: bool) -> RunAheadMiddleware:
+def run_with_slow_tools(asked: Asked, progress: Progress, json_file: Path | None) -> None:
+    """Warm, measure and show; in float32 unless a precision was asked for, so that every way says the same."""
+    bench, state, _ = loaded(replace(asked, dtype=asked.dtype or "float32"), progress)
+    with closing(bench):
+        others, own = (make_requests(name, full=asked.full, seed=0) for name in ("A", "B"))
+        latency = asked.tool_latency or 0.0
+        _warm(bench, state, others, progress)
+        runs = _measure(bench, own[: asked.requests], latency, progress)
+        found = results(runs, latency, bench.machine())
+        progress.rest()
+        show(Console(), found)
+        write_json(json_file, found)
+
+
+def _middleware(bench: Bench, **options: Any) -> RunAheadMiddleware:
     """Reading tools run ahead; only warming stores what was done, so that no measured request learns from another."""
-    from precedent_demo import READ_ONLY, CustomerInTheLoop
-
-    options: dict[str, Any] = {} if learns else {"learn_from": None}
-    return RunAheadMiddleware(
-        READ_ONLY,
-        cache=cache,
-        tenant=TENANT,
-        arguments_from_tools=READ_ONLY,
-        harmless=[CustomerInTheLoop],
-        **options,
-    )
+    own = {"tenant": TENANT, "arguments_from_tools": READ_ONLY, "harmless": [CustomerInTheLoop]}
+    return RunAheadMiddleware(READ_ONLY, cache=bench.warm_cache, **own, **options)
 
 
-def warm(bench: Bench, cache: SpeculationCache, state: DemoState, wanted: Sequence[Request], progress: Progress) -> int:
-    """Fill the cache with other requests' completions and actions; returns how many requests it holds."""
-    from precedent_demo import make_database, run_request
-
-    desk, ahead, done = make_database(seed=0), middleware(cache, learns=True), state.warmed()
+def _warm(bench: Bench, state: DemoState, wanted: Sequence[Request], progress: Progress) -> None:
+    """Fill the cache with other requests' completions and actions."""
+    desk, ahead, done = make_database(seed=0), _middleware(bench), state.warmed()
     for request in wanted:
         progress.show("warming the cache (set A)", len(done), len(wanted), request.workflow)
         if request.request_id not in done:
             run_request(bench.chat_model(bench.warm_engine), request, desk, middleware=[ahead])
             done.append(request.request_id)
             state.mark_warmed(done)
-    return len(done)
 
 
-def measure(
-    bench: Bench, cache: SpeculationCache, wanted: Sequence[Request], latency: float, progress: Progress
-) -> dict[str, ToolRun]:
+def _measure(bench: Bench, wanted: Sequence[Request], latency: float, progress: Progress) -> dict[str, ToolRun]:
     """Run every request in each way; reading takes `latency` seconds."""
-    from precedent_demo import make_database, run_request
-
-    desk = make_database(seed=0)
-    runs = {
-        name: ToolRun(middleware(cache, learns=False) if "tools" in name or name == "both" else None) for name in WAYS
-    }
+    desk, with_tools = make_database(seed=0), ("tools only", "both")
+    runs = {name: ToolRun(_middleware(bench, learn_from=None) if name in with_tools else None) for name in WAYS}
     for number, request in enumerate(wanted):
         for name in rotated(list(WAYS), number):
             progress.show("measuring (set B)", number, len(wanted), f"{request.workflow}, {name}")
             run, model = runs[name], bench.chat_model(bench.engines[WAYS[name]])
-            beside = [] if run.ahead is None else [run.ahead]
+            ahead = [] if run.ahead is None else [run.ahead]
             begun = perf_counter()
-            said = run_request(model, request, desk, middleware=beside, tool_latency=latency)
+            transcript = run_request(model, request, desk, middleware=ahead, tool_latency=latency)
             run.seconds.append(perf_counter() - begun)
-            run.transcripts.append(said)
+            run.transcripts.append(transcript)
     return runs
 
 
-def results(runs: dict[str, ToolRun], latency: float, machine: dict[str, Any]) -> dict[str, Any]:
+def results(runs: Mapping[str, ToolRun], latency: float, machine: dict[str, Any]) -> dict[str, Any]:
     """The JSON of `precedent demo --tool-latency`."""
-    return {"tool_latency": latency, "machine": machine, "runs": [_row(name, runs, latency) for name in runs]}
+    base = runs["neither"]
+    rows = [_row(name, run, base, latency) for name, run in runs.items()]
+    return {"tool_latency": latency, "machine": machine, "runs": rows}
 
 
-def _row(name: str, runs: dict[str, ToolRun], latency: float) -> dict[str, Any]:
-    run, base = runs[name], runs["neither"]
+def _row(name: str, run: ToolRun, base: ToolRun, latency: float) -> dict[str, Any]:
     found = speedup(*([Sample(1, seconds) for seconds in one.seconds] for one in (run, base)))
-    same = sum(said(a) == said(b) for a, b in zip(run.transcripts, base.transcripts, strict=True))
+    same = sum(_said(a) == _said(b) for a, b in zip(run.transcripts, base.transcripts, strict=True))
     row: dict[str, Any] = {
         "name": name,
         "requests": len(run.seconds),
         "seconds_per_request": round(sum(run.seconds) / len(run.seconds), 3),
-        "speedup": round(found.ratio, 3),
-        "speedup_interval": found.interval and [round(end, 3) for end in found.interval],
+        **found.as_dict("speedup"),
         "equal_transcripts": [same, len(run.seconds)],
         "solved": sum(one.solved_by_model for one in run.transcripts),
     }
@@ -116,7 +114,7 @@ def _row(name: str, runs: dict[str, ToolRun], latency: float) -> dict[str, Any]:
     }
 
 
-def said(transcript: Transcript) -> list[tuple[str, Any, Any]]:
+def _said(transcript: Transcript) -> list[tuple[str, Any, Any]]:
     """What a transcript says: kinds, texts and calls, without ids and figures."""
     return [
         (message.type, message.content, [(call["name"], call["args"]) for call in getattr(message, "tool_calls", ())])
@@ -129,19 +127,15 @@ def show(console: Console, found: dict[str, Any]) -> None:
     machine, rows = found["machine"], {row["name"]: row for row in found["runs"]}
     setting = f"{machine['target']}, {machine['dtype']}, reading takes {found['tool_latency']:g} s"
     table = Table(title=f"{rows['neither']['requests']} requests\n{setting}", box=box.SIMPLE_HEAD, padding=0)
-    for heading in (
-        "run",
-        "s per\nrequest",
-        "speed",
-        "used of\nstarted",
-        "used of\ncalls",
-        "wasted",
-        "equal",
-        "solved",
-    ):
+    for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading == "run" else "right", no_wrap=True)
     for row in found["runs"]:
-        table.add_row(*_cells(row))
+        ahead = row.get("run_ahead")
+        used = (f"{ahead['used']}/{ahead['started']}", f"{ahead['used']}/{ahead['calls']}") if ahead else ("–", "–")
+        times = f"{row['seconds_per_request']:.2f}", f"{row['speedup']:.2f}x"
+        same, of = row["equal_transcripts"]
+        outcome = f"{same}/{of}", f"{row['solved']}/{row['requests']}"
+        table.add_row(row["name"], *times, *used, str(row.get("wasted", "–")), *outcome)
     console.print(table)
     both, tokens = rows["both"], rows["tokens only"]
     less = 1 - both["seconds_per_request"] / tokens["seconds_per_request"]
@@ -153,17 +147,3 @@ def show(console: Console, found: dict[str, Any]) -> None:
         + ("." if hidden is None else f"; {hidden:.0%} of the reading time is hidden."),
         highlight=False,
     )
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    ahead = row.get("run_ahead")
-    return [
-        row["name"],
-        f"{row['seconds_per_request']:.2f}",
-        f"{row['speedup']:.2f}x",
-        f"{ahead['used']}/{ahead['started']}" if ahead else "–",
-        f"{ahead['used']}/{ahead['calls']}" if ahead else "–",
-        str(row["wasted"]) if ahead else "–",
-        "{}/{}".format(*row["equal_transcripts"]),
-        f"{row['solved']}/{row['requests']}",
-    ]

@@ -61,46 +61,37 @@ class OrderDesk:
 
     def find_customer(self, email: str) -> dict[str, Any]:
         """The customer with this e-mail address. Raises PolicyError if there is none."""
-        found = self.rows("SELECT * FROM customers WHERE email = ?", email.strip().lower())
-        if not found:
-            raise PolicyError("no customer has this email")
-        return {"customer": found[0]["customer_id"], "name": found[0]["name"], "address": found[0]["address"]}
+        query = "SELECT * FROM customers WHERE email = ?"
+        found = self._one("no customer has this email", query, email.strip().lower())
+        return {"customer": found["customer_id"], "name": found["name"], "address": found["address"]}
 
     def list_orders(self, customer: str) -> dict[str, Any]:
         """The orders of a customer, oldest first. Raises PolicyError if there is no such customer."""
-        if not self.rows("SELECT 1 FROM customers WHERE customer_id = ?", customer):
-            raise PolicyError(f"no customer has the number {customer}")
+        query = "SELECT 1 FROM customers WHERE customer_id = ?"
+        self._one(f"no customer has the number {customer}", query, customer)
         query = "SELECT order_id, status FROM orders WHERE customer_id = ? ORDER BY placed_on, order_id"
-        shown = [
-            {
-                "order": row["order_id"],
-                "status": row["status"],
-                "items": ", ".join(item["product"] for item in self._items(row["order_id"])),
-            }
-            for row in self.rows(query, customer)
-        ]
+        shown = []
+        for order, status in self.rows(query, customer):
+            items = ", ".join(item["product"] for item in self._items(order))
+            shown.append({"order": order, "status": status, "items": items})
         return {"orders": shown}
 
     def get_order(self, order: str) -> dict[str, Any]:
         """Status, items, total and address of an order. Raises PolicyError if there is no such order."""
-        found = self._order(order)
-        items = [
-            {"item": row["item_id"], "name": _name(row), "price": money(row["price"])} for row in self._items(order)
-        ]
-        total = self.rows("SELECT amount FROM payments WHERE order_id = ?", order)[0]["amount"]
+        found, rows = self._order(order), self._items(order)
+        items = [{"item": row["item_id"], "name": _name(row), "price": money(row["price"])} for row in rows]
+        total = self._payment(order)["amount"]
         shown = {"status": found["status"], "items": items, "total": money(total), "address": found["address"]}
         return shown | ({"returns": self._return_window(order)} if found["status"] == "delivered" else {})
 
     def track_shipment(self, order: str) -> dict[str, Any]:
         """Carrier, place and date of a shipped or delivered order. Raises PolicyError for other orders."""
         status = self._order(order)["status"]
-        found = self.rows("SELECT * FROM tracking WHERE order_id = ?", order)
-        if not found:
-            raise PolicyError(f"order {order} is {status} and has no shipment")
-        shown = {"status": status, "carrier": found[0]["carrier"], "place": found[0]["location"]}
-        if status == "delivered":
-            return shown | {"delivered": spoken(found[0]["delivered_on"])}
-        return shown | {"due": spoken(found[0]["due_on"])}
+        refusal = f"order {order} is {status} and has no shipment"
+        found = self._one(refusal, "SELECT * FROM tracking WHERE order_id = ?", order)
+        shown = {"status": status, "carrier": found["carrier"], "place": found["location"]}
+        arrival = ("delivered", "delivered_on") if status == "delivered" else ("due", "due_on")
+        return shown | {arrival[0]: spoken(found[arrival[1]])}
 
     def get_refund_status(self, order: str) -> dict[str, Any]:
         """The refunds of an order. Raises PolicyError if there are none."""
@@ -108,15 +99,10 @@ class OrderDesk:
         found = self.rows("SELECT * FROM refunds WHERE order_id = ? ORDER BY refund_id", order)
         if not found:
             raise PolicyError(f"order {order} is {status} and has no refund")
-        refunds = [
-            {
-                "amount": money(row["amount"]),
-                "status": row["status"],
-                "method": row["method"],
-                "due": spoken(row["due_on"]),
-            }
-            for row in found
-        ]
+        refunds = []
+        for row in found:
+            amount, due = money(row["amount"]), spoken(row["due_on"])
+            refunds.append({"amount": amount, "status": row["status"], "method": row["method"], "due": due})
         return refunds[0] if len(refunds) == 1 else {"refunds": refunds}
 
     def change_address(self, order: str, address: str) -> dict[str, Any]:
@@ -134,7 +120,7 @@ class OrderDesk:
             self._demand(order, "pending", "it cannot be cancelled")
             query = "UPDATE orders SET status = 'cancelled', cancel_reason = ? WHERE order_id = ?"
             connection.execute(query, (reason, order))
-            paid = self.rows("SELECT amount, method FROM payments WHERE order_id = ?", order)[0]
+            paid = self._payment(order)
             due = self._refund(f"F{order[1:]}", order, paid["amount"])
         return {"status": "cancelled", "refund": money(paid["amount"]), "method": paid["method"], "due": spoken(due)}
 
@@ -159,11 +145,17 @@ class OrderDesk:
         with self._lock, self._connection:
             yield self._connection
 
-    def _order(self, order: str) -> sqlite3.Row:
-        found = self.rows("SELECT * FROM orders WHERE order_id = ?", order)
+    def _one(self, refusal: str, query: str, value: str) -> sqlite3.Row:
+        found = self.rows(query, value)
         if not found:
-            raise PolicyError(f"no order has the number {order}")
+            raise PolicyError(refusal)
         return found[0]
+
+    def _order(self, order: str) -> sqlite3.Row:
+        return self._one(f"no order has the number {order}", "SELECT * FROM orders WHERE order_id = ?", order)
+
+    def _payment(self, order: str) -> sqlite3.Row:
+        return self.rows("SELECT * FROM payments WHERE order_id = ?", order)[0]
 
     def _items(self, order: str) -> list[sqlite3.Row]:
         query = "SELECT items.*, product, option FROM items JOIN products USING (item_id) WHERE order_id = ?"
@@ -210,8 +202,7 @@ class OrderDesk:
         connection.execute(query, (kind, order, item))
 
     def _refund(self, refund_id: str, order: str, amount: int) -> str:
-        method = self.rows("SELECT method FROM payments WHERE order_id = ?", order)[0]["method"]
-        row = (refund_id, order, amount, method, "processing", day(5))
+        row = (refund_id, order, amount, self._payment(order)["method"], "processing", day(5))
         self._connection.execute("INSERT INTO refunds VALUES (?, ?, ?, ?, ?, ?)", row)
         return day(5)
 

@@ -9,11 +9,66 @@ from __future__ import annotations
 import random
 from collections.abc import Generator
 from dataclasses import dataclass
+from string import Formatter
 from typing import Any
 
-from precedent_demo.answers import ANSWERS, CONFIRM, IDENTIFY_CUSTOMER, IDENTIFY_ORDER, NO_CUSTOMER
 from precedent_demo.desk import OrderDesk, PolicyError
 from precedent_demo.requests import Call, Goal
+
+IDENTIFY_ORDER = ("May I have the order number or your email?", "What is the order number, or your email?")
+IDENTIFY_CUSTOMER = ("May I have your email?", "What is your email, please?")
+NO_CUSTOMER = ("I find no customer with this email. Could you check it?", "This email is unknown. Could you check it?")
+
+ANSWERS: dict[str, tuple[str, ...]] = {
+    "status": ("Order {order} is {status}.", "The status of order {order} is {status}."),
+    "total": ("The total of order {order} is {total}.", "Order {order} was {total} in all."),
+    "address": ("Order {order} goes to {address}.", "The address of order {order} is {address}."),
+    "on its way": ("Order {order} is in {place} and due on {due}.", "It is in {place} and is due on {due}."),
+    "arrived": ("Order {order} was delivered on {delivered}.", "{carrier} delivered it on {delivered}."),
+    "no shipment": ("Order {order} is {status} and has no shipment yet.", "It is still {status}, not yet shipped."),
+    "processing": ("Your refund of {amount} is being processed and due on {due}.", "{amount} is refunded on {due}."),
+    "paid": ("Your refund of {amount} was paid on {due}.", "{amount} was refunded on {due}."),
+    "cancelled": ("Order {order} is cancelled. You get {refund} back.", "I have cancelled it and refund {refund}."),
+    "address changed": ("Order {order} now goes to {address}.", "Done, order {order} will be sent to {address}."),
+    "returned": ("Please send the {name} back. You get {refund}.", "The return is open, and you get {refund} back."),
+    "exchanged": ("You get the {new_item}. Please send the old one back.", "The exchange is open for the {new_item}."),
+    "stays": ("All right, order {order} stays as it is.", "Then I change nothing."),
+    "too late to cancel": (
+        "Order {order} is {status}, so it cannot be cancelled.",
+        "I cannot cancel it: it is {status}.",
+    ),
+    "too late to change": (
+        "Order {order} is {status}, so its address stays.",
+        "I cannot change it: order {order} is {status}.",
+    ),
+    "too early to return": (
+        "Order {order} is {status}: nothing can come back yet.",
+        "It is too early: it is {status}.",
+    ),
+    "returns closed": ("Returns for order {order} {returns}.", "I cannot take it back: returns {returns}."),
+    "out of stock": ("The {product}, {option} is out of stock.", "I am sorry, {option} is out of stock."),
+    "one order": ("You have one order: {orders}.", "There is one order: {orders}."),
+    "orders": ("You have {count} orders: {orders}.", "There are {count} orders: {orders}."),
+    "my address": ("Your address is {address}.", "We have the address {address}."),
+    "my number": ("Your customer number is {customer}.", "You are customer {customer}."),
+    "carrier": ("{carrier} brings it.", "The carrier is {carrier}."),
+    "method": ("The money is paid back by {method}.", "You get it by {method}."),
+    "refund due": ("The money is due on {due}.", "You get it by {due}."),
+    "send_by": ("Please send it by {send_by}.", "The last day is {send_by}."),
+    "return number": ("The number is {number}.", "Please write {number} on it."),
+}
+"""Sentences of the same meaning by kind of answer. The blanks of all of them, but the order's number and how many
+orders there are, are facts that the customer must be told."""
+
+CONFIRM = {
+    "cancel": (
+        "Order {order} is {status}, {total} in all. Shall I cancel it?",
+        "Shall I cancel order {order} for {total}?",
+    ),
+    "change address": ("Shall I send order {order} to {address}?", "So order {order} goes to {address}, right?"),
+    "return": ("Shall I open a return of the {name} for {price}?", "You get {price} for the {name}. Shall I go on?"),
+    "exchange": ("Shall I swap the {name} for {option}?", "So {option} instead of the {name}, right?"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +199,9 @@ class Expert:
         return Said(self._rng.choice(sentences).format(**(self._known | (blanks or {}))))
 
     def _answer(self, kind: str) -> Said:
-        sentences, told = ANSWERS[kind]
-        return Said(self._rng.choice(sentences).format(**self._known), tuple(self._known[key] for key in told))
+        blanks = [[name for _, name, _, _ in Formatter().parse(sentence) if name] for sentence in ANSWERS[kind]]
+        told = [name for name in blanks[0] if all(name in each for each in blanks) and name not in ("order", "count")]
+        return Said(self._said(ANSWERS[kind]).text, tuple(self._known[name] for name in told))
 
 
 def gold(goal: Goal, desk: OrderDesk) -> tuple[tuple[Call, ...], tuple[str, ...]]:

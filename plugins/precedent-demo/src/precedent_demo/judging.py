@@ -1,4 +1,4 @@
-"""The order desk for `precedent train-judge`: what a recorded conversation comes to, and the shipped judges.
+"""The order desk for `precedent train-judge`: the outcome of a recorded conversation, and the shipped judges.
 
 precedent train-judge --target smollm2-135m-order-desk --runs desk.jsonl --outcome order-desk --out judge
 """
@@ -11,22 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precedent.errors import PromptError
-from precedent_demo.conversation import converse, gold_state, said
+from precedent_demo.conversation import run_request
 from precedent_demo.desk import OrderDesk
 from precedent_demo.requests import Request
-from precedent_demo.tools import make_tools
 from precedent_demo.workflows import SPLITS, generate_requests
 
 if TYPE_CHECKING:
     from precedent.text.traces import Trajectory
     from precedent_research.judge import TrainedJudge
 
-_TASK = re.compile(r"(?P<set>[A-Za-z]+)(?P<number>\d+)(/(?P<seed>\d+))?")
-
-
-def task_of(request: Request, seed: int) -> str:
-    """The task id of a recorded conversation: the request's id, and the seed of its database unless that is 0."""
-    return f"{request.request_id}/{seed}" if seed else request.request_id
+_TASK = re.compile(rf"(?P<set>{'|'.join(SPLITS)})(?P<number>\d+)(/(?P<seed>\d+))?")
 
 
 class DeskOutcome:
@@ -38,36 +32,26 @@ class DeskOutcome:
     def __call__(self, run: Trajectory, chat_model: Any) -> object:
         """Serve the request of a recorded run once more. Raises PromptError for a run of something else."""
         desk, request = self._request(run)
-        own = desk.copy()
-        try:
-            told = said(converse(chat_model, request, make_tools(own)))
-            state = own.state()
-            solved = state == gold_state(request.calls, desk) and all(fact in told for fact in request.facts)
-            return state if solved else None
-        finally:
-            own.close()
+        transcript = run_request(chat_model, request, desk)
+        return transcript.state if transcript.solved_by_model else None
 
     def _request(self, run: Trajectory) -> tuple[OrderDesk, Request]:
+        """The database and the request; requests are generated in order and kept."""
         found = _TASK.fullmatch(run.task)
-        if found is None or found["set"] not in SPLITS:
+        if found is None:
             raise PromptError(f"run {run.task!r} is none of the order desk: its task id is A01, or A01/7 with seed 7")
         set_name, number, seed = found["set"], int(found["number"]), int(found["seed"] or 0)
-        desk, request = self._requests(set_name, seed, number)
-        opening = next((each["content"] for each in run.messages if each["role"] == "user"), None)
-        if opening != request.opening:
-            raise PromptError(
-                f"run {run.task!r} does not begin as the order desk's request of that name: write it again"
-            )
-        return desk, request
-
-    def _requests(self, set_name: str, seed: int, number: int) -> tuple[OrderDesk, Request]:
-        """The database, and request `number` on it; requests are generated in order."""
         if (set_name, seed) not in self._desks:
             self._desks[set_name, seed] = OrderDesk.from_seed(seed, SPLITS[set_name]), []
         desk, known = self._desks[set_name, seed]
         if len(known) < number:
             known[:] = islice(generate_requests(set_name, seed, desk), number)
-        return desk, known[number - 1]
+        request = known[number - 1]
+        if request.opening != next((each["content"] for each in run.messages if each["role"] == "user"), None):
+            raise PromptError(
+                f"run {run.task!r} does not begin as the order desk's request of that name: write it again"
+            )
+        return desk, request
 
 
 def judge() -> TrainedJudge:

@@ -1,8 +1,7 @@
-"""A customer's request as data: the words of the customer, and the expected outcome."""
+"""A customer's request: its words and expected outcome as data, and the scripted customer who speaks them."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 
 
@@ -12,11 +11,6 @@ class Call:
 
     name: str
     arguments: dict[str, str] = field(hash=False)
-
-    def text(self) -> str:
-        """The call as a model writes it (Hermes format)."""
-        shown = json.dumps({"name": self.name, "arguments": self.arguments})
-        return f"<tool_call>\n{shown}\n</tool_call>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +54,17 @@ class Request:
     calls: tuple[Call, ...]
     facts: tuple[str, ...]
     goal: Goal
+
+
+class Customer:
+    """The customer of one conversation; its replies depend only on the request and on the assistant's words."""
+
+    def __init__(self, request: Request) -> None:
+        self.opening = request.opening
+        self._replies, self._remarks = dict(request.replies), list(request.remarks)
+
+    def reply(self, text: str) -> str | None:
+        """The reply to these words of the assistant: to a question, else the next remark; None if all is said."""
+        who = "email" in text.lower() or "order number" in text.lower()
+        reply = self._replies.pop("identify" if who else "confirm", None) if "?" in text else None
+        return reply if reply is not None or not self._remarks else self._remarks.pop(0)

@@ -8,64 +8,21 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from langchain_core.tools import BaseTool, StructuredTool
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError, create_model
 
-from precedent_demo.desk import OrderDesk, PolicyError
-
-
-class Email(BaseModel):
-    """Arguments that identify a customer by e-mail address."""
-
-    email: str
-
-
-class Customer(BaseModel):
-    """Arguments that identify a customer by number."""
-
-    customer: str
-
-
-class Order(BaseModel):
-    """Arguments that identify an order by number."""
-
-    order: str
-
-
-class NewAddress(Order):
-    """Arguments of a change of address."""
-
-    address: str
-
-
-class Cancellation(Order):
-    """Arguments of a cancellation; the reasons are desk.CANCEL_REASONS."""
-
-    reason: Literal["ordered by mistake", "no longer needed"]
-
-
-class OrderItem(Order):
-    """Arguments that identify one item of an order."""
-
-    item: str
-
-
-class Exchange(OrderItem):
-    """Arguments of an exchange."""
-
-    option: str
-
+from precedent_demo.desk import CANCEL_REASONS, OrderDesk, PolicyError
 
 # Names and descriptions are short on purpose: every prompt starts with the system prompt and the schemas.
-_TOOLS: tuple[tuple[str, type[BaseModel], str], ...] = (
-    ("find_customer", Email, "Find a customer."),
-    ("list_orders", Customer, "List a customer's orders."),
-    ("get_order", Order, "Show an order."),
-    ("track_shipment", Order, "Show where an order is."),
-    ("get_refund_status", Order, "Show a refund."),
-    ("change_address", NewAddress, "Send a pending order elsewhere."),
-    ("cancel_order", Cancellation, "Cancel a pending order."),
-    ("request_return", OrderItem, "Return a delivered item."),
-    ("exchange_item", Exchange, "Swap a delivered item."),
+_TOOLS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("find_customer", "Find a customer.", {"email": str}),
+    ("list_orders", "List a customer's orders.", {"customer": str}),
+    ("get_order", "Show an order.", {"order": str}),
+    ("track_shipment", "Show where an order is.", {"order": str}),
+    ("get_refund_status", "Show a refund.", {"order": str}),
+    ("change_address", "Send a pending order elsewhere.", {"order": str, "address": str}),
+    ("cancel_order", "Cancel a pending order.", {"order": str, "reason": Literal[CANCEL_REASONS]}),
+    ("request_return", "Return a delivered item.", {"order": str, "item": str}),
+    ("exchange_item", "Swap a delivered item.", {"order": str, "item": str, "option": str}),
 )
 
 READ_ONLY = ("find_customer", "list_orders", "get_order", "track_shipment", "get_refund_status")
@@ -77,25 +34,23 @@ def make_tools(desk: OrderDesk, latency: float = 0.0) -> list[BaseTool]:
 
     The ones that only read answer `latency` seconds late, as tools behind a network do.
     """
-    late = dict.fromkeys(READ_ONLY, latency)
-    return [_tool(_after(late.get(name, 0.0), getattr(desk, name)), name, *rest) for name, *rest in _TOOLS]
+    return [
+        _tool(getattr(desk, name), latency if name in READ_ONLY else 0.0, name, *described)
+        for name, *described in _TOOLS
+    ]
 
 
-def _after(seconds: float, operation: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    def late(**arguments: Any) -> dict[str, Any]:
-        time.sleep(seconds)
-        return operation(**arguments)
-
-    return late if seconds else operation
-
-
-def _tool(operation: Callable[..., dict[str, Any]], name: str, schema: type[BaseModel], description: str) -> BaseTool:
+def _tool(
+    operation: Callable[..., dict[str, Any]], latency: float, name: str, description: str, arguments: dict[str, Any]
+) -> BaseTool:
     def answer(**arguments: Any) -> str:
+        time.sleep(latency)
         try:
             return json.dumps(operation(**arguments))
         except PolicyError as refusal:
             return json.dumps({"error": str(refusal)})
 
+    schema = create_model(name, **{argument: (kind, ...) for argument, kind in arguments.items()})
     tool = StructuredTool.from_function(answer, name=name, description=description, args_schema=schema)
     tool.handle_validation_error = _wrong_arguments
     return tool

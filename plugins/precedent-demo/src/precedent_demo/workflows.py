@@ -18,8 +18,7 @@ from precedent_demo.database import RETURN_WINDOW_DAYS, day, new_address
 from precedent_demo.desk import CANCEL_REASONS, OrderDesk
 from precedent_demo.expert import gold
 from precedent_demo.requests import Goal, Request
-from precedent_demo.wording import WORDINGS
-from precedent_demo.wording_parts import Wording
+from precedent_demo.wording import WORDINGS, Wording
 
 SIZES = {"A": (30, 60), "B": (15, 40)}  # requests of the demo: usual, full
 SPLITS = {"train": "train", "A": "held-out", "B": "held-out"}
@@ -102,26 +101,11 @@ class _Writer:
         row = self._pick(workflow)
         self._served.add(row["customer_id"])
         goal = self._goal(workflow, row)
-        blanks = {
-            "name": row["name"].split()[0],
-            "email": goal.email,
-            "order": goal.order,
-            "item": goal.product,
-            "option": goal.option,
-            "address": goal.address,
-        }
+        blanks = {"name": row["name"].split()[0], "email": goal.email, "order": goal.order, "item": goal.product}
+        blanks |= {"option": goal.option, "address": goal.address}
         calls, facts = gold(goal, self._desk)
-        return Request(
-            request_id=request_id,
-            workflow=name,
-            customer_id=row["customer_id"],
-            opening=self._opening(goal, blanks),
-            replies=self._replies(goal, blanks),
-            remarks=self._remarks(goal, blanks),
-            calls=calls,
-            facts=facts,
-            goal=goal,
-        )
+        opening, replies, remarks = (write(goal, blanks) for write in (self._opening, self._replies, self._remarks))
+        return Request(request_id, name, row["customer_id"], opening, replies, remarks, calls, facts, goal)
 
     def _pick(self, workflow: Workflow) -> Any:
         """An order that fits, with one of its items, if possible of a customer who was not served yet."""

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import psycopg
 import psycopg.conninfo
 
-from precedent.cache.backend import OfOneProcess, StoreURL
+from precedent.cache.store_url import StoreURL
 from precedent.errors import CacheError, PrecedentError
+from precedent.runtime.process import OfOneProcess
 
 logger = logging.getLogger("precedent.cache")
 

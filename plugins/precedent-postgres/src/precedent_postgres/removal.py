@@ -9,7 +9,8 @@ from typing import Any
 
 import psycopg
 
-from precedent.cache.backend import KEPT_SHARE, Bounds, Selection, common_level
+from precedent.cache.eviction import KEPT_SHARE, common_level
+from precedent.cache.records import Bounds, Selection
 from precedent.errors import CacheError
 from precedent_postgres.rows import ID, TABLE, selected
 from precedent_postgres.schema import SCHEMA
@@ -17,8 +18,6 @@ from precedent_postgres.schema import SCHEMA
 Connection = psycopg.Connection[Any]
 
 EVICTION_LOCK = int.from_bytes(b"precevic", "big")
-REMEMBERED_EPOCHS = 100_000
-"""Number of recent deletions that readers can follow one by one."""
 
 EVICTED_AT_ONCE = 5000
 """Most records of a tenant that one insertion evicts, since others wait for it; later insertions evict the rest."""
@@ -46,28 +45,18 @@ def delete_selected(connection: Connection, selection: Selection) -> int:
 
 
 def delete(connection: Connection, ids: Sequence[int]) -> None:
-    """Delete rows by id, update the tenants' sums, and record the removed ids. All tenants must be locked."""
+    """Delete rows by id, update the tenants' sums and the epoch. All tenants must be locked."""
     if not ids:
         return
-    gone = connection.execute(
-        f"DELETE FROM {TABLE} WHERE id = ANY(%s) RETURNING id, tenant, size", (list(ids),)
-    ).fetchall()
-    _note_gone(connection, [row[0] for row in gone])
-    for tenant in {row[1] for row in gone}:
-        sizes = [row[2] for row in gone if row[1] == tenant]
+    gone = connection.execute(f"DELETE FROM {TABLE} WHERE id = ANY(%s) RETURNING tenant, size", (list(ids),)).fetchall()
+    update = f"UPDATE {SCHEMA}.meta SET value = (value::bigint + %s)::text WHERE key = 'epoch'"
+    connection.execute(update, (len(gone),))
+    for tenant in {row[0] for row in gone}:
+        sizes = [row[1] for row in gone if row[0] == tenant]
         update = f"UPDATE {SCHEMA}.tenant SET records = records - %s, bytes = bytes - %s WHERE tenant = %s"
         connection.execute(update, (len(sizes), sum(sizes), tenant))
     connection.execute(f"DELETE FROM {SCHEMA}.tenant WHERE records = 0")
     _drop_unused_embedder(connection)
-
-
-def _note_gone(connection: Connection, ids: Sequence[int]) -> None:
-    update = f"UPDATE {SCHEMA}.meta SET value = (value::bigint + %s)::text WHERE key = 'epoch' RETURNING value::bigint"
-    last = int(one(connection, update, (len(ids),))[0])
-    with connection.cursor() as cursor:
-        epochs = range(last - len(ids) + 1, last + 1)
-        cursor.executemany(f"INSERT INTO {SCHEMA}.gone VALUES (%s, %s)", list(zip(epochs, ids, strict=True)))
-    connection.execute(f"DELETE FROM {SCHEMA}.gone WHERE epoch <= %s", (last - REMEMBERED_EPOCHS,))
 
 
 def _drop_unused_embedder(connection: Connection) -> None:

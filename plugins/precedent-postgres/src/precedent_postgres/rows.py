@@ -10,19 +10,10 @@ from typing import Any
 
 import psycopg
 
-from precedent.cache.backend import (
-    TEXTS,
-    Completion,
-    Damage,
-    EmbedderIdentity,
-    Selection,
-    completion_of,
-    embedder_in,
-    folded,
-    maker_of,
-    require_same,
-    with_vector,
-)
+from precedent.cache.database import folded
+from precedent.cache.embedder import maker_of, require_same
+from precedent.cache.records import TEXTS, Completion, Damage, EmbedderIdentity, Selection
+from precedent.cache.rows import completion_of, embedder_in, with_vector
 from precedent.errors import CacheError
 from precedent_postgres.schema import SCHEMA
 

@@ -1,7 +1,7 @@
 """The tables on the server: created once, under a lock, and used only in the format that is recorded there.
 
 Texts and keys are stored as bytes, since PostgreSQL's text cannot hold a NUL character, which a model may write.
-`tenant.changes` increases with every insertion, `meta.epoch` by one for every removed record, which `gone` names.
+`tenant.changes` increases with every insertion, `meta.epoch` by one for every removed record.
 
 Row security is a second safeguard: a statement sees only the rows of the tenant that its transaction named, and none
 without a tenant, unless it asked for every tenant's (`precedent_postgres.connections`).
@@ -28,7 +28,6 @@ INSERT INTO {SCHEMA}.meta VALUES ('format', '{FORMAT_VERSION}'), ('epoch', '0');
 CREATE TABLE {SCHEMA}.tenant (
     tenant text PRIMARY KEY, records bigint NOT NULL, bytes bigint NOT NULL, changes bigint NOT NULL
 );
-CREATE TABLE {SCHEMA}.gone (epoch bigint PRIMARY KEY, id bigint NOT NULL);
 CREATE TABLE {SCHEMA}.completion (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     tenant text NOT NULL,
@@ -65,7 +64,6 @@ CREATE POLICY one_tenant ON {SCHEMA}.completion USING (
 TABLES = {
     "meta": ("key text", "value text"),
     "tenant": ("tenant text", "records bigint", "bytes bigint", "changes bigint"),
-    "gone": ("epoch bigint", "id bigint"),
     "completion": (
         *("id bigint", "tenant text", "tokenizer bytea", "identity bytea", "created double precision", "count bigint"),
         *("hits bigint", "accepted bigint", "rejected bigint", "size bigint", "model bytea"),

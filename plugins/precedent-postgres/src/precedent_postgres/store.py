@@ -9,25 +9,23 @@ from itertools import islice
 import numpy as np
 import psycopg
 
-from precedent.cache.backend import (
+from precedent.cache.embedder import Embedder, identity_of, require_same
+from precedent.cache.records import (
     Bounds,
     CacheStats,
     Completion,
     Completions,
-    Embedder,
     EmbedderIdentity,
     Ids,
     Selection,
-    StoreURL,
     TenantStats,
     Vector,
     VerifyReport,
     as_stored,
-    identity_of,
-    require_same,
     storable,
-    vector_of,
 )
+from precedent.cache.rows import vector_of
+from precedent.cache.store_url import StoreURL
 from precedent.errors import CacheError
 from precedent_postgres import removal, rows
 from precedent_postgres.connections import Connection, Connections, Result, Work
@@ -146,12 +144,11 @@ class PostgresStore:
         query = f"SELECT coalesce(max(value::bigint), 0) FROM {SCHEMA}.meta WHERE key = 'forgets'"
         return int(self._server.without_records(lambda connection: removal.one(connection, query))[0])
 
-    def gone_since(self, epoch: int) -> tuple[int, Ids | None]:
-        """The current epoch and the ids removed after `epoch`; None for ids if too many have been removed since."""
-        query = f"SELECT value::bigint, id FROM {SCHEMA}.meta LEFT JOIN {SCHEMA}.gone ON epoch > %s WHERE key = 'epoch'"
-        found = self._server.without_records(lambda connection: connection.execute(query, (epoch,)).fetchall())
-        now, ids = int(found[0][0]), [row_id for _, row_id in found if row_id is not None]
-        return now, np.array(ids, dtype=np.int64) if len(ids) == now - epoch else None
+    def ids(self, tenant: str, tokenizer: str) -> Ids:
+        """The ids of the partition's completions in increasing order, `[n]`."""
+        query = f"SELECT id FROM {rows.TABLE} WHERE tenant = %s AND tokenizer = %s ORDER BY id"
+        found = self._read(tenant, query, (tenant, as_stored(tokenizer).encode()))
+        return np.array(found, dtype=np.int64).reshape(-1)
 
     def embedder(self) -> EmbedderIdentity | None:
         """The embedder that made the vectors; None while there are none."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from precedent.cache import Completion, Hit
 from precedent.drafters import Candidates, Drafter, DrafterParts, DraftSession, DrawSession, Request, load_drafters
@@ -91,29 +92,14 @@ PLANNERS: dict[str, type[Planner]] = {"calibration": FixedPlanner, "trust": Beli
 """The planner without an idea, if it is not `Planner`."""
 
 
-@dataclass(frozen=True, slots=True)
 class _View:
-    """The pool as recall sees it."""
+    """The pool as recall sees it, but for what a subclass hides."""
 
-    pool: Pool
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
 
-    def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
-        return self.pool.recall(query, tenant=tenant, tokenizer=tokenizer, k=k)
-
-    def among(self, ids: Iterable[int], *, tenant: str) -> list[Completion]:
-        return self.pool.among(ids, tenant=tenant)
-
-    def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[Completion]:
-        return self.pool.since(tenant, tokenizer, after_id)
-
-    def epoch(self) -> int:
-        return self.pool.epoch()
-
-    def gone_since(self, epoch: int) -> tuple[int, None]:
-        return self.pool.gone_since(epoch)
-
-    def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
-        self.pool.credit(counts)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.pool, name)
 
 
 class _Unsearched(_View):

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from precedent.cache import Embedder
 from precedent.errors import ConfigError
 from precedent.text.traces import Trajectory, read_trajectories
-from precedent_replay.pool import POOLS
-from precedent_run_ahead.actions.calls import Call, Prediction, canonical
+from precedent_replay.pool import POOLS, embedded
+from precedent_run_ahead.actions.calls import Call, canonical
 from precedent_run_ahead.actions.decisions import Decision, Schemas, decided, query_of
 from precedent_run_ahead.actions.live import Live, Message, calls_of
 from precedent_run_ahead.actions.memory import NUM_RECALLED, Found, predict
@@ -28,8 +28,6 @@ from precedent_run_ahead.actions.price import SHARE, TrackRecord
 
 READS = re.compile(r"(get|find|list|search|look_?up|read|fetch|show|view|check|query|describe|count|track)(_|[A-Z]|$)")
 """Names of tools that are taken for read-only where none are named."""
-
-EMBEDDED_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +141,8 @@ def _replay(
             pending.add(key)
             report.row(one.call.name)[1] += 1
     made = {key_of(call) for call in answer.calls}
-    _learn(record, offered[: settings.at_once], made)
+    for one in offered[: settings.at_once]:
+        record.observe(one.source, one.probability, key_of(one.call) in made)
     report.answers += 1
     report.calls += len(answer.calls)
     for call in answer.calls:
@@ -159,11 +158,6 @@ def _replay(
 def key_of(call: Call) -> tuple[str, str | None]:
     """What two equal calls have in common."""
     return call.name, canonical(call.arguments)
-
-
-def _learn(record: TrackRecord, offered: Sequence[Prediction], made: set[tuple[str, str | None]]) -> None:
-    for one in offered:
-        record.observe(one.source, one.probability, key_of(one.call) in made)
 
 
 def _answers(trajectory: Trajectory) -> Iterator[Answer]:
@@ -196,7 +190,10 @@ class _Pool:
         self._runs = np.array([answer.run for answer in answers])
         groups = {group: number for number, group in enumerate(dict.fromkeys(answer.group for answer in answers))}
         self._groups = np.array([groups[answer.group] for answer in answers])
-        self._vectors = _embedded([answer.query for answer in answers], embedder, progress)
+        self._vectors = np.ones((len(answers), 1), dtype=np.float32)  # without an embedder all queries are alike
+        if embedder is not None and answers:
+            vectors = embedded((answer.query for answer in answers), embedder, progress)
+            self._vectors = np.stack([vectors[answer.query] for answer in answers])
 
     def found(self, place: int) -> list[Found]:
         """The nearest visible decisions."""
@@ -213,18 +210,3 @@ class _Pool:
         if self._kind == "same-task":
             return np.asarray(self._runs != self._runs[place])
         return np.asarray(self._runs < self._runs[place]) & (self._kind == "online")
-
-
-def _embedded(
-    queries: Sequence[str], embedder: Embedder | None, progress: Callable[[str, int], None]
-) -> NDArray[np.float32]:
-    """A vector for each query; without an embedder all are alike."""
-    names = list(dict.fromkeys(queries))
-    if embedder is None or not names:
-        return np.ones((len(queries), 1), dtype=np.float32)
-    places = {name: place for place, name in enumerate(names)}
-    vectors = []
-    for begin in range(0, len(names), EMBEDDED_AT_ONCE):
-        vectors.append(embedder.embed(names[begin : begin + EMBEDDED_AT_ONCE]))
-        progress("embedding", begin)
-    return np.concatenate(vectors)[[places[query] for query in queries]]

@@ -16,6 +16,7 @@ from precedent.drafters.matching.context_order import MAX_MATCH, START, bounds, 
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 from precedent.runtime.compiled import Int32s, compiled
 from precedent.tree import ROOT, CandidateTree, TreeBuilder, chain
+from precedent_replay.contenders import Contender
 from precedent_replay.pool import Pool
 from precedent_replay.turns import Turn
 
@@ -28,7 +29,7 @@ MIN_PROBABILITY = 0.1
 LIVE, POOLED = "prompt", "suffix"
 
 
-class PromptLookup:
+class PromptLookup(Contender):
     """transformers' prompt lookup: what followed the first occurrence of the last three (then two, then one) tokens."""
 
     name = "prompt-lookup"
@@ -38,12 +39,12 @@ class PromptLookup:
         self._text, self._size = np.empty(0, dtype=np.int32), 0
 
     def begin(self, turn: Turn) -> None:
-        """Start the text with the prompt."""
+        """Begin a turn."""
         self._size = len(turn.prompt_ids)
         self._text = np.array(turn.prompt_ids, dtype=np.int32)
 
     def propose(self) -> CandidateTree:
-        """Propose one chain."""
+        """Propose for the next step."""
         text = self._text[: self._size]
         for length in range(min(self._longest, text.size - 1), 0, -1):
             found = first_occurrence(text, length)
@@ -52,15 +53,12 @@ class PromptLookup:
         return CandidateTree()
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Append to the text."""
+        """Learn what was committed."""
         end = self._size + len(token_ids)
         if end > self._text.size:
             self._text = np.concatenate([self._text, np.zeros(end, dtype=np.int32)])
         self._text[self._size : end] = token_ids
         self._size = end
-
-    def end(self) -> None:
-        """Do nothing; nothing is shared."""
 
 
 @compiled
@@ -76,94 +74,63 @@ def first_occurrence(text: Int32s, length: int) -> int:
     return -1
 
 
-class _LiveText:
-    """Prompt and answer so far, indexed; the next prompt of the same run adds only its new part."""
+class _Indexed(Contender):
+    """Indexes prompt and answer so far; the next prompt of the same run adds only its new part. The pool is shared."""
 
-    def __init__(self) -> None:
-        self.index, self.token_ids = TokenIndex(), [START]
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self._live, self._text = pool, TokenIndex(), [START]
 
-    def begin(self, prompt_ids: Sequence[int]) -> None:
-        """Extend the text if the prompt continues it, else start again."""
-        known = len(self.token_ids)
-        if list(prompt_ids[:known]) == self.token_ids:
-            self.append(prompt_ids[known:])
-        else:
-            self.index, self.token_ids = TokenIndex(), list(prompt_ids)
-            self.index.append(0, prompt_ids)
+    def begin(self, turn: Turn) -> None:
+        known = len(self._text)
+        if list(turn.prompt_ids[:known]) != self._text:
+            self._live, self._text, known = TokenIndex(), [], 0
+        self.committed((), turn.prompt_ids[known:])
 
-    def append(self, token_ids: Sequence[int]) -> None:
-        """Append to the text."""
+    def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
         if token_ids:
-            self.index.append(0, token_ids)
-            self.token_ids += token_ids
+            self._live.append(0, token_ids)
+            self._text += token_ids
 
 
-class SuffixDecoding:
+class SuffixDecoding(_Indexed):
     """Proposes the better of the live text's and the pool's suffix tree."""
 
     def __init__(self, pool: Pool, alpha: float, budget: int) -> None:
+        super().__init__(pool)
         self.name = f"suffix-{alpha:g}" if alpha != 1 else "suffix"
-        self._pool, self._alpha, self._budget = pool, alpha, budget
-        self._live = _LiveText()
-
-    def begin(self, turn: Turn) -> None:
-        """Index the prompt."""
-        self._live.begin(turn.prompt_ids)
+        self._alpha, self._budget = alpha, budget
 
     def propose(self) -> CandidateTree:
-        """Propose the tree with the greater score."""
-        recent = np.array(self._live.token_ids[: -LONGEST_MATCH - 1 : -1], dtype=np.int32)
+        """Propose for the next step."""
+        recent = np.array(self._text[: -LONGEST_MATCH - 1 : -1], dtype=np.int32)
         best, best_score = CandidateTree(), 0.0
-        for name, index, ended in ((LIVE, self._live.index, 1), (POOLED, self._pool.index, 0)):
+        for name, index, ended in ((LIVE, self._live, 1), (POOLED, self._pool.index, 0)):
             tokens, parents, score = suffix_tree(index, recent, self._alpha, self._budget, ended)
             if score > best_score:
-                best, best_score = as_tree(tokens.tolist(), parents.tolist(), name), score
+                builder = TreeBuilder()
+                builder.add_fixed_tree(tokens.tolist(), parents.tolist(), [(name,)] * len(tokens))
+                best, best_score = builder.build(), score
         return best
 
-    def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Append to the live text."""
-        self._live.append(token_ids)
 
-    def end(self) -> None:
-        """Do nothing; the pool is shared."""
-
-
-class SuffixTree:
+class SuffixTree(_Indexed):
     """Four branches by count: the live text's longest match, and the pool's three commonest next tokens."""
 
     name = "suffix-tree"
 
     def __init__(self, pool: Pool, budget: int) -> None:
-        self._pool, self._length = pool, max(1, budget // 4)
-        self._live = _LiveText()
-
-    def begin(self, turn: Turn) -> None:
-        """Index the prompt."""
-        self._live.begin(turn.prompt_ids)
+        super().__init__(pool)
+        self._length = max(1, budget // 4)
 
     def propose(self) -> CandidateTree:
-        """Propose chains of a quarter of the budget each, merged."""
-        recent, builder = reversed_context(self._live.token_ids), TreeBuilder()
-        for name, index, branches in ((LIVE, self._live.index, 1), (POOLED, self._pool.index, 3)):
+        """Propose for the next step."""
+        recent, builder = reversed_context(self._text), TreeBuilder()
+        for name, index, branches in ((LIVE, self._live, 1), (POOLED, self._pool.index, 3)):
             for tokens in commonest_chains(index, recent, branches, self._length):
                 node = ROOT
                 for token in tokens:
                     node = builder.add_fixed(node, token, name)
         return builder.build()
-
-    def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Append to the live text."""
-        self._live.append(token_ids)
-
-    def end(self) -> None:
-        """Do nothing; the pool is shared."""
-
-
-def as_tree(tokens: Sequence[int], parents: Sequence[int], source: str) -> CandidateTree:
-    """Build a tree of fixed candidates from one source; `parents` are indices of earlier tokens, or `ROOT`."""
-    builder = TreeBuilder()
-    builder.add_fixed_tree(list(tokens), list(parents), [(source,)] * len(tokens))
-    return builder.build()
 
 
 def places(index: TokenIndex, recent: Int32s) -> Int32s:

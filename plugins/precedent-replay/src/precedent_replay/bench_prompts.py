@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precedent.cli.traces import LONGEST_SYSTEM_TEXT, TracePrompt, read_conversations, read_prompts
 from precedent.errors import PromptError
 from precedent.text.prompt import render_prompt
+from precedent.text.traces import records
+from precedent_replay.turns import message_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_TRAJECTORIES = 400
 
-TURNS = 10
-"""Assistant turns in the measured conversation."""
+LONGEST_SYSTEM_TEXT = 600
+"""Characters kept of a system message: real policies are too long for a small model."""
 
 TOPICS = (
     "Why is the sky blue at noon and red in the evening?",
@@ -39,6 +40,32 @@ TOPICS = (
     "Describe the taste of a mango to someone who never had one.",
 )
 """Unrelated questions: traffic for which a cache cannot help."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracePrompt:
+    """The messages before one recorded assistant turn; `task` is shared by all trajectories of one task."""
+
+    task: str
+    trajectory: int
+    messages: tuple[dict[str, Any], ...]
+
+
+def read_prompts(path: Path) -> list[TracePrompt]:
+    """The prompts of all assistant turns in the first trajectories, as plain text that any chat template accepts."""
+    prompts = []
+    for trajectory, record in zip(range(MOST_TRAJECTORIES), records(path), strict=False):
+        messages = [_plain(message) for message in record["messages"]]
+        for turn, message in enumerate(messages):
+            if message["role"] == "assistant" and turn > 0:
+                prompts.append(TracePrompt(str(record.get("task_id", trajectory)), trajectory, tuple(messages[:turn])))
+    return prompts
+
+
+def _plain(message: dict[str, Any]) -> dict[str, Any]:
+    role = message["role"] if message["role"] in ("system", "user", "assistant") else "user"
+    text = message_text(message)
+    return {"role": role, "content": text[:LONGEST_SYSTEM_TEXT] if role == "system" else text}
 
 
 @dataclass(slots=True)
@@ -63,14 +90,6 @@ class PromptSet:
             "truncated": self.truncated,
             "system_turn_cut_at_characters": cut,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The new messages before an assistant turn; `answer` is the recorded answer, if there is one."""
-
-    messages: tuple[dict[str, Any], ...]
-    answer: dict[str, Any] | None = None
 
 
 def trace_prompts(
@@ -100,7 +119,7 @@ def recorded_turns(
 def _recorded(
     traces: Path, fitting: _Fitting, measured: int, warming: int, *, same_task: bool
 ) -> tuple[list[tuple[TracePrompt, list[int]]], list[tuple[TracePrompt, list[int]]]]:
-    prompts = read_prompts(traces, most_trajectories=MOST_TRAJECTORIES)
+    prompts = read_prompts(traces)
     last = {prompt.task: prompt.trajectory for prompt in prompts}
     chosen = fitting.first(_spread([p for p in prompts if p.trajectory == last[p.task]], measured), measured)
     if not chosen:
@@ -163,7 +182,7 @@ def _spread(prompts: Sequence[TracePrompt], count: int) -> Iterator[TracePrompt]
 def _nearest_turns(chosen: Sequence[TracePrompt], others: Sequence[TracePrompt]) -> Iterator[TracePrompt]:
     """Prompts of the same tasks from other trajectories: for each chosen prompt in turn, the next nearest by turn."""
     ranked = [
-        sorted((o for o in others if o.task == prompt.task), key=lambda o: abs(o.turn - prompt.turn))
+        sorted((o for o in others if o.task == prompt.task), key=lambda o: abs(len(o.messages) - len(prompt.messages)))
         for prompt in chosen
     ]
     seen: set[int] = set()
@@ -188,35 +207,6 @@ def order_desk_prompts(tokenizer: PreTrainedTokenizerBase, measured: int, warmin
         return render_prompt(tokenizer, [system, *({"role": "user", "content": text} for text in messages)], tools)
 
     return PromptSet([ids(one) for one in texts("B")][:measured], [ids(one) for one in texts("A")][:warming])
-
-
-def conversation_turns(traces: Path | None, turns: int) -> tuple[list[Turn], Any]:
-    """The first `turns` assistant turns of one conversation, and its tools.
-
-    From traces this is the first conversation that is long enough. Without traces, a customer asks the order desk one
-    question after another. Raises PromptError if no conversation is long enough.
-    """
-    if traces is None:
-        system, tools, texts = _order_desk()
-        asked = [tuple({"role": "user", "content": text} for text in one) for one in texts("A")]
-        return [Turn((system, *asked[0])), *(Turn(one) for one in asked[1:turns])], tools
-    for _, messages in read_conversations(traces, most_trajectories=MOST_TRAJECTORIES):
-        found = _turns(messages)
-        if len(found) >= turns:
-            return found[:turns], None
-    raise PromptError(f"{traces} has no conversation of {turns} assistant turns")
-
-
-def _turns(messages: Sequence[dict[str, Any]]) -> list[Turn]:
-    found: list[Turn] = []
-    new: list[dict[str, Any]] = []
-    for message in messages:
-        if message["role"] == "assistant" and (found or new):
-            found.append(Turn(tuple(new), message))
-            new = []
-        else:
-            new.append(message)
-    return found
 
 
 def _order_desk() -> tuple[dict[str, Any], list[Any], Any]:

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from precedent.cli.percentiles import percentiles
 from precedent.cli.speedup import Sample, speedup
+from precedent.decoding.stats import Percentiles
 from precedent.runtime.processor import processor
 
 if TYPE_CHECKING:
-    from precedent_replay.bench_modes import Timing
+    from precedent_replay.bench_lineup import Timing
 
 BASELINES = ("plain", "generate", "prompt-lookup", "assisted")
 
@@ -69,17 +70,12 @@ def _latency(mine: Sequence[Timing]) -> dict[str, float]:
         "between_tokens_seconds": [gap for timing in mine for gap in timing.gaps],
         "request_seconds": [timing.total_seconds for timing in mine],
     }
-    return {
-        f"{name}_{share}": round(value, 4)
-        for name, values in measured.items()
-        for share, value in zip(("p50", "p95"), percentiles(values), strict=True)
-    }
+    found = {name: Percentiles.of(values) for name, values in measured.items()}
+    return {f"{name}_{share}": round(getattr(found[name], share), 4) for name in measured for share in ("p50", "p95")}
 
 
 def machine(model: Any, target: str) -> dict[str, Any]:
     """The target, and the machine that it ran on."""
-    import torch
-
     return {
         "target": target,
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -103,8 +99,6 @@ def tables(results: Mapping[str, Any]) -> Iterator[Table | str]:
             f"after the other: {found['tokens_per_second_one_after_the_other']:.1f}; ratio {found['ratio']:.2f}x "
             f"({found['prompts_read']['ratio']:.2f}x with the prompts already prefilled)"
         )
-    if "conversation" in results:
-        yield _conversation_table(results["conversation"])
 
 
 def _prompts_line(prompts: Mapping[str, Any]) -> str:
@@ -126,18 +120,8 @@ def _modes_table(results: Mapping[str, Any]) -> Table:
     title = f"greedy · {where['target']}, {where['dtype']}\n{what}"
     table = Table(title=title, box=SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("mode", no_wrap=True)
-    headings = (
-        "tok/s",
-        "vs\nplain",
-        "vs gen-\nerate",
-        "tok/\nstep",
-        "ms/\nstep",
-        "first\ns",
-        "between\nms",
-        "whole\ns",
-        "vs\nplain",
-    )
-    for heading in (*headings, "equal"):
+    rates = ("tok/s", "vs\nplain", "vs gen-\nerate", "tok/\nstep", "ms/\nstep")
+    for heading in (*rates, "first\ns", "between\nms", "whole\ns", "vs\nplain", "equal"):
         table.add_column(heading, justify="right")
     for mode in results["modes"]:
         same, total = mode["identical_outputs"]
@@ -160,14 +144,3 @@ def _modes_table(results: Mapping[str, Any]) -> Table:
 def _times(ratio: float) -> str:
     """A speed-up in three digits or so, because the table has to fit into 80 columns."""
     return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"
-
-
-def _conversation_table(found: Mapping[str, Any]) -> Table:
-    title = f"time to the first token; later turns take {found['later_turns_ratio']:.2f}x the time without reuse"
-    table = Table(title=title, box=SIMPLE_HEAD, min_width=len(title))
-    columns = ("prompt_tokens", "first_token_seconds_with_reuse", "first_token_seconds_without")
-    for heading in ("turn", "prompt tokens", "with reuse s", "without s"):
-        table.add_column(heading, justify="right")
-    for turn, (tokens, reused, fresh) in enumerate(zip(*(found[name] for name in columns), strict=True), start=1):
-        table.add_row(str(turn), str(tokens), f"{reused:.3f}", f"{fresh:.3f}")
-    return table

@@ -16,7 +16,7 @@ from precedent.cli.progress import Progress
 from precedent.errors import ConfigError
 
 if TYPE_CHECKING:
-    from precedent_replay.settings import MeasuredSteps, Settings
+    from precedent_replay.settings import MeasuredSteps
 
 MOST_SHOWN_TURNS = 40
 """Most turns shown on the HTML page."""
@@ -45,7 +45,7 @@ def replay(
     drafters: Annotated[str, typer.Option(help="Drafters to combine, separated by commas.")] = "recall,prompt",
     baselines: Annotated[
         str | None,
-        typer.Option(help="Baselines beyond prompt-lookup and suffix: suffix-tree, arctic. Default: all installed."),
+        typer.Option(help="Baselines beyond prompt-lookup and suffix: suffix-tree. Default: all."),
     ] = None,
     alpha: Annotated[
         str, typer.Option(help="SuffixDecoding's draft length per matched token; or several: 1,4,8.")
@@ -107,29 +107,31 @@ def replay(
         float, typer.Option(min=0.0, help="With --actions: seconds that an answer of the model is taken to need.")
     ] = 1.0,
     html: HtmlOption = None,
-    svg: Annotated[
-        Path | None, typer.Option(exists=True, file_okay=False, help="Write the HTML page's pictures to this folder.")
-    ] = None,
     json: JsonOption = None,
 ) -> None:
     """Replay recorded chats: treat each recorded answer as the target's output and measure every drafter set on it."""
     progress: Progress = ctx.obj
     if actions:
-        if warm or html or svg or target or ablate or groups:
+        if warm or html or target or ablate or groups:
             raise ConfigError(
                 "--actions takes logs, --pool, --allow, --tool-seconds, --model-seconds, --embedder, --json"
             )
-        asked_for = frozenset(_listed("--allow", allow)) if allow else frozenset()
-        _replay_actions(
-            traces, progress, _embedder(embedder), pool, asked_for, tool_seconds, model_seconds, limit, json
-        )
+        from precedent_replay.actions import ActionSettings, replay_actions
+        from precedent_replay.table import show_actions
+
+        allowed = frozenset(_listed("--allow", allow)) if allow else frozenset()
+        chosen = ActionSettings(pool, allowed, tool_seconds=tool_seconds, model_seconds=model_seconds, limit=limit)
+        counted = replay_actions(traces, _embedder(embedder), chosen, progress.show).as_dict()
+        progress.rest()
+        show_actions(Console(), counted)
+        write_json(json, counted)
         return
     progress.show("loading the tokenizer")
     from precedent.target.load.loading import load_tokenizer
     from precedent_replay.ablation import IDEAS
-    from precedent_replay.page import ShownTurns, pictures_of, replay_page
-    from precedent_replay.run import Settings
+    from precedent_replay.page import ShownTurns, replay_page
     from precedent_replay.run import replay as run_replay
+    from precedent_replay.settings import MEASURED, Settings
     from precedent_replay.table import show, show_calibration
 
     names = _listed("--drafters", drafters)
@@ -147,13 +149,12 @@ def replay(
         baselines=_listed("--baselines", baselines) if baselines else None,
         ablate=(*(names if len(names) > 1 else ()), *IDEAS) if without == ("all",) else without,
     )
-    shown = ShownTurns(MOST_SHOWN_TURNS if html or svg else 0)
+    shown = ShownTurns(MOST_SHOWN_TURNS if html else 0)
     loaded = load_tokenizer(tokenizer or target or DEFAULT_TARGET)
-    settings = _with_steps(asked, curves, _steps(progress, target, device, dtype, max(budgets)))
-    results = run_replay(
-        traces, warm or (), loaded, _embedder(embedder), settings,
-        progress=progress.show, observer=shown,
-    )  # fmt: skip
+    steps = _steps(progress, target, device, dtype, max(budgets))
+    if steps is not None:  # first, so that the verdict's figures are planned for it
+        asked = dataclasses.replace(asked, measured=steps, curves=(MEASURED, *curves))
+    results = run_replay(traces, warm or (), loaded, _embedder(embedder), asked, progress.show, shown)
     found, reliability = results.as_dict(), results.reliability.as_dict()
     progress.rest()
     show(Console(), found, details=details)
@@ -161,32 +162,7 @@ def replay(
         show_calibration(Console(), reliability)
     if html:
         html.write_text(replay_page(found, shown, loaded), encoding="utf-8")
-    for name, picture in pictures_of(found, shown, loaded).items() if svg else ():
-        (svg / name).write_text(picture, encoding="utf-8")  # type: ignore[operator]  # empty without a folder
-    if json:
-        write_json(json, found | ({"calibration": reliability} if calibration else {}))
-
-
-def _replay_actions(
-    traces: list[Path],
-    progress: Progress,
-    embedder: Any,
-    pool: str,
-    allow: frozenset[str],
-    tool_seconds: float,
-    model_seconds: float,
-    limit: int | None,
-    json: Path | None,
-) -> None:
-    from precedent_replay.actions import ActionSettings, replay_actions
-    from precedent_replay.table import show_actions
-
-    settings = ActionSettings(pool, allow, tool_seconds=tool_seconds, model_seconds=model_seconds, limit=limit)
-    found = replay_actions(traces, embedder, settings, progress.show).as_dict()
-    progress.rest()
-    show_actions(Console(), found)
-    if json:
-        write_json(json, found)
+    write_json(json, found | ({"calibration": reliability} if calibration else {}))
 
 
 def _steps(
@@ -203,15 +179,6 @@ def _steps(
     progress.show(f"loading {target}")
     model, _ = load_target(target, device=device, dtype=dtype)
     return measured_steps(model, target, most_nodes, partial(progress.show, f"measuring steps of {target}"))
-
-
-def _with_steps(asked: Settings, curves: tuple[str, ...], steps: MeasuredSteps | None) -> Settings:
-    """The settings with the measured curve first, so that the verdict's figures are planned for it."""
-    if steps is None:
-        return asked
-    from precedent_replay.settings import MEASURED
-
-    return dataclasses.replace(asked, measured=steps, curves=(MEASURED, *curves))
 
 
 def _listed(option: str, names: str) -> tuple[str, ...]:

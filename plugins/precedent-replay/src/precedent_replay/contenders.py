@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from precedent.tree import ROOT, CandidateTree
 from precedent_replay.turns import Turn
 
 
-class Contender(Protocol):
+class Contender:
     """Proposes a tree of fixed candidates before every step of a turn."""
 
     name: str
@@ -29,6 +28,7 @@ class Contender(Protocol):
 
     def propose(self) -> CandidateTree:
         """Propose candidates for the next step."""
+        raise NotImplementedError
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
         """Take note of the tree's accepted path, and of the tokens committed (path and target's own)."""
@@ -37,7 +37,7 @@ class Contender(Protocol):
         """End the turn."""
 
 
-class Drafted:
+class Drafted(Contender):
     """Precedent's drafters and planner."""
 
     def __init__(self, name: str, drafters: Sequence[Drafter], planner: Planner, budget: int, end_id: int) -> None:
@@ -55,7 +55,7 @@ class Drafted:
         return self._plan.estimates
 
     def begin(self, turn: Turn) -> None:
-        """Begin all drafters."""
+        """Begin a turn."""
         self._trust = Trust()
         request = Request(
             self.name,
@@ -68,7 +68,7 @@ class Drafted:
         self._sessions = [drafter.begin(request) for drafter in self._drafters]
 
     def propose(self) -> CandidateTree:
-        """Match and plan."""
+        """Propose for the next step."""
         candidates = [session.match(self._budget) for session in self._sessions]
         limits = Limits(self._budget, 0, self._budget, self._end_ids, trust=self._trust)
         self._plan = self.planner.plan(candidates, {}, limits)
@@ -76,7 +76,7 @@ class Drafted:
         return self._tree
 
     def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Let planner and drafters learn."""
+        """Learn what was committed."""
         self._steps.append((self._plan.estimates, self._tree, path))
         self.planner.observe(self._plan, self._tree, path)
         for session in self._sessions:

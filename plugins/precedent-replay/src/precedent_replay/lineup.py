@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from precedent.drafters.base import Drafter
 from precedent.planning.planner import Planner
-from precedent_replay import arctic
 from precedent_replay.ablation import PLANNERS, DrafterShelf, check
 from precedent_replay.baselines import PromptLookup, SuffixDecoding, SuffixTree
 from precedent_replay.contenders import Contender, Drafted
@@ -36,10 +34,7 @@ class Entry:
 
 
 def lineup(pool: Pool, settings: Settings, end_id: int) -> list[Entry]:
-    """All entries, baselines first.
-
-    Raises ConfigError for an unknown drafter or idea, UnsupportedError for a baseline whose package is not installed.
-    """
+    """All entries, baselines first. Raises ConfigError for an unknown drafter or idea."""
     check(settings.ablate, settings.drafters)
     entries, shelf = _baselines(pool, settings), DrafterShelf(pool)
     for budget in settings.budgets:
@@ -54,17 +49,12 @@ def lineup(pool: Pool, settings: Settings, end_id: int) -> list[Entry]:
 
 
 def _baselines(pool: Pool, settings: Settings) -> list[Entry]:
-    wanted = settings.baselines
-    if wanted is None:
-        wanted = tuple(name for name in FURTHER_BASELINES if name != "arctic" or arctic.is_installed())
-    trees = arctic.SharedTrees(pool) if "arctic" in wanted else None
+    wanted = FURTHER_BASELINES if settings.baselines is None else settings.baselines
     entries = [Entry(PromptLookup.name, PromptLookup())]
     for budget in settings.budgets:
         found: list[Contender] = [SuffixDecoding(pool, alpha, budget) for alpha in settings.alphas]
         if "suffix-tree" in wanted:
             found.append(SuffixTree(pool, budget))
-        if trees is not None:
-            found += [arctic.Arctic(pool, alpha, budget, trees) for alpha in settings.alphas]
         entries += [Entry(_label(each.name, settings, budget), each, budget) for each in found]
     return entries
 
@@ -87,11 +77,7 @@ def _ours(
     planner = PLANNERS.get(without, Planner)(settings.cost_curve(curve))
     name = f"without {without}" if without else "+".join(drafter.name for drafter in drafters)
     label = _label(name, settings, budget, curve)
-    return [Entry(label, _drafted(label, drafters, planner, budget, end_id), budget, curve, without, whole)]
-
-
-def _drafted(label: str, drafters: Sequence[Drafter], planner: Planner, budget: int, end_id: int) -> Drafted:
-    return Drafted(label, drafters, planner, budget, end_id)
+    return [Entry(label, Drafted(label, drafters, planner, budget, end_id), budget, curve, without, whole)]
 
 
 def _label(name: str, settings: Settings, budget: int, curve: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The replay page: the figures, the curve, one candidate tree, and answers coloured by the source of each token."""
+"""The replay page: the figures, one candidate tree, and answers coloured by the source of each token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from precedent.pages.render import page, pieces
 from precedent.pages.tree_picture import SeenTree, tree_svg
 from precedent.tree import CandidateTree
 from precedent_replay.contenders import Drafted
-from precedent_replay.curve_picture import curve_svg
 from precedent_replay.lineup import Entry
 from precedent_replay.run import Observer
 from precedent_replay.simulate import Watch
@@ -57,46 +56,25 @@ class ShownTurns(Observer):
 
 
 def replay_page(results: Mapping[str, Any], shown: ShownTurns, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Render one HTML document: verdict, table, curve, tree, and answers coloured by the source of each token."""
+    """Render one HTML document: verdict, table, tree, and answers coloured by the source of each token."""
     palette = Palette()
     counts = Counter(source for _, sources in shown.turns for source in sources)
 
-    def text(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids)))
 
     return page(
         "replay.html.jinja",
         title="What would speculation gain?",
         verdict=verdict(results),
-        summary=_summary(results),
+        summary=f"{results['turns']} turns, {results['tokens']} tokens; {results['exact_repeats']} answers are word "
+        f"for word in the pool; {results['repetition']:.1%} of the tokens repeat four tokens of their own answer.",
         headings=[column.replace("_", " ") for column in _COLUMNS],
         rows=[[_cell(row.get(column)) for column in _COLUMNS] for row in results["drafters"]],
-        pictures=[Markup(svg) for svg in pictures_of(results, shown, tokenizer, palette).values()],
+        pictures=[] if shown.tree is None else [Markup(tree_svg(shown.tree, decode, palette))],
         legend=palette.legend(counts),
         counts=counts,
-        answers=[pieces(turn.token_ids, sources, text, palette) for turn, sources in shown.turns],
-    )
-
-
-def pictures_of(
-    results: Mapping[str, Any],
-    shown: ShownTurns,
-    tokenizer: PreTrainedTokenizerBase,
-    palette: Palette | None = None,
-) -> dict[str, str]:
-    """Map the file name of every picture to its SVG."""
-    pictures = {"replay-curve.svg": curve_svg(results["drafters"])}
-    if shown.tree is not None:
-        pictures["replay-tree.svg"] = tree_svg(
-            shown.tree, lambda ids: str(tokenizer.decode(list(ids))), palette or Palette()
-        )
-    return pictures
-
-
-def _summary(results: Mapping[str, Any]) -> str:
-    return (
-        f"{results['turns']} turns, {results['tokens']} tokens; answers that are word for word in the pool: "
-        f"{results['exact_repeats']}; {results['repetition']:.1%} of the tokens repeat four tokens of their own answer."
+        answers=[pieces(turn.token_ids, sources, decode, palette) for turn, sources in shown.turns],
     )
 
 

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.cache import Completion, Hit, prompt_fingerprint
+from precedent.cache import Completion, Embedder, Hit, prompt_fingerprint
 from precedent.drafters.matching.token_index import TokenIndex
 from precedent_replay.turns import Turn
 
 Vectors = Mapping[str, NDArray[np.float32]]
+
+EMBEDDED_AT_ONCE = 512
+
+
+def embedded(queries: Iterable[str], embedder: Embedder, progress: Callable[[str, int], None]) -> Vectors:
+    """The vector of each query; every text is embedded once."""
+    vectors: dict[str, NDArray[np.float32]] = {}
+    names = list(dict.fromkeys(queries))
+    for begin in range(0, len(names), EMBEDDED_AT_ONCE):
+        batch = names[begin : begin + EMBEDDED_AT_ONCE]
+        vectors.update(zip(batch, embedder.embed(batch), strict=True))
+        progress("embedding", len(vectors))
+    return vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +134,9 @@ class Pool:
         """A number that grows whenever something is hidden."""
         return self._epoch
 
-    def gone_since(self, epoch: int) -> tuple[int, None]:
-        """The current epoch, and None because hidden completions are not listed."""
-        return self._epoch, None
+    def ids(self, tenant: str, tokenizer: str) -> NDArray[np.int64]:
+        """The ids of the visible completions."""
+        return np.array([completion.id for completion in self._completions], dtype=np.int64)
 
     def among(self, ids: Iterable[int], *, tenant: str) -> list[Completion]:
         """The visible completions with these ids, including their credit."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from precedent.cache import Embedder
 from precedent.text.traces import Trajectory, read_trajectories
 from precedent_replay.lineup import Entry, lineup
-from precedent_replay.pool import Answer, Pool, Vectors
+from precedent_replay.pool import Answer, Pool, embedded
 from precedent_replay.results import Replay
 from precedent_replay.settings import CURVES, Settings
 from precedent_replay.simulate import Report, Watch, replay_turn
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["CURVES", "Replay", "Settings", "replay"]
-
-EMBEDDED_AT_ONCE = 512
 
 
 class Observer:
@@ -55,7 +51,7 @@ def replay(
     pool = Pool(None)
     entries = lineup(pool, settings, reader.end_token_id)
     if embedder is not None:
-        pool.vectors = _embedded(_queries(reader, warm, traces, settings), embedder, progress)
+        pool.vectors = embedded(_queries(reader, warm, traces, settings), embedder, progress)
     shown = _fill(pool, reader, warm, traces, settings)
     result = Replay(settings, entries, {entry.name: Report() for entry in entries})
     for _, calls in groupby(read_trajectories(traces), key=lambda trajectory: trajectory.number):
@@ -128,17 +124,6 @@ def _fill(pool: Pool, reader: TurnReader, warm: Sequence[Path], traces: Sequence
             for turn in reader.turns(trajectory):
                 shown.add(pool, Answer.of(turn))
     return shown
-
-
-def _embedded(queries: Iterable[str], embedder: Embedder, progress: Callable[[str, int], None]) -> Vectors:
-    """Embed every query that can occur."""
-    vectors: dict[str, np.ndarray] = {}
-    names = list(dict.fromkeys(queries))
-    for begin in range(0, len(names), EMBEDDED_AT_ONCE):
-        batch = names[begin : begin + EMBEDDED_AT_ONCE]
-        vectors.update(zip(batch, embedder.embed(batch), strict=True))
-        progress("embedding", len(vectors))
-    return vectors
 
 
 def _queries(reader: TurnReader, warm: Sequence[Path], traces: Sequence[Path], settings: Settings) -> Iterator[str]:

@@ -25,7 +25,7 @@ an assumption, not a measurement. `cpu`: bfloat16 on a 2-core machine.
 MEASURED = "measured"
 """The curve of `Settings.measured`."""
 
-FURTHER_BASELINES = ("suffix-tree", "arctic")
+FURTHER_BASELINES = ("suffix-tree",)
 """Optional baselines; `prompt-lookup` and `suffix` always take part."""
 
 
@@ -58,7 +58,7 @@ class Settings:
     """How to replay: see `precedent replay --help`.
 
     `groups` restricts which turns are measured, not which are remembered. `baselines` are those besides `prompt-lookup`
-    and `suffix`; None takes all that are installed. All drafters together are planned for each of `curves`; single
+    and `suffix`; None takes all. All drafters together are planned for each of `curves`; single
     drafters and ablations are planned for the first. With `measured`, the curve "measured" can be named too. Raises
     ConfigError for names that do not exist.
     """

@@ -15,16 +15,13 @@ Results = Mapping[str, Any]
 Row = Mapping[str, Any]
 
 
-RANKED = 10
-"""Rows in the ranking."""
-
 BEST = "* tokens per step divided by those of the best baseline with no more nodes per step"
 
 
 def show(console: Console, found: Results, *, details: bool) -> None:
     """Print the short table (all tables with `details`), the ablations if there are any, and the verdict."""
     rows = [row for row in found["drafters"] if not row["without"]]
-    for table in (_overview(found, rows), _by_kind(rows), _ranking(found, rows)) if details else (_short(found, rows),):
+    for table in (_overview(found, rows), _by_kind(rows)) if details else (_short(found, rows),):
         console.print(table)
     ablated = [row for row in found["drafters"] if row["without"]]
     if ablated:
@@ -94,23 +91,6 @@ def _by_kind(rows: Sequence[Row]) -> Table:
             cells.append(_against_best(row, f"_{kind}"))
             cells.append(_number(counts["draft_tokens_per_step"], 1))
         table.add_row(row["name"], *cells, _number(row["kinds"]["exact_repeats"]["tokens_per_step"] or None))
-    return table
-
-
-def _ranking(found: Results, rows: Sequence[Row]) -> Table:
-    """The fastest drafter sets under each cost curve."""
-    curves = list(found["settings"]["curves"])
-    table = Table(title="fastest by tokens per plain step time", box=box.SIMPLE, title_justify="left")
-    ranked = []
-    for curve in curves:
-        table.add_column(f"curve {curve}", overflow="fold")
-        table.add_column("tok/cost", justify="right", no_wrap=True)
-        ranked.append(sorted(rows, key=lambda row: row["rank_by_curve"][curve])[:RANKED])
-    for places in zip(*ranked, strict=True):
-        cells = []
-        for curve, row in zip(curves, places, strict=True):
-            cells += [row["name"], _number(row["tokens_per_plain_step_time_by_curve"][curve])]
-        table.add_row(*cells)
     return table
 
 

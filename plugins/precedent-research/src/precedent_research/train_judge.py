@@ -145,14 +145,12 @@ def _models(
 ) -> tuple[Any, Any, Any]:
     from precedent.drafters import load_draft
     from precedent.target.load.loading import load_target
-    from precedent_demo.demo import need_order_desk, packaged_target
+    from precedent_demo import draft_folder
+    from precedent_demo.adapted import packaged_target
     from precedent_drafts.block_draft import BlockDraft
 
     progress.show(f"loading {target}")
     if target == ORDER_DESK:
-        need_order_desk()
-        from precedent_demo import draft_folder
-
         target, draft_model = packaged_target(), draft_model or str(draft_folder())
     if draft_model is None:
         raise ConfigError("give the draft model whose tokens are judged: --draft-model")

@@ -14,7 +14,7 @@ from precedent import Templates
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.arguments import OF_THE_CALL
-from precedent.langchain.settings import OF_THE_ENGINE as OF_THE_ENGINE_IN_PROCESS
+from precedent.langchain.fields import OF_THE_ENGINE as OF_THE_ENGINE_IN_PROCESS
 from precedent_server.client.names import FIELDS, OF_THE_CONNECTION, OF_THE_ENGINE, OF_THE_REQUEST
 
 

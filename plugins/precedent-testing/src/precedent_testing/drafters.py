@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from precedent.drafters.base import Candidates
 from precedent.drafters.request import Request
 from precedent.tree import ROOT
 
 
-class _FixedSession:
-    """A session that only matches; remembers the output so far."""
+class _Session:
+    """A session that only matches: what it proposes is a function of the output so far and the budget."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, propose: Callable[[list[int], int], Candidates]) -> None:
+        self.name, self._propose = name, propose
         self.output: list[int] = []
         self.ended = False
 
     def match(self, budget: int) -> Candidates:
         """Propose candidates; nothing after the end."""
-        return Candidates(self.name) if self.ended else self._propose(budget)
-
-    def _propose(self, budget: int) -> Candidates:
-        return Candidates(self.name)
+        return Candidates(self.name) if self.ended else self._propose(self.output, budget)
 
     def committed(self, token_ids: Sequence[int]) -> None:
         """Remember the output."""
@@ -40,68 +37,43 @@ class NullDrafter:
 
     name = "null"
 
-    def begin(self, request: Request) -> _FixedSession:
-        """Begin a session without candidates."""
-        return _FixedSession(self.name)
+    def begin(self, request: Request) -> _Session:
+        """Begin a session."""
+        return _Session(self.name, self._propose)
 
     def close(self) -> None:
         """Do nothing; there is nothing to release."""
 
-
-class _OracleSession(_FixedSession):
-    def __init__(self, name: str, answer: Sequence[int]) -> None:
-        super().__init__(name)
-        self._answer = list(answer)
-
-    def _propose(self, budget: int) -> Candidates:
-        """Propose the rest of the answer as one chain."""
-        rest = self._answer[len(self.output) :][:budget]
-        return Candidates.of(self.name, [(token, node - 1, 0.99, 0) for node, token in enumerate(rest)])
+    def _propose(self, output: list[int], budget: int) -> Candidates:
+        return Candidates(self.name)
 
 
-class OracleDrafter:
-    """Knows the answer: an upper bound on the speed that any drafter can reach."""
+class OracleDrafter(NullDrafter):
+    """Knows the answer and proposes the rest of it as one chain: an upper bound on the speed of any drafter."""
 
     name = "oracle"
 
     def __init__(self, answer: Sequence[int]) -> None:
-        self._answer = answer
+        self._answer = list(answer)
 
-    def begin(self, request: Request) -> _OracleSession:
-        """Begin a session that proposes the known answer."""
-        return _OracleSession(self.name, self._answer)
-
-    def close(self) -> None:
-        """Do nothing; there is nothing to release."""
+    def _propose(self, output: list[int], budget: int) -> Candidates:
+        rest = self._answer[len(output) :][:budget]
+        return Candidates.of(self.name, [(token, node - 1, 0.99, 0) for node, token in enumerate(rest)])
 
 
-class _RandomSession(_FixedSession):
-    def __init__(self, name: str, vocab_size: int, seed: int) -> None:
-        super().__init__(name)
-        self._seed, self._vocab_size = seed, vocab_size
-
-    def _propose(self, budget: int) -> Candidates:
-        """Propose a random tree with near-certain estimates; the same tree for the same output."""
-        choose = random.Random(f"{self._seed} {self.output}")
-        edges: list[tuple[int, int]] = []
-        for _ in range(choose.randrange(budget + 1)):
-            edge = (choose.randrange(self._vocab_size), choose.randrange(ROOT, len(edges)))
-            if edge not in edges:
-                edges.append(edge)
-        return Candidates.of(self.name, [(token, parent, 0.97, 0) for token, parent in edges])
-
-
-class RandomDrafter:
-    """Proposes nonsense with confidence; the output distribution must not change."""
+class RandomDrafter(NullDrafter):
+    """Proposes random trees with near-certain estimates, the same for the same output; no output may change."""
 
     name = "random"
 
     def __init__(self, vocab_size: int, seed: int = 0) -> None:
         self._vocab_size, self._seed = vocab_size, seed
 
-    def begin(self, request: Request) -> _RandomSession:
-        """Begin a session that proposes random trees."""
-        return _RandomSession(self.name, self._vocab_size, self._seed)
-
-    def close(self) -> None:
-        """Do nothing; there is nothing to release."""
+    def _propose(self, output: list[int], budget: int) -> Candidates:
+        choose = random.Random(f"{self._seed} {output}")
+        edges: list[tuple[int, int]] = []
+        for _ in range(choose.randrange(budget + 1)):
+            edge = (choose.randrange(self._vocab_size), choose.randrange(ROOT, len(edges)))
+            if edge not in edges:
+                edges.append(edge)
+        return Candidates.of(self.name, [(token, parent, 0.97, 0) for token, parent in edges])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from tokenizers import pre_tokenizers
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from precedent.errors import GenerationError
 
@@ -61,17 +61,9 @@ class ScriptedText:
         to_the_letter = given == self._ids[: len(given)] and len(given) < len(self._ids)
         bare = self._after_layout(at)
         spaces = SPACES if self._layout[at] and said[-1:] not in SPACES else ()
-        return tuple(
-            dict.fromkeys(
-                (
-                    self._ids[len(given)] if to_the_letter else self._token_at(self._text[at:]),
-                    self._token_at(self._text[bare:]),
-                    self._token_at(self._text[bare : bare + 1]),
-                    *(self._tokens[space] for space in spaces),
-                    *ends,
-                )
-            )
-        )
+        literal = self._ids[len(given)] if to_the_letter else self._token_at(self._text[at:])
+        without = (self._token_at(self._text[bare:]), self._token_at(self._text[bare : bare + 1]))
+        return tuple(dict.fromkeys((literal, *without, *(self._tokens[space] for space in spaces), *ends)))
 
     def lost(self, token_ids: Sequence[int]) -> str | None:
         """The rest of the script at the place where the answer left it or ended too soon; None if it did neither."""
@@ -127,21 +119,12 @@ def layout_of(text: bytes) -> list[bool]:
 @lru_cache(maxsize=8)
 def pieces_of(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, bytes]:
     """The bytes of every token of a byte-level tokenizer; for control tokens, the bytes of their text."""
-    byte_of = _byte_of_symbol()
+    byte_of = {symbol: byte for byte, symbol in bytes_to_unicode().items()}
     special = set(tokenizer.all_special_ids)
     return {
         token: piece.encode() if token in special else bytes(byte_of[symbol] for symbol in piece)
         for piece, token in tokenizer.get_vocab().items()
     }
-
-
-def _byte_of_symbol() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes are written as themselves, the others as characters from 256 on, in order."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in plain]
-    symbols = {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
-    assert set(symbols) == set(pre_tokenizers.ByteLevel.alphabet())
-    return symbols
 
 
 def forbidden(lost: str) -> GenerationError:

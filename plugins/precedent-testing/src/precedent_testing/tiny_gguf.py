@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
 
 CONTROL_TOKEN, NORMAL_TOKEN = 3, 1
 
@@ -86,21 +75,16 @@ def _add_tokenizer(writer: Any, tokenizer: PreTrainedTokenizerBase, pre: str) ->
         writer.add_chat_template(str(tokenizer.chat_template))
 
 
-def _tensors(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
+def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    import gguf
+
     config = model.config
-    found = []
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    heads = {"q_proj.weight": config.num_attention_heads, "k_proj.weight": config.num_key_value_heads}
     for name, weights in model.state_dict().items():
-        part = name.removeprefix("model.")
-        if part.startswith("layers."):
-            _, number, rest = part.split(".", 2)
-            heads = {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads}
-            kind = rest.removesuffix(".weight")
-            stored = _interleaved(weights, heads[kind]) if kind in heads else weights
-            found.append((f"blk.{number}.{NAMES[kind]}.weight", stored))
-        else:
-            outer = {"embed_tokens.weight": "token_embd.weight", "norm.weight": "output_norm.weight"}
-            found.append((outer.get(part, "output.weight"), weights))
-    return found
+        kind = name.rpartition("self_attn.")[2]
+        stored = _interleaved(weights, heads[kind]) if kind in heads else weights
+        yield str(names.get_name(name, try_suffixes=(".weight",))), stored
 
 
 def _interleaved(weights: Tensor, heads: int) -> Tensor:

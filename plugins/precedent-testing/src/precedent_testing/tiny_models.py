@@ -92,17 +92,7 @@ def tiny_causal_lm(
     config = AutoConfig.for_model(model_type, vocab_size=vocab_size, **{**_SHAPE, **settings})
     config._experts_implementation = "eager"  # the only implementation that computes in float64
     config.eos_token_id = config.bos_token_id = config.pad_token_id = None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        with torch.no_grad():
-            # transformers initialises with a spread of 0.02, too flat to tell positions apart
-            for parameter in model.parameters():
-                if parameter.dim() > 1:
-                    parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
-            model.get_output_embeddings().weight.mul_(scale * 4.0)
-    model.eval()
-    return model
+    return _random(AutoModelForCausalLM, config, dtype, seed, scale)
 
 
 def tiny_seq2seq_lm(
@@ -124,14 +114,20 @@ def tiny_seq2seq_lm(
     config = AutoConfig.for_model(model_type, vocab_size=vocab_size, **shape)
     config.eos_token_id = config.bos_token_id = None
     config.pad_token_id = vocab_size - 1
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForSeq2SeqLM.from_config(config, dtype=dtype)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if parameter.dim() > 1:  # T5's biases are few numbers that must tell distances apart
-                    parameter.normal_(0.0, 1.0 if "relative" in name else parameter.shape[-1] ** -0.5)
-            model.get_output_embeddings().weight.mul_(scale * 4.0)
+    model = _random(AutoModelForSeq2SeqLM, config, dtype, seed, scale)
     model.generation_config = GenerationConfig(decoder_start_token_id=start)
+    return model
+
+
+def _random(kind: Any, config: Any, dtype: torch.dtype, seed: int, scale: float) -> PreTrainedModel:
+    """Random weights; transformers initialises with a spread of 0.02, too flat to tell positions apart."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model: PreTrainedModel = kind.from_config(config, dtype=dtype)
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:  # T5's biases are few numbers that must tell distances apart
+                wide = config.is_encoder_decoder and "relative" in name
+                parameter.normal_(0.0, 1.0 if wide else parameter.shape[-1] ** -0.5)
+        model.get_output_embeddings().weight.mul_(scale * 4.0)
     model.eval()
     return model

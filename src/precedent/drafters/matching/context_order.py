@@ -107,6 +107,28 @@ def sort_positions(tokens: Int32s, positions: Int32s) -> Int32s:
 
 
 @compiled
+def _sort_groups(tokens: Int32s, order: Int32s, ends: Int64s) -> None:
+    begin = 0
+    for end in ends:
+        if end - begin > 1:
+            order[begin:end] = sort_positions(tokens, order[begin:end])
+        begin = end
+
+
+def sorted_by_context(tokens: Int32s, positions: Int32s) -> Int32s:
+    """What `sort_positions` returns, in half the time for millions of them: first by the last two tokens, in one key.
+
+    A context of the `START` mark alone sorts as if nothing stood before it.
+    """
+    last = tokens[positions].astype(np.int64)
+    keys = last << 32 | np.where(last == START, 0, tokens[positions - 1] - START)
+    places = np.argsort(keys, kind="stable")
+    keys, order = keys[places], positions[places]
+    _sort_groups(tokens, order, np.append(np.flatnonzero(keys[1:] != keys[:-1]) + 1, keys.size))
+    return order
+
+
+@compiled
 def _bound(tokens: Int32s, order: Int32s, recent: Int32s, low: int, high: int, least: int) -> int:
     """The first entry of `order[low:high]` whose context stands at `least` or more beside `recent`."""
     while low < high:

@@ -6,19 +6,26 @@ precedes every stored completion.
 
 All positions except the last of each sequence, which nothing follows, are kept in sorted orders (see `context_order`):
 a long one that is only replaced as a whole, and a short tail into which new tokens are merged. A full tail is merged
-into the long order. Segments sorted elsewhere are added unchanged; the long order then consists of several runs until
-they are merged.
+into the long order. Sequences that were sorted apart (`SortedText`) are added unchanged; the long order then consists
+of several runs until they are merged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.cache.segments import COMPLETION, Scratch, Segment
-from precedent.drafters.matching.context_order import MAX_MATCH, START, merge, merge_runs, sort_positions
+from precedent.drafters.matching.context_order import (
+    MAX_MATCH,
+    START,
+    merge,
+    merge_runs,
+    sort_positions,
+    sorted_by_context,
+)
 from precedent.drafters.matching.occurrences import Occurrences, Text, VoteWeights, find
 from precedent.drafters.matching.vote_tree import MAX_DEPTH
 from precedent.runtime.compiled import Int32s, Int64s
@@ -38,15 +45,27 @@ _FORGOTTEN = -2
 NOWHERE = np.empty(0, dtype=np.int32)
 
 
+class SortedText(NamedTuple):
+    """Sequences one after another, sorted without holding an index: see `sorted_text`.
+
+    `lengths` counts each sequence's mark; `order` holds every position of `tokens` except the last of each sequence.
+    """
+
+    ids: list[int]
+    lengths: Int64s
+    tokens: Int32s
+    order: Int32s
+
+
 class TokenIndex:
     """Token sequences that can grow, be forgotten, and be searched for the longest suffixes of a context.
 
-    Takes 12 bytes per token, in memory or where `scratch` puts large arrays. Not thread-safe: callers that share an
-    index must hold a lock. The tail holds up to `min_tail` positions or more.
+    Takes 12 bytes per token. Not thread-safe: callers that share an index must hold a lock. The tail holds up to
+    `min_tail` positions or more.
     """
 
-    def __init__(self, scratch: Scratch | None = None, *, min_tail: int = MIN_TAIL) -> None:
-        self._scratch, self._min_tail = scratch or Scratch(), min_tail
+    def __init__(self, *, min_tail: int = MIN_TAIL) -> None:
+        self._min_tail = min_tail
         self._tokens = np.full(1024, START, dtype=np.int32)  # padded at both ends, so that no read is out of bounds
         self._owners = np.full(1024, -1, dtype=np.int32)
         self._size = MAX_MATCH
@@ -126,7 +145,7 @@ class TokenIndex:
         if gone:
             stays = self._tokens[self._order] != _FORGOTTEN
             self._ends = np.append(0, np.cumsum(stays))[self._ends]
-            self._order = self._scratch.placed(self._order[stays])
+            self._order = self._order[stays]
             self._tail = self._tail[self._tokens[self._tail] != _FORGOTTEN]
 
     def order_of(self, slots: Collection[int]) -> Int32s:
@@ -134,21 +153,19 @@ class TokenIndex:
         spans = [np.arange(begin, end - 1, dtype=np.int32) for begin, end in (self._spans[slot] for slot in slots)]
         return sort_positions(self._tokens, np.concatenate(spans)) if spans else NOWHERE
 
-    def load(self, segment: Segment) -> range:
-        """Add a sorted segment of new sequences as one more run; returns their slots."""
-        shift, slots = self._size, range(len(self._spans), len(self._spans) + segment.completions.size)
-        self._reserve(shift + segment.tokens.size + MAX_DEPTH + 1)
-        self._size += segment.tokens.size
-        self._tokens[shift : self._size] = segment.tokens
-        self._owners[shift : self._size] = segment.owners + slots.start
-        begins, ids = segment.completions["begin"] + shift, segment.ids.tolist()
-        self._spans += zip(begins.tolist(), (begins + segment.lengths).tolist(), strict=True)
-        self._slot_of |= zip(ids, slots, strict=True)
-        self.sequence_ids += ids
-        self.num_tokens += segment.tokens.size - len(slots)
-        begin = self._order.size
-        self._order = self._scratch.resized(self._order, begin + segment.order.size, 0)
-        np.add(segment.order, np.int32(shift), out=self._order[begin:])
+    def load(self, new: SortedText) -> range:
+        """Add new sequences that were sorted apart as one more run; returns their slots."""
+        shift, slots = self._size, range(len(self._spans), len(self._spans) + len(new.ids))
+        self._reserve(shift + new.tokens.size + MAX_DEPTH + 1)
+        self._size += new.tokens.size
+        self._tokens[shift : self._size] = new.tokens
+        self._owners[shift : self._size] = np.repeat(np.arange(slots.start, slots.stop, dtype=np.int32), new.lengths)
+        ends = np.cumsum(new.lengths) + shift
+        self._spans += zip((ends - new.lengths).tolist(), ends.tolist(), strict=True)
+        self._slot_of |= zip(new.ids, slots, strict=True)
+        self.sequence_ids += new.ids
+        self.num_tokens += new.tokens.size - len(slots)
+        self._order = np.concatenate([self._order, new.order + np.int32(shift)])
         self._ends = np.append(self._ends, self._order.size)
         if self.num_runs > MAX_RUNS:
             self.take_order(self.merged_order())
@@ -161,19 +178,7 @@ class TokenIndex:
     def take_order(self, merged: Int32s) -> None:
         """Replace the runs with the result of `merged_order`; the index must not have changed in between."""
         self._ends = np.full(min(1, merged.size), merged.size, dtype=np.int64)
-        self._order = merged if merged is self._order else self._scratch.placed(merged)
-
-    def segment(self, sequence_ids: Collection[int]) -> Segment:
-        """A sorted segment of those sequences that the index holds, without checksums."""
-        slots = [slot for key in sequence_ids if (slot := self._slot_of.get(key)) is not None]
-        stays = np.zeros(len(self._spans), dtype=bool)
-        stays[slots] = True
-        completions = np.zeros(len(self._spans), COMPLETION)
-        completions["id"] = self.sequence_ids
-        completions["begin"] = [begin - MAX_MATCH for begin, _ in self._spans]
-        order = merge(self._tokens, self.merged_order(), self._tail)
-        whole = Segment(completions, self._tokens[MAX_MATCH : self._size], order - np.int32(MAX_MATCH))
-        return whole.kept(stays)
+        self._order = merged
 
     def match(self, recent: Int32s, weights: VoteWeights, limit: int, near: Int32s = NOWHERE) -> Occurrences:
         """At most `limit` places where the longest known suffixes of a context continue.
@@ -207,28 +212,27 @@ class TokenIndex:
         if self._tail.size > max(self._min_tail, self._order.size // TAIL_SHARE):
             last = int(self._ends[-2]) if self.num_runs > 1 else 0
             merged = merge(self._tokens, self._order[last:], self._tail)
-            self._order = self._scratch.placed(np.concatenate([self._order[:last], merged]) if last else merged)
+            self._order = np.concatenate([self._order[:last], merged]) if last else merged
             self._ends, self._tail = np.append(self._ends[:-1], self._order.size), NOWHERE
 
     def _reserve(self, size: int) -> None:
         if size > self._tokens.size:
             grown = self._tokens.size + (self._tokens.size if self._tokens.size < MUCH else self._tokens.size // 8)
-            self._tokens = self._scratch.resized(self._tokens, max(size, grown), START)
-            self._owners = self._scratch.resized(self._owners, max(size, grown), -1)
+            more = max(size, grown) - self._tokens.size
+            self._tokens = np.concatenate([self._tokens, np.full(more, START, dtype=np.int32)])
+            self._owners = np.concatenate([self._owners, np.full(more, -1, dtype=np.int32)])
 
 
-def sorted_segment(sequences: Mapping[int, Sequence[int]]) -> Segment:
-    """A segment of sequences by their ids, sorted in one pass, without checksums."""
-    lengths = np.array([0, *(len(tokens) + 1 for tokens in sequences.values())], dtype=np.int64)
-    begins, text = np.cumsum(lengths), np.full(MAX_MATCH + lengths.sum(), START, dtype=np.int32)
-    completions = np.zeros(len(sequences), COMPLETION)
-    completions["id"], completions["begin"] = list(sequences), begins[:-1]
-    for begin, tokens in zip((begins + MAX_MATCH + 1).tolist(), sequences.values(), strict=False):
-        text[begin : begin + len(tokens)] = tokens
+def sorted_text(sequences: Mapping[int, Sequence[int] | Int32s]) -> SortedText:
+    """Sort sequences by their ids, in one pass."""
+    lengths = np.array([len(tokens) + 1 for tokens in sequences.values()], dtype=np.int64)
+    ends, text = np.cumsum(lengths), np.full(MAX_MATCH + lengths.sum(), START, dtype=np.int32)
+    for end, tokens in zip((ends + MAX_MATCH).tolist(), sequences.values(), strict=True):
+        text[end - len(tokens) : end] = tokens
     followed = np.ones(lengths.sum(), dtype=bool)
-    followed[begins[1:] - 1] = False
-    order = sort_positions(text, (followed.nonzero()[0] + MAX_MATCH).astype(np.int32))
-    return Segment(completions, text[MAX_MATCH:], order - np.int32(MAX_MATCH))
+    followed[ends - 1] = False
+    order = sorted_by_context(text, (followed.nonzero()[0] + MAX_MATCH).astype(np.int32))
+    return SortedText(list(sequences), lengths, text[MAX_MATCH:], order - np.int32(MAX_MATCH))
 
 
 def reversed_context(context: Sequence[int]) -> Int32s:

@@ -58,7 +58,7 @@ Ranges = NDArray[np.void]
 
 
 class VotePrior(NamedTuple):
-    """The estimate before calibration: logistic in the log odds of the vote share, match length, count and similarity.
+    """The estimate before calibration: logistic in log odds of the vote share, match length, number and similarity.
 
     The share is first multiplied by `(count + 1/2) / (count + 1)`, so that a single occurrence is never certain. From
     similarity bin `sure_from` on, the probability of rejection is multiplied by `doubt`.
@@ -67,7 +67,7 @@ class VotePrior(NamedTuple):
     offset: float
     odds: float
     length: float
-    count: float
+    number: float
     similarity: float
     sure_from: float = float(SIMILARITY_BINS)
     doubt: float = 1.0
@@ -201,6 +201,6 @@ def prior_estimate(prior: VotePrior, share: float, count: int, length: int, simi
     """The estimate in (0, 1)."""
     shrunk = min(max(share * (count + 0.5) / (count + 1.0), 1e-4), 0.9999)
     score = prior.offset + prior.odds * math.log(shrunk / (1.0 - shrunk)) + prior.length * math.log1p(length)
-    score += prior.count * math.log(count) + prior.similarity * similarity
+    score += prior.number * math.log(count) + prior.similarity * similarity
     estimate = 1.0 / (1.0 + math.exp(-score))
     return 1.0 - prior.doubt * (1.0 - estimate) if similarity >= prior.sure_from else estimate

@@ -15,7 +15,6 @@ import numpy as np
 
 from precedent.cache import Hit, prompt_fingerprint
 from precedent.cache.records import DEFAULT_MAX_INDEX_BYTES
-from precedent.cache.segments import Partition
 from precedent.drafters.matching.occurrences import VoteWeights
 from precedent.drafters.matching.search import SearchSession
 from precedent.drafters.matching.vote_tree import SIMILARITY_BINS, VotePrior
@@ -46,17 +45,17 @@ _NUM_KIN = 64
 
 # Fitted on recorded agent traces, without those on which figures are reported.
 _PRIOR = VotePrior(
-    offset=-1.65, odds=0.87, length=0.59, count=0.09, similarity=0.09, sure_from=SIMILARITY_BINS - 1.0, doubt=0.1
+    offset=-1.65, odds=0.87, length=0.59, number=0.09, similarity=0.09, sure_from=SIMILARITY_BINS - 1.0, doubt=0.1
 )
 
 
 class RecallDrafter:
     """Proposes how the tenant's stored completions continued from the current output.
 
-    `tokenizer` is the fingerprint under which completions are stored. `executor` embeds, searches, reads new
-    completions and seals them, in parallel to decoding. `partitions` returns a tenant's segments, or None; `max_bytes`
-    bounds the memories of all tenants together. Calls to the cache stand behind `fence`: a failure costs recall's
-    weights, but not the request. `report` is called with every finished one.
+    `tokenizer` is the fingerprint under which completions are stored. `executor` embeds, searches and reads new
+    completions, in parallel to decoding. `max_bytes` bounds the memories of all tenants together. Calls to the cache
+    stand behind `fence`: a failure costs recall's weights, but not the request. `report` is called with every finished
+    one.
     """
 
     name = "recall"
@@ -67,14 +66,13 @@ class RecallDrafter:
         tokenizer: str,
         executor: Executor,
         *,
-        partitions: Callable[[str, str], Partition | None] | None = None,
         max_bytes: int = DEFAULT_MAX_INDEX_BYTES,
         report: Report | None = None,
         fence: Fence | None = None,
     ) -> None:
         self._cache, self._tokenizer, self._executor = cache, tokenizer, executor
         self._report, self._fence = report, fence or Fence(CACHE)
-        self._memories = TenantMemories(cache, tokenizer, partitions, max_bytes)
+        self._memories = TenantMemories(cache, tokenizer, max_bytes)
 
     def begin(self, request: Request) -> RecallSession:
         """Start embedding and searching; meanwhile `match` uses what earlier requests have read."""
@@ -84,7 +82,7 @@ class RecallDrafter:
         return RecallSession(self, memory, request, Nearness(memory, prompt), search)
 
     def close(self) -> None:
-        """Wait for pending writes, seal completions that are in no segment yet, and drop the indexes."""
+        """Wait for pending writes, and drop the indexes."""
         self._fence.settle()
         self._memories.close()
 

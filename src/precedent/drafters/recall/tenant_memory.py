@@ -1,34 +1,26 @@
 """What recall keeps in memory of each tenant's completions, all tenants together within one bound.
 
-The rows of the cache are authoritative. For a cache on disk, sealed segments (`cache.segments`) save reading and
-sorting the rows at start; newer rows, and those without a usable segment, are read one by one.
+Only the rows of the cache outlive the process: they are read and sorted at a tenant's first request.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from precedent.cache import Completion
 from precedent.cache.records import DEFAULT_MAX_INDEX_BYTES, Ids
-from precedent.cache.rows import Directory
-from precedent.cache.segments import Partition, Segment
-from precedent.drafters.matching.token_index import TokenIndex, sorted_segment
-from precedent.errors import CacheError
+from precedent.drafters.matching.token_index import SortedText, TokenIndex, sorted_text
 from precedent.runtime.compiled import Floats
 
 if TYPE_CHECKING:
     from precedent.cache import SpeculationCache
-
-SEAL_TOKENS = 32_768
-"""Tokens in no segment yet from which they are sealed at the end of a request; fewer wait until the drafter closes."""
 
 SORTED_APART = 4096
 """More new tokens than this are sorted separately, without blocking `match`."""
@@ -41,33 +33,25 @@ _BYTES_PER_TOKEN = 12
 _BYTES_PER_COMPLETION = 450  # list and dictionary entries, measured
 
 
-Partitions = Callable[[str, str], Partition | None]
-"""Where the segments of a tenant's completions for a tokenizer are kept."""
-
-_log = logging.getLogger(__name__)
-
-
 class TenantMemory:
     """One tenant's completions: token index, exact prompts, and how often each was written back.
 
     Hold `lock` while reading `index`. It is never held for longer than a copy takes, so decoding does not wait.
-    `partition` holds the segments; without one, everything is read from the cache's rows.
     """
 
-    def __init__(self, partition: Partition | None = None, max_bytes: int = DEFAULT_MAX_INDEX_BYTES) -> None:
+    def __init__(self, max_bytes: int = DEFAULT_MAX_INDEX_BYTES) -> None:
         self.lock = threading.Lock()
-        self.index = TokenIndex(None if partition is None else partition.scratch)
-        self._partition, self._max_bytes = partition, max_bytes
+        self.index = TokenIndex()
+        self._max_bytes = max_bytes
         self._log_counts = np.zeros(64)
         self._slots_by_prompt: dict[bytes, list[int]] = {}
         self._reading = threading.Lock()  # held while the index changes
         self._last_id = 0
         self._epoch: int | None = None
-        self._unsealed = 0
 
     @property
     def unread(self) -> bool:
-        """True until the completions are first read, which takes a second for 100,000 of them."""
+        """True until the completions are first read, which takes two seconds for 50,000 of them."""
         return self._epoch is None
 
     @property
@@ -83,8 +67,7 @@ class TenantMemory:
     @property
     def needs_tidying(self) -> bool:
         """True if `tidy` or `renewed` has anything to do."""
-        unsealed = self._partition is not None and self._unsealed >= SEAL_TOKENS
-        return unsealed or self.index.num_runs > 1 or self.outgrown
+        return self.index.num_runs > 1 or self.outgrown
 
     @property
     def outgrown(self) -> bool:
@@ -97,8 +80,6 @@ class TenantMemory:
         with self._reading:
             if self._epoch is None:
                 self._epoch = cache.epoch()
-                if self._partition is not None:
-                    self._open(self._partition)
             else:
                 self._erase_gone(self._epoch, cache, tenant, tokenizer)
             self._add(cache.since(tenant, tokenizer, self._last_id))
@@ -110,38 +91,23 @@ class TenantMemory:
                 self._erase_gone(self._epoch, cache, tenant, tokenizer)
 
     def tidy(self) -> None:
-        """Merge several runs into one order, and seal new completions if there are many.
-
-        Raises CacheError or OSError.
-        """
+        """Merge several runs into one order."""
         with self._reading:
             merged = self.index.merged_order()
             with self.lock:
                 self.index.take_order(merged)
-        if self._unsealed >= SEAL_TOKENS:
-            self.seal(SEAL_TOKENS)
-
-    def seal(self, least: int = 1) -> bool:
-        """Write the completions in no segment yet, if they have `least` tokens or more.
-
-        Raises CacheError or OSError.
-        """
-        if self._partition is None or self._epoch is None:
-            return False
-        with self._reading:
-            held, self._unsealed = self.index.lengths(), 0
-        return self._partition.seal(held, self._extracted, least)
 
     def renewed(self) -> TenantMemory:
         """A copy without erased completions and, if it exceeds the bound, without the oldest ones."""
         with self._reading:
             held = dict(sorted(self.index.lengths().items()))
             stays = list(held)[_newest(np.array(list(held.values()), dtype=np.int64), self._max_bytes) :]
-            fresh = TenantMemory(self._partition, self._max_bytes)
-            fresh._last_id, fresh._epoch, fresh._unsealed = self._last_id, self._epoch, self._unsealed
+            fresh = TenantMemory(self._max_bytes)
+            fresh._last_id, fresh._epoch = self._last_id, self._epoch
             prompts = {slot: prompt for prompt, slots in self._slots_by_prompt.items() for slot in slots}
-            slots = sorted(slot for key in stays if (slot := self.index.slot(key)) is not None)
-            fresh._load(self.index.segment(stays), self._log_counts[slots], [prompts.get(slot, b"") for slot in slots])
+            slots = [slot for key in stays if (slot := self.index.slot(key)) is not None]
+            text = sorted_text({key: self.index.tokens(key) for key in stays})
+            fresh._load(text, self._log_counts[slots], [prompts.get(slot, b"") for slot in slots])
             return fresh
 
     def slots_of_prompt(self, fingerprint: str) -> Sequence[int]:
@@ -153,65 +119,32 @@ class TenantMemory:
         """Log of how often each completion was written back, `[at least num_slots]`; valid until the next change."""
         return self._log_counts
 
-    def _extracted(self, ids: Ids) -> Segment:
-        with self._reading:
-            return self.index.segment(ids.tolist())
-
-    def _open(self, partition: Partition) -> None:
-        """Load the segments and read the rows that are in none of them."""
-        rows = partition.directory()
-        wanted = np.setdiff1d(self._fitting(partition, rows), self._loaded(), assume_unique=True)
-        for sealed in partition.segments(rows):
-            stays = np.isin(sealed.ids, wanted, assume_unique=True)
-            segment = sealed if stays.all() else sealed.kept(stays)
-            places = np.searchsorted(rows.ids, segment.ids)
-            prompts = [rows.prompts[place] for place in places.tolist()]
-            self._load(segment, np.log(np.maximum(1, rows.counts[places])), prompts)
-        self._add(partition.completions(np.setdiff1d(wanted, self._loaded(), assume_unique=True)))
-        self._last_id = int(rows.ids[-1]) if rows.ids.size else 0
-
-    def _fitting(self, partition: Partition, rows: Directory) -> Ids:
-        """The ids of the newest rows that fit within the bound."""
-        if cost(rows.ids.size, partition.most_tokens()) <= self._max_bytes:
-            return rows.ids
-        ids, lengths = partition.lengths()
-        return np.intersect1d(ids[_newest(lengths, self._max_bytes) :], rows.ids, assume_unique=True)
-
-    def _loaded(self) -> Ids:
-        return np.array(self.index.sequence_ids, dtype=np.int64)
-
     def _erase_gone(self, epoch: int, cache: SpeculationCache, tenant: str, tokenizer: str) -> None:
-        """Erase the completions removed after `epoch`; compares with the rows only if their ids are not known."""
-        if epoch == cache.epoch():
+        """Erase the completions removed after `epoch`."""
+        now = cache.epoch()
+        if epoch == now:
             return
-        self._epoch, gone = cache.gone_since(epoch)
-        missing = self._missing(cache, tenant, tokenizer) if gone is None else gone.tolist()
+        gone = self.index.lengths().keys() - set(cache.ids(tenant, tokenizer).tolist())
         with self.lock:
-            self.index.forget(missing)
-
-    def _missing(self, cache: SpeculationCache, tenant: str, tokenizer: str) -> list[int]:
-        if self._partition is not None:
-            there = set(self._partition.directory().ids.tolist())
-        else:
-            there = {completion.id for completion in cache.since(tenant, tokenizer)}
-        return [completion_id for completion_id in self.index.lengths() if completion_id not in there]
+            self.index.forget(gone)
+        self._epoch = now
 
     def _add(self, completions: Sequence[Completion]) -> None:
-        num_tokens = sum(len(completion.token_ids) for completion in completions)
-        self._unsealed += num_tokens
-        if num_tokens > SORTED_APART:
-            segment = sorted_segment({completion.id: completion.token_ids for completion in completions})
-            self._load(segment, *_marks(completions))
+        lengths = np.array([len(completion.token_ids) for completion in completions], dtype=np.int64)
+        fitting = completions[_newest(lengths, self._max_bytes) :]
+        if lengths.sum() > SORTED_APART:
+            text = sorted_text({completion.id: completion.token_ids for completion in fitting})
+            self._load(text, *_marks(fitting))
         else:
-            for completion in completions:
+            for completion in fitting:
                 with self.lock:
                     self.index.append(completion.id, completion.token_ids)
                     self._note(len(self.index.sequence_ids) - 1, *_marks([completion]))
         self._last_id = max([self._last_id, *(completion.id for completion in completions)])
 
-    def _load(self, segment: Segment, log_counts: Floats, prompts: Sequence[bytes]) -> None:
+    def _load(self, text: SortedText, log_counts: Floats, prompts: Sequence[bytes]) -> None:
         with self.lock:
-            self._note(self.index.load(segment).start, log_counts, prompts)
+            self._note(self.index.load(text).start, log_counts, prompts)
 
     def _note(self, slot: int, log_counts: Floats, prompts: Sequence[bytes]) -> None:
         """Record how often the completions from `slot` on were written back, and for which prompts."""
@@ -251,8 +184,8 @@ class TenantMemories:
     An evicted memory still serves the requests that began with it, and forgotten completions are erased from it too.
     """
 
-    def __init__(self, cache: SpeculationCache, tokenizer: str, partitions: Partitions | None, max_bytes: int) -> None:
-        self._cache, self._tokenizer, self._partitions = cache, tokenizer, partitions
+    def __init__(self, cache: SpeculationCache, tokenizer: str, max_bytes: int) -> None:
+        self._cache, self._tokenizer = cache, tokenizer
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._memories: OrderedDict[str, TenantMemory] = OrderedDict()
@@ -262,8 +195,7 @@ class TenantMemories:
         """The tenant's memory, which may still be empty."""
         with self._lock:
             if tenant not in self._memories:
-                partition = None if self._partitions is None else self._partitions(tenant, self._tokenizer)
-                self._memories[tenant] = TenantMemory(partition, self._max_bytes)
+                self._memories[tenant] = TenantMemory(self._max_bytes)
             self._memories.move_to_end(tenant)
             return self._memories[tenant]
 
@@ -297,7 +229,7 @@ class TenantMemories:
         return memory is not None and (memory.needs_tidying or held > self._max_bytes)
 
     def tidy(self, tenant: str) -> None:
-        """Merge and seal a tenant's new completions, and evict memories until all are within the bound."""
+        """Merge a tenant's new completions, and evict memories until all are within the bound."""
         memory = self.of(tenant)
         if memory.outgrown:
             self._replace(tenant, memory, memory.renewed())
@@ -306,15 +238,9 @@ class TenantMemories:
         self.of(tenant).tidy()
 
     def close(self) -> None:
-        """Seal completions that are in no segment yet, and drop all memories."""
+        """Drop all memories."""
         with self._lock:
-            memories = list(self._memories.items())
             self._memories.clear()
-        for tenant, memory in memories:
-            try:
-                memory.seal()
-            except (CacheError, OSError) as error:
-                _log.info("the index of tenant %r was not sealed and will be rebuilt from its rows: %s", tenant, error)
 
     def _one_too_many(self, tenant: str) -> tuple[str, TenantMemory] | None:
         """The least recently used memory except that of `tenant`, if all together exceed the bound."""

@@ -221,11 +221,6 @@ class KVCache(Cache):
         return np.concatenate([block.places for block in self.blocks])[:num_layers]
 
     @property
-    def capacity(self) -> int:
-        """Rows that fit without growing."""
-        return min((block.capacity for block in self.blocks), default=0)
-
-    @property
     def nbytes(self) -> int:
         """Bytes held by all buffers and states."""
         return sum(block.nbytes for block in self.blocks) + self.state.nbytes

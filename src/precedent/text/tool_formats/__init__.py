@@ -6,11 +6,8 @@ from precedent.text.tool_formats.events import (
     CallEnd,
     Event,
     InvalidCall,
-    ParsedCall,
-    Part,
     ReasoningPiece,
     TextPiece,
-    whole_parts,
 )
 from precedent.text.tool_formats.formats import ToolFormat, format_of_template, known_formats
 from precedent.text.tool_formats.parser import EventParser
@@ -22,12 +19,9 @@ __all__ = [
     "Event",
     "EventParser",
     "InvalidCall",
-    "ParsedCall",
-    "Part",
     "ReasoningPiece",
     "TextPiece",
     "ToolFormat",
     "format_of_template",
     "known_formats",
-    "whole_parts",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +62,6 @@ class ParsedCall:
 
 
 Event = TextPiece | ReasoningPiece | CallBegin | CallArguments | CallEnd | InvalidCall
-Part = TextPiece | ReasoningPiece | ParsedCall | InvalidCall
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
@@ -80,19 +78,3 @@ def joined(events: Iterable[Event]) -> list[Event]:
         else:
             result.append(event)
     return result
-
-
-def whole_parts(events: Iterable[Event]) -> list[Part]:
-    """Assemble the answer from its events: texts joined, each call whole."""
-    parts: list[Part] = []
-    name, arguments = "", ""
-    for event in joined(events):
-        if isinstance(event, CallBegin):
-            name, arguments = event.name, ""
-        elif isinstance(event, CallArguments):
-            arguments += event.json
-        elif isinstance(event, CallEnd):
-            parts.append(ParsedCall(name, json.loads(arguments)))
-        else:
-            parts.append(event)
-    return parts

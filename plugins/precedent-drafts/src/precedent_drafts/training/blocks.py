@@ -233,7 +233,8 @@ def block_rows(draft: BlockDraft, states: Tensor, tokens: Tensor, starts: Tensor
     """
     count, cache = tokens.shape[1], DynamicCache()
     for index, pair in enumerate(draft.keys_and_values(states, 0)):
-        cache.update(*(part.expand(len(tokens), -1, -1, -1) for part in pair), index)
+        keys, values = (part.expand(len(tokens), -1, -1, -1) for part in pair)
+        cache.update(keys, values, index)
     seen = torch.cat([torch.arange(len(states)) < starts[:, None], torch.ones(len(starts), count, dtype=torch.bool)], 1)
     hidden: Tensor = draft.model(
         inputs_embeds=draft.inputs(tokens),

@@ -15,10 +15,9 @@ from langchain_core.runnables.config import ensure_config
 from pydantic import SecretStr
 
 from precedent.errors import UnsupportedError
-from precedent.langchain.arguments import ONLY_SPEED, merged_stop, strictness
+from precedent.langchain.arguments import ONLY_SPEED, merged_stop, strictness, workflow_step_of
 from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.messages import checked_input, media_of
-from precedent.langchain.runs import run_metadata, workflow_step_of
 from precedent.langchain.structured_output import structured
 from precedent.langchain.tools import ToolChoice, ToolLike, allowed_tools, openai_tools, tool_choice_of
 from precedent_server.client.answers import PROVIDER, complete, drop_none
@@ -131,7 +130,7 @@ class ChatPrecedentServer(ServerFields):
     @of_both_kinds()
     def _with_step(self, metadata: Mapping[str, Any] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments with the workflow step of the run, unless they name one."""
-        step = kwargs.get("workflow_step") or workflow_step_of(run_metadata(self, metadata))
+        step = kwargs.get("workflow_step") or workflow_step_of({**(metadata or {}), **(self.metadata or {})})
         return {**kwargs, "workflow_step": step}
 
     def stream(
@@ -179,11 +178,10 @@ class ChatPrecedentServer(ServerFields):
         self, tools: Sequence[ToolLike], *, tool_choice: ToolChoice = None, **kwargs: Any
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """As `ChatPrecedent.bind_tools`: a tool that is none, or a choice that is none, is refused at once."""
-        bound = openai_tools(tools)
-        given = {name: value for name, value in call_settings(kwargs).items() if value is not None}
+        bound, settings = openai_tools(tools), call_settings(kwargs)
         tool_choice_of(tool_choice, allowed_tools(tool_choice, bound))
-        strictness(given, self.strict_tools)
-        return self.bind(tools=bound, tool_choice=tool_choice, **given)
+        strictness(settings, self.strict_tools)
+        return self.bind(tools=bound, tool_choice=tool_choice, **settings)
 
     def with_structured_output(
         self,

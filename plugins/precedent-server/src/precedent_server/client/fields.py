@@ -7,12 +7,11 @@ from typing import Any, Self
 
 from langchain_core.language_models import ModelProfile
 from langchain_openai.chat_models.base import BaseChatOpenAI
-from pydantic import Field, StrictBool, model_validator
+from pydantic import Field, model_validator
 
 from precedent import __version__
 from precedent.errors import ConfigError
-from precedent.langchain.arguments import check_strict
-from precedent.langchain.messages import Media
+from precedent.langchain.arguments import ChatFields, strictness
 from precedent.langchain.wording import settings_in_our_words
 from precedent.runtime.plain_values import shown
 from precedent_server.client.connection import async_client, checked_key, checked_url, sync_client, with_environment
@@ -20,31 +19,11 @@ from precedent_server.client.names import CLIENTS, fields_of
 from precedent_server.client.request import plain_speculation, request_fields, template_texts
 
 
-class ServerFields(BaseChatOpenAI):
+class ServerFields(ChatFields, BaseChatOpenAI):  # type: ignore[misc]  # the parent's fields are of other types
     """The fields of a chat model behind a server; `ChatPrecedentServer` says what each means."""
 
     model_name: str = Field(alias="model")
     openai_api_base: str = Field(alias="base_url")
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: dict[int, float] | None = None  # type: ignore[assignment]  # the parent's are whole numbers
-    max_tokens: int = 512
-    stop: list[str] | None = None
-    stop_token_ids: tuple[int, ...] | None = None
-    logprobs: StrictBool = False
-    streaming: StrictBool = False
-    drafters: tuple[str, ...] | None = None
-    templates: list[str] | None = None
-    speculation: Any = True
-    strict_tools: Any = "auto"
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning: Any = None
-    media: Media = "refuse"
     openai_proxy: str | None = None
 
     def __init__(self, **kwargs: Any) -> None:
@@ -59,7 +38,7 @@ class ServerFields(BaseChatOpenAI):
         plain["templates"] = template_texts(given.get("templates"))
         with settings_in_our_words(given):
             super().__init__(**given | plain)
-        check_strict(self.strict_tools)
+        strictness({}, self.strict_tools)
         request_fields(self, {})
         if self.output_version not in (None, "v0", "v1"):
             raise ConfigError(f"output_version={shown(self.output_version)} must be 'v0' or 'v1'")

@@ -8,8 +8,8 @@ from typing import Any
 from langchain_core.language_models.chat_models import BaseChatModel
 
 from precedent.errors import ConfigError
-from precedent.langchain.arguments import OF_THE_CALL, SAMPLING, checked_arguments, checked_fields
-from precedent.langchain.synonyms import IN_A_CALL, OF_A_SERVER, OF_LOADING, WITH_TOOLS, Elsewhere
+from precedent.langchain.arguments import OF_THE_CALL, ChatFields, checked_arguments, checked_fields
+from precedent.langchain.synonyms import IN_A_CALL, OF_A_SERVER, OF_LOADING, WITH_TOOLS
 
 OF_THE_REQUEST = tuple(name for name in OF_THE_CALL if name not in ("tenant", "learning"))
 """Settings that one request carries."""
@@ -20,13 +20,7 @@ OF_THE_CONNECTION = (
 )
 """Fields that say how the server is reached."""
 
-FIELDS = (
-    *("model", "stop", "logprobs", "top_logprobs", "drafters", "templates", "speculation", "streaming"),
-    *("strict_tools", "chat_template_kwargs", "reasoning", "media"),
-    *SAMPLING,
-    *OF_THE_CONNECTION,
-    *BaseChatModel.model_fields,
-)
+FIELDS = ("model", *ChatFields.model_fields, *OF_THE_CONNECTION, *BaseChatModel.model_fields)
 """Every argument of the constructor."""
 
 OF_THE_ENGINE = (
@@ -56,23 +50,27 @@ _IN_PYTHON = {
 }
 """The names of fields that langchain-openai gives another name in the constructor."""
 
-_WITH_TOOLS = Elsewhere(("tools", "tool_choice", "strict", "parallel_tool_calls"), WITH_TOOLS)
-_IN_A_CALL = Elsewhere(OF_THE_REQUEST, IN_A_CALL)
-_IN_THE_CONSTRUCTOR = Elsewhere(
-    (*OF_THE_CONNECTION, "streaming"),
-    "it belongs in the constructor: write ChatPrecedentServer(model=…, {name}=…)",
-)
-_BY_THE_KEY = Elsewhere(
-    ("tenant", "tenant_from", "user", "cache_salt"), "the API key says the tenant: write api_key= with a key of it"
-)
-_BY_THE_SERVER = Elsewhere(
-    (*OF_THE_ENGINE, *OF_LOADING, *_OTHERS_NAMES_FOR_LOADING, "sampling"),
-    "it says how the model is loaded or decoded: give it to `precedent serve`",
-)
-_NOWHERE = Elsewhere(_NOT_OFFERED, "a Precedent server has no such setting: leave it out")
-_LEARNS_ITSELF = Elsewhere(("learning",), "the server stores its answers itself: leave it out")
-_HEADERS = Elsewhere(("headers", "extra_headers"), "write default_headers= in the constructor")
-_ALWAYS = (_HEADERS, _BY_THE_KEY, _BY_THE_SERVER, _NOWHERE, _LEARNS_ITSELF)
+_ALWAYS = {
+    **dict.fromkeys(("learning",), "the server stores its answers itself: leave it out"),
+    **dict.fromkeys(_NOT_OFFERED, "a Precedent server has no such setting: leave it out"),
+    **dict.fromkeys(
+        (*OF_THE_ENGINE, *OF_LOADING, *_OTHERS_NAMES_FOR_LOADING, "sampling"),
+        "it says how the model is loaded or decoded: give it to `precedent serve`",
+    ),
+    **dict.fromkeys(
+        ("tenant", "tenant_from", "user", "cache_salt"),
+        "the API key says the tenant: write api_key= with a key of it",
+    ),
+    **dict.fromkeys(("headers", "extra_headers"), "write default_headers= in the constructor"),
+}
+_ELSEWHERE_THAN_IN_A_CALL = {
+    **_ALWAYS,
+    **dict.fromkeys(
+        (*OF_THE_CONNECTION, "streaming"),
+        "it belongs in the constructor: write ChatPrecedentServer(model=…, {name}=…)",
+    ),
+}
+_NOT_IN_THE_CONSTRUCTOR = {**_ALWAYS, **dict.fromkeys(OF_THE_REQUEST, IN_A_CALL), **WITH_TOOLS}
 
 
 def fields_of(given: Mapping[str, Any], inherited: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -87,7 +85,7 @@ def fields_of(given: Mapping[str, Any], inherited: Mapping[str, Any], where: str
             raise ConfigError(f"{name}= and another name of {ours}= are both given: give one of the two")
         if ours not in CLIENTS and (ours in FIELDS or name not in inherited or value != inherited[name]):
             asked[ours] = value
-    return checked_fields(asked, FIELDS, where, (_WITH_TOOLS, _IN_A_CALL, *_ALWAYS))
+    return checked_fields(asked, FIELDS, where, _NOT_IN_THE_CONSTRUCTOR)
 
 
 def call_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,4 +93,4 @@ def call_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ConfigError or UnsupportedError for an argument that the server would not take.
     """
-    return checked_arguments(kwargs, OF_THE_REQUEST, (_IN_THE_CONSTRUCTOR, *_ALWAYS))
+    return checked_arguments(kwargs, OF_THE_REQUEST, _ELSEWHERE_THAN_IN_A_CALL)

@@ -40,8 +40,8 @@ def request_fields(model: Any, settings: Mapping[str, Any], stop: Any = None) ->
     sampling = sampling_params(model, stop, settings)
     template, reasoning = _template_settings(model, settings)
     extra = {
-        "speculation": speculation_of(model.speculation, model.drafters, settings),
-        "templates": template_texts(model.templates if settings.get("templates") is None else settings["templates"]),
+        "speculation": _speculation(model, settings),
+        "templates": template_texts(settings.get("templates", model.templates)),
         "workflow_step": settings.get("workflow_step"),
         "chat_template_kwargs": template,
         "reasoning": reasoning if isinstance(reasoning, bool) else None,
@@ -75,7 +75,7 @@ def _chosen(sampling: SamplingParams, names: Sequence[str], given: Mapping[str, 
 
 
 def _model_name(model: Any, settings: Mapping[str, Any]) -> str:
-    name = model.model_name if settings.get("model") is None else settings["model"]
+    name = settings.get("model", model.model_name)
     if not isinstance(name, str) or not name:
         raise ConfigError(f"model={shown(name)} must be the name under which the server has the model")
     return name
@@ -93,7 +93,7 @@ def _prediction(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tools(model: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    tools = openai_tools(() if settings.get("tools") is None else settings["tools"])
+    tools = openai_tools(settings.get("tools", ()))
     tools = allowed_tools(settings.get("tool_choice"), tools)
     choice = tool_choice_of(settings.get("tool_choice"), tools)
     strict, parallel = strictness(settings, model.strict_tools), parallel_calls(settings)
@@ -119,26 +119,19 @@ def _response_format(model: Any, settings: Mapping[str, Any]) -> dict[str, Any] 
     return {"type": kind, "json_schema": described if strict is None else {**described, "strict": strict}}
 
 
-def speculation_of(speculation: Any, drafters: Any, settings: Mapping[str, Any]) -> Any:
-    """What the body says of speculation: only what was given, since the server has its own defaults; None for nothing.
+def _speculation(model: Any, settings: Mapping[str, Any]) -> Any:
+    """What the body says of speculation: only what was given, since the server has its own defaults.
 
     Raises ConfigError for what is no setting of speculation.
     """
-    wanted = speculation if settings.get("speculation") is None else settings["speculation"]
-    given = {"drafters": drafters if settings.get("drafters") is None else settings["drafters"]}
-    given["max_nodes"] = settings.get("max_nodes")
-    given = {name: value for name, value in given.items() if value is not None}
-    speculation_config(_Fields(wanted, drafters), settings, SpeculationConfig())  # checks the values
+    speculation_config(model, settings, SpeculationConfig())  # checks the values
+    wanted = settings.get("speculation", model.speculation)
     if wanted is False:
         return False
+    given = {"drafters": settings.get("drafters", model.drafters), "max_nodes": settings.get("max_nodes")}
+    given = {name: value for name, value in given.items() if value is not None}
     plain = {} if wanted is True else plain_speculation(wanted)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in {**plain, **given}.items()}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Fields:
-    speculation: Any
-    drafters: Any
 
 
 def plain_speculation(speculation: Any) -> Any:

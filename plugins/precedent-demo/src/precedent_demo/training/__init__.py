@@ -1,1 +1,0 @@
-"""Trains and evaluates the adapter that makes SmolLM2-135M-Instruct an agent of the order desk."""
