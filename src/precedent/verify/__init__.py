@@ -103,7 +103,7 @@ def prepare(tree: CandidateTree, rows: TargetRows, mode: str) -> Decide:
 
 
 def verify(tree: CandidateTree, rows: TargetRows, mode: str, rng: Rng) -> Verdict:
-    """Accept the longest path of `tree` that passes, and add one token.
+    """Accept a path of `tree`, and add the target's own token after it.
 
     The output has the same distribution as sampling from `rows`. A pure function: it uses no model and no settings, and
     changes none of its arguments. Raises ConfigError for a mode that is not lossless.

@@ -1,8 +1,9 @@
 """Verification by exact match: choose the target's token at a node, and descend as long as it is a child.
 
-It needs no candidate's distribution, so no drafter can change the output. Choosing the argmax is greedy decoding.
-Choosing with noise that depends only on seed and position (Gumbel-max coupling, Daliri et al. 2408.07978) is sampling
-with a text that depends on the seed alone, whatever was proposed.
+It needs no candidate's distribution, so no drafter can change the output: the tokens are those that plain decoding
+would choose one after the other. In `greedy` the choice is the argmax of the row. In `coupled` it is
+`argmax(probs / noise)` with standard exponential noise that depends only on seed, position and token id (Gumbel-max
+coupling, Daliri et al. 2408.07978): a sample from the row's distribution, and the same one whatever was proposed.
 """
 
 from __future__ import annotations

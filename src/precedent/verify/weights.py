@@ -65,7 +65,11 @@ class Weights(ABC):
 
 
 def _divided(tree: CandidateTree, candidates: tuple[Candidate, ...]) -> tuple[tuple[Candidate, ...], dict[int, int]]:
-    """A node's candidates that need a test, and token id to child node for those that need none."""
+    """A node's candidates that need a test, and token id to child node for those that need none.
+
+    A child is never both: one that was also sampled is listed as sampled alone (`TreeBuilder.add_sampled`), since
+    leaving its test out would give its token too much probability.
+    """
     untested = {
         tree.token_ids[each.child]: each.child
         for each in candidates
