@@ -392,7 +392,7 @@ def test_every_tool_of_a_marked_function_runs_ahead() -> None:
         (Tool, "every tool's class"),
         (7, "7"),
     ],
-    ids=str,
+    ids=["static method", "class method", "BaseTool", "StructuredTool", "Tool", "number"],
 )
 def test_what_cannot_be_marked_is_refused(marked: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
