@@ -10,12 +10,16 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Self
 
 from precedent.errors import ConfigError
 from precedent.runtime.plain_values import shown
 from precedent.text.tool_formats.formats import HERMES, ToolFormat
 from precedent.text.tool_schema import referenced
+
+MOST_READ = 1 << 20
+"""Templates that are read of an iterable, however many it yields: far more than are allowed."""
 
 MOST_TEMPLATES = 1024
 """Premade responses of one list; forms of tool calls do not count."""
@@ -122,7 +126,7 @@ class Templates(tuple[Template, ...]):
             raise ConfigError(f"templates={shown(templates)} is one text: give a list of them")
         if not isinstance(templates, Iterable):
             raise ConfigError(f"templates={shown(templates)} must be a list of texts")
-        given = list(templates)
+        given = list(islice(templates, MOST_READ))  # an endless one is refused, not read on
         _check_sizes([template for template in given if not (isinstance(template, Template) and template.is_call)])
         checked = super().__new__(cls, (_template(template, choices) for template in given))
         _check_holes(checked, choices or {})
