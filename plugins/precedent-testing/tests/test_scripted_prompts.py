@@ -134,8 +134,8 @@ def test_a_prompt_that_is_not_chatml_is_searched_as_a_whole(monkeypatch: pytest.
 def test_the_prompt_of_a_text_model_is_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = PrecedentLLM.from_engine(ScriptedEngine(TOKENIZER, ["fine"] * 9))  # type: ignore[arg-type]
     assert llm.batch(["one", "two"]) == ["fine", "fine"]
-    begin = PrecedentLLM._begin
-    monkeypatch.setattr(PrecedentLLM, "_begin", lambda self, engine, text, *rest: begin(self, engine, text[1:], *rest))
+    begin = PrecedentLLM._start
+    monkeypatch.setattr(PrecedentLLM, "_start", lambda self, engine, text, *rest: begin(self, engine, text[1:], *rest))
     with pytest.raises(AssertionError, match="the text was 'one'"):
         llm.invoke("one")
 
