@@ -235,7 +235,7 @@ def test_the_cache_of_a_run_without_a_tenant_is_neither_read_nor_written(
     named: Any = {"metadata": {"tenant": "north"}}
     model.invoke("Where is my order?", named)
     assert [tenant.tenant for tenant in cache.stats().tenants] == ["north"]
-    for use in ("recall", "insert", "since", "among", "credit", "partition"):
+    for use in ("recall", "insert", "since", "among", "credit"):
         monkeypatch.setattr(cache, use, None)
     for _ in range(2):
         figures = model.invoke("Where is my order?").usage_metadata
