@@ -35,7 +35,7 @@ from precedent_demo.requests import Request
 Clock = Callable[[], float]
 
 LAYOUT = "4"
-"""Increase it when requests, prompts, templates or the form of a cache change, because completions stored before no longer match."""
+"""Increase it when requests, prompts, templates or the form of a cache change: what was stored no longer fits."""
 
 WARMING_REQUESTS, FEWEST_WARMED = 16, 6
 """Requests that fill the cache by default, and on a machine where `WARMING_SECONDS` do not suffice for more."""
