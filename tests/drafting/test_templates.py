@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from itertools import count, repeat
 
 import pytest
 from helpers.answer_parts import whole_parts
@@ -153,3 +155,12 @@ def test_names_that_need_escaping_are_escaped() -> None:
     (template,) = tool_templates([tool('say "hi"', {'a"b': {"type": "number"}})])
     assert filled(template, **{'a"b': "1"}) == ParsedCall('say "hi"', {'a"b': 1})
     assert json.loads(template.text.replace("{{", "{").replace("}}", "}").splitlines()[1].replace('{a"b}', "1"))
+
+
+@pytest.mark.parametrize(
+    "endless", [repeat("It is on its way."), count(), range(10**13)], ids=["texts", "numbers", "range"]
+)
+def test_templates_without_end_are_refused(endless: Iterable[str]) -> None:
+    """They are read up to a bound: nobody's memory is filled."""
+    with pytest.raises(ConfigError, match="at most 1,024 are allowed"):
+        Templates(endless)
