@@ -52,8 +52,8 @@ def test_langsmith_runs_of_one_thread_belong_together(tmp_path: Path) -> None:
     assert [(each.number, each.task) for each in found] == [(0, "a"), (0, "a"), (1, "b"), (2, "c"), (3, "d")]
 
 
-def test_a_log_is_never_held_in_memory(tmp_path: Path) -> None:
-    big = [{"order": -n, "messages": [{"role": "user", "content": "x" * 20_000}]} for n in range(300)]
+def test_a_log_in_order_of_time_is_never_held_in_memory(tmp_path: Path) -> None:
+    big = [{"order": n, "messages": [{"role": "user", "content": "x" * 20_000}]} for n in range(300)]
     log = written(tmp_path / "log.jsonl", big)
     size = log.stat().st_size
     del big

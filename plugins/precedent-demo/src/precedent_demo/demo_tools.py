@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -107,7 +107,12 @@ def _row(name: str, run: ToolRun, base: ToolRun, latency: float) -> dict[str, An
     counts = run.ahead.ledger.counts
     reading = counts.calls * latency
     return row | {
-        "run_ahead": counts.as_dict(),
+        "run_ahead": asdict(counts)
+        | {
+            "seconds_saved": round(counts.seconds_saved, 3),
+            "precision": round(counts.used / counts.started, 4) if counts.started else None,
+            "by_source": {name: {"started": row[0], "used": row[1]} for name, row in counts.by_source.items()},
+        },
         "wasted": counts.started - counts.used,
         "share_of_read_only_calls": round(counts.used / counts.calls, 4) if counts.calls else None,
         "share_of_reading_time_hidden": round(counts.seconds_saved / reading, 4) if reading else None,
