@@ -6,13 +6,12 @@ import importlib.util
 import io
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from precedent.cli.progress import Clock, Progress
+from precedent.cli.progress import Progress
 
 TOOL = Path(__file__).parents[1] / ".ci" / "install.py"
 
@@ -44,17 +43,8 @@ def test_the_stages_of_pip_are_told(install: Any, line: str, said: str | None) -
 
 
 def test_lines_of_pip_become_lines_of_progress(install: Any) -> None:
-    class Late(Clock):
-        def now(self) -> float:
-            return 60.0 if seen else 0.0
-
-        def wait(self, stopped: threading.Event, seconds: float) -> bool:
-            return stopped.wait()
-
-    seen: list[int] = []
-    stream = io.StringIO()
-    with Progress(stream, terminal=False, clock=Late()) as progress:
-        seen.append(1)
+    stream, times = io.StringIO(), iter([0.0])
+    with Progress(stream, terminal=False, now=lambda: next(times, 60.0)) as progress:
         assert install.follow(["Collecting torch\n", "noise\n"], progress) == ["Collecting torch\n", "noise\n"]
     assert stream.getvalue() == "pip: looking for torch (1 min 0 s)\n"
 
