@@ -20,8 +20,7 @@ from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.base import Drafter, DrawSource
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import Planner
+from precedent.planning.planner import Limits, Plan, Planner
 from precedent.sampling.constraints import constraints_for
 from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import Rng, entropy_rng

@@ -17,16 +17,17 @@ import torch
 from helpers.forked import run
 from helpers.small_engines import PLAIN, PROMPT, make_engine, poison
 
-from precedent.cache import SpeculationCache, embedder
+from precedent.cache import SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.decoding.sequence import Emission
 from precedent.engine import worker
 from precedent.engine.engine import Engine
-from precedent.engine.generation import Emission, Generation
+from precedent.engine.generation import Generation
 from precedent.errors import CapacityError, ContextOverflowError, EngineClosedError, GenerationError, RequestCancelled
 from precedent.planning.costs import CostCurve
-from precedent.runtime import openmp
 from precedent.target import Slot
 from precedent.tree import CandidateTree
+from precedent_server.microscope import Microscope
 from precedent_testing.drafters import OracleDrafter
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import scripted_model_engine
@@ -228,11 +229,12 @@ def test_watched_steps_and_the_tokens_before_them_make_up_the_answer(max_tokens:
     said, texts = "one two three four five six seven eight nine ten", []
     for watch in (False, True):
         with closing(scripted_model_engine(lambda prompt: said)) as engine:
-            watched, prompt = engine.watch_steps(100) if watch else None, engine.tokenizer.encode("count: ")
+            watched, prompt = Microscope(100), engine.tokenizer.encode("count: ")
+            if watch:
+                engine.watch_steps(watched)
             result = engine.submit(prompt, SamplingParams(max_tokens=max_tokens), prediction=said).result()
             texts.append(result.text)
     assert texts[0] == texts[1]
-    assert watched is not None
     known, at, steps = [*prompt, *result.token_ids], len(prompt), watched.steps()[::-1]
     for step in steps:  # steps without candidates are not kept
         found = [*step.before, *(step.tree.token_ids[node] for node in step.path), step.next_token]
@@ -508,34 +510,6 @@ print(next(iter(streams[1])).token_ids[0] >= 0)
 # Threads that have nothing to compute hold no OpenMP workers, which would put those that compute to sleep
 
 
-COUNTED = """
-import os, time, torch
-from precedent.runtime.openmp import release_workers
-torch.set_num_threads(2)
-def count(): return len(os.listdir("/proc/self/task"))
-def compute(): torch.randn(4000, 400) @ torch.randn(400, 4000); torch.randn(10**6).exp()
-compute(); before = count()
-release_workers()
-deadline = time.monotonic() + 20
-while count() == before and time.monotonic() < deadline: time.sleep(0.01)
-after = count()
-compute()
-print(before - after, count() - after)
-"""
-
-
-@pytest.mark.skipif(openmp._pause() is None, reason="torch runs on something else than GNU's OpenMP here")
-def test_workers_go_and_the_next_computation_gets_others() -> None:
-    """One of two threads goes, and comes back."""
-    assert run(["-c", COUNTED]).stdout.split() == ["1", "1"]
-
-
-def test_without_gnus_openmp_nothing_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other libraries keep their threads in other ways."""
-    monkeypatch.setattr(openmp, "_pause", lambda: None)
-    openmp.release_workers()
-
-
 def test_neither_an_idle_engine_nor_who_waits_for_it_holds_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does who asks it: they go when a request is made, on that thread, and when the last one is over."""
     threads: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -544,17 +518,3 @@ def test_neither_an_idle_engine_nor_who_waits_for_it_holds_workers(monkeypatch: 
     running.submit([1, 2, 3], SamplingParams(max_tokens=3)).result()
     assert {threads.get(timeout=20) for _ in range(2)} == {threading.current_thread().name, "precedent-worker"}
     running.close()
-
-
-def test_whoever_embeds_holds_no_workers_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading embeds as well; and a model that fails has computed before."""
-
-    class Failing:
-        def encode(self, *texts: object, **settings: object) -> None:
-            raise RuntimeError("no")
-
-    released: list[bool] = []
-    monkeypatch.setattr(embedder, "release_workers", lambda: released.append(True))
-    with pytest.raises(RuntimeError, match="no"):
-        embedder._encode(Failing(), ["text"])
-    assert released == [True]

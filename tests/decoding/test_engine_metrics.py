@@ -15,10 +15,10 @@ from helpers.small_engines import PLAIN, PROMPT
 from precedent.config import EngineLimits, SamplingParams
 from precedent.engine.engine import Engine
 from precedent.engine.health import EngineHealth, Outcomes
-from precedent.engine.prometheus import prometheus_text
 from precedent.errors import GenerationError, GrammarError, RequestCancelled
 from precedent.planning.costs import CostCurve
 from precedent.runtime.fence import Fences
+from precedent_server.prometheus import prometheus_text
 from precedent_testing.pytest_plugin import EngineMaker
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 

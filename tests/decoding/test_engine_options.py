@@ -152,14 +152,6 @@ def test_an_unknown_name_is_refused_with_the_known_ones_before_anything_is_loade
             build(bitwse=True)
 
 
-def test_a_keyword_overrides_the_options_it_comes_with() -> None:
-    options = EngineOptions(speculation=SpeculationConfig(max_nodes=3), limits=EngineLimits(max_running=5))
-    model, limits = tiny_causal_lm(), EngineLimits(max_running=6)
-    with closing(Engine(model, byte_tokenizer(), options, name="m", limits=limits)) as engine:
-        assert (engine.speculation.max_nodes, engine.admission.max_running) == (3, 6)
-    assert options.limits == EngineLimits(max_running=5)
-
-
 # Options that would be ignored
 
 
@@ -225,14 +217,6 @@ def test_keys_are_equal_for_equal_settings_and_the_same_objects(one: Any, other:
     assert (key_of(one) == key_of(other)) is equal
     assert key_of(one) == key_of(one)
     assert not equal or hash(key_of(one)) == hash(key_of(other))
-
-
-def test_a_key_keeps_its_object_so_that_no_other_gets_its_place() -> None:
-    weights = Weights()
-    there, key = weakref.ref(weights), key_of({"target": weights})
-    del weights
-    gc.collect()
-    assert there() is not None, key
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -28,9 +28,8 @@ from precedent.drafters.request import Request
 from precedent.engine.engine import Engine
 from precedent.engine.metrics import MetricsRecorder
 from precedent.engine.warm_up import RememberedCosts
-from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.step_costs import StepCosts
+from precedent.planning.costs import CostCurve, StepCosts
+from precedent.planning.planner import Limits, Plan
 from precedent.runtime.fence import Fences
 from precedent.runtime.machine_load import CpuTimes
 from precedent.runtime.team import Team

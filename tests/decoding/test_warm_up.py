@@ -11,8 +11,7 @@ import pytest
 
 from precedent.engine import Engine, warm_up
 from precedent.engine.warm_up import FEWEST_STEPS, VERSION, RememberedCosts
-from precedent.planning.costs import CostCurve
-from precedent.planning.step_costs import START_UP_WIDTHS, StepCosts
+from precedent.planning.costs import START_UP_WIDTHS, CostCurve, StepCosts
 from precedent.runtime.recomputable import sealed
 from precedent.target import TargetModel
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm

@@ -20,8 +20,7 @@ from precedent.drafters.base import DrawSource
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.request import Request
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import DEEPEST_DRAW, Planner
+from precedent.planning.planner import DEEPEST_DRAW, Limits, Plan, Planner
 from precedent.sampling.rng import CounterRng, Rng, entropy_rng
 from precedent.target import TargetModel
 from precedent.tree import ROOT, TreeBuilder

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from precedent.drafters.base import Candidates
-from precedent.planning.plan import Limits
-from precedent.planning.planner import Planner
-from precedent.planning.step_costs import CEILING, FLOOR, LEAST_LOAD, MOST_LOAD, START_UP_WIDTHS, StepCosts
-from precedent.planning.trust import Trust
+from precedent.planning.calibration import Trust
+from precedent.planning.costs import CEILING, FLOOR, LEAST_LOAD, MOST_LOAD, START_UP_WIDTHS, StepCosts
+from precedent.planning.planner import Limits, Planner
 from precedent.tree import ROOT
 
 Curve = Callable[[int], float]
@@ -219,7 +218,7 @@ def test_a_curve_that_was_never_measured_learns_from_impossible_times_nothing() 
 
 
 def test_measuring_ends_when_the_clock_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("precedent.planning.step_costs.perf_counter", lambda: 1.0)
+    monkeypatch.setattr("precedent.planning.costs.perf_counter", lambda: 1.0)
     costs = StepCosts()
     costs.measure(lambda width: 0.0)
     check_bounds(costs)

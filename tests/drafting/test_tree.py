@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precedent.tree import EMPTY_TREE, NULL, ROOT, Candidate, CandidateTree, Fixed, Sampled, TreeBuilder, chain
+from precedent.tree import NULL, ROOT, Candidate, CandidateTree, Fixed, Sampled, TreeBuilder
 
 UNIFORM = torch.full((4,), 0.25)
 
@@ -71,16 +71,6 @@ def test_derived_arrays_agree_with_walking_up(moves: list[tuple[str, int, int, s
         )
 
 
-def test_the_empty_tree_and_the_root() -> None:
-    """No candidates is a legal tree."""
-    EMPTY_TREE.check()
-    assert len(EMPTY_TREE) == 0
-    assert EMPTY_TREE.path_to(ROOT) == ()
-    assert EMPTY_TREE.candidates_at == {}
-    assert EMPTY_TREE.depths.shape == (0,)
-    assert EMPTY_TREE.ancestors.shape == (0, 0)
-
-
 def test_a_fixed_candidate_beside_a_dropped_sample_keeps_the_parent_mixed() -> None:
     """A dropped sample has a distribution too: its parent may not be verified as if it held fixed candidates only."""
     builder = TreeBuilder()
@@ -124,14 +114,6 @@ def test_the_distribution_of_a_sample_excludes_renormalises_and_then_masks() -> 
     masked = Sampled(row, (0,), torch.tensor([True, True, False])).probs()
     assert torch.allclose(masked, torch.tensor([0.0, 0.6, 0.0]))
     assert row.tolist() == pytest.approx([0.5, 0.3, 0.2])
-
-
-def test_a_chain_is_one_path_of_fixed_candidates() -> None:
-    tree = chain([5, 5, 7], "prompt")
-    tree.check()
-    assert tree.tokens_to(2) == (5, 5, 7)
-    assert tree.sources[1] == ("prompt",)
-    assert all(tree.only_fixed_below)
 
 
 SOUND = CandidateTree(

@@ -11,8 +11,7 @@ import torch
 from precedent.cache import SpeculationCache
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
-from precedent.errors import UnsupportedError
-from precedent.grammar import Grammar, GrammarConstraint, GuidanceEngine, JsonSchema, Regex
+from precedent.grammar import Grammar, GrammarConstraint, GuidanceEngine, JsonSchema
 from precedent.planning.costs import CostCurve
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -87,26 +86,3 @@ def test_forced_tokens_save_steps(engine: Engine) -> None:
     ).result()
     assert forced.stats.num_accepted_tokens == forced.stats.num_draft_tokens > 20
     assert forced.stats.num_steps < plain.stats.num_steps - 20
-
-
-def test_a_seeded_answer_is_the_same_whatever_is_proposed(engine: Engine) -> None:
-    sampling = SamplingParams(temperature=1.0, seed=5)
-    plain = engine.submit(PROMPT, sampling, speculation=PLAIN, grammar=SCHEMA).result()
-    assert engine.submit(PROMPT, sampling, query="order 17", grammar=SCHEMA).result().token_ids == plain.token_ids
-
-
-def test_requests_side_by_side_keep_their_own_grammars(engine: Engine) -> None:
-    patterns = ["[ab]{5}", "[cd]{7}", "x+y", "z{3}"] * 2
-    sampling = SamplingParams(temperature=1.0)
-    running = [engine.submit(PROMPT, sampling, grammar=Regex(pattern)) for pattern in patterns]
-    for pattern, generation in zip(patterns, running, strict=True):
-        text = generation.result().text
-        assert set(text) <= set(pattern)
-        assert text == "zzz" or pattern != "z{3}"
-
-
-def test_a_grammar_that_cannot_be_enforced_is_refused_before_anything_runs(engine: Engine) -> None:
-    before = engine.metrics()
-    with pytest.raises(UnsupportedError, match="uniqueItems"):
-        engine.submit(PROMPT, SamplingParams(), grammar=JsonSchema.of({"type": "array", "uniqueItems": True}))
-    assert engine.metrics() == before

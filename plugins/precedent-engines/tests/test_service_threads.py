@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from precedent.cache import SpeculationCache
 from precedent.errors import PrecedentError, UnsupportedError
-from precedent.runtime.background import Background
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce, Background
 from precedent_engines import DraftingService
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import scripted_tokenizer

@@ -20,7 +20,7 @@ from precedent.config import SamplingParams
 from precedent.decoding import verification
 from precedent.drafters.base import Drafter, DrawSource
 from precedent.drafters.model.distribution import DraftedToken
-from precedent.planning.plan import Limits, Plan
+from precedent.planning.planner import Limits, Plan
 from precedent.sampling.rng import Rng
 from precedent.sampling.row_shaper import RowShaper
 from precedent_research.pearl import PearlDrafter, PearlSession

@@ -14,7 +14,7 @@ from torch import Tensor
 from precedent.decoding.aids import Aids
 from precedent.decoding.proposal import Proposal
 from precedent.decoding.sequence import DecodingSequence
-from precedent.runtime.isolate import together
+from precedent.runtime.failures import together
 from precedent.sampling.rng import KeyedRng
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import Slot, Target

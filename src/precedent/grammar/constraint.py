@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from precedent.grammar.matching import TokenMatcher, Words
+from precedent.grammar.guidance import GuidanceMatcher, Words
 from precedent.runtime.placing import placed
 from precedent.target import common_prefix
 
@@ -25,7 +25,7 @@ class GrammarConstraint:
     If a path has left the grammar or has ended, its row stays unmasked, because nothing there can be accepted.
     """
 
-    def __init__(self, matcher: TokenMatcher, end_token_ids: Iterable[int]) -> None:
+    def __init__(self, matcher: GuidanceMatcher, end_token_ids: Iterable[int]) -> None:
         self._matcher, self._end_ids = matcher, frozenset(end_token_ids)
         self._path: list[int] = []
         self._masks: OrderedDict[tuple[int, ...], Words | None] = OrderedDict()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,3 +94,13 @@ def _from_psutil() -> tuple[float, int] | None:
     times = psutil.cpu_times()._asdict()
     idle = {"idle", "iowait", "guest", "guest_nice"}
     return sum(seconds for name, seconds in times.items() if name not in idle), psutil.cpu_count()
+
+
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name: from `/proc/cpuinfo` on Linux, from Python's `platform` elsewhere."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -9,10 +9,8 @@ import numpy as np
 from precedent.config import SamplingParams
 from precedent.drafters.base import Drafter, DraftSession
 from precedent.drafters.request import Request
-from precedent.planning.calibration import Reliability
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import Planner
-from precedent.planning.trust import Trust
+from precedent.planning.calibration import Reliability, Trust
+from precedent.planning.planner import Limits, Plan, Planner
 from precedent.runtime.compiled import Floats
 from precedent.tree import ROOT, CandidateTree
 from precedent_replay.turns import Turn

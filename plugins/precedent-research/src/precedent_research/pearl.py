@@ -29,7 +29,7 @@ from precedent.config import SpeculationConfig
 from precedent.decoding.aids import Aids
 from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.proposal import Proposal, faults_of
-from precedent.decoding.sequence import DecodingSequence, StepResult
+from precedent.decoding.sequence import DecodingSequence, Emission
 from precedent.decoding.verification import Forward, Verified
 from precedent.drafters import Drafter, DrafterParts, Request
 from precedent.drafters.base import Candidates, Draw, DrawSession, DrawSource
@@ -39,8 +39,7 @@ from precedent.drafters.model.place import Place
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.planning.costs import CostCurve
 from precedent.planning.gate import FAR_BEHIND, Gate
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import MARGIN, Planner, Step
+from precedent.planning.planner import MARGIN, Limits, Plan, Planner, Step
 from precedent.runtime.background import Background
 from precedent.runtime.fence import Fences
 from precedent.sampling.rng import Rng
@@ -417,7 +416,7 @@ class PearlLoop(DecodeLoop):
             each.verdict = without_made_up(each.verdict, each.rows.tree, len(each.proposal.tree))
         return super().commit(verified)
 
-    def accept(self, verified: Verified) -> StepResult:
+    def accept(self, verified: Verified) -> Emission:
         """Accept as usual, and count the step if samples are still at hand: the committed text agrees with them."""
         result = super().accept(verified)
         stats = verified.sequence.stats
