@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from decimal import Decimal
@@ -28,40 +27,13 @@ from transformers import (
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.errors import ConfigError, GenerationError, PromptError
 from precedent.runtime.plain_values import MOST_DEEP, check_plain
-from precedent.sampling.constraints import Chain, LogitBias, OccurrencePenalty, RepetitionPenalty, constraints_for
+from precedent.sampling.constraints import RepetitionPenalty, constraints_for
 from precedent.sampling.probabilities import largest_id, probs_of
-from precedent.sampling.rng import CounterRng
-from precedent.sampling.row_shaper import RowShaper, shaped_rows
+from precedent.sampling.rng import CounterRng, categorical_rows
 from precedent.sampling.target_rows import TargetRows
 from precedent.tree import ROOT, chain
 
 # Settings
-
-
-def test_numbers_are_taken_as_pythons_own() -> None:
-    """NumPy's too; a single stop is one text, ids of a bias may be written as JSON writes them."""
-    params = SamplingParams(
-        temperature=np.float32(0.5),
-        top_k=np.int64(3),
-        seed=2**200,
-        stop="STOP",
-        stop_token_ids=[7, 7, 2],
-        logit_bias={"9": 1, 4: -2.5},
-    )
-    assert (params.temperature, params.top_k, params.seed) == (0.5, 3, 2**200)
-    assert (type(params.temperature), type(params.top_k)) == (float, int)
-    assert (params.stop, params.stop_token_ids) == (("STOP",), (2, 7))
-    assert params.logit_bias == {4: -2.5, 9: 1.0}
-    json.dumps({name: getattr(params, name) for name in params.__slots__})
-
-
-@pytest.mark.parametrize("settings", [EngineLimits, SamplingParams, SpeculationConfig])
-def test_limits_and_names_out_of_their_range_are_refused(settings: Any) -> None:
-    with pytest.raises(ConfigError, match="no setting 'temprature'; known: "):
-        settings.from_dict({"temprature": 5})
-    for name, value in (("max_running", 0), ("max_kv_bytes", 0), ("max_idle_kv_bytes", -1)):
-        with pytest.raises(ConfigError, match=f"{name}={value} must be a whole number, at least"):
-            EngineLimits(**{name: value})
 
 
 ANYTHING = st.recursive(
@@ -184,54 +156,31 @@ def test_edges_of_temperature_ties_and_precision() -> None:
         assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
-def largest_of_each(logits: torch.Tensor) -> list[tuple[float, int]]:
-    """Of each row the largest logit and its id, as verification on a GPU reads them."""
-    values, ids = logits.max(-1)
-    return list(zip(values.tolist(), ids.tolist(), strict=True))
-
-
-@pytest.mark.parametrize("read", [False, True], ids=["row by row", "read together"])
 @pytest.mark.parametrize(
     ("bad", "message"),
     [(math.nan, "NaN or infinity"), (math.inf, "NaN or infinity"), (-math.inf, "every token is masked")],
 )
-def test_rows_that_cannot_be_sampled_say_where(bad: float, message: str, read: bool) -> None:
+def test_rows_that_cannot_be_sampled_say_where(bad: float, message: str) -> None:
     """A broken forward pass or an impossible grammar ends this request, with the position."""
     logits = torch.zeros(2, 3)
     logits[1] = bad
     rows = TargetRows(logits, chain([1]), SamplingParams(temperature=1.0, seed=3), (7, 7))
-    if read:
-        rows.take_largest(largest_of_each(logits))
     rows.probs(ROOT)
-    rows.check(ROOT)
     rows.argmax(ROOT)
-    for ask in (rows.probs, rows.argmax, rows.coupled, rows.check):
+    for ask in (rows.probs, rows.argmax, rows.coupled):
         with pytest.raises(GenerationError, match=f"(?=.*position 3).*{message}"):
             ask(0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shaped", [False, True])
-def test_rows_constrained_together_are_the_very_rows(dtype: torch.dtype, shaped: bool) -> None:
-    """Every combination of warpers, masked tokens, ties, and temperature 0; with and without constraints."""
-    generator, tree = torch.Generator().manual_seed(5), chain([4, 2, 9])
-    shape = constraints_for(SamplingParams(repetition_penalty=1.3), [1, 2]) if shaped else None
+def test_rows_of_a_tree_are_normalised_together_as_each_of_them_alone(dtype: torch.dtype) -> None:
+    """Every combination of warpers, masked tokens, ties, and temperature 0."""
+    generator = torch.Generator().manual_seed(5)
     for params in [*GRID, SamplingParams(seed=1)]:
         logits = (torch.randn(4, 61, generator=generator, dtype=torch.float64) * 3).round(decimals=1).to(dtype)
         logits[2, 5:20] = -math.inf
-        by_row = TargetRows(logits, tree, params, (8,), shape)
-        together = TargetRows(logits, tree, params, (8,), shape).constrained()
-        assert together is not None
-        probs = together.probs_of(together.all_logits())
-        together.take_largest(largest_of_each(together.all_logits()))
-        for node in range(ROOT, len(tree)):
-            assert torch.equal(together.logits(node), by_row.logits(node))
-            assert torch.allclose(probs[node + 1], by_row.probs(node), rtol=0, atol=1e-15)
-            assert torch.allclose(together.probs(node), probs[node + 1], rtol=0, atol=1e-15)
-            assert together.argmax(node) == by_row.argmax(node)
-            assert together.coupled(node) == by_row.coupled(node)
-            by_row.check(node)
-            together.check(node)
+        alone = torch.stack([probs_of(row, params) for row in logits])
+        assert torch.allclose(probs_of(logits, params), alone, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -295,34 +244,6 @@ def test_penalties_and_biases_are_openais(output: list[int], params: SamplingPar
     assert shape(output, logits).tolist() == pytest.approx(openais_logits(logits, output, params), abs=1e-12)
 
 
-SHAPES = [
-    RepetitionPenalty([3, 5, 40], 1.7),
-    OccurrencePenalty(0.3, 0.7),
-    OccurrencePenalty(0.0, -1.1),
-    LogitBias({3: 0.1, 7: -100.0, 19: 33.3}),
-    Chain([LogitBias({3: 0.1}), RepetitionPenalty([3], 1.7), OccurrencePenalty(0.3, 0.7)]),
-]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: type(shape).__name__)
-def test_all_rows_are_shaped_as_each_of_them_is(dtype: torch.dtype, shape: RowShaper) -> None:
-    """Paths of a tree and paths that share nothing, ids that rows do not have, and the same path twice."""
-    logits = (torch.randn(5, 20, generator=torch.Generator().manual_seed(4)) * 4).to(dtype)
-    logits[1, 3] = logits[2, 7] = -math.inf
-    before = logits.clone()
-    for paths in (
-        [(7, 3, 7), (7, 3, 7, 1), (7, 3, 7, 3, 19), (7, 3, 7, 7), (7, 3, 7, 90, 90)],
-        [(7, 3), (7, 3, 1), (7, 3, 1, 19), (7, 3, 2), (7, 3, 90)],
-        [(), (1,), (2,), (19, 18, 17), (19, 18, 17)],
-        [(6,)] * 5,
-    ):
-        together = shaped_rows(shape, paths, logits, math.inf)
-        assert together is not None
-        assert torch.equal(together, torch.stack([shape(*one) for one in zip(paths, logits, strict=True)]))
-    assert torch.equal(logits, before)
-
-
 class Failing(RepetitionPenalty):
     """Behind token 2."""
 
@@ -331,18 +252,12 @@ class Failing(RepetitionPenalty):
             raise GenerationError("too complex")
         return super().__call__(output_ids, row)
 
-    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: torch.Tensor, until: float) -> torch.Tensor:
-        return torch.stack([self(*one) for one in zip(paths, rows, strict=True)])
 
-
-@pytest.mark.parametrize("tried", [False, True], ids=["row by row", "tried together"])
-@pytest.mark.parametrize("shape", [Failing([3], 1.5), Failing([3], 1.5).__call__], ids=["all rows", "each row"])
-def test_a_constraint_that_fails_at_a_node_fails_only_what_asks_for_its_row(tried: bool, shape: RowShaper) -> None:
+def test_a_constraint_that_fails_at_a_node_fails_only_what_asks_for_its_row() -> None:
     """A grammar may become too complex behind a branch that is never taken."""
     params, logits = SamplingParams(temperature=0.5, seed=1), torch.randn(4, 20)
-    rows = TargetRows(logits, chain([4, 2, 9]), params, (7,), shape)
+    rows = TargetRows(logits, chain([4, 2, 9]), params, (7,), Failing([3], 1.5))
     fine = TargetRows(logits, chain([4, 2, 9]), params, (7,), RepetitionPenalty([3], 1.5))
-    assert not tried or rows.constrained() is None
     for node in (ROOT, 0, 2):
         assert torch.equal(rows.probs(node), fine.probs(node))
         assert torch.equal(rows.logits(node), fine.logits(node))
@@ -400,3 +315,19 @@ def test_categorical_inverts_the_cumulative_sum_and_never_hits_a_token_without_m
     weights = torch.tensor([0.0, 1.0, 0.0, 3.0, 0.0])
     for scale in (1.0, 1e-30, 0.1, 1.1, 7.0):
         assert Fixed(0, 0).categorical(weights * scale, 0, "x") == expected
+
+
+def test_tokens_of_all_rows_are_those_of_one_row_after_the_other() -> None:
+    """Rows that sum to anything, with nothing in front, behind, or but in one place; numbers at both ends."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(200, 30, generator=generator)
+    weights[torch.rand(200, 30, generator=generator) < 0.5] = 0.0
+    weights[:, :3], weights[::2, -4:], weights[:, 7] = 0.0, 0.0, 0.1
+    weights[0] = 0.0
+    weights[0, 11] = 1e-9
+    rng = CounterRng(3, 0)
+    expected = [rng.categorical(row, number, "x") for number, row in enumerate(weights)]
+    assert categorical_rows(weights, torch.from_numpy(rng.uniforms(range(200), "x"))).tolist() == expected
+    for uniform in (0.0, 1.0 - 2.0**-53):
+        found = categorical_rows(weights, torch.full((200,), uniform, dtype=torch.float64))
+        assert weights.gather(1, found[:, None]).gt(0).all(), "a token without mass is never sampled"

@@ -108,15 +108,6 @@ def test_a_file_with_other_content_is_discarded_with_the_reason(
     assert "measuring step costs anew" in caplog.text
 
 
-def test_a_file_that_was_cut_or_changed_anywhere_is_discarded(remembered: RememberedCosts, file: Path) -> None:
-    content = file.read_bytes()
-    for at in range(len(content)):
-        file.write_bytes(content[:at])
-        assert remembered.read() is None, f"cut after {at} bytes"
-        file.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
-        assert remembered.read() is None, f"a bit of byte {at} changed"
-
-
 @pytest.mark.parametrize("kind", ["folder", "pipe", "unreadable", "no folder"])
 def test_what_stands_in_its_place_harms_nothing(
     kind: str, remembered: RememberedCosts, file: Path, monkeypatch: pytest.MonkeyPatch

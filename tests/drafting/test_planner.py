@@ -15,6 +15,7 @@ from precedent.planning.costs import CostCurve
 from precedent.planning.gate import PROBE_DRAWS, PROBE_STEPS, Gate
 from precedent.planning.planner import Limits, Planner
 from precedent.tree import ROOT, CandidateTree, Sampled
+from precedent_testing.trees import check_tree
 
 ROOMY = Limits(max_nodes=32, max_draws=6, max_depth=40, end_token_ids=frozenset())
 
@@ -32,7 +33,7 @@ def candidates(*nodes: tuple[int, int, float], source: str = "memory") -> Candid
 def chosen(planner: Planner, *proposals: Candidates, limits: Limits = ROOMY) -> CandidateTree:
     """The tree of fixed candidates that the planner builds."""
     tree = planner.plan(proposals, {}, limits).builder.build()
-    tree.check()
+    check_tree(tree)
     return tree
 
 
@@ -190,19 +191,6 @@ def test_the_first_probe_does_not_count_in_what_probes_may_cost() -> None:
     assert begun == pytest.approx([0.0, PROBE_STEPS * 1000.0, 2 * PROBE_STEPS * 1000.0], abs=200)
 
 
-def test_a_probe_waits_for_a_step_in_which_it_could_matter() -> None:
-    """Where fixed candidates are all but sure, an unknown draft model is not asked; where none are, it is."""
-    gate = Gate()
-    assert [gate.decide(0, open_mass=0.1) for _ in range(3)] == [0, 0, 0]
-    assert gate.decide(3, open_mass=0.1) == 0  # its price is not known
-    assert gate.decide(0, open_mass=0.9) == PROBE_DRAWS
-    gate.observe(PROBE_DRAWS, 0, 2.0)
-    assert gate.decide(3, open_mass=0.1) == 3
-    gate.elapsed, left = 1e9, gate.probe_steps_left
-    assert gate.decide(0, open_mass=0.1) == 0
-    assert gate.probe_steps_left == left == PROBE_STEPS - 1  # a probe that waits is not begun again
-
-
 def test_a_drafter_comes_back_when_it_begins_to_pay() -> None:
     """The gate re-opens: a probe that succeeds is followed by more."""
     planner = Planner(curve(w1=10.0, w32=10.5))
@@ -229,17 +217,6 @@ def _one_step(planner: Planner, *, accepted: bool, sampled: bool = False) -> int
     planner.observe_forward(len(plan.builder) + 1, 10.0)
     planner.observe(plan, plan.builder.build(), path if accepted else ())
     return number
-
-
-def test_a_given_curve_interpolates_and_keeps_dips() -> None:
-    """It is linear between the given widths; a wide step may cost less than a narrower one, but not ever less."""
-    cost = curve(w1=10.0, w16=25.0)
-    assert cost.milliseconds(1) == 10.0
-    assert cost.milliseconds(16) == 25.0
-    assert cost.milliseconds(8) == pytest.approx(17.0)
-    cost = curve(w1=10.0, w16=25.0, w32=5.0)
-    assert cost.milliseconds(24) == pytest.approx(15.0)
-    assert cost.milliseconds(32) == cost.milliseconds(100) == 5.0
 
 
 def test_where_only_one_path_is_verified_samples_do_not_branch_off() -> None:

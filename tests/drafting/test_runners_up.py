@@ -27,6 +27,7 @@ from precedent.tree import ROOT, TreeBuilder
 from precedent_testing.drafters import OracleDrafter
 from precedent_testing.replay_rng import enumerate_outcomes
 from precedent_testing.tiny_models import tiny_causal_lm
+from precedent_testing.trees import check_tree
 
 EXACT = 1e-12
 VOCABULARY = 3
@@ -102,7 +103,7 @@ def draw_tree(mode: str, number: int, cached: int | None = None) -> TreeBuilder:
         builder.add_fixed(ROOT, cached, "memory")
     session.draw(builder, 2, CounterRng(1, 0))
     session.draw_runners_up(builder, number, CounterRng(1, 0))
-    builder.build().check()
+    check_tree(builder.build())
     return builder
 
 

@@ -43,7 +43,7 @@ from precedent.planning.planner import MARGIN, Limits, Plan, Planner, Step
 from precedent.runtime.background import Background
 from precedent.runtime.fence import Fences
 from precedent.sampling.rng import Rng
-from precedent.sampling.row_shaper import RowShaper, shaped_rows
+from precedent.sampling.row_shaper import RowShaper
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import TargetModel
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
@@ -493,12 +493,6 @@ class _ExceptAfter:
     def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
         """Shape one row."""
         return row if tuple(output_ids) in self.texts else self.shape(output_ids, row)
-
-    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor | None:
-        """Shape all rows at once, if the constraint can; the made-up rows come last."""
-        number = sum(path not in self.texts for path in paths)
-        shaped = shaped_rows(self.shape, paths[:number], rows[:number], until)
-        return None if shaped is None else torch.cat((shaped, rows[number:]))
 
 
 def _ahead_of(sequence: DecodingSequence) -> Iterator[tuple[str, DrawsAhead]]:
