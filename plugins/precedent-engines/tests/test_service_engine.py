@@ -65,7 +65,7 @@ class EnginesOwn:
 
 
 @pytest.mark.parametrize("costs", CURVES)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_trees_are_the_engines_own(
     serve: Serve, cache: SpeculationCache, tokenizer: Any, seed: int, costs: dict[int, float]
 ) -> None:
@@ -90,21 +90,3 @@ def test_the_trees_are_the_engines_own(
             at, seen = at + len(committed), seen + len(tree)
         session.end()
     assert seen > 100, "there was something to compare"
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_chain_is_a_path_of_the_candidates(serve: Serve, seed: int) -> None:
-    """Where width is free a tree holds every candidate."""
-    choose = random.Random(seed)
-    service, known, drafted = serve(), answers(choose), 0
-    store(service, *known)
-    asked: dict[str, Any] = {"tenant": "north", "query": "an order", "end_token_ids": [END]}
-    for number in range(4):
-        session, beside = (service.begin(f"{name}{number}", [31, 32, 33, 31], **asked) for name in "ab")
-        for token in known[number][:-1]:
-            tree, chain = beside.tree(1024), session.chain(16)
-            assert not chain or chain in [list(tree.tokens_to(node)) for node in range(len(tree))]
-            drafted += len(chain)
-            for each in (session, beside):
-                each.committed([token])
-    assert drafted > 50

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.llama_model import FakeLibrary, FakeLlama, greedy
+from helpers.llama_model import FakeLlama, greedy
 from helpers.services import left_in
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from precedent.cache import SpeculationCache
 from precedent.errors import CacheError, CacheMismatchError, ConfigError, UnsupportedError
 from precedent_llama_cpp import PrecedentDraft
-from precedent_llama_cpp.following import Following
+from precedent_llama_cpp.draft import Following
 
 Draft = Callable[..., PrecedentDraft]
 Model = Callable[..., FakeLlama]
@@ -191,8 +191,9 @@ def test_a_model_of_other_tokens_is_refused(draft: Draft, tokenizer: Any) -> Non
 
 
 @pytest.mark.parametrize("version", ["0.3.35", "0.3.37", "0.4.0", ""])
-def test_an_unknown_version_is_refused_by_name(draft: Draft, version: str) -> None:
-    one = draft(library=FakeLibrary(version))
+def test_an_unknown_version_is_refused_by_name(draft: Draft, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = draft()
+    monkeypatch.setattr("llama_cpp.__version__", version)
     with pytest.raises(UnsupportedError, match=r"knows llama-cpp-python 0\.3\.36, and this is"):
         one.attach(FakeLlama(one))
 
@@ -239,5 +240,5 @@ def test_a_failure_of_drafting_costs_drafts_only(
 
     monkeypatch.setattr(model.draft_model._following, "draft", broken)
     assert answered(model) == answered(FakeLlama())
-    assert model.draft_model.num_failures > 1
+    assert model.draft_model.counts()["failed_steps"] > 1
     assert caplog.text.count("drafting failed") == 1
