@@ -19,21 +19,6 @@ from precedent_engines.clock import StepClock
 GOOD, BAD, OTHER = 5, 6, 99
 
 
-def test_learned_acceptance_converges_to_the_share_that_was_committed(serve: Serve) -> None:
-    """Two candidates that claim the same: one is right in 8 of 10 steps, the other in 2 of 10."""
-    service, choose = serve(), random.Random(5)
-    added(service, Scripted("memory", (GOOD, ROOT, 0.5, 1), (BAD, 0, 0.5, 2)))
-    session = service.begin("a", [1], tenant="t")
-    for _ in range(1500):
-        assert session.chain(2) == [GOOD, BAD]
-        first = GOOD if choose.random() < 0.8 else OTHER
-        session.committed([first, BAD if choose.random() < 0.2 else OTHER] if first == GOOD else [first])
-    session.end()
-    learned = service._batch.planner.calibration
-    assert learned.probability("memory", 1, 0.5) == pytest.approx(0.8, abs=0.06)
-    assert learned.probability("memory", 2, 0.5) == pytest.approx(0.2, abs=0.06)
-
-
 def test_a_drafter_that_is_seldom_right_is_no_longer_drafted_where_width_costs(serve: Serve) -> None:
     service = added(serve(cost={1: 10.0, 2: 14.0}), Scripted("memory", (BAD, ROOT, 0.9, 1)))
     firsts = []
@@ -45,18 +30,6 @@ def test_a_drafter_that_is_seldom_right_is_no_longer_drafted_where_width_costs(s
         assert drafted[-10:] == [[]] * 10
         firsts.append(drafted[0])
     assert (firsts[0], firsts[-1]) == ([BAD], []), "what one request teaches serves the next"
-
-
-def test_a_draft_of_which_nothing_was_tested_teaches_nothing(serve: Serve) -> None:
-    """The answer was cut after the first token: what it would have gone on with is not known."""
-    service = added(serve(), Scripted("memory", (5, ROOT, 0.9, 1), (6, 0, 0.9, 2), (7, 1, 0.9, 3)))
-    session = service.begin("a", [1], tenant="t")
-    session.chain(3)
-    session.committed([5])
-    session.end()
-    learned = service._batch.planner.calibration
-    first = learned.first_bin("memory")
-    assert learned.seen[first + 1 : first + 4].tolist() == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("seed", range(20))

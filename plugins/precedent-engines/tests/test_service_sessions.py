@@ -47,15 +47,6 @@ def test_tokens_may_be_committed_in_pieces(serve: Serve) -> None:
     assert service.metrics().accepted_by_source == {"recall": 6}
 
 
-def test_nothing_follows_the_end_of_an_answer(serve: Serve) -> None:
-    service = serve()
-    store(service, ORDER, [END, 40, 41])
-    session = service.begin("a", [1, 2], **ASKED)
-    session.committed([40, END])
-    assert session.chain(16) == []
-    assert session.over
-
-
 def test_the_prompt_and_a_prediction_are_drafted_from_without_a_store(serve: Serve, tokenizer: Any) -> None:
     service = serve(None)
     session = service.begin("a", [50, 51, 52, 53, 54, 50, 51, 52])
@@ -185,15 +176,6 @@ def test_a_drafter_that_fails_is_left_out_and_the_request_goes_on(serve: Serve, 
         assert third.chain(2) in ([5, 6], [6])
     assert service.metrics().failures_by_drafter == {"bad": 3}, "switched off, it is asked no more"
     assert caplog.text.count("bad is switched off after 3 faults") == 1
-
-
-def test_a_token_that_the_tokenizer_does_not_have_is_never_drafted(serve: Serve, tokenizer: Any) -> None:
-    """A damaged store may hold any number."""
-    service = serve()
-    store(service, [40, len(tokenizer), 41], [2**31 - 1, 40])
-    for number in range(4):
-        session = service.begin(str(number), [1, 2], tenant="north", query="an order")
-        assert session.chain(number) == []
 
 
 def test_a_batch_names_each_session_once(serve: Serve) -> None:

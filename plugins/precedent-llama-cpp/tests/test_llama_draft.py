@@ -66,17 +66,6 @@ def test_an_answer_that_nobody_reads_to_its_end_is_not_stored(attached: Model, c
     assert len(left_in(cache)) == 1
 
 
-def test_an_answer_that_fails_is_not_stored(attached: Model, cache: SpeculationCache) -> None:
-    def failing(ids: Any) -> int:
-        if len(ids) > 6:
-            raise RuntimeError("out of memory")
-        return 9
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        answered(attached(failing))
-    assert left_in(cache) == set()
-
-
 def test_the_next_turn_of_a_conversation_is_another_request(attached: Model) -> None:
     """Its ids begin with all of the last one's."""
     model = attached()
@@ -129,19 +118,6 @@ def test_every_request_is_told_from_the_last_one(requests: Any, drafts: int) -> 
         generated = model.generate(asked[-1])
         whole = [*asked[-1], *(next(generated) for _ in range(count))]
         generated.close()
-
-
-@pytest.mark.parametrize("more", [[3, 9, 9], [9, 9], [3, 4, 9, 9], [3, 4, 5, 6, 9]])
-def test_what_no_step_could_have_added_is_another_request(more: list[int]) -> None:
-    """A step adds the draft up to the first token that the model chose otherwise, and that one."""
-    told = list[tuple[list[int], list[int]]]()
-    following = Following(lambda prompt: _Session(prompt, told), 3)  # type: ignore[arg-type, return-value]
-    assert following.draft(np.array([7, 8], dtype=np.intc)) == [5, 3, 4]
-    assert told == [([7], [8])]
-    following.draft(np.array([7, 8, 5, 3, 9], dtype=np.intc))
-    assert told == [([7], [8, 5, 3, 9])]
-    following.draft(np.array([7, 8, 5, 3, 9, *more], dtype=np.intc))
-    assert told[1:] == [([7, 8, 5, 3, 9, *more[:-1]], more[-1:])]
 
 
 def test_the_same_ids_again_are_another_request() -> None:
