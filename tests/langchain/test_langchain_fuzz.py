@@ -35,7 +35,7 @@ from precedent.langchain import ChatPrecedent, PrecedentLLM
 from precedent.langchain.arguments import FROM_LANGCHAIN, OF_THE_CALL
 from precedent.langchain.exceptions import _BOTH
 from precedent.langchain.synonyms import HARMLESS, HINTS, IDLE, OF_LOADING, SAME
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent.text.templates import Templates
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import ScriptedTarget, fixed_cost, scripted_tokenizer

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from precedent.decoding.stats import Percentiles
-from precedent.runtime.processor import processor
+from precedent.runtime.machine_load import processor
 
 if TYPE_CHECKING:
     from precedent_replay.bench_lineup import Timing
