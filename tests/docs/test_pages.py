@@ -102,7 +102,7 @@ def is_there(name: str) -> bool:
 
 
 @cache
-def tests_by_file() -> dict[str, str]:
+def sources_by_file() -> dict[str, str]:
     """The text of the test files of each name."""
     files: dict[str, str] = {}
     for path in (*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("plugins/*/tests/**/test_*.py")):
@@ -119,7 +119,7 @@ def test_a_page_names_only_what_there_is(page: Path) -> None:
         named |= {f"{module}.{name}" for name in re.findall(r"\w+", names)}
     assert [name for name in sorted(named - ENTRY_POINTS) if not is_there(name)] == []
     tests = re.findall(r"`(?:[\w/]+/)?(test_\w+\.py)(?:::(\w+))?", text)
-    assert [one for one in tests if not re.search(rf"(def|class) {one[1]}\b", tests_by_file().get(one[0], ""))] == []
+    assert [one for one in tests if not re.search(rf"(def|class) {one[1]}\b", sources_by_file().get(one[0], ""))] == []
     programs = re.findall(r"(?:python |^|`)((?:tests|examples|plugins)/[\w/.-]+\.(?:py|sh|ipynb))", text)
     assert [name for name in programs if not (ROOT / name).exists()] == []
 
