@@ -373,7 +373,7 @@ def test_an_embedder_that_fails_changes_no_answer(trial: Trial, name: str) -> No
     trial.embedder.answer = EMBEDDINGS.get(name, lambda made: trial.hangs() and made)
     trial.check(engine, "recall", "prompt")
     assert sum(engine.metrics().faults.values()) >= 3
-    assert name != "hangs" or engine.health().status == "degraded"
+    assert name != "hangs" or "the speculation cache" in engine.health().degraded
 
 
 @pytest.mark.parametrize("call", ["recall", "among", "credit", "epoch", "since", "ids"])
@@ -600,7 +600,7 @@ def test_a_draft_model_or_a_planner_that_fails_keeps_the_distribution(
     how: str, broken: str, mode: str, fails_in: int
 ) -> None:
     """Also if the failure depends on what was drawn: what is in the tree is verified."""
-    draft, model = toy_model("draft", 4, plain=True), toy_model("target", 4, plain=True)
+    draft, model = toy_model("draft", 3, plain=True), toy_model("target", 3, plain=True)
     target, found, num_faults = TabledModel(lambda token_ids: model(token_ids[1:]).log()), defaultdict(float), 0
 
     class Drafting:
