@@ -595,7 +595,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("how", "broken", "mode", "fails_in"), some([("", "never", "traversal", 2), *FAULTS], 5))
+@pytest.mark.parametrize(("how", "broken", "mode", "fails_in"), some([("", "never", "traversal", 2), *FAULTS], 3))
 def test_a_draft_model_or_a_planner_that_fails_keeps_the_distribution(
     how: str, broken: str, mode: str, fails_in: int
 ) -> None:
