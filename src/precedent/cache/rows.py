@@ -22,11 +22,11 @@ from precedent.cache.records import (
 )
 from precedent.errors import CacheError
 
-INSERT = """
-INSERT INTO completion (tenant, tokenizer, identity, created, size, model, prompt_fingerprint, tools, workflow_step,
-                        checksum, vector_checksum, token_ids, query, text, vector)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
+INSERTED = (
+    "tenant, tokenizer, identity, created, size, model, prompt_fingerprint, tools, workflow_step, checksum, "
+    "vector_checksum, token_ids, query, text, vector"
+)
+"""The columns of `inserted_values`; all others have defaults."""
 
 # the order of Completion's fields, then the checksum
 COLUMNS = (
@@ -38,9 +38,6 @@ ID = COLUMNS.split(", ").index("id")
 
 MOST_RECORDS = 2**62
 """No cache has added or removed this many records; much larger numbers would overflow SQLite's counters."""
-
-ROWS_AT_ONCE = 2000
-"""Rows read under one lock, so that a waiting request waits a few milliseconds at most."""
 
 
 def insert_row(connection: sqlite3.Connection, new: Completion, now: float) -> int:
@@ -90,13 +87,19 @@ def id_of_same(connection: sqlite3.Connection, new: Completion) -> int | None:
 
 
 def _add_row(connection: sqlite3.Connection, new: Completion, now: float) -> int:
-    key = (new.tenant, new.tokenizer, new.identity)
-    soft = (new.model, new.prompt_fingerprint, new.tools, new.workflow_step)
-    sums = (new.checksum, new.vector_checksum)
-    large = (new.token_bytes, new.query, new.text, new.vector_bytes)
-    row = connection.execute(INSERT, (*key, now, new.size, *soft, *sums, *large)).lastrowid
+    values = inserted_values(new, now)
+    insert = f"INSERT INTO completion ({INSERTED}) VALUES ({', '.join('?' * len(values))})"
+    row = connection.execute(insert, values).lastrowid
     assert row is not None
     return row
+
+
+def inserted_values(new: Completion, created: float) -> tuple[Any, ...]:
+    """The values of a new row, in the order of `INSERTED`."""
+    soft = (new.model, new.prompt_fingerprint, new.tools, new.workflow_step)
+    large = (new.token_bytes, new.query, new.text, new.vector_bytes)
+    sums = (new.checksum, new.vector_checksum)
+    return (new.tenant, new.tokenizer, new.identity, created, new.size, *soft, *sums, *large)
 
 
 def add_credit(connection: sqlite3.Connection, counts: Mapping[int, tuple[int, int]]) -> None:

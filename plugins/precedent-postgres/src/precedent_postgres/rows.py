@@ -13,7 +13,7 @@ import psycopg
 from precedent.cache.database import folded
 from precedent.cache.embedder import maker_of, require_same
 from precedent.cache.records import TEXTS, Completion, Damage, EmbedderIdentity, Selection
-from precedent.cache.rows import completion_of, embedder_in, with_vector
+from precedent.cache.rows import COLUMNS, ID, INSERTED, completion_of, embedder_in, inserted_values, with_vector
 from precedent.errors import CacheError
 from precedent_postgres.schema import SCHEMA
 
@@ -22,20 +22,8 @@ Row = tuple[Any, ...]
 
 TABLE = f"{SCHEMA}.completion"
 
-# the order of Completion's fields, then the checksum
-COLUMNS = (
-    "token_ids, tokenizer, model, tenant, query, prompt_fingerprint, tools, workflow_step, text, "
-    "id, created, count, hits, accepted, rejected, checksum"
-)
 NAMES = COLUMNS.split(", ")
-ID = NAMES.index("id")
 ROWS_AT_ONCE = 1000
-
-INSERT = f"""
-INSERT INTO {TABLE} (tenant, tokenizer, identity, created, size, model, prompt_fingerprint, tools, workflow_step,
-                     checksum, vector_checksum, token_ids, query, text, vector)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING id
-"""
 
 
 def lock_tenant(connection: Connection, tenant: str) -> None:
@@ -57,13 +45,12 @@ def row_of_same(connection: Connection, new: Completion) -> int | None:
 
 def add_row(connection: Connection, new: Completion, created: float) -> int:
     """Add a completion that is not stored yet; returns its id. The tenant must be locked."""
-    key = (new.tenant, new.tokenizer.encode(), new.identity)
-    soft = [text.encode() for text in (new.model, new.prompt_fingerprint, new.tools, new.workflow_step)]
-    large = (new.token_bytes, new.query.encode(), new.text.encode(), new.vector_bytes)
-    values = (*key, created, new.size, *soft, new.checksum, new.vector_checksum, *large)
+    tenant, *others = inserted_values(new, created)
+    values = (tenant, *(value.encode() if isinstance(value, str) else value for value in others))
+    insert = f"INSERT INTO {TABLE} ({INSERTED}) VALUES ({', '.join(['%s'] * len(values))}) RETURNING id"
     update = f"UPDATE {SCHEMA}.tenant SET records = records + 1, bytes = bytes + %s WHERE tenant = %s"
     connection.execute(update, (new.size, new.tenant))
-    found = connection.execute(INSERT, values).fetchone()
+    found = connection.execute(insert, values).fetchone()
     if found is None:  # a trigger or rule added after the store was opened
         raise CacheError("the server stored nothing without reporting an error; look for triggers on its tables")
     return int(found[0])
