@@ -96,17 +96,6 @@ def test_a_request_is_embedded_once_for_recall_and_write_back():
         assert embedder.texts == ["one", "two", "one"], "a forgotten query is not kept in memory either"
 
 
-def test_a_cache_is_warm_after_reopening(tmp_path):
-    with SpeculationCache.open(tmp_path, embedder=HashEmbedder()) as cache:
-        row_id = cache.insert(answer(5, 6, query="cancel my order", text="done"))
-        cache.credit({row_id: (2, 0)})
-        stored = cache.since("default", "tok")
-    with SpeculationCache.open(tmp_path, embedder=HashEmbedder()) as cache:
-        assert cache.since("default", "tok") == stored
-        assert recalled(cache, "cancel order") == [row_id]
-        assert cache.stats().embedder.fingerprint == HashEmbedder().fingerprint
-
-
 def test_bad_conditions_of_search_and_forget_are_refused(cache):
     cache.insert(answer(1, query="q"))
     for call in (

@@ -17,11 +17,10 @@ from precedent.cache import rows
 from precedent.cache.database import Database, create_file
 from precedent.cache.embedder import Embedder, identity_of, maker_of, require_same
 from precedent.cache.eviction import evict, expire
-from precedent.cache.files import alone_in, check_folders, database_path, sweep
+from precedent.cache.files import alone_in, database_path, sweep
 from precedent.cache.inspection import UnreadableError, inspecting, set_aside, verify_cache
 from precedent.cache.prefixes import PrefixFiles
 from precedent.cache.records import (
-    DEFAULT_MAX_BYTES,
     Bounds,
     CacheStats,
     Completion,
@@ -73,28 +72,25 @@ class SQLiteStore:
         path: str | Path | None = None,
         *,
         embedder: Embedder | None = None,
-        max_bytes: int = DEFAULT_MAX_BYTES,
         bounds: Bounds | None = None,
         create: bool = True,
         read_only: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> Self:
-        """Open or create a store; in memory without a `path`. `bounds` replaces `max_bytes` and has further limits.
+        """Open or create a store; in memory without a `path`.
 
         A damaged file is set aside, with a warning, and an empty one takes its place; read-only or with `create` off it
         is refused. Raises CacheError, and leaves the file untouched, if it is foreign, in use while it is damaged,
         missing with `create` off, or filled by an embedder other than `embedder`.
         """
-        chosen = bounds or Bounds(max_bytes)
         if path is None:
-            return cls(Database(None), chosen, clock=clock)
+            return cls(Database(None), bounds, clock=clock)
         try:
             file = database_path(path)
             if create and not read_only:
                 create_file(file)
             if not file.exists():
                 raise CacheError(f"there is no cache at {file}")
-            check_folders(file)
             fixed = read_only or not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
             try:
                 _check_file(file, embedder)
@@ -104,7 +100,7 @@ class SQLiteStore:
                 _make_readable(file, embedder)
             if not fixed:
                 sweep(file.parent)
-            return cls(Database(file, read_only=fixed), chosen, clock=clock)
+            return cls(Database(file, read_only=fixed), bounds, clock=clock)
         except (OSError, ValueError, sqlite3.Error) as error:  # ValueError: a path with a NUL character
             raise CacheError(
                 f"cannot open the cache {str(path)!r}: {error}; give a folder that you may write"

@@ -159,8 +159,8 @@ class _Ours:
         key = name, without if name == "recall" and without in _RECALLS else ""
         if key not in self._drafters:
             parts = DrafterParts(tokenizer_fingerprint="", executor=AtOnce(), cache=self._pool, draft_model=None)  # type: ignore[arg-type]  # has what recall needs
-            whole = next(iter(load_drafters([name], parts)), None)
-            self._drafters[key] = _RECALLS[key[1]](self._pool) if key[1] and whole is not None else whole
+            made = _RECALLS.get(key[1])
+            self._drafters[key] = made(self._pool) if made else next(iter(load_drafters([name], parts)), None)
         return self._drafters[key]
 
 

@@ -74,7 +74,7 @@ def _overview(found: Results) -> list[Column]:
         ("vs\nbest*", _number("ratio")),
         ("nodes/\nstep", _number("draft_tokens_per_step", 1)),
         *(
-            (f"tok/cost\n{curve}", lambda row, curve=curve: f"{row[by_curve][curve]:.2f}")  # type: ignore[misc]
+            (f"tok/cost\n{curve}", lambda row, curve=curve: f"{row[by_curve][curve]:.2f}")
             for curve in found["settings"]["curves"]
         ),
         ("µs/\nstep", _number("microseconds_per_step", 0)),
