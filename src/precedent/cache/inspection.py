@@ -223,20 +223,10 @@ def verify_cache(path: str | Path) -> VerifyReport:
         raise CacheError(f"there is no cache at {file}")
     try:
         with inspecting(file, whole=True) as connection:
-            findings = tuple(_damage(connection))
-            records = connection.execute("SELECT count(*) FROM completion").fetchone()[0]
+            found = connection.execute(f"SELECT {rows.COLUMNS}, vector, vector_checksum FROM completion ORDER BY id")
+            damages = [rows.damage_of(row) for row in found]
     except UnreadableError as error:
         return VerifyReport(str(file), 0, (Damage("structure", error.reason),))
     except (OSError, sqlite3.Error) as error:
         raise CacheError(f"cannot verify {file}: {error}") from error
-    return VerifyReport(str(file), records - sum(finding.kind == "record" for finding in findings), findings)
-
-
-def _damage(connection: sqlite3.Connection) -> Iterator[Damage]:
-    query = f"SELECT {rows.COLUMNS}, vector, vector_checksum FROM completion ORDER BY id"
-    for row in connection.execute(query):
-        row_id, vector = row[rows.ID], row[-2:]
-        if rows.completion_of(row[:-2]) is None:
-            yield Damage("record", f"record {row_id} is damaged", (row_id,))
-        elif vector != (None, None) and rows.vector_of(*vector) is None:
-            yield Damage("vector", f"the vector of record {row_id} is damaged", (row_id,))
+    return VerifyReport.of(str(file), damages)

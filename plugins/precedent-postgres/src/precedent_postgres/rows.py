@@ -13,7 +13,7 @@ import psycopg
 from precedent.cache.database import folded
 from precedent.cache.embedder import maker_of, require_same
 from precedent.cache.records import TEXTS, Completion, Damage, EmbedderIdentity, Selection
-from precedent.cache.rows import COLUMNS, ID, INSERTED, completion_of, embedder_in, inserted_values, with_vector
+from precedent.cache.rows import COLUMNS, INSERTED, NAMES, damage_of, embedder_in, inserted_values, with_vector
 from precedent.errors import CacheError
 from precedent_postgres.schema import SCHEMA
 
@@ -22,7 +22,6 @@ Row = tuple[Any, ...]
 
 TABLE = f"{SCHEMA}.completion"
 
-NAMES = COLUMNS.split(", ")
 ROWS_AT_ONCE = 1000
 
 
@@ -78,37 +77,23 @@ def restore(connection: Connection, recorded: Completion) -> int:
     return row_id
 
 
-def _texts_of(row: Row) -> Row:
-    """A row of `COLUMNS` with its texts decoded."""
-    decoded = (
+def decoded(row: Row) -> Row:
+    """A row that begins with `COLUMNS`, its texts decoded."""
+    texts = (
         value.decode("utf-8", "replace") if isinstance(value, bytes) and name in TEXTS else value
         for name, value in zip(NAMES, row, strict=False)
     )
-    return (*decoded, *row[len(NAMES) :])
-
-
-def completion_in(row: Row) -> Completion | None:
-    """The completion in a row of `COLUMNS`, or None if its bytes differ from those that were written."""
-    return completion_of(_texts_of(row))
+    return (*texts, *row[len(NAMES) :])
 
 
 def record_in(row: Row) -> Completion | None:
     """The completion in a row of `COLUMNS`, vector and its checksum, or None if the completion is damaged."""
-    return with_vector(_texts_of(row))
+    return with_vector(decoded(row))
 
 
-def check(connection: Connection) -> tuple[int, tuple[Damage, ...]]:
-    """The number of records that agree with their checksums, and all findings."""
-    sound, findings = 0, []
-    for row in selected(connection, Selection(), "ASC"):
-        row_id, record = row[ID], record_in(row)
-        if record is None:
-            findings.append(Damage("record", f"record {row_id} is damaged", (row_id,)))
-            continue
-        sound += 1
-        if row[-2] is not None and record.vector is None:
-            findings.append(Damage("vector", f"the vector of record {row_id} is damaged", (row_id,)))
-    return sound, tuple(findings)
+def check(connection: Connection) -> list[Damage | None]:
+    """What differs in each row from what was written."""
+    return [damage_of(decoded(row)) for row in selected(connection, Selection(), "ASC")]
 
 
 def selected(connection: Connection, selection: Selection, order: str, after_id: int = 0) -> Iterator[Row]:
