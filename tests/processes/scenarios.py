@@ -37,8 +37,7 @@ from precedent.engine import shared as shared_engines
 from precedent.engine.engine import Engine
 from precedent.engine.warm_up import compile_inner_loops
 from precedent.langchain import ChatPrecedent, PrecedentLLM, engines
-from precedent.planning.costs import CostCurve
-from precedent.planning.step_costs import StepCosts
+from precedent.planning.costs import CostCurve, StepCosts
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import scripted_model_engine, scripted_tokenizer
 from precedent_testing.tiny_models import tiny_causal_lm
@@ -278,7 +277,7 @@ def an_engine_refuses_in_a_fork() -> None:
         of_engine: dict[str, Callable[[], Any]] = {
             "submit": lambda: engine.submit([1, 2], SamplingParams()),
             "metrics": engine.metrics,
-            "watch_steps": lambda: engine.watch_steps(1),
+            "watch_steps": lambda: engine.watch_steps(None),
             "health": engine.health,
             "longest_wait": engine.longest_wait,
             "grammars": lambda: engine.grammars,
@@ -293,7 +292,7 @@ def an_engine_refuses_in_a_fork() -> None:
             *("load", "recall", "refused_as", "sampling_defaults"),
         }
 
-    locks = (engine._loading, engine._worker._gate, engine._worker._scheduler.recorder._lock, begun._changed)
+    locks = (engine._loading, engine._worker._gate, engine._worker.scheduler.recorder._lock, begun._changed)
     with held(*locks):
         assert in_fork(child) == 0
     begun.cancel()

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from precedent.planning.calibration import Reliability
 from precedent.runtime.compiled import Floats
 from precedent.tree import ROOT, CandidateTree
 from precedent_replay.baselines import Contender
-from precedent_replay.contenders import Drafted, Entry
+from precedent_replay.contenders import Drafted, Entry, Reliability
 from precedent_replay.settings import MEASURED, Settings
 from precedent_replay.turns import Turn
 
