@@ -9,7 +9,7 @@ import pytest
 from helpers.services import FREE, Serve, cache, tokenizer
 
 from precedent.cache import SpeculationCache
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_engines import DraftingService
 
 __all__ = ["cache", "tokenizer"]  # fixtures

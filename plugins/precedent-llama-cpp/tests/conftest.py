@@ -12,7 +12,7 @@ from helpers.llama_model import FakeLlama
 from helpers.services import FREE, cache, tokenizer
 
 from precedent.cache import SpeculationCache
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_llama_cpp import PrecedentDraft
 
 __all__ = ["cache", "tokenizer"]  # fixtures

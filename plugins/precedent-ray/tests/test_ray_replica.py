@@ -18,12 +18,12 @@ from helpers.saved_models import saved
 from precedent.cache import SpeculationCache, TenantStats
 from precedent.drafters.recall.tenant_memory import cost
 from precedent.engine.health import EngineHealth
-from precedent.engine.prometheus import prometheus_text
 from precedent.errors import CacheError
 from precedent_ray.merging import merged
 from precedent_ray.replica import Replica, StuckError, gauges, read_ahead, worth_reading
 from precedent_ray.scaling import QUEUE_SECONDS, Scaling
 from precedent_ray.settings import Settings
+from precedent_server.prometheus import prometheus_text
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.pytest_plugin import EngineMaker
 from precedent_testing.store_contract import completion

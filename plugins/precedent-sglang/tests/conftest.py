@@ -11,7 +11,7 @@ from helpers.services import cache, store, tokenizer
 from helpers.sglang_fakes import FakeSGLangServer, Scheduler, worker_of
 
 from precedent.cache import Completion, SpeculationCache, tokenizer_fingerprint
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_engines import DraftingService
 from precedent_sglang import Corpora, SGLangServer
 from precedent_sglang.hook import SAME, Hook

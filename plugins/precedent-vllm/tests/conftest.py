@@ -23,7 +23,7 @@ from helpers.vllm_fakes import (
 )
 
 from precedent.cache import SpeculationCache
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_engines import DraftingService
 from precedent_server.keys import add_key
 from precedent_testing.embedders import HashEmbedder

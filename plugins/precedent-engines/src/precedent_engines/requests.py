@@ -10,8 +10,7 @@ from precedent.cache import tools_fingerprint
 from precedent.cache.records import MAX_TOKEN_ID
 from precedent.drafters import check_known
 from precedent.errors import ConfigError, ContextOverflowError, PromptError
-from precedent.planning.costs import CostCurve
-from precedent.planning.step_costs import StepCosts
+from precedent.planning.costs import CostCurve, StepCosts
 from precedent.runtime.plain_values import is_number, is_whole, shown
 from precedent.text.codec import TokenizerCodec
 

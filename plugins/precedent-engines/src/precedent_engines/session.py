@@ -12,14 +12,14 @@ from time import perf_counter
 
 import numpy as np
 
-from precedent.drafters import Drafter, DraftSession, DrawSession, Request
+from precedent.drafters import Drafter, DraftSession, DrawSession
 from precedent.drafters.outcomes import outcomes
+from precedent.drafters.request import Request
 from precedent.drafters.together import Matching, begin_all, end_all, match_budget, match_together
 from precedent.errors import UnsupportedError
+from precedent.planning.calibration import Trust
 from precedent.planning.costs import STEP_COSTS
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import PLANNER, Planner
-from precedent.planning.trust import Trust
+from precedent.planning.planner import PLANNER, Limits, Plan, Planner
 from precedent.runtime.background import Background
 from precedent.runtime.fence import Fault, Fences, Result
 from precedent.runtime.process import OfOneProcess
