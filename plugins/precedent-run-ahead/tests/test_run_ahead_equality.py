@@ -7,10 +7,8 @@ from typing import Any
 
 import pydantic.v1
 import pytest
-from helpers.run_ahead_agents import ASKED, in_turns
-from helpers.scripted_agents import ScriptedChat, call, calls, script, transcript
-from langchain.agents import create_agent
-from langchain_core.messages import AIMessage
+from helpers.run_ahead_agents import ASKED, agent_on, in_turns, saying
+from helpers.scripted_agents import call, transcript
 from langchain_core.tools import StructuredTool
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, field_validator
 
@@ -129,8 +127,7 @@ def test_an_agent_uses_the_result_of_an_equal_call() -> None:
     look_up = StructuredTool.from_function(lambda order, number=1: f"{number} {order}", name="look_up",
                                            description="Look up.", args_schema=Amount)  # fmt: skip
     ahead = RunAheadMiddleware([look_up], predict=in_turns([call("look_up", number="1", order="W7")]))
-    answer = script(calls(call("look_up", order="W7")), AIMessage("ok"))
-    with_it = create_agent(ScriptedChat(answer=answer), [look_up], middleware=[ahead]).invoke(ASKED)
-    without = create_agent(ScriptedChat(answer=answer), [look_up]).invoke(ASKED)
+    answer = saying(call("look_up", order="W7"))
+    with_it, without = (agent_on([look_up], answer, *one).invoke(ASKED)["messages"] for one in ([ahead], []))
     assert ahead.ledger.counts.used == 1
-    assert transcript(with_it["messages"]) == transcript(without["messages"])
+    assert transcript(with_it) == transcript(without)

@@ -13,10 +13,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from helpers.run_ahead_agents import ASKED, in_turns
-from helpers.scripted_agents import ScriptedChat, call, calls, script
-from langchain.agents import create_agent
-from langchain_core.messages import AIMessage, ToolMessage
+from helpers.run_ahead_agents import ASKED, agent_on, in_turns, saying
+from helpers.scripted_agents import call, calls
+from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, Tool, tool
 
 from precedent.errors import ConfigError
@@ -45,23 +44,14 @@ def acting() -> Callable[[str], str]:
     return act
 
 
-def refund_now(order: str) -> str:
-    RAN.append("refund")
-    return order
-
-
 async def refund_later(order: str) -> str:
     """Refund."""
     RAN.append("refund")
     return order
 
 
-def look_up(function: Callable[..., Any]) -> StructuredTool:
-    return StructuredTool.from_function(function, name="look_up", description="A tool.")
-
-
-def refund(function: Callable[..., Any]) -> StructuredTool:
-    return StructuredTool.from_function(function, name="refund", description="A tool.")
+look_up = partial(StructuredTool.from_function, name="look_up", description="A tool.")
+refund = partial(StructuredTool.from_function, name="refund", description="A tool.")
 
 
 def marked_tool() -> StructuredTool:
@@ -147,7 +137,7 @@ def wrapped_coroutine(marked: Callable[[str], str]) -> BaseTool:
     async def wrapper(order: str) -> str:
         return marked(order)
 
-    return StructuredTool.from_function(coroutine=wrapper, name="refund", description="A tool.")
+    return refund(coroutine=wrapper)
 
 
 def of_the_same_code(marked: Any) -> Any:
@@ -218,25 +208,22 @@ def _refunding(self: Any, order: str) -> str:
     return "refund"
 
 
-def of_a_tool(make: Callable[[Any], BaseTool]) -> Pair:
-    marked = marked_tool()
-    return marked, make(marked)
+def _refunding(self: Any, order: str) -> str:
+    RAN.append("refund")
+    return "refund"
 
 
-def of_a_function(make: Callable[[Any], BaseTool]) -> Pair:
-    marked = read_only(acting())
-    return look_up(marked), make(marked)
-
-
-def of_a_class(make: Callable[[Any], BaseTool]) -> Pair:
-    kind = marked_class()
-    return kind(name="look_up"), make(kind)
+def pair(marked: Any, tool_of: Callable[[Any], BaseTool], make: Callable[[Any], BaseTool]) -> Pair:
+    return tool_of(marked), make(marked)
 
 
 CASES: dict[str, Callable[[], Pair]] = {
-    **{f"tool: {name}": partial(of_a_tool, make) for name, make in OF_A_TOOL.items()},
-    **{f"function: {name}": partial(of_a_function, make) for name, make in OF_A_FUNCTION.items()},
-    **{f"class: {name}": partial(of_a_class, make) for name, make in OF_A_CLASS.items()},
+    **{f"tool: {name}": lambda make=make: pair(marked_tool(), lambda one: one, make)
+       for name, make in OF_A_TOOL.items()},
+    **{f"function: {name}": lambda make=make: pair(read_only(acting()), look_up, make)
+       for name, make in OF_A_FUNCTION.items()},
+    **{f"class: {name}": lambda make=make: pair(marked_class(), lambda kind: kind(name="look_up"), make)
+       for name, make in OF_A_CLASS.items()},
     "bound methods of one class": lambda: (
         read_only(look_up(Endpoint("orders").call)), refund(Endpoint("refunds").call),
     ),
@@ -245,6 +232,14 @@ CASES: dict[str, Callable[[], Pair]] = {
         None, refund(type("Other", (), {"path": "refunds", "call": with_marked_method().__dict__["call"]})().call),
     ),
     "another instance of one class": lambda: (read_only(Own(name="look_up")), Own(name="refund")),
+    "class methods": lambda: (look_up(read_only(Endpoint.of_class)), refund(Refunding.of_class)),
+    "callable instances": lambda: (
+        Tool("look_up", read_only(dressed(Endpoint("orders"))), "A tool."),
+        Tool("refund", dressed(Endpoint("refunds")), "A tool."),
+    ),
+    "a marked class that calls any function": lambda: (
+        None, read_only(type("Calling", (StructuredTool,), {})).from_function(acting(), name="refund", description="x"),
+    ),
 }  # fmt: skip
 """Ways in which Python shares a function."""
 
@@ -269,18 +264,6 @@ def a_marked_method_is_bound_to_an_instance() -> Pair:
 
 
 @case
-def class_methods() -> Pair:
-    read_only(Endpoint.of_class)
-    return look_up(Endpoint.of_class), refund(Refunding.of_class)
-
-
-@case
-def callable_instances() -> Pair:
-    orders = read_only(dressed(Endpoint("orders")))
-    return Tool("look_up", orders, "A tool."), Tool("refund", dressed(Endpoint("refunds")), "A tool.")
-
-
-@case
 def partials_of_one_function() -> Pair:
     act = acting()
     marked = read_only(dressed(functools.partial(act)))
@@ -294,7 +277,7 @@ def the_code_of_a_marked_function_is_replaced() -> Pair:
         """Act."""
         return order
 
-    changed.__code__ = refund_now.__code__
+    changed.__code__ = (lambda order: RAN.append("refund") or order).__code__
     return look_up(read_only(acting())), refund(changed)
 
 
@@ -333,12 +316,6 @@ def a_marked_class_is_given_another_method() -> Pair:
     return kind(name="look_up"), changed(name="refund")
 
 
-@case
-def a_marked_class_that_calls_any_function() -> Pair:
-    calling: Any = read_only(type("Calling", (StructuredTool,), {}))
-    return None, calling.from_function(acting(), name="refund", description="A tool.")
-
-
 def asked_of(made: BaseTool) -> dict[str, Any]:
     """A call of the tool; `Tool` calls its argument `__arg1`."""
     return call(made.name, **{"__arg1" if type(made) is Tool else "order": "W7"})
@@ -346,9 +323,7 @@ def asked_of(made: BaseTool) -> dict[str, Any]:
 
 def ran(ahead: RunAheadMiddleware, tools: list[BaseTool], *asked: dict[str, Any], said: Any = ASKED) -> Any:
     """The messages of an agent whose model makes these calls, one after the other."""
-    answer = script(*(calls(one) for one in asked), AIMessage("done"))
-    agent = create_agent(ScriptedChat(answer=answer), tools, middleware=[ahead])
-    return asyncio.run(agent.ainvoke(said))["messages"]
+    return asyncio.run(agent_on(tools, saying(*asked), ahead).ainvoke(said))["messages"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -402,10 +377,8 @@ def test_what_cannot_be_marked_is_refused(marked: Any, says: str) -> None:
 @pytest.mark.parametrize("given", ["allow", "arguments_from_tools"])
 def test_a_function_on_the_list_is_that_function_and_not_its_name(given: str) -> None:
     """`functools.wraps` copies the name as well."""
-    function = acting()
-
+    function, said = acting(), ASKED
     settings: dict[str, Any] = {"allow": [function]}
-    said = ASKED
     if given == "arguments_from_tools":
         earlier = call("find", order="W7")
         result = ToolMessage("its customer is C7", tool_call_id=earlier["id"], name="find")

@@ -183,8 +183,8 @@ def test_a_call_pays_when_probability_times_time_saved_exceeds_its_price(
     price: Any, probability: float, tool: float, model: float, pays: bool
 ) -> None:
     worth = Worth(price)
-    worth.tools.observe("get", tool)
-    worth.model.observe("", model)
+    worth.took("get", tool)
+    worth.model_took(model)
     assert worth.pays("get", probability) is pays
 
 
