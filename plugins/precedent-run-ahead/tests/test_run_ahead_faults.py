@@ -8,7 +8,7 @@ from itertools import repeat
 from typing import Any
 
 import pytest
-from helpers.run_ahead_agents import READS, W7, Run, agent_of, in_turns, plain, saying
+from helpers.run_ahead_agents import READS, W7, Run, agent_of, in_turns, plain, saying, way
 from helpers.scripted_agents import Desk, transcript
 
 from precedent.cache import SpeculationCache
@@ -37,6 +37,11 @@ class Unusable:
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "PATIENCE", 0.05)
+
+
+@pytest.fixture(params=["sync", "astream"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return way(request.param)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from helpers.run_ahead_agents import (
     reading,
     saying,
 )  # fmt: skip
-from helpers.scripted_agents import Desk, call, script, transcript
+from helpers.scripted_agents import Desk, call, transcript
 from langchain.agents.middleware import AgentMiddleware, wrap_tool_call
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import StructuredTool, ToolException
@@ -90,12 +90,6 @@ def test_nothing_starts_while_a_change_of_another_run_is_in_flight() -> None:
     assert ahead.ledger.counts.used == 1
 
 
-def test_void_is_for_changes_outside_of_the_agent(run: Run) -> None:
-    ahead = RunAheadMiddleware(READS, predict=in_turns([W7]))
-    run(agent_of(Desk(), lambda messages: ahead.ledger.void() or saying(W7)(messages), ahead))  # type: ignore[func-returns-value]
-    assert ahead.ledger.counts.used == 0
-
-
 @pytest.mark.parametrize("how", ["raises", "says so", "wrong arguments"])
 def test_an_error_of_a_run_ahead_is_thrown_away_and_the_call_is_made_again(run: Run, how: str) -> None:
     read: list[str] = []
@@ -150,13 +144,6 @@ def test_a_resumed_graph_starts_without_pending_results(run: Run) -> None:
     run(agent, Command(resume="yes"), config=THREAD)
     assert ahead.ledger.counts.used == 0
     assert desk.read == [("look_up", "W7"), ("look_up", "W7")]
-
-
-def test_a_result_does_not_pass_from_one_run_to_another() -> None:
-    desk, ahead = Desk(), RunAheadMiddleware(READS, predict=in_turns([W7]))
-    agent_of(desk, script(AIMessage("nothing")), ahead).invoke(ASKED)
-    agent_of(desk, saying(W7), ahead).invoke({"messages": [AIMessage("hi"), HumanMessage("?")]})
-    assert ahead.ledger.counts.used == 0
 
 
 @pytest.mark.parametrize("place", ["outside", "inside"])

@@ -27,7 +27,6 @@ from precedent.errors import ConfigError
 from precedent.langchain.middleware import Tenant, ended_well, tenant_of_run
 from precedent.langchain.recent import Recent
 from precedent.langchain.tenants import DEFAULT_TENANT
-from precedent.runtime.fence import Fences
 from precedent.runtime.process import Lock
 from precedent_run_ahead.actions.ledger import Lane, Ledger, Pending
 from precedent_run_ahead.actions.price import Price, Worth
@@ -41,8 +40,8 @@ from precedent_run_ahead.beside import (
 )
 from precedent_run_ahead.marks import ReadOnlyList, Tools, lost_mark, unfit
 from precedent_run_ahead.recording import Redact
-from precedent_run_ahead.running import MEMORY, Aids, Shared, ashow, awaited, handed_over, key_of, show
-from precedent_run_ahead.turn import Answered, Predictor, Sources, Turn
+from precedent_run_ahead.running import MEMORY, Aids, Predictor, Shared, ashow, awaited, handed_over, key_of, show
+from precedent_run_ahead.turn import Answered, Turn
 
 RUN = "precedent_run_ahead"
 """Key of the run's id in the agent's state."""
@@ -54,6 +53,8 @@ OPEN_RUNS = 1000
 """Most unfinished runs whose decisions are held back; the oldest are dropped first."""
 
 log = logging.getLogger("precedent.run_ahead")
+
+Writer = Callable[[Any], None]
 
 
 class RunAheadState(AgentState[Any]):
@@ -68,28 +69,6 @@ class RunDecisions:
 
     answers: list[Answered] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-
-
-class Lanes:
-    """The lanes of all invocations that are under way.
-
-    A graph that was interrupted keeps its state and its run's id, but it is resumed in another invocation, which has
-    another stream writer: so a resumed graph starts without pending results, and those of an invocation that is over
-    are let go.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._lanes: weakref.WeakKeyDictionary[Callable[[Any], None], dict[str, Lane]] = weakref.WeakKeyDictionary()
-
-    def of(self, writer: Callable[[Any], None], run: str) -> Lane:
-        """The lane of a run, known by its invocation's stream writer and the id in its state."""
-        with self._lock:
-            lanes = self._lanes.setdefault(writer, {})
-            if run not in lanes:
-                alive = weakref.ref(writer)
-                lanes[run] = Lane(over=lambda: alive() is None)
-            return lanes[run]
 
 
 class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
@@ -126,20 +105,21 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         listen: bool | None = None,
         redact: Redact | None = None,
         learn_from: Callable[[AgentState[Any]], bool] | None = ended_well,
-        fences: Fences | None = None,
     ) -> None:
         super().__init__()
         opened = SpeculationCache.open(cache) if isinstance(cache, str | Path) else cache
         self._allowed = ReadOnlyList(allow, arguments_from_tools, trust_hints=trust_hints)
         self._cache, self._learn_from, self._given_tenant, self._harmless = opened, learn_from, tenant, tuple(harmless)
-        self._worth, self._aids = Worth(price), Aids(fences)
-        self._lanes, self._runs = Lanes(), Recent[str, RunDecisions](OPEN_RUNS)
+        self._worth, self._aids = Worth(price), Aids()
+        self._lock, self._runs = Lock(), Recent[str, RunDecisions](OPEN_RUNS)
+        self._lanes: weakref.WeakKeyDictionary[Writer, dict[str, Lane]] = weakref.WeakKeyDictionary()
         self._refused: dict[str, str] = {}
         self._struck: set[str] = set()
         self.ledger = Ledger(at_once=at_once, most_per_run=most_per_run, time_to_live=time_to_live)
         """The pending results; `ledger.counts` says what became of them, `ledger.void()` voids them all."""
-        self._shared = Shared(self, self.ledger, self._aids, self._worth, redact, self._strike)
-        self._sources = Sources(self._allowed, opened, predict, listen)
+        self._shared = Shared(
+            self, self._allowed, opened, predict, listen, self.ledger, self._aids, self._worth, redact, self._strike
+        )
 
     @property
     def degraded(self) -> tuple[str, ...]:
@@ -234,7 +214,7 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
     def after_agent(self, state: RunAheadState, runtime: Runtime[Any]) -> None:
         """Throw away what nobody asked for, and store the run if it ended well."""
         run = str(state.get(RUN, ""))
-        self.ledger.discard(self._lanes.of(runtime.stream_writer, run), "not asked for")
+        self.ledger.discard(self._lane_of(runtime.stream_writer, run), "not asked for")
         decisions = self._runs.pop(run, None)
         if decisions is not None and not switched_off():
             tenant = self._tenant(runtime)
@@ -260,14 +240,14 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         """
         if switched_off() or request.runtime is None or RUN not in request.state:
             return None
-        lane = self._lanes.of(request.runtime.stream_writer, str(request.state.get(RUN, "")))
+        lane = self._lane_of(request.runtime.stream_writer, str(request.state.get(RUN, "")))
         tenant, config = self._tenant(request.runtime), get_config()
 
         def refusal(tool: BaseTool) -> str | None:
             return self._refusal(agent, config, tool)
 
         def made() -> Turn:
-            return Turn(self._shared, self._sources, agent, request, config, lane, tenant, loop, refusal)
+            return Turn(self._shared, agent, request, config, lane, tenant, loop, refusal)
 
         return self._aids.run(made, None)
 
@@ -322,7 +302,21 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         return tool if listed else None
 
     def _lane(self, request: ToolCallRequest) -> Lane:
-        return self._lanes.of(request.runtime.stream_writer, _run_of(request))
+        return self._lane_of(request.runtime.stream_writer, _run_of(request))
+
+    def _lane_of(self, writer: Writer, run: str) -> Lane:
+        """The lane of a run, known by its invocation's stream writer and the id in its state.
+
+        A graph that was interrupted keeps its state and its run's id, but is resumed in another invocation, which has
+        another stream writer: so a resumed graph starts without pending results, and those of an invocation that is
+        over are let go.
+        """
+        with self._lock:
+            lanes = self._lanes.setdefault(writer, {})
+            if run not in lanes:
+                alive = weakref.ref(writer)
+                lanes[run] = Lane(over=lambda: alive() is None)
+            return lanes[run]
 
     def _taken(self, lane: Lane, tool: BaseTool, request: ToolCallRequest) -> Pending | None:
         if switched_off():

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from langchain.agents.middleware import AgentMiddleware, ToolCallRequest
+from langchain.agents.middleware import AgentMiddleware, AgentState, ToolCallRequest
 from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler, CallbackManager
-from langchain_core.messages import ToolMessage
+from langchain_core.messages import ToolCall, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool, StructuredTool, Tool
@@ -31,12 +31,14 @@ from langgraph.runtime import Runtime
 from langsmith.run_helpers import tracing_context
 from pydantic import BaseModel, ValidationError
 
+from precedent.cache import SpeculationCache
 from precedent.errors import PrecedentError
 from precedent.runtime.background import Background
 from precedent.runtime.fence import Fences, Result
 from precedent_run_ahead.actions.calls import Call, canonical
 from precedent_run_ahead.actions.ledger import Ledger, Pending
 from precedent_run_ahead.actions.price import TrackRecord, Worth
+from precedent_run_ahead.marks import ReadOnlyList
 from precedent_run_ahead.recording import Redact
 
 FLAG = "precedent_run_ahead"
@@ -54,12 +56,15 @@ _RUNTIME = "__pregel_runtime"
 Handler = Callable[[ToolCallRequest], Any]
 AsyncHandler = Callable[[ToolCallRequest], Awaitable[Any]]
 
+Predictor = Callable[[AgentState[Any]], Sequence[ToolCall]]
+"""A predictor of your own: the calls that may come next, from the state that the model is about to see."""
+
 
 class Aids:
     """Does what only makes an agent faster. After a fault, its caller goes on without it."""
 
-    def __init__(self, fences: Fences | None) -> None:
-        self.fences = fences or Fences()
+    def __init__(self) -> None:
+        self.fences = Fences()
         self._threads = Background(2, "precedent-run-ahead")
 
     def run(self, act: Callable[[], Result], otherwise: Result) -> Result:
@@ -82,9 +87,16 @@ class Aids:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all calls share that a middleware, `own`, runs ahead; `refuse` takes a tool off its list."""
+    """What all calls share that a middleware, `own`, runs ahead; `refuse` takes a tool off its list.
+
+    Where predictions come from, and of which tools: see `RunAheadMiddleware`.
+    """
 
     own: AgentMiddleware[Any, Any, Any]
+    allowed: ReadOnlyList
+    cache: SpeculationCache | None
+    predict: Predictor | None
+    listen: bool | None
     ledger: Ledger
     aids: Aids
     worth: Worth

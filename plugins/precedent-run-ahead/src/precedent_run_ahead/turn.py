@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 from uuid import UUID
 
-from langchain.agents.middleware import AgentState, ModelRequest
+from langchain.agents.middleware import ModelRequest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessageChunk, ToolCall
 from langchain_core.runnables import RunnableConfig
@@ -30,9 +30,8 @@ from precedent_run_ahead.actions.ledger import Lane
 from precedent_run_ahead.actions.live import Live, Message, read
 from precedent_run_ahead.actions.memory import predict, recalled, seconds_by_tool
 from precedent_run_ahead.beside import Agent, others_speak, over_limit
-from precedent_run_ahead.marks import ReadOnlyList
 from precedent_run_ahead.recording import plain_messages, plain_tools
-from precedent_run_ahead.running import MEMORY, PREDICT, Ahead, Shared, key_of
+from precedent_run_ahead.running import MEMORY, PREDICT, Ahead, Predictor, Shared, key_of
 
 STREAM, OWN = "stream", "own"
 """Sources of predictions: what the model writes, and the caller's own predictor; the other is memory."""
@@ -42,19 +41,6 @@ MOST_PREDICTIONS = 1000
 
 OWN_ESTIMATE = 0.75
 """The probability of a caller's own prediction before the first has come true."""
-
-Predictor = Callable[[AgentState[Any]], Sequence[ToolCall]]
-"""A predictor of your own: the calls that may come next, from the state that the model is about to see."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Where predictions come from, and of which tools; see `RunAheadMiddleware`."""
-
-    allowed: ReadOnlyList
-    cache: SpeculationCache | None
-    predict: Predictor | None
-    listen: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +68,6 @@ class Turn:
     """
 
     shared: Shared
-    sources: Sources
     agent: Agent
     request: ModelRequest[Any]
     config: RunnableConfig
@@ -104,9 +89,9 @@ class Turn:
     def predictions(self) -> list[Prediction]:
         """What memory and the caller's own predictor say, in this order."""
         found, aids = list[Prediction](), self.shared.aids
-        if (cache := self.sources.cache) is not None:
+        if (cache := self.shared.cache) is not None:
             found += aids.waited(MEMORY, lambda: self._remembered(cache), [])
-        if (predictor := self.sources.predict) is not None:
+        if (predictor := self.shared.predict) is not None:
             found += aids.waited(PREDICT, lambda: self._own(predictor), [])
         return found
 
@@ -155,7 +140,7 @@ class Turn:
 
     def _refusal_of(self, prediction: Prediction, tool: BaseTool) -> str | None:
         """Return why a predicted call may not run ahead with this tool, to which other middleware may have sent it."""
-        open_ = prediction.source == STREAM or self.sources.allowed.takes_tool_output(tool)
+        open_ = prediction.source == STREAM or self.shared.allowed.takes_tool_output(tool)
         if not open_ and self.live.from_tools(prediction.call):
             return "its arguments come from another tool's output"
         return self.refusal(tool)
@@ -171,7 +156,7 @@ class Turn:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Hear the model's answer while it is written, if it streams; a model of ours is made to."""
-        listen = self.sources.listen
+        listen = self.shared.listen
         streams = isinstance(self.request.model, ChatPrecedent) if listen is None else listen
         heard = RunnableConfig(callbacks=[(Listening if streams else Hearing)(self.hear)])
         heard = RunnableConfig() if others_speak(self.agent, self.shared.own) else heard
@@ -189,7 +174,7 @@ class Turn:
         made = {
             (call["name"], key_of(tools[call["name"]], call["args"]))
             for call in calls
-            if call["name"] in tools and self.sources.allowed.holds(tools[call["name"]])
+            if call["name"] in tools and self.shared.allowed.holds(tools[call["name"]])
         }
         before = {key: one for key, one in self._predicted.items() if one.source != STREAM}
         for key, prediction in before.items():
