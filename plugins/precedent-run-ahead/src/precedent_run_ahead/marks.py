@@ -148,6 +148,9 @@ def lost_mark(tool: BaseTool) -> str | None:
     )
 
 
+_INJECTED = "it is given state, store, runtime or its call's id"
+
+
 def unfit(tool: BaseTool) -> str | None:
     """Why a tool cannot run ahead; None if it can."""
     if tool.return_direct:
@@ -157,10 +160,10 @@ def unfit(tool: BaseTool) -> str | None:
     except Exception as error:  # whatever resolving a user's annotations raises
         return f"its annotations cannot be read ({type(error).__name__}: {error})"
     for name, hint in hints:
-        if name != "return" and any(map(_injects, _parts(hint))):
-            return f"it is given state, store, runtime or its call's id (argument {name!r})"
-        if name == "return" and any(_is_command(part) for part in _parts(hint)):
-            return "it returns a Command"
+        refused = (Command,) if name == "return" else (InjectedToolArg, ToolRuntime)
+        kinds = [part if isinstance(part, type) else type(part) for part in _parts(hint)]
+        if any(issubclass(kind, refused) for kind in kinds):
+            return "it returns a Command" if name == "return" else f"{_INJECTED} (argument {name!r})"
     return None
 
 
@@ -184,15 +187,6 @@ def _parts(hint: Any) -> Iterator[Any]:
     yield from ([typing.get_origin(hint)] if typing.get_origin(hint) is not None else [])
     for part in (*typing.get_args(hint), *getattr(hint, "__metadata__", ())):
         yield from _parts(part)
-
-
-def _injects(part: Any) -> bool:
-    kinds = (InjectedToolArg, ToolRuntime)
-    return isinstance(part, kinds) or (isinstance(part, type) and issubclass(part, kinds))
-
-
-def _is_command(part: Any) -> bool:
-    return isinstance(part, type) and issubclass(part, Command)
 
 
 class ReadOnlyList:

@@ -268,7 +268,10 @@ class Ahead:
         hooks = ("wrap_tool_call", "awrap_tool_call")
         wrapping = [m for m in self.chain if any(getattr(type(m), h) is not getattr(AgentMiddleware, h) for h in hooks)]
         wrappers = [*(at_own if m is self.shared.own else getattr(m, hook) for m in wrapping), at_tool]
-        return functools.reduce(lambda inner, outer: _around(outer, inner), reversed(wrappers))
+        return functools.reduce(
+            lambda inner, outer: lambda request, execute: outer(request, lambda changed: inner(changed, execute)),
+            reversed(wrappers),
+        )
 
     def _catch(self, request: ToolCallRequest, handler: Handler) -> Any:
         self._compared_as(request)
@@ -397,10 +400,6 @@ class Ahead:
         if not self.pending.result.done():
             return "stopped"
         return "failed" if self.pending.result.exception() is not None else "finished"
-
-
-def _around(outer: Any, inner: Any) -> Any:
-    return lambda request, execute: outer(request, lambda changed: inner(changed, execute))
 
 
 def _input(tool_call: Any, state: Any) -> dict[str, Any]:

@@ -135,8 +135,13 @@ class Turn:
         if over_limit(self.agent, call.name, self.request.state, started if source != STREAM else self._made):
             return
         probability = 1.0 if source == STREAM else self.shared.record.probability(source, prediction.probability)
-        if self.shared.worth.pays(call.name, probability):
-            self._start(tool, prediction, key)
+        if not self.shared.worth.pays(call.name, probability):
+            return
+        pending = self.shared.ledger.begin(self.lane, tool, call.name, key, source)
+        if pending is not None:
+            refusal = functools.partial(self._refusal_of, prediction)
+            chain, about = self.agent.middleware, (self.request.state, self.config, self.request.runtime)
+            Ahead(self.shared, chain, pending, call, tool, refusal, *about).start(self.loop)
 
     def _refusal_of(self, prediction: Prediction, tool: BaseTool) -> str | None:
         """Return why a predicted call may not run ahead with this tool, to which other middleware may have sent it."""
@@ -144,14 +149,6 @@ class Turn:
         if not open_ and self.live.from_tools(prediction.call):
             return "its arguments come from another tool's output"
         return self.refusal(tool)
-
-    def _start(self, tool: BaseTool, prediction: Prediction, key: str) -> None:
-        call, request = prediction.call, self.request
-        pending = self.shared.ledger.begin(self.lane, tool, call.name, key, prediction.source)
-        if pending is not None:
-            refusal = functools.partial(self._refusal_of, prediction)
-            chain, about = self.agent.middleware, (request.state, self.config, request.runtime)
-            Ahead(self.shared, chain, pending, call, tool, refusal, *about).start(self.loop)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -217,14 +214,11 @@ class Hearing(BaseCallbackHandler):
             place = run_id, piece.get("index")
             self._names[place] = self._names.get(place, "") + (piece.get("name") or "")
             self._written[place] = self._written.get(place, "") + (piece.get("args") or "")
-            self._tell(place)
-
-    def _tell(self, place: tuple[UUID, Any]) -> None:
-        arguments = read(self._written[place])
-        if place[1] is None or place in self._told or not self._names[place] or not isinstance(arguments, dict):
-            return
-        self._told.add(place)
-        self._complete(Call(self._names[place], arguments))
+            arguments = read(self._written[place])
+            untold = place[1] is not None and place not in self._told and self._names[place]
+            if untold and isinstance(arguments, dict):
+                self._told.add(place)
+                self._complete(Call(self._names[place], arguments))
 
 
 class Listening(Hearing):

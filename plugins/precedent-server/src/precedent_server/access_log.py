@@ -27,7 +27,8 @@ class AccessLog:
     """ASGI middleware; a client's own `X-Request-ID` is kept if it is short and plain.
 
     An exception that no route handles becomes the response that `failed` makes of it, so that it has an id and a line
-    as well. Redirects name no host: the one in a request is whatever its client wrote.
+    as well. Redirects name no host, as two slashes at the start of a path would: the one in a request is whatever its
+    client wrote.
     """
 
     def __init__(self, app: ASGIApp, failed: Callable[[Request, Exception], Awaitable[Response]]) -> None:
@@ -50,7 +51,8 @@ class AccessLog:
                 headers = MutableHeaders(scope=message)
                 headers[HEADER] = request_id
                 if "location" in headers:
-                    headers["location"] = _without_host(headers["location"])
+                    _, _, path, query, _ = urlsplit(headers["location"])
+                    headers["location"] = urlunsplit(("", "", f"/{path.lstrip('/')}", query, ""))
             await send(message)
 
         try:
@@ -62,12 +64,6 @@ class AccessLog:
             await response(scope, receive, noted)
         finally:
             log.info("request", extra={"request": _line(scope, status, perf_counter() - started)})
-
-
-def _without_host(location: str) -> str:
-    """A redirect's place on this server; two slashes at its start would name a host."""
-    _, _, path, query, _ = urlsplit(location)
-    return urlunsplit(("", "", f"/{path.lstrip('/')}", query, ""))
 
 
 def _line(scope: Scope, status: int, seconds: float) -> dict[str, Any]:

@@ -67,7 +67,9 @@ class SourceTexts:
                 self._untold.append((length, source))
         found = Sources()
         while self._untold and self._untold[0][0] <= len(self._text):
-            found.append(self._next())
+            length, self._last = self._untold.popleft()
+            found.append((self._text[:length], self._last))
+            self._text = self._text[length:]
         return found
 
     def finish(self) -> Sources:
@@ -75,11 +77,6 @@ class SourceTexts:
         rest, self._text = self._text, ""
         source = self._untold[0][1] if self._untold else self._last
         return [(rest, source)] if rest else []
-
-    def _next(self) -> tuple[str, str]:
-        length, self._last = self._untold.popleft()
-        text, self._text = self._text[:length], self._text[length:]
-        return text, self._last
 
 
 @dataclass(slots=True)

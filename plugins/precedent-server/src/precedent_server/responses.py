@@ -105,8 +105,10 @@ def responses_request(body: Mapping[str, Any], limits: ServerLimits) -> Asked:
         chat["reasoning_effort"] = effort
     if wanted := said.get("text", {}).get("format"):
         chat["response_format"] = _format(wanted)
-    num_foreign = 0 if isinstance(said["input"], str) else sum(map(_is_foreign, said["input"]))
-    chat["messages"] = messages_of(said["input"], said.get("instructions"))
+    items = [{"role": "user", "content": said["input"]}] if isinstance(said["input"], str) else said["input"]
+    system = [{"role": "system", "content": said["instructions"]}] if "instructions" in said else []
+    chat["messages"] = [*system, *_turns(items)]
+    num_foreign = sum(map(_is_foreign, items))
     try:
         asked = chat_request(chat, limits, _CHAT_NAMES)
     except ApiError as error:
@@ -143,18 +145,12 @@ def _format(wanted: Any) -> Any:
     return wanted
 
 
-def messages_of(given: str | Sequence[Any], instructions: Any = None) -> list[dict[str, Any]]:
-    """The input's items as messages: calls that follow each other belong to one assistant's turn."""
-    begun = [] if instructions is None else [{"role": "system", "content": instructions}]
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else list(_turns(given))
-    return [*begun, *items]
-
-
 def _is_foreign(item: Any) -> bool:
     return isinstance(item, Mapping) and item.get("type") in _RUN_BY_PROVIDERS
 
 
 def _turns(items: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """The input's items as messages: calls that follow each other belong to one assistant's turn."""
     turn: dict[str, Any] | None = None
     for position, item in enumerate(items):
         if _is_foreign(item):

@@ -162,13 +162,11 @@ class ChatPrecedentServer(ChatFields, BaseChatOpenAI):  # type: ignore[misc]  # 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         """The key of an answer in LangChain's caches, which differs for callers of different API keys."""
         call = {name: value for name, value in kwargs.items() if name not in ONLY_SPEED}
-        return f"{super()._get_llm_string(stop=stop, **call)}---{self._caller()}"
-
-    def _caller(self) -> str:
         key = self.openai_api_key
+        caller = "" if key is None else str(id(key))
         if isinstance(key, SecretStr):
-            return hashlib.sha256(key.get_secret_value().encode()).hexdigest()[:16]
-        return "" if key is None else str(id(key))
+            caller = hashlib.sha256(key.get_secret_value().encode()).hexdigest()[:16]
+        return f"{super()._get_llm_string(stop=stop, **call)}---{caller}"
 
     def get_token_ids(self, text: str) -> list[int]:
         """Token ids by `custom_get_token_ids`. Raises UnsupportedError without: the tokenizer is the server's."""
