@@ -10,7 +10,7 @@ from helpers.service_fixtures import cache, tokenizer
 from helpers.services import FREE, Serve
 
 from precedent.cache import SpeculationCache
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_engines import DraftingService
 
 __all__ = ["cache", "tokenizer"]  # fixtures

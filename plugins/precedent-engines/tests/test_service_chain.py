@@ -9,8 +9,7 @@ import pytest
 
 from precedent.drafters.base import Candidates
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import Planner
+from precedent.planning.planner import Limits, Plan, Planner
 from precedent.tree import ROOT
 
 LIMITS = Limits(max_nodes=8, max_draws=0, max_depth=40, end_token_ids=frozenset(), one_path=True)

@@ -17,7 +17,7 @@ from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters import DrafterParts, load_drafters
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Planner
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent.sampling.rng import entropy_rng
 from precedent.text.codec import TokenizerCodec
 from precedent_engines import DRAFTERS, DraftingSession

@@ -10,9 +10,8 @@ import pytest
 from helpers.services import Scripted, Serve, added
 
 from precedent.drafters.outcomes import UNTESTED, outcomes
-from precedent.planning.costs import CostCurve
+from precedent.planning.costs import CostCurve, StepCosts
 from precedent.planning.planner import Planner
-from precedent.planning.step_costs import StepCosts
 from precedent.text.codec import TokenizerCodec
 from precedent.tree import ROOT
 from precedent_engines import DraftingService

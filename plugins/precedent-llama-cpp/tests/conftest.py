@@ -11,7 +11,7 @@ from helpers.service_fixtures import cache, tokenizer
 from helpers.services import FREE
 
 from precedent.cache import SpeculationCache
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_llama_cpp import PrecedentDraft
 
 __all__ = ["cache", "tokenizer"]  # fixtures

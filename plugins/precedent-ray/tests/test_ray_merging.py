@@ -10,10 +10,10 @@ pytest.importorskip("precedent_ray.settings", reason="precedent-ray is not insta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precedent.engine.prometheus import prometheus_text
 from precedent_ray.merging import merged
 from precedent_ray.replica import gauges
 from precedent_ray.scaling import QUEUE_SECONDS, Scaling
+from precedent_server.prometheus import prometheus_text
 from precedent_testing.pytest_plugin import EngineMaker
 
 

@@ -13,7 +13,7 @@ from helpers.sglang_server import FakeSGLangServer
 from helpers.sglang_worker import Scheduler, worker_of
 
 from precedent.cache import Completion, SpeculationCache, tokenizer_fingerprint
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_engines import DraftingService
 from precedent_sglang import Corpora, SGLangServer
 from precedent_sglang.hook import SAME, Hook

@@ -13,7 +13,7 @@ from helpers.vllm_batch import CONTEXT, ORDER, REFUND, SECRET, FakeRunner, FakeV
 from helpers.vllm_http import ANSWER, FakeServer, Wrap, closed
 
 from precedent.cache import SpeculationCache
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_engines import DraftingService
 from precedent_server.keys import add_key
 from precedent_testing.embedders import HashEmbedder

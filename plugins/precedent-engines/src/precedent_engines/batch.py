@@ -12,8 +12,7 @@ from precedent.drafters import Drafter, DraftSession, DrawSession, Request
 from precedent.drafters.together import begin_all, end_all, match_together
 from precedent.errors import UnsupportedError
 from precedent.planning.costs import STEP_COSTS
-from precedent.planning.plan import Plan
-from precedent.planning.planner import PLANNER, Planner
+from precedent.planning.planner import PLANNER, Plan, Planner
 from precedent.runtime.background import Background
 from precedent.runtime.fence import Fault, Fences, Result
 from precedent.tree import CandidateTree, TreeBuilder

@@ -8,8 +8,7 @@ from operator import index
 from precedent.cache.records import MAX_TOKEN_ID
 from precedent.drafters import check_known
 from precedent.errors import ConfigError, PromptError
-from precedent.planning.costs import CostCurve
-from precedent.planning.step_costs import StepCosts
+from precedent.planning.costs import CostCurve, StepCosts
 from precedent.runtime.plain_values import is_number, is_whole, shown
 
 OF_A_TARGET = ("draft-model", "block-draft", "eagle", "mtp", "grammar")

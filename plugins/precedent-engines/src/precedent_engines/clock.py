@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 
+from precedent.planning.costs import StepCosts
 from precedent.planning.planner import Planner
-from precedent.planning.step_costs import StepCosts
 
 Clock = Callable[[], float]
 """Seconds since some moment."""

@@ -16,9 +16,8 @@ from precedent.cache.records import check_tenant
 from precedent.cache.store_url import Place
 from precedent.drafters import Drafter, DrafterParts, load_drafters
 from precedent.errors import ConfigError, EngineClosedError
-from precedent.planning.costs import CostCurve
+from precedent.planning.costs import CostCurve, StepCosts
 from precedent.planning.planner import Planner
-from precedent.planning.step_costs import StepCosts
 from precedent.planning.warm_up import compile_drafting
 from precedent.runtime.background import Background
 from precedent.runtime.fence import Fences

@@ -13,9 +13,8 @@ from precedent.drafters.base import DraftSession
 from precedent.drafters.outcomes import outcomes
 from precedent.drafters.request import Request
 from precedent.drafters.together import Matching, end_all, match_budget
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import PLANNER, Planner
-from precedent.planning.trust import Trust
+from precedent.planning.calibration import Trust
+from precedent.planning.planner import PLANNER, Limits, Plan, Planner
 from precedent.runtime.fence import Fault
 from precedent.runtime.process import OfOneProcess
 from precedent.tree import CandidateTree

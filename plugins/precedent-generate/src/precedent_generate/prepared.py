@@ -16,8 +16,8 @@ from precedent.cache import SpeculationCache, model_fingerprint, tokenizer_finge
 from precedent.drafters import Drafter, DrafterParts, load_drafters
 from precedent.engine.warm_up import compile_inner_loops
 from precedent.errors import ConfigError
+from precedent.planning.costs import START_UP_WIDTHS, StepCosts
 from precedent.planning.planner import Planner
-from precedent.planning.step_costs import START_UP_WIDTHS, StepCosts
 from precedent.runtime.background import Background
 from precedent.runtime.fence import Fences
 from precedent.runtime.process import Lock, check_fork, computing, this_process

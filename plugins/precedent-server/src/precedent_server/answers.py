@@ -18,8 +18,9 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from precedent.decoding.sequence import Emission
 from precedent.engine.engine import Engine
-from precedent.engine.generation import Emission, Generation, GenerationResult
+from precedent.engine.generation import Generation, GenerationResult
 from precedent.errors import PrecedentError
 from precedent.langchain.logprobs import openai_logprobs
 from precedent.langchain.telemetry import current_span, describe_result

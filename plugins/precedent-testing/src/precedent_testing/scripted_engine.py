@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from precedent.config import SamplingParams, SpeculationConfig
+from precedent.decoding.sequence import Emission
 from precedent.decoding.stats import TARGET, GenerationStats
-from precedent.engine.generation import Emission, Generation, GenerationResult, cancelled_error
+from precedent.engine.generation import Generation, GenerationResult, cancelled_error
 from precedent.errors import ContextOverflowError, GenerationError
-from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
+from precedent.grammar import Grammar, GrammarConstraint, GuidanceEngine
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.sampling.probabilities import largest_id
 from precedent.text.assembly import TextAssembler
@@ -87,7 +88,7 @@ class ScriptedEngine:
         self.cache, self.kept_prefixes, self.drafters, self.closed = None, None, (), False
         self.speculation = SpeculationConfig()
         self.requests: list[ScriptedRequest] = []
-        self.grammars: GrammarEngine = GuidanceEngine(tokenizer, [int(tokenizer.eos_token_id)])
+        self.grammars: GuidanceEngine = GuidanceEngine(tokenizer, [int(tokenizer.eos_token_id)])
         self._answers, self._may_stray = answers_of(script), may_stray
         self._random, self._max_burst, self._pace = random.Random(seed), max_burst, pace
 

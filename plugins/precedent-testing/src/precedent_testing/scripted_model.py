@@ -19,7 +19,7 @@ from torch import Tensor
 from precedent.engine.engine import Engine, Generation, ResultObserver
 from precedent.engine.options import EngineOptions
 from precedent.planning.costs import CostCurve
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent.target import TargetModel
 from precedent.target.contract import Commit, Slot
 from precedent.tree import ROOT, CandidateTree
