@@ -24,8 +24,7 @@ from precedent.target import TargetModel
 from precedent.target.contract import Commit, Slot
 from precedent.tree import ROOT, CandidateTree
 from precedent_testing.overheard import LISTENER
-from precedent_testing.scripted_engine import Script, answers_of
-from precedent_testing.scripted_text import WEIGHTS, ScriptedText, forbidden
+from precedent_testing.scripted_engine import WEIGHTS, Script, ScriptedText, answers_of, forbidden
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 if TYPE_CHECKING:
