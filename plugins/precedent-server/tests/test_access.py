@@ -64,10 +64,10 @@ async def test_a_host_is_answered_if_it_is_allowed(
 
 
 @pytest.mark.parametrize("hosts", [(), ("models.internal",)])
-async def test_health_is_told_under_any_name_and_without_a_key(ask: Any, path: Path, hosts: Any) -> None:
+async def test_health_is_told_under_any_name_and_without_a_key(serve: Any, path: Path, hosts: Any) -> None:
     add_key(path, "desk", "shop")
     for keys in (None, KeyFile(path)):
-        answer = await ask("GET", "/health", headers={"Host": "10.0.0.7:8000"}, hosts=hosts, keys=keys)
+        answer = await serve(hosts=hosts, keys=keys).get("/health", headers={"Host": "10.0.0.7:8000"})
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
 
 

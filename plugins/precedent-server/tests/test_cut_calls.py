@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 from helpers.format_models import MODELS, TOKENIZERS, TOOLS, answers_of
-from langchain_core.messages import AIMessage
 
 from precedent.langchain import ChatPrecedent
 from precedent_server.app import server_app
@@ -111,28 +110,18 @@ def check_arguments(arguments: str) -> None:
     assert json.dumps(ARGUMENTS, ensure_ascii=False).startswith(arguments)
 
 
-def test_a_chat_model_returns_a_cut_call_as_its_text(name: str, lengths: range) -> None:
+def test_a_chat_model_returns_a_cut_call_as_its_text_and_streams_it_without_markup(name: str, lengths: range) -> None:
     engine = ScriptedEngine(TOKENIZERS[name], lambda prompt: answer_of(name))
     model = ChatPrecedent.from_engine(engine).bind_tools(TOOLS)
     for length in lengths:
-        message = model.invoke("hi", max_tokens=length)
-        assert isinstance(message, AIMessage)
-        assert message.response_metadata["finish_reason"] == "length"
-        assert message.invalid_tool_calls == []
-        assert [call["args"] for call in message.tool_calls] == [ARGUMENTS] * len(message.tool_calls)
-        if not message.tool_calls:
-            check_written(name, message.text, length)
-
-
-def test_a_streamed_call_that_is_cut_is_invalid_and_without_markup(name: str, lengths: range) -> None:
-    engine = ScriptedEngine(TOKENIZERS[name], lambda prompt: answer_of(name))
-    model = ChatPrecedent.from_engine(engine).bind_tools(TOOLS)
-    for length in lengths:
-        first, *others = list(model.stream("hi", max_tokens=length))
-        message: Any = first
-        for chunk in others:
-            message += chunk
-        assert [call["args"] for call in message.tool_calls] == [ARGUMENTS] * len(message.tool_calls)
-        for call in message.invalid_tool_calls:
+        whole: Any = model.invoke("hi", max_tokens=length)
+        assert (whole.response_metadata["finish_reason"], whole.invalid_tool_calls) == ("length", [])
+        first, *others = model.stream("hi", max_tokens=length)
+        streamed: Any = sum(others, first)
+        for message in (whole, streamed):
+            assert [call["args"] for call in message.tool_calls] == [ARGUMENTS] * len(message.tool_calls)
+        if not whole.tool_calls:
+            check_written(name, whole.text, length)
+        for call in streamed.invalid_tool_calls:
             assert call["name"] == "look_up"
             check_arguments(call["args"].removesuffix("<invalid>")[:-2].rstrip("\\"))

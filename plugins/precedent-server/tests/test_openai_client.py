@@ -46,12 +46,8 @@ async def chunks(openai: AsyncOpenAI, text: str, **more: Any) -> list[Any]:
     return [chunk async for chunk in await chat(openai, text, stream=True, stream_options=USAGE, **more)]
 
 
-def texts_of(told: list[Any]) -> dict[int, str]:
-    """The text of each streamed answer."""
-    texts = dict[int, str]()
-    for choice in (choice for chunk in told for choice in chunk.choices):
-        texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
-    return texts
+def text_of(told: list[Any]) -> str:
+    return "".join(choice.delta.content or "" for chunk in told for choice in chunk.choices)
 
 
 async def test_a_chat(openai: AsyncOpenAI) -> None:
@@ -65,7 +61,7 @@ async def test_a_chat(openai: AsyncOpenAI) -> None:
     assert answer.speculation["num_steps"] >= 1
     streamed = await chunks(openai, text, **asked)
     assert streamed[0].choices[0].delta.role == "assistant"
-    assert texts_of(streamed) == {0: text}
+    assert text_of(streamed) == text
     assert [chunk.choices[0].finish_reason for chunk in streamed if chunk.choices][-1] == "stop"
     assert (streamed[-1].choices, streamed[-1].usage.total_tokens) == ([], answer.usage.total_tokens)
     assert all(chunk.usage is None for chunk in streamed[:-1])
@@ -87,7 +83,7 @@ async def test_calls_of_a_chat_and_their_results(openai: AsyncOpenAI) -> None:
     assert [(one.index, one.function.name) for one in deltas if one.id] == [(0, "look_up"), (1, "look_up")]
     written = ["".join(one.function.arguments for one in deltas if one.index == index) for index in range(2)]
     assert written == [one.function.arguments for one in calls]
-    assert (streamed[-2].choices[0].finish_reason, texts_of(streamed)) == ("tool_calls", {0: "Let me see."})
+    assert (streamed[-2].choices[0].finish_reason, text_of(streamed)) == ("tool_calls", "Let me see.")
     results: list[Any] = [{"role": "tool", "tool_call_id": one.id, "content": "sent"} for one in calls]
     messages = [*user(said), choice.message, *results, *user("And now?")]
     after = await openai.chat.completions.create(model="scripted", messages=messages, tools=[TOOL])
@@ -159,18 +155,6 @@ async def test_a_schema_that_is_not_strict_asks_for_some_object(serve: Any, stri
     client = serve(['{"other": 1}'], may_stray=True)
     answer = await client.post("/v1/chat/completions", json={**asked, "response_format": wanted})
     assert (answer.json()["choices"][0]["message"]["content"] != '{"other": 1}') is held
-
-
-async def test_several_answers_stop_and_length(serve: Any, openai: AsyncOpenAI) -> None:
-    several = AsyncOpenAI(base_url=openai.base_url, api_key="none", http_client=serve(["one", "two", "three"] * 2))
-    found = {choice.index: choice.message.content for choice in (await chat(several, "hi", n=3)).choices}
-    assert sorted(found) == [0, 1, 2]
-    assert sorted(found.values()) == sorted(texts_of(await chunks(several, "hi", n=3)).values())
-    assert sorted(found.values()) == ["one", "three", "two"]
-    assert (await chat(openai, "one. two.", stop=". ")).choices[0].message.content == "one"
-    cut = await chat(openai, "one. two.", max_tokens=3)
-    assert (cut.usage.completion_tokens, cut.choices[0].finish_reason) == (3, "length")
-    assert "one. two.".startswith(cut.choices[0].message.content or "nothing")
 
 
 async def test_completions(openai: AsyncOpenAI) -> None:

@@ -1,4 +1,7 @@
-"""One table of requests that are refused, of all routes: each by the key of its own route, in OpenAI's form."""
+"""One table of requests that are refused, of all routes: each by the key of its own route, in OpenAI's form.
+
+The commonest are among the golden transcripts.
+"""
 
 from __future__ import annotations
 
@@ -34,23 +37,17 @@ def runs_elsewhere(path: str, kind: str) -> dict[str, Any]:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
-    (CHAT, {"temprature": 1}, "temprature", "known: "),
+    (CHAT, {"n": 0}, "n", "between 1 and 16"),
     (CHAT, {"functions": []}, "functions", "write tools"),
     (CHAT, {"tenant": "other"}, "tenant", "API key"),
-    *((CHAT, {"n": n}, "n", "between 1 and 16") for n in (17, 0)),
     (CHAT, {"temperature": "hot"}, "temperature", "number"),
-    (CHAT, {"temperature": -1}, "temperature", "temperature"),
     (CHAT, {"temperature": -1, "stream": True}, "temperature", "temperature"),
-    (CHAT, {"messages": []}, "messages", "at least one"),
-    (CHAT, {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "one of"),
     (CHAT, {"messages": [{"role": "user"}]}, "messages[0]", "content"),
     (CHAT, {"messages": [{"role": "user", "content": "x" * 20_000}]}, "messages", "context"),
-    (CHAT, {"modalities": ["text", "audio"]}, "modalities", "text"),
     (CHAT, {"stop": ["x"] * 17}, "stop", "at most 16"),
     *((CHAT, {"logit_bias": {token: 1}}, "logit_bias", "token ids") for token in ("", "a", "1.5")),
     (CHAT, {"logit_bias": dict.fromkeys(map(str, range(16_385)), 1)}, "logit_bias", "16,385 entries: at most 16,384"),
     (CHAT, {"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "differ"),
-    (CHAT, {"tool_choice": "required"}, "tool_choice", "tool"),
     (CHAT, {"speculation": {"write_bak": False}}, "", "write_bak"),
     (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
     (CHAT, {"response_format": {"type": "yaml"}}, "response_format", ""),
@@ -69,7 +66,6 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (TEXTS, {"echo": True, "logprobs": 1}, "echo", "without logprobs"),
     *((EMBEDDINGS, {"input": texts}, "input", "") for texts in ("", [], ["x", ""], ["x"] * 257, ["x", "x" * 32_769])),
     (RESPONSES, {"temprature": 1}, "temprature", "known: "),
-    (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id", "send the whole conversation"),
     (RESPONSES, {"background": True}, "background", ""),
     (RESPONSES, {"include": ["file_search_call.results"]}, "include", ""),
     (RESPONSES, {"input": []}, "input", ""),

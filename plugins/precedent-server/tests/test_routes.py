@@ -85,13 +85,6 @@ async def test_health_fails_while_an_engine_does_not_advance(serve: Any) -> None
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", CHAT, 405)])
-async def test_other_paths_and_methods(client: Client, method: str, path: str, status: int) -> None:
-    answer = await client.request(method, path)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
-    assert answer.headers.get("allow") == ("POST" if status == 405 else None)
-
-
 @pytest.mark.parametrize(("path", "asked"), [(CHAT, "messages"), ("/v1/completions", "prompt")])
 async def test_a_hundred_thousand_tokens(client: Client, path: str, asked: str) -> None:
     text = "word " * 150_000

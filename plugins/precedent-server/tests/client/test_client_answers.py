@@ -52,39 +52,35 @@ def test_text_and_thoughts_come_with_all_figures(way: str) -> None:
         {"type": "text", "text": "Hi there."},
     ]
     message = WAYS[way](server.client(), "hello")
-    assert message.content == "Hi there."
-    assert message.additional_kwargs == {"reasoning_content": "A greeting."}
-    assert message.usage_metadata == USAGE_METADATA
-    told = {
-        key: message.response_metadata[key] for key in ("speculation", "model_provider", "model_name", "finish_reason")
-    }
-    assert told == {
-        **{"speculation": SPECULATION, "model_provider": "precedent", "model_name": "smol", "finish_reason": "stop"}
-    }
+    told = message.response_metadata
+    assert (message.content, message.additional_kwargs) == ("Hi there.", {"reasoning_content": "A greeting."})
+    assert (message.usage_metadata, told["speculation"]) == (USAGE_METADATA, SPECULATION)
+    assert [told[key] for key in ("model_provider", "model_name", "finish_reason")] == ["precedent", "smol", "stop"]
     assert [block["type"] for block in message.content_blocks] == ["reasoning", "text"]
     assert "logprobs" not in message.response_metadata
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_calls_come_whole_and_in_pieces(way: str) -> None:
-    first = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"number": "1042"}'}}
-    second = {"id": "call_2", "type": "function", "function": {"name": "look_up", "arguments": '{"number": "7"}'}}
-    pieces = [
-        {"index": 0, "id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": ""}},
-        {"index": 0, "function": {"arguments": '{"number": '}},
-        {"index": 0, "function": {"arguments": '"1042"}'}},
-        {"index": 1, "id": "call_2", "type": "function", "function": {"name": "look_up", "arguments": ""}},
-        {"index": 1, "function": {"arguments": '{"number": "7"}'}},
+    arguments = ['{"number": "1042"}', '{"number": "7"}']
+    whole = [
+        {"id": f"call_{index}", "type": "function", "function": {"name": "look_up", "arguments": text}}
+        for index, text in enumerate(arguments)
     ]
+    pieces: list[Any] = []
+    for index, call in enumerate(whole):
+        pieces.append({**call, "index": index, "function": {"name": "look_up", "arguments": ""}})
+        pieces += (
+            {"index": index, "function": {"arguments": part}} for part in (arguments[index][:5], arguments[index][5:])
+        )
     server = server_of(
         {**HELLO, "tools": [LOOK_UP], "tool_choice": "required"},
-        completion("tool_calls", tool_calls=[first, second]),
+        completion("tool_calls", tool_calls=whole),
         chunks(*({"tool_calls": [piece]} for piece in pieces), finish_reason="tool_calls"),
     )
     message = WAYS[way](server.client().bind_tools([look_up], tool_choice="any"), "hello")
-    assert [(call["id"], call["name"], call["args"]) for call in message.tool_calls] == [
-        ("call_1", "look_up", {"number": "1042"}),
-        ("call_2", "look_up", {"number": "7"}),
+    assert [(call["id"], call["name"], call["args"]["number"]) for call in message.tool_calls] == [
+        *(("call_0", "look_up", "1042"), ("call_1", "look_up", "7")),
     ]
     assert message.content == ""
     assert message.response_metadata["finish_reason"] == "tool_calls"
