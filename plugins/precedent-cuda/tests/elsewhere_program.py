@@ -99,7 +99,7 @@ def read_nothing(pending: Sequence[Ahead]) -> None:
 @contextmanager
 def without_numbers() -> Iterator[None]:
     """Inside, tensors have no numbers, `placed` puts none anywhere, and the one read of a step brings zeros."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("precedent.")]
+    modules = [module for name, module in sys.modules.items() if name.startswith("precedent")]
     with FakeTensorMode(allow_non_fake_inputs=False), torch.inference_mode(), ExitStack() as patches:
         for module in modules:
             if "placed" in vars(module):
@@ -110,7 +110,7 @@ def without_numbers() -> Iterator[None]:
         yield
 
 
-def target(attention: str, every_rows: int | None, model_type: str) -> TargetModel:
+def target(every_rows: int | None, model_type: str) -> TargetModel:
     """A tiny model elsewhere, in forwards of fixed size; `without_numbers` is to be entered first."""
     with unset_fake_temporarily():
         found = TargetModel(tiny_causal_lm(model_type))
@@ -122,7 +122,7 @@ def target(attention: str, every_rows: int | None, model_type: str) -> TargetMod
     device = torch.device(NAME)
     layers = [None if layer is None else dataclasses.replace(layer, device=device) for layer in found.kv_shape.layers]
     found.kv_shape = KVShape(tuple(layers))
-    settings = StaticSettings(arena_tokens=4096, capture=False, attention=attention)
+    settings = StaticSettings(arena_tokens=4096, capture=False)
     found.runner.backends = [StaticRunner(found.model, found.kv_shape, device, settings, every_rows)]
     return found
 
@@ -144,15 +144,9 @@ def constraints() -> RowShaper | None:
     return constraints_for(params, [1, 2], GrammarConstraint(AnyToken(), [258]))
 
 
-def steps(
-    mode: str,
-    shape: RowShaper | None,
-    attention: str = "split",
-    every_rows: int | None = None,
-    model_type: str = "llama",
-) -> None:
+def steps(mode: str, shape: RowShaper | None, every_rows: int | None = None, model_type: str = "llama") -> None:
     """Three steps of two sequences: forwards, trees, verdicts and commits."""
-    model, planner = target(attention, every_rows, model_type), Planner(CostCurve())
+    model, planner = target(every_rows, model_type), Planner(CostCurve())
     sequences = [running(model, mode, shape) for _ in range(2)]
     for _ in range(3):
         DecodeLoop(model, planner).step(sequences)
@@ -211,7 +205,7 @@ def control(forbidden: Callable[[], object], error: type[Exception]) -> None:
 SCENES: dict[str, Callable[[], None]] = {
     **{f"step {mode}": partial(steps, mode, None) for mode in MODES},
     **{f"step {mode}, constrained": partial(steps, mode, constraints()) for mode in ("greedy", "traversal")},
-    "step in one size": partial(steps, "greedy", None, "ordered", 64),
+    "step in one size": partial(steps, "greedy", None, 64),
     "step of phi3": partial(steps, "greedy", None, model_type="phi3"),
     **{f"samples {mode}": partial(samples, mode) for mode in MODES},
     "a sample": a_sample,

@@ -14,7 +14,6 @@ from precedent.cache import SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.errors import CapacityError, UnsupportedError
-from precedent.grammar import JsonSchema
 from precedent.planning.costs import CostCurve
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.sweep import tiny_model
@@ -55,23 +54,6 @@ def test_every_way_of_drafting_gives_the_plain_answer(engine: Engine) -> None:
             assert [each.result().token_ids for each in asked] == expected
     warm = engine.submit(PROMPT, sampling, speculation=SpeculationConfig(drafters=("recall",)), query="order").result()
     assert warm.stats.num_accepted_tokens > 10
-
-
-def test_grammar_and_prediction(engine: Engine) -> None:
-    """Forced tokens and the caller's own guess are drafts as on any model."""
-    schema = JsonSchema.of({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
-    sampling = SamplingParams(max_tokens=30)
-    plain, drafted = (
-        engine.submit(PROMPT, sampling, grammar=schema, speculation=each).result().token_ids
-        for each in (PLAIN, SpeculationConfig(drafters=("grammar",)))
-    )
-    assert drafted == plain
-    answer = engine.submit(PROMPT, sampling, speculation=PLAIN).result()
-    told = engine.submit(
-        PROMPT, sampling, prediction=answer.token_ids, speculation=SpeculationConfig(drafters=("prediction",))
-    ).result()
-    assert told.token_ids == answer.token_ids
-    assert told.stats.num_accepted_tokens > 10
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "glm_moe_dsa", "jamba", "bamba", "mamba", "lfm2"])

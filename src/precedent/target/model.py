@@ -6,7 +6,6 @@ Scoring runs the pending token and the whole candidate tree behind it in one for
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -269,21 +268,17 @@ class TargetModel(Target):
 
     @torch.inference_mode()
     def commit_all(self, batch: Sequence[Commit]) -> list[Exception | None]:
-        """`commit` for several sequences, moving arena rows together; returns each sequence's error, or None."""
-        errors: list[Exception | None] = [None] * len(batch)
-        try:
-            with nullcontext() if self.arena is None else self.arena.moves():
-                for place, (slot, tree, path, next_token) in enumerate(batch):
-                    try:
-                        accepted = [tree.token_ids[node] for node in path]
-                        slot.kv.keep([0, *(node + 1 for node in path)])
-                        slot.token_ids += [slot.pending, *accepted]
-                        slot.pending = next_token
-                    except Exception as error:
-                        errors[place] = error
-        except Exception as error:  # rows that were not in place could not be moved
-            moved = [list(path) != list(range(len(path))) for _, _, path, _ in batch]
-            errors = [each or (error if moves else None) for each, moves in zip(errors, moved, strict=True)]
+        """Keep each sequence's pending token and accepted path; returns each sequence's error, or None."""
+        errors: list[Exception | None] = []
+        for slot, tree, path, next_token in batch:
+            try:
+                accepted = [tree.token_ids[node] for node in path]
+                slot.kv.keep([0, *(node + 1 for node in path)])
+                slot.token_ids += [slot.pending, *accepted]
+                slot.pending = next_token
+                errors.append(None)
+            except Exception as error:
+                errors.append(error)
         return errors
 
     def nearest(self, slot: Slot, length: int) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -55,10 +54,6 @@ class KVBlock:
             keys, values = self._buffers(capacity_for(rows))
             keys[:, :, :used], values[:, :, :used] = self.keys[:, :, :used], self.values[:, :, :used]
             self._hold(keys, values)
-
-    def defer(self, sources: Int64s, start: int) -> bool:
-        """Whether an arena takes this move, to make it with those of other sequences (`Arena.moves`)."""
-        return False
 
     def move(self, sources: Tensor, start: int) -> None:
         """Copy rows `sources` (`[num_rows]`, on this block's device) to the rows from `start` on."""
@@ -107,10 +102,6 @@ class Arena(ABC):
     @abstractmethod
     def has_room(self, rows: int) -> bool:
         """Whether every block has room for a sequence of `rows` rows."""
-
-    @abstractmethod
-    def moves(self) -> AbstractContextManager[None]:
-        """Let rows that sequences move inside wait, to be moved together at the end."""
 
 
 @dataclass(slots=True)
@@ -289,8 +280,7 @@ class KVCache(Cache):
             sources, start = length + np.array(rows[in_place:], dtype=np.int64), length + in_place
             on_device = cache(lambda device: placed(sources, device))  # copied once for all blocks there
             for block in self.blocks:
-                if not block.defer(sources, start):
-                    block.move(on_device(block.keys.device), start)
+                block.move(on_device(block.keys.device), start)
         self.state.keep(length, rows)
         self._filled.length = length + len(rows)
 
