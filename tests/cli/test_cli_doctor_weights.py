@@ -81,8 +81,8 @@ def configured(folder: Path, **settings: Any) -> None:
 FAULTS = {
     without_a_file: "names model-00001",
     with_a_pointer: "pointer of git LFS",
-    with_a_short_file: "bytes and should have",
-    with_a_damaged_header: "damaged header",
+    with_a_short_file: "is cut short or damaged",
+    with_a_damaged_header: "is cut short or damaged",
     with_a_tensor_elsewhere: "does not hold it",
     without_weights: "holds no weights",
     under_other_names: "consolidated.safetensors is not one that transformers looks for",

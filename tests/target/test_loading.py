@@ -80,7 +80,7 @@ def missing_weights(tmp_path: Path) -> Path:
         (weights_file, "give the folder"),
         (unknown_architecture, "frobnicator"),
         (without_tokenizer, "the tokenizer of"),
-        (truncated_weights, "bytes and should have"),
+        (truncated_weights, "is cut short or damaged"),
         (missing_weights, "model.layers.1.mlp.up_proj.weight is missing"),
     ],
 )

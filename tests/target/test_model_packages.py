@@ -105,7 +105,7 @@ def test_a_package_says_why_rows_of_its_layers_cannot_round_alike(monkeypatch: p
     """Its reason is the one that users read, whatever package has kernels for the device."""
 
     class Rounding(LayerState):
-        why_rounds = "its abacus slips"
+        why_irregular = "its abacus slips"
 
     class Abacus(ModelSupport):
         def layer_state(self, config: Any) -> LayerState:

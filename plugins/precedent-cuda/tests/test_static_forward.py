@@ -21,8 +21,6 @@ from precedent.errors import ConfigError, UnsupportedError
 from precedent.planning.costs import CostCurve
 from precedent.target import Target, TargetModel
 from precedent.target.attention import attention
-from precedent.target.kv.cache import KVCache
-from precedent.target.kv.rows import chain_rows
 from precedent.target.load.first_layers import first_layers
 from precedent.target.model import target_of
 from precedent.tree import EMPTY_TREE
@@ -30,7 +28,7 @@ from precedent_cuda import StaticSettings
 from precedent_cuda import attention as static_attention
 from precedent_cuda.arena import KEPT_FREE, KVArena
 from precedent_cuda.host_waits import HostWaits
-from precedent_cuda.static_forward import LEAST_KEYS, MOST_WIDTH, StaticForward, StaticShape, shape_for
+from precedent_cuda.static_forward import LEAST_KEYS, MOST_WIDTH, StaticForward
 from precedent_drafts.borrowed import HEAD_TOKENS
 from precedent_drafts.trained import draft_beside, initial_weights
 from precedent_testing.target_contract import TargetContract
@@ -147,20 +145,6 @@ def test_a_forward_of_fixed_size_never_waits_for_the_device() -> None:
     with HostWaits() as waits, torch.inference_mode():
         logits[0].argmax(-1).tolist(), bool(logits[0][0, 0] > 0), logits[0][logits[0] > 0]
     assert set(waits.names) == {"resolve_neg", "is_nonzero", "index"}
-
-
-def test_there_are_few_sizes_and_the_smallest_that_fits_is_taken() -> None:
-    kv = KVCache(TargetModel(tiny_causal_lm(num_hidden_layers=1)).kv_shape)
-
-    def rows(count: int) -> object:
-        return chain_rows(kv, [0] * count)
-
-    assert shape_for([rows(1)]) == StaticShape(1, 1, 1, LEAST_KEYS)
-    assert shape_for([rows(9)]) == StaticShape(16, 1, 16, LEAST_KEYS)
-    assert shape_for([rows(65), rows(1), rows(1)]) == StaticShape(72, 4, 72, LEAST_KEYS)
-    assert shape_for([rows(65)] * 32) == StaticShape(2304, 32, 72, LEAST_KEYS)
-    assert shape_for([rows(MOST_WIDTH + 1)]) is None
-    assert shape_for([rows(MOST_WIDTH), *[rows(1)] * 9]) is None, "its masks would be too many to send"
 
 
 def test_regions_of_an_arena_are_lent_once_and_joined_again() -> None:

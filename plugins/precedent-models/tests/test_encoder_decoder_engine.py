@@ -11,7 +11,7 @@ import torch
 from helpers.enumeration import RngOfAStep
 from helpers.hybrids import random_ids
 from helpers.pearl import PlannerOfAllCandidates, in_place, run, start
-from helpers.two_sided import PROMPT, generated, model_of, target_of, two_sided_engine
+from helpers.two_sided import PROMPT, generated, model_of, two_sided_engine
 
 from precedent.cache import SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
@@ -66,16 +66,6 @@ def test_a_decoder_only_draft_model_drafts() -> None:
             assert result.token_ids == plain.token_ids
             drafted += result.stats.num_draft_tokens
     assert drafted > 0
-
-
-@pytest.mark.parametrize("family", ["t5", "bart"])
-def test_a_draft_model_that_is_the_target_is_always_right(family: str) -> None:
-    """What it proposes is what the target says: its encoder has read the prompt, and its positions are right."""
-    sampling, drafters = SamplingParams(max_tokens=40), [PearlDrafter(target_of(family))]
-    sequence = start(target_of(family), drafters, sampling, prompt=PROMPT)
-    output = run(target_of(family), sequence, in_place(target_of(family), PlannerOfAllCandidates(3)))
-    assert output == generated(model_of(family), PROMPT, 40)[: len(output)]
-    assert sequence.stats.num_draft_tokens == sequence.stats.num_accepted_tokens > 20
 
 
 def test_the_prompt_drafter_copies_from_what_the_encoder_reads(engine: Engine) -> None:

@@ -11,9 +11,9 @@ from helpers.hybrids import random_ids
 from helpers.small_engines import PLAIN, PROMPT
 
 from precedent.cache import SpeculationCache
-from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
-from precedent.errors import CapacityError, UnsupportedError
+from precedent.errors import UnsupportedError
 from precedent.planning.costs import CostCurve
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.sweep import tiny_model
@@ -81,15 +81,6 @@ def test_a_prompts_beginning_is_kept_on_disk_with_its_states(model_type: str, tm
         cached.append(result.cached_prompt_tokens)
     assert answers[0] == answers[1]
     assert cached == [0, 100]
-
-
-def test_memory_covers_the_states() -> None:
-    """A limit that keys and values alone would meet is too small for the states as well."""
-    with closing(engine_on("qwen3_next", limits=EngineLimits(max_kv_bytes=200_000))) as engine:
-        shape = engine.target.kv_shape
-        assert shape.row_bytes * 256 < 200_000 < engine.target.kv_bytes(60) + shape.state.kept_bytes
-        with pytest.raises(CapacityError, match="max_kv_bytes"):
-            engine.submit(PROMPT, SamplingParams(max_tokens=10))
 
 
 @pytest.mark.parametrize(("model_type", "count"), [("recurrent_gemma", 1), ("zamba", 3)])

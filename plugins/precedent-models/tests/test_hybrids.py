@@ -124,10 +124,11 @@ def test_snapshots_are_bounded_and_counted() -> None:
     assert slot.kv.nbytes <= target.kv_bytes(331 + rows, rows)
 
 
-def test_what_does_not_hold_on_hybrids_is_refused_by_name() -> None:
+@pytest.mark.parametrize(("model_type", "layers"), [("qwen3_next", "recurrent layers"), ("deepseek_v32", "indexers")])
+def test_what_does_not_hold_is_refused_by_name(model_type: str, layers: str) -> None:
     """Bit-identical mode and CUDA graphs, before anything else happens."""
-    model = tiny_model("qwen3_next")
-    with pytest.raises(UnsupportedError, match=r"bitwise=True is not available for this qwen3_next.*recurrent layers"):
+    model = tiny_model(model_type)
+    with pytest.raises(UnsupportedError, match=f"bitwise=True is not available for this {model_type}.*{layers}"):
         TargetModel(model, bitwise=True)
-    with pytest.raises(UnsupportedError, match=r"qwen3_next cannot run as CUDA graphs.*recurrent layers"):
+    with pytest.raises(UnsupportedError, match=f"{model_type} cannot run as CUDA graphs.*{layers}"):
         TargetModel(model, cuda_graphs=graph_settings(arena_tokens=256, capture=False))

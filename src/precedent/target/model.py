@@ -88,7 +88,6 @@ class TargetModel(Target):
         return self.runner.outputs
 
     def _check_keeps(self) -> None:
-        """Raise UnsupportedError, naming why, where no hidden states can be kept."""
         if self.arena is not None:
             raise UnsupportedError(
                 "forwards of fixed size (cuda_graphs=True, or bitwise=True on a GPU) keep no hidden states, which some "
@@ -162,14 +161,9 @@ class TargetModel(Target):
         """Bytes set aside for the keys and values of forwards of fixed size."""
         return 0 if self.arena is None else self.arena.nbytes
 
-    @property
-    def keeps_to_arena(self) -> bool:
-        """Whether sequences that do not fit in the arena are refused: outside it they would round differently."""
-        return self.bitwise and self.arena is not None
-
     def tokens_in_arena(self, num_bytes: int) -> int:
         """Tokens of a request that must fit in the arena; 0 if its keys and values may grow and move."""
-        return num_bytes // self.kv_shape.row_bytes if self.keeps_to_arena else 0
+        return num_bytes // self.kv_shape.row_bytes if self.bitwise and self.arena is not None else 0
 
     def has_room(self, num_tokens: int) -> bool:
         """Whether the arena has a contiguous place for that many tokens."""

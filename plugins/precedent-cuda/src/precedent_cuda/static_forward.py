@@ -75,13 +75,9 @@ def step_numbers(
     itself, and writes to an arena row that no sequence reads.
     """
     blocks, places = len(starts[0]), shape.sequences
-    field: dict[str, NDArray[Any]] = {
-        name: np.zeros(size, dtype=np.int64)
-        for name, size in {
-            "token_ids": shape.rows, "positions": shape.rows, "first_rows": places, "counts": places,
-            "lengths": places, "starts": (blocks, places),
-        }.items()
-    }  # fmt: skip
+    field: dict[str, NDArray[Any]] = {name: np.zeros(shape.rows, np.int64) for name in ("token_ids", "positions")}
+    field |= {name: np.zeros(places, np.int64) for name in ("first_rows", "counts", "lengths")}
+    field["starts"] = np.zeros((blocks, places), np.int64)
     field["slot_of"] = np.full(shape.rows, -1)
     field["cache_rows"] = np.full((blocks, shape.rows), NOBODY)
     field["ancestors"] = np.repeat(np.eye(shape.width, dtype=np.bool_)[None], places, axis=0)

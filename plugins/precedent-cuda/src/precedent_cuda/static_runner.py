@@ -16,7 +16,7 @@ from precedent.runtime.placing import placed
 from precedent.target.examine import TEXT, observe, tolerance, tree_error
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds
-from precedent.target.kv.rows import Forward, chain_rows
+from precedent.target.kv.rows import ForwardPass, chain_rows
 from precedent.target.kv.shape import KVShape
 from precedent.target.runner import Runner
 from precedent.target.support import Backend
@@ -63,7 +63,7 @@ class StaticRunner(Backend):
 
             self.graphs = GraphStore(run, CudaCapturer(device))
 
-    def logits(self, forward: Forward) -> Tensor | None:
+    def logits(self, forward: ForwardPass) -> Tensor | None:
         """Logits after every row, `[rows, vocab_size]`; None if no size or arena holds them.
 
         Their KV caches must have room for the new rows. With `every_rows`, raises OutOfMemory instead of returning
@@ -132,8 +132,8 @@ def _check_settings(runner: Runner, settings: StaticSettings) -> None:
     devices = {parameter.device for parameter in runner.model.parameters()}
     if settings.capture and runner.device.type != "cuda":
         raise Hindrance(f"CUDA graphs need CUDA devices, and it is on {runner.device.type}")
-    if runner.layer_state.why_varies is not None:
-        raise Hindrance(runner.layer_state.why_varies)
+    if runner.layer_state.why_irregular is not None:
+        raise Hindrance(runner.layer_state.why_irregular)
     if not runner.packed:
         raise Hindrance("its attention does not go through transformers' attention interface")
     if others:
@@ -151,7 +151,7 @@ def _prove(runner: Runner, static: StaticRunner) -> None:
     kv = KVCache(static.arena.shape, static.arena)
     kv.reserve(1)
     with HostWaits() as waits:
-        static.logits(Forward([chain_rows(kv, TEXT[:1])]))
+        static.logits(ForwardPass([chain_rows(kv, TEXT[:1])]))
     if waits.names:  # checked before any capture: a forward that waits cannot be captured
         raise Hindrance(f"its forward makes the host wait ({', '.join(sorted(set(waits.names)))})")
     _, expected = observe(runner)

@@ -22,7 +22,7 @@ from precedent.target.kv.layer_kinds import (
     RECURRENT,
     attention_kinds,
 )
-from precedent.target.kv.rows import Forward
+from precedent.target.kv.rows import ForwardPass
 from precedent.target.kv.shape import LayerShape, ObserverLayer
 from precedent.target.support import LayerState
 from precedent_models.index_keys import IndexKeys
@@ -42,18 +42,15 @@ class HybridLayers(LayerState):
 
     def __init__(self, kinds: set[str], config: Any) -> None:
         self.kinds, self.state = kinds, RecurrentShape(cache_layer=_CacheLayer)
-        self.stateful = self.in_float32 = not kinds.isdisjoint(RECURRENT)
+        self.stateful = not kinds.isdisjoint(RECURRENT)
         self.observer_layer = _ObserverLayer
         indexed = sorted(kinds & INDEXED)
         # most hybrids go through transformers' attention interface without declaring it; a layer with an indexer turns
         # what it chose into a mask only for attention that it knows
         self.packs = not indexed
-        self.why_varies = "the states of its recurrent layers follow the tree, whose shape differs from step to step"
-        self.why_rounds = "the sums of its recurrent layers depend on what is computed beside a row"
+        self.why_irregular = "the states of its recurrent layers follow the tree, whose shape differs from step to step"
         if indexed:
-            layers = f"its {', '.join(indexed)} layers"
-            self.why_varies = f"the indexers of {layers} choose other keys at every step"
-            self.why_rounds = f"what the indexers of {layers} choose depends on rounding"
+            self.why_irregular = f"the indexers of its {', '.join(indexed)} layers choose other keys at every step"
         self._by_place = BLOCK_SPARSE in (getattr(config, "layer_types", None) or ())
 
     def adapt(self, model: PreTrainedModel) -> str | None:
@@ -63,7 +60,7 @@ class HybridLayers(LayerState):
             return f"{', '.join(followers)} has a state that follows one path of tokens"
         return "chooses blocks of keys by their place in the KV cache" if self._by_place else None
 
-    def running(self, forward: Forward) -> AbstractContextManager[object]:
+    def running(self, forward: ForwardPass) -> AbstractContextManager[object]:
         """Announce a forward to recurrent modules."""
         return RecurrentStep(forward).running() if self.stateful else nullcontext()
 

@@ -193,12 +193,10 @@ def _load_tokenizer(
 
 
 def _where(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments of `from_pretrained` that choose the files, for config and tokenizer too."""
     return {name: settings[name] for name in WHERE_FROM if name in settings}
 
 
 def _checked_config(source: str | Path, settings: Mapping[str, Any]) -> PreTrainedConfig:
-    """The config of a model that can be loaded. Raises ModelLoadError or UnsupportedError."""
     where = _where(settings)
     with explained(source, "the model"):
         check_whole(source, where)
