@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -158,11 +159,6 @@ def refused(file: Path) -> str:
     return str(caught.value)
 
 
-def test_an_architecture_that_transformers_cannot_read_is_named(tmp_path: Path, caches: Path) -> None:
-    said = refused(write_gguf(tmp_path / "model.gguf", tiny(), TOKENIZER, architecture="frobnicator"))
-    assert "architecture frobnicator is not supported" in said
-
-
 def test_layers_that_nothing_here_runs_are_refused_before_the_work(
     tmp_path: Path, caches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,8 +169,15 @@ def test_layers_that_nothing_here_runs_are_refused_before_the_work(
     assert "linear_attention layers, which need a package: pip install" in refused(file)
 
 
-def test_a_part_of_several_is_refused_with_the_way_to_join_them(tmp_path: Path, caches: Path) -> None:
-    assert "llama-gguf-split --merge" in refused(write_gguf(tmp_path / "model.gguf", tiny(), TOKENIZER, split__count=3))
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"architecture": "frobnicator"}, "architecture frobnicator is not supported"),
+        ({"split__count": 3}, "llama-gguf-split --merge"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(fields: Any, says: str, tmp_path: Path, caches: Path) -> None:
+    assert says in refused(write_gguf(tmp_path / "model.gguf", tiny(), TOKENIZER, **fields))
 
 
 def test_a_missing_reader_is_named_before_the_work_starts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

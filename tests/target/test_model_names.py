@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -178,21 +177,6 @@ class AdapterHub(Hub):
 
 def answered_by(hub: Hub) -> None:
     huggingface_hub.set_client_factory(lambda: HTTP.Client(transport=HTTP.MockTransport(hub)))
-
-
-@pytest.fixture
-def adapter(tmp_path: Path) -> Path:
-    """A LoRA adapter for a tiny model in another folder."""
-    peft = pytest.importorskip("peft")
-    saved_tiny(tmp_path / "base")
-    model = tiny_causal_lm(dtype=torch.float32)
-    lora = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of transformers, about how peft uses it
-        wrapped = peft.get_peft_model(model, lora)
-    wrapped.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
-    wrapped.save_pretrained(tmp_path / "adapter")
-    return tmp_path / "adapter"
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"revision": "main"}])

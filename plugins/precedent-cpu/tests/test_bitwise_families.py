@@ -46,14 +46,15 @@ def target_of(name: str, dtype: torch.dtype) -> TargetModel:
     return TargetModel(model(dtype, family, **settings), bitwise=True)
 
 
-@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    return request.param
+def in_float32(name: str) -> object:
+    return pytest.param(
+        (name, torch.float32), id=f"{name} in float32", marks=() if name == "gemma 2" else pytest.mark.exhaustive
+    )
 
 
-@pytest.fixture(params=MODELS)
-def target(request: pytest.FixtureRequest, dtype: torch.dtype) -> TargetModel:
-    return target_of(request.param, dtype)
+@pytest.fixture(params=[*(pytest.param((name, torch.bfloat16), id=name) for name in MODELS), *map(in_float32, MODELS)])
+def target(request: pytest.FixtureRequest) -> TargetModel:
+    return target_of(*request.param)
 
 
 def decode(target: TargetModel, slot: Slot, path: list[int]) -> list[torch.Tensor]:
@@ -94,6 +95,7 @@ def test_without_it_pieces_of_a_prompt_round_otherwise() -> None:
     assert not same_bits(whole, decoded)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_rows_do_not_depend_on_how_many_are_scored_beside_them(dtype: torch.dtype) -> None:
     """Trees of several sequences, more rows together than one forward takes, against each alone."""
     target, tree = target_of("llama", dtype), random_tree(3, MOST_ROWS - 8)
@@ -104,7 +106,7 @@ def test_rows_do_not_depend_on_how_many_are_scored_beside_them(dtype: torch.dtyp
         assert torch.equal(target.score([(slot, tree)])[0], rows)
 
 
-@pytest.mark.parametrize("length", [1, 16, 36, 70, 120])
+@pytest.mark.parametrize("length", [1, 36, 70, *(pytest.param(one, marks=pytest.mark.exhaustive) for one in (16, 120))])
 def test_a_tree_is_scored_to_the_bit_as_plain_steps(target: TargetModel, length: int) -> None:
     """Beside another request, with a window that ends before the tree, within it, and within the prompt."""
     slot, beside = prefilled(target, tokens(length, seed=length)), prefilled(target, tokens(2 * length + 1, seed=2))

@@ -34,7 +34,6 @@ from precedent.config import SamplingParams
 from precedent.decoding import verification
 from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.sequence import DecodingSequence
-from precedent.drafters.model.distribution import sample_beside
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.request import Request
 from precedent.grammar import GrammarConstraint
@@ -57,8 +56,7 @@ NAME = "elsewhere"
 VOCABULARY = 259
 MODES = {
     "greedy": SamplingParams(),
-    "traversal": SamplingParams(temperature=0.7, top_p=0.9),
-    "topdown": SamplingParams(temperature=0.7, top_k=5, min_p=0.1),
+    "traversal": SamplingParams(temperature=0.7, top_p=0.9, top_k=50, min_p=0.01),
     "coupled": SamplingParams(temperature=0.7, seed=3),
 }
 
@@ -145,15 +143,15 @@ def constraints() -> RowShaper | None:
 
 
 def steps(mode: str, shape: RowShaper | None, every_rows: int | None = None, model_type: str = "llama") -> None:
-    """Three steps of two sequences: forwards, trees, verdicts and commits."""
+    """Two steps of two sequences: forwards, trees, verdicts and commits."""
     model, planner = target(every_rows, model_type), Planner(CostCurve())
     sequences = [running(model, mode, shape) for _ in range(2)]
-    for _ in range(3):
+    for _ in range(2):
         DecodeLoop(model, planner).step(sequences)
         for sequence in sequences:
             if sequence.error is not None:
                 raise sequence.error
-    assert model.runner.backends[0].forwards >= 3
+    assert model.runner.backends[0].forwards >= 2
     assert sum(sequence.stats.num_draft_tokens for sequence in sequences) > 0
 
 
@@ -180,19 +178,6 @@ def samples(mode: str) -> None:
     assert all(each.verdict().next_token == 0 for each in found)
 
 
-def a_sample() -> None:
-    """It ends where the token is read, and comes that far."""
-    try:
-        sample_beside(elsewhere(VOCABULARY), (1, 2), CounterRng(1, 1), 0, "draft")
-    except DataDependentOutputException as error:
-        lines = [
-            frame.line or "" for frame in traceback.extract_tb(error.__traceback__) if "distribution" in frame.filename
-        ]
-        assert ".tolist()" in lines[-1], lines
-        return
-    raise AssertionError("a token without a number was read")
-
-
 def control(forbidden: Callable[[], object], error: type[Exception]) -> None:
     """What the program is to find, it finds."""
     try:
@@ -208,7 +193,6 @@ SCENES: dict[str, Callable[[], None]] = {
     "step in one size": partial(steps, "greedy", None, 64),
     "step of phi3": partial(steps, "greedy", None, model_type="phi3"),
     **{f"samples {mode}": partial(samples, mode) for mode in MODES},
-    "a sample": a_sample,
     "control: a number is read": partial(control, lambda: float(elsewhere(1)), DataDependentOutputException),
     "control: two devices meet": partial(control, lambda: elsewhere(2) + torch.ones(2), FakeTensorDeviceMismatchError),
 }

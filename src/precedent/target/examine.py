@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -41,17 +41,12 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 
-class Examined(NamedTuple):
-    """What the rest of the library needs to know of a model."""
-
-    runner: Runner
-    kv_shape: KVShape
-    vocab_size: int
-
-
 @torch.inference_mode()
-def examine(model: PreTrainedModel, layer_state: LayerState) -> Examined:
-    """Observe a model and choose how to run it. Raises UnsupportedError, naming it, when a tree cannot be scored."""
+def examine(model: PreTrainedModel, layer_state: LayerState) -> tuple[Runner, KVShape, int]:
+    """Observe a model; returns how to run it, what its layers store, and the size of its vocabulary.
+
+    Raises UnsupportedError, naming the model, when a tree cannot be scored.
+    """
     known = layer_state.adapt(model) or why_only_chains(model.config.get_text_config())
     packings = [] if known else [True] * use_tree_attention(model, layer_state.packs) + [False]
     trees = [Runner(model, packed=packed, layer_state=layer_state) for packed in packings]
@@ -86,7 +81,7 @@ def _most(runner: Runner) -> float:
     return SURELY_WRONG if accepted == LOW_PRECISION else accepted
 
 
-def _examined(runner: Runner, error: float, shape: KVShape, expected: Tensor) -> Examined:
+def _examined(runner: Runner, error: float, shape: KVShape, expected: Tensor) -> tuple[Runner, KVShape, int]:
     """The result, whose shape has the state of layers that have one, as a forward of `TEXT` leaves it."""
     check_error(runner, error)
     if runner.layer_state.stateful:
@@ -95,7 +90,7 @@ def _examined(runner: Runner, error: float, shape: KVShape, expected: Tensor) ->
         kept = -(-kv.state.kept_bytes // len(TEXT))
         kv.keep(range(len(TEXT)))
         shape = replace(shape, state=replace(kv.state.shape, kept_bytes=kept))
-    return Examined(runner, shape, expected.shape[-1])
+    return runner, shape, expected.shape[-1]
 
 
 def attempt(model: PreTrainedModel, action: Callable[[], Result]) -> Result:

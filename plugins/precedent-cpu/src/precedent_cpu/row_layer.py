@@ -79,7 +79,8 @@ def job_of(
     for name, norm in zip(NORMS, norms, strict=True):
         if norm is not None:
             job[name], job[f"{name}_epsilon"] = norm[0].data_ptr(), norm[1]
-    return job.view(np.int64)
+    numbers: Int64s = job.view(np.int64)
+    return numbers
 
 
 def _shaped(shape: LayerShape, dtype: torch.dtype) -> Any:

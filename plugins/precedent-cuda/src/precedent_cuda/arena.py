@@ -94,24 +94,21 @@ class ArenaBlock(KVBlock):
 
 
 class KVArena(Arena):
-    """The arenas of all blocks of a model's KV cache, with room for `num_tokens` tokens of all sequences together."""
+    """The arenas of all blocks of a model's KV cache, with room for `num_tokens` tokens of all sequences together.
+
+    Every layer has keys and values.
+    """
 
     def __init__(self, shape: KVShape, num_tokens: int) -> None:
         self.shape = shape
-        rows, first = -(-num_tokens // BUCKET) * BUCKET + KEPT_FREE, 0
-        self.lent: list[BlockArena] = []
-        self._numbers, self._places = dict[int, int](), dict[int, tuple[int, int]]()
-        for number, (layer, count) in enumerate(shape.blocks):
-            if layer is not None:
-                self._numbers[number] = len(self.lent)
-                self._places |= {first + within: (len(self.lent), within) for within in range(count)}
-                self.lent.append(BlockArena(layer, count, rows))
-            first += count
+        rows, runs = -(-num_tokens // BUCKET) * BUCKET + KEPT_FREE, list(enumerate(shape.blocks))
+        self.lent = [BlockArena(layer, count, rows) for _, (layer, count) in runs if layer is not None]
+        self._places = [(number, within) for number, (_, count) in runs for within in range(count)]
         self.nbytes = sum(block.keys.nbytes + block.values.nbytes for block in self.lent)
 
     def block(self, number: int) -> ArenaBlock:
         """A sequence's part of block `number` of `KVShape.blocks`."""
-        return ArenaBlock(self.lent[self._numbers[number]])
+        return ArenaBlock(self.lent[number])
 
     def has_room(self, rows: int) -> bool:
         """Whether every block has room for a sequence of `rows` rows."""

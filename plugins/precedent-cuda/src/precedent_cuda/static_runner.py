@@ -113,6 +113,8 @@ def fixed_sizes(
     Raises Hindrance for a model that cannot run in fixed sizes.
     """
     _check_settings(runner, settings)
+    if None in shape.layers:
+        raise Hindrance("some of its layers have no keys and values of their own")
     try:
         static = StaticRunner(runner.model, shape, runner.device, settings, every_rows)
         with runner.using(static):
