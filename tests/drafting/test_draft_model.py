@@ -23,6 +23,7 @@ from precedent_cuda.host_waits import HostWaits
 from precedent_testing.drafter_contract import DrafterContract
 from precedent_testing.drafters import OracleDrafter, RandomDrafter
 from precedent_testing.tiny_models import tiny_causal_lm
+from precedent_testing.trees import check_tree
 
 TINY = {"vocab_size": 16, "num_hidden_layers": 2, "hidden_size": 16, "seed": 31}
 
@@ -93,7 +94,7 @@ def test_draws_carry_the_row_they_were_drawn_from_without_the_cached_siblings() 
         builder.add_fixed(ROOT, token, "recall")
     session.draw(builder, 1, CounterRng(5, 0))
     tree = builder.build()
-    tree.check()
+    check_tree(tree)
     drawn = tree.candidates_at[ROOT][0]
     assert isinstance(drawn.distribution, Sampled)
     expected = probs_of(fresh_row(model, [3, 1, 4]), sampling)
@@ -111,7 +112,7 @@ def test_exclusion_gives_way_when_nothing_else_could_be_drawn() -> None:
     builder.add_fixed(ROOT, top, "recall")
     session.draw(builder, 1, CounterRng(5, 0))
     tree = builder.build()
-    tree.check()
+    check_tree(tree)
     assert tree.token_ids == (top,)
     assert isinstance(tree.candidates[0].distribution, Sampled)
 

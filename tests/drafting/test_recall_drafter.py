@@ -21,7 +21,7 @@ from helpers.listed_completions import (
 from precedent.cache import Completion, Hit, SpeculationCache
 from precedent.drafters.base import Drafter
 from precedent.drafters.recall.drafter import RecallDrafter
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_testing.drafter_contract import DrafterContract
 from precedent_testing.embedders import HashEmbedder
 

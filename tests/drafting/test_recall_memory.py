@@ -19,7 +19,7 @@ from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.drafters.recall.tenant_memory import TenantMemory
 from precedent.drafters.request import Request
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_testing.embedders import HashEmbedder
 
 TENANT, TOKENIZER = "shop", "tok"

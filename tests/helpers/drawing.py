@@ -15,8 +15,7 @@ from precedent.drafters.base import Candidates, DrawSession
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.request import Request
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import Planner
+from precedent.planning.planner import Limits, Plan, Planner
 from precedent.sampling.rng import entropy_rng
 from precedent.target import Slot, TargetModel
 from precedent.tree import CandidateTree

@@ -12,7 +12,7 @@ from precedent.config import SamplingParams
 from precedent.drafters.base import Candidates
 from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.drafters.request import Request
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent.tree import ROOT
 
 TOKENIZER = "tokenizer-a"

@@ -227,9 +227,3 @@ def eagle_pair(folder: Path, **settings: Any) -> tuple[TargetModel, HeadModel]:
     draft = published_draft(folder)
     assert draft is not None
     return target, eagle_beside(load_eagle(draft, target.model), target)
-
-
-def states_kept_by(target: TargetModel) -> int:
-    """How many numbers of layers' outputs a target keeps for each token."""
-    layer = target.kv_shape.layers[-1]
-    return 0 if layer is None else layer.key_dim

@@ -29,8 +29,7 @@ from precedent.drafters.request import Request
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, ModelLoadError
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits
-from precedent.planning.planner import Planner
+from precedent.planning.planner import Limits, Planner
 from precedent.target import Slot, TargetModel
 from precedent_drafts.block_draft import BlockDraft, load_block_draft, save_block_draft
 from precedent_drafts.block_drafter import BlockDrafter, best_first, chances

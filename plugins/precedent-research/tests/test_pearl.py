@@ -15,8 +15,8 @@ from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.model.distribution import DraftedToken
 from precedent.drafters.request import Request
 from precedent.errors import GenerationError
+from precedent.runtime.background import AtOnce
 from precedent.runtime.fence import Fences
-from precedent.runtime.inline_executor import AtOnce
 from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
 from precedent.tree import Fixed, TreeBuilder

@@ -17,8 +17,7 @@ from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, RequestCancelled, UnsupportedError
 from precedent.planning.costs import CostCurve
-from precedent.runtime.background import Background
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce, Background
 from precedent.target import TargetModel
 from precedent.target.load.first_layers import first_layers, layers_of
 from precedent.target.load.loading import load_draft

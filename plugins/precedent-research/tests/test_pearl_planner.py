@@ -9,7 +9,7 @@ import torch
 
 from precedent.planning.costs import CostCurve
 from precedent.planning.gate import PROBE_STEPS
-from precedent.planning.plan import Limits
+from precedent.planning.planner import Limits
 from precedent_research.pearl import PearlPlanner, PearlSource
 
 LIMITS = Limits(0, 6, 40, frozenset())

@@ -15,10 +15,8 @@ from precedent.drafters.outcomes import outcomes, outcomes_of_votes
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.request import Request
 from precedent.drafters.together import Matching, match_together
-from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits
-from precedent.planning.planner import Planner
-from precedent.planning.step_costs import WINDOW, StepCosts
+from precedent.planning.costs import WINDOW, CostCurve, StepCosts
+from precedent.planning.planner import Limits, Planner
 from precedent.tree import ROOT
 
 
