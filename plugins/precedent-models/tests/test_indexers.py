@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from precedent.target import Slot, TargetModel
 from precedent.target.load.first_layers import exits_early, first_layers
 from precedent.tree import EMPTY_TREE, ROOT
-from precedent_models import index_keys
+from precedent_models import layers
 from precedent_testing.sweep import IN_FLOAT32, compare, config_class_of, in_float64, tiny_model
 from precedent_testing.tiny_configs import tiny_config
 
@@ -94,7 +94,7 @@ def test_equal_scores_are_settled_as_plain_decoding_settles_them(
     model_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch's choice among equal scores depends on their number: in trees and prompts, on what is hidden."""
-    settled, right = [], index_keys._settled
+    settled, right = [], layers._settled
 
     def watch(scores: torch.Tensor, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         before = indices.clone()
@@ -102,10 +102,10 @@ def test_equal_scores_are_settled_as_plain_decoding_settles_them(
         settled.append(not torch.equal(before.sort().values, after.sort().values))
         return after
 
-    monkeypatch.setattr(index_keys, "_settled", watch)
+    monkeypatch.setattr(layers, "_settled", watch)
     assert distance_from_decoding(model_type) < NEAR
     assert any(settled)
-    monkeypatch.setattr(index_keys, "_settled", lambda scores, values, indices: indices)
+    monkeypatch.setattr(layers, "_settled", lambda scores, values, indices: indices)
     assert distance_from_decoding(model_type) > 100 * NEAR
 
 
