@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from precedent.decoding.sequence import Emission
 from precedent.engine.engine import Engine
 from precedent.engine.generation import Generation, GenerationResult
-from precedent.langchain.logprobs import openai_logprobs
+from precedent.langchain.chunks import openai_logprobs
 from precedent.langchain.telemetry import current_span, describe_result
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.text.answers import AnswerPieces, AnswerSyntax, CallPiece, Piece

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from precedent.cli.cache_table import printable
-from precedent.cli.options import JsonOption, write_json
+from precedent.cli.options import JsonOption, printable, write_json
 
 if TYPE_CHECKING:
     from precedent_server.keys import StoredKey
