@@ -67,9 +67,9 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a pointer": (lambda folder: shards(folder)[-1].write_text(POINTER), "pointer of git LFS"),
     "a short file": (
         lambda folder: shards(folder)[0].write_bytes(shards(folder)[0].read_bytes()[:-1000]),
-        "bytes and should have",
+        "is cut short or damaged",
     ),
-    "a damaged header": (with_a_damaged_header, "damaged header"),
+    "a damaged header": (with_a_damaged_header, "is cut short or damaged"),
     "a tensor elsewhere": (with_a_tensor_elsewhere, "does not hold it"),
     "no weights": (without_weights, "holds no weights"),
     "other names": (under_other_names, "consolidated.safetensors is not one that transformers looks for"),

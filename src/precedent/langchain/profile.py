@@ -92,8 +92,7 @@ def profile_of_files(
 
 
 def _known(name: str, model_kwargs: Mapping[str, Any]) -> _Known | None:
-    from precedent.target.load.adapters import base_of
-    from precedent.target.load.source import DEMO_TARGET, is_adapter, packaged_file
+    from precedent.target.load.source import DEMO_TARGET, base_of_adapter, is_adapter, packaged_file
 
     path = packaged_file() if name == DEMO_TARGET else Path(name).expanduser()
     if path.is_file():
@@ -101,7 +100,7 @@ def _known(name: str, model_kwargs: Mapping[str, Any]) -> _Known | None:
     folder = path if (path / CONFIG).is_file() or is_adapter(path) else _downloaded(name, model_kwargs)
     if folder is None or not is_adapter(folder):
         return None if folder is None else _of_folder(folder, (folder / CONFIG).stat().st_mtime_ns)
-    base, has_tokenizer = _known(base_of(folder), {}), (folder / TOKENIZER_CONFIG).is_file()
+    base, has_tokenizer = _known(base_of_adapter(folder), {}), (folder / TOKENIZER_CONFIG).is_file()
     return _Known(base.context_length, *_tokenizer_in(folder)) if base is not None and has_tokenizer else base
 
 
@@ -122,7 +121,7 @@ def _of_folder(folder: Path, changed: int) -> _Known:
     from transformers import AutoConfig
 
     from precedent.target.kv.layer_kinds import context_length
-    from precedent.target.load.quiet import quiet
+    from precedent.target.load.gguf import quiet
 
     with quiet():
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
