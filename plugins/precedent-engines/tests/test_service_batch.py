@@ -1,4 +1,4 @@
-"""A batch drafts what its requests draft alone: any number of them, whatever they bring, on any number of threads."""
+"""A batch drafts what its requests draft alone: any number of them, whatever they bring."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from helpers.services import END, Scripted, Serve, store
 
-from precedent.drafters.matching.search import AT_ONCE
-from precedent.drafters.together import Matching, match_together
+from precedent.drafters.sessions import Matching, match_together
 from precedent.tree import ROOT
 from precedent_engines import DraftingSession
 
@@ -33,11 +32,10 @@ def begun(service: Any, choose: random.Random, texts: list[list[int]], name: str
     return [service.begin(f"{name}{twin}", prompt, query="an order", **asked) for twin in "ab"]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("rows", [1, 2, 5, 17, 40])
-def test_a_batch_drafts_what_each_request_drafts_alone(serve: Serve, rows: int, threads: int) -> None:
-    choose = random.Random(10 * rows + threads)
-    service, texts, drafted = serve(threads=threads), known(choose), 0
+@pytest.mark.parametrize("rows", [1, 2, 5, 17])
+def test_a_batch_drafts_what_each_request_drafts_alone(serve: Serve, rows: int) -> None:
+    choose = random.Random(10 * rows)
+    service, texts, drafted = serve(), known(choose), 0
     for tenant in ("north", "south"):
         store(service, *choose.sample(texts, 8), tenant=tenant)
     pairs = [begun(service, choose, texts, str(number)) for number in range(rows)]
@@ -54,43 +52,18 @@ def test_a_batch_drafts_what_each_request_drafts_alone(serve: Serve, rows: int, 
     assert drafted >= rows
 
 
-def test_searches_of_a_batch_give_what_each_gives_by_itself(serve: Serve) -> None:
-    """Candidates with estimates and bins, not only what is planned from them; the last call is filled up."""
-    choose = random.Random(4)
-    service, texts = serve(), known(choose)
-    store(service, *texts)
-    rows = [begun(service, choose, texts, str(number)) for number in range(AT_ONCE + 3)]
-    for at in range(0, 10, 2):
-        batch = [Matching(pair[0]._drafting, 6, None) for pair in rows]
-        match_together(batch)
-        for each, pair in zip(batch, rows, strict=True):
-            assert each.candidates == [session.match(6) for session in pair[1]._drafting.values()]
-            assert each.failed == {}
-            for session in (*pair[0]._drafting.values(), *pair[1]._drafting.values()):
-                session.committed(texts[0][at : at + 2])
-
-
 def test_a_session_that_fails_does_so_alone(serve: Serve) -> None:
-    """Beside others in a batch, before its search, behind it, or without one."""
+    """Beside others in a batch."""
     service, texts = serve(), known(random.Random(2))
     store(service, *texts)
     whole = service.begin("whole", [1], tenant="north", query="an order")
-    broken = service.begin("broken", [1], tenant="north", query="an order")
-    recall = broken._drafting["recall"]
-
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("it broke")
-
     expected = whole.chain(8)
-    for name in ("search", "take"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(recall, name, fail)
-            batch = [Matching({"recall": recall}, 8, None), Matching(whole._drafting, 8, None)]
-            match_together(batch)
-        assert list(batch[0].failed) == ["recall"]
-        assert batch[0].candidates == []
-        assert batch[1].candidates == [session.match(8) for session in whole._drafting.values()]
-    other = Matching({"other": Scripted("other", (5, ROOT, 0.5, 1), fails_at=1)}, 8, None)
-    match_together([other])
-    assert list(other.failed) == ["other"]
+    batch = [
+        Matching({"other": Scripted("other", (5, ROOT, 0.5, 1), fails_at=1)}, 8, None),
+        Matching(whole._drafting, 8, None),
+    ]
+    match_together(batch)
+    assert list(batch[0].failed) == ["other"]
+    assert batch[0].candidates == []
+    assert batch[1].candidates == [session.match(8) for session in whole._drafting.values()]
     assert whole.chain(8) == expected

@@ -68,7 +68,7 @@ def test_threads_draft_beside_each_other(serve: Serve) -> None:
 
 def test_a_session_may_end_while_another_thread_drafts_for_its_batch(serve: Serve) -> None:
     """A request that is cancelled: the batch goes on, and the ended session drafts nothing more."""
-    service = serve(executor=Background(2, "test"), threads=2)
+    service = serve(executor=Background(2, "test"))
     service.write_back([1], list(range(40, 60)), tenant="north", query="an order").result()
     for turn in range(30):
         sessions = [service.begin(f"{turn}-{number}", [1, 2], tenant="north", query="an order") for number in range(6)]

@@ -18,7 +18,7 @@ from precedent.errors import PromptError
 from precedent.pages.colours import SOURCES
 from precedent.text.traces import read_trajectories
 from precedent.tree import TreeBuilder, chain
-from precedent_replay.baselines import best_suffix_tree
+from precedent_replay.baselines import suffix_tree
 from precedent_replay.run import Settings, replay
 from precedent_replay.simulate import accepted_path
 from precedent_replay.turns import TurnReader
@@ -197,8 +197,7 @@ def test_suffix_decoding_equals_counting_by_hand(alpha: float) -> None:
         for number, text in enumerate(texts):
             index.append(number, text)
         context = rng.integers(0, 3, 6).tolist()
-        text, order, tail = index.runs
-        tokens, parents, score = best_suffix_tree(text.tokens, order, tail, reversed_context(context), alpha, 8)
+        tokens, parents, score = suffix_tree(index, reversed_context(context), alpha, 8)
         assert score == pytest.approx(naive_suffix_tree(texts, context, alpha, 8))
         assert len(tokens) <= 8
         assert all(parent < node for node, parent in enumerate(parents.tolist()))

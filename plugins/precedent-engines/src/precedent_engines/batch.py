@@ -9,12 +9,11 @@ from threading import RLock
 from time import perf_counter
 
 from precedent.drafters import Drafter, DraftSession, DrawSession, Request
-from precedent.drafters.together import begin_all, end_all, match_together
+from precedent.drafters.sessions import begin_all, end_all, match_together
 from precedent.errors import UnsupportedError
 from precedent.planning.costs import STEP_COSTS
 from precedent.planning.plan import Plan
 from precedent.planning.planner import PLANNER, Planner
-from precedent.runtime.background import Background
 from precedent.runtime.fence import Fault, Fences, Result
 from precedent.tree import CandidateTree, TreeBuilder
 from precedent_engines.clock import Clock, StepClock
@@ -22,13 +21,9 @@ from precedent_engines.session import DraftingSession, OtherRequests
 
 
 class Batch:
-    """The planner, what it learns, and the counts; one thread at a time drafts.
+    """The planner, what it learns, and the counts; one thread at a time drafts."""
 
-    Searches of a large batch run on it and on `threads` - 1 more.
-    """
-
-    def __init__(self, planner: Planner, clock: Clock = perf_counter, threads: int = 1) -> None:
-        self._threads, self._beside = threads, Background(threads - 1, "precedent-drafting") if threads > 1 else None
+    def __init__(self, planner: Planner, clock: Clock = perf_counter) -> None:
         self.planner, self.clock, self.lock = planner, StepClock(planner, clock), RLock()
         self.num_drafts = self.num_draft_tokens = 0
         self.accepted_by_source, self.fences = Counter[str](), Fences()
@@ -78,11 +73,6 @@ class Batch:
             builder.add_fixed_tree(_tokens(plan), plan.choice.parents.tolist(), self.planner.sources_of(plan))
         return builder
 
-    def close(self) -> None:
-        """End the threads of searches."""
-        if self._beside is not None:
-            self._beside.shutdown()
-
     def _plans(self, sessions: Sequence[DraftingSession], most: int, *, one_path: bool) -> list[Plan]:
         """Plan for each session, given the rows and expected tokens of the others planned so far."""
         stepped = [session.settle(self.planner, self.accepted_by_source) for session in sessions]
@@ -90,7 +80,7 @@ class Batch:
         most = self.clock.most(most)
         running = sum(not session.over for session in sessions)
         matched = [session.matching(most) for session in sessions]
-        match_together(matched, self._beside, self._threads)
+        match_together(matched)
         rows, tokens, plans = running, float(running), list[Plan]()
         for session, found in zip(sessions, matched, strict=True):
             others = OtherRequests(running, max(0, rows - 1), max(0.0, tokens - 1.0))

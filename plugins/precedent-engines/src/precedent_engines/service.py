@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -40,9 +39,6 @@ if TYPE_CHECKING:
 DRAFTERS = ("recall", "prompt", "template", "prediction")
 """The drafters of a service. Those that need a target model or its rows (draft-model, grammar) are refused."""
 
-MOST_THREADS = 4
-"""Threads that search for a batch, unless another number is given."""
-
 WITHOUT_TENANT = ("prompt", "template", "prediction")
 """Those that draft only from what a request brings itself."""
 
@@ -68,7 +64,6 @@ class DraftingService(OfOneProcess):
         context_length: int | None = None,
         executor: Executor | None = None,
         clock: Clock = perf_counter,
-        threads: int | None = None,
         owns_cache: bool = False,
     ) -> None:
         check_fork()
@@ -82,7 +77,7 @@ class DraftingService(OfOneProcess):
             codec.fingerprint, self._executor, cache, codec=codec, report=self.health.report, fences=fences
         )
         self._drafters = {drafter.name: drafter for drafter in load_drafters(drafters, parts)}
-        self._batch = Batch(Planner(cost or StepCosts()), clock, threads or min(MOST_THREADS, _processors()))
+        self._batch = Batch(Planner(cost or StepCosts()), clock)
         self._sessions: dict[str, DraftingSession] = {}
         self._gate, self._closed, self._num_requests = threading.Lock(), False, 0
         compile_drafting()
@@ -102,7 +97,6 @@ class DraftingService(OfOneProcess):
         cost: CostCurve | Mapping[int, float] | None = None,
         context_length: int | None = None,
         executor: Executor | None = None,
-        threads: int | None = None,
     ) -> Self:
         """Open a service on a speculation cache: an open one, its folder, file or URL, or None for none.
 
@@ -110,8 +104,7 @@ class DraftingService(OfOneProcess):
         `embedder` is that of a store given by its place. `cost` gives milliseconds of the other engine's step by its
         width in tokens, `{1: 20.0, 16: 26.0}`; None learns it from the time between calls. `context_length` is the
         longest prompt plus answer, in tokens (None: not checked). `executor` embeds, searches, reads and stores, and is
-        shut down with the service (None: two threads of its own). `threads` search for large batches, the caller's
-        included (None: as many as there are processors, at most 4). Raises CacheMismatchError if the store holds
+        shut down with the service (None: two threads of its own). Raises CacheMismatchError if the store holds
         completions of other tokenizers only, ConfigError for an unknown or unsuitable drafter, ModelLoadError for a
         tokenizer that cannot be read, and CacheError for a store that cannot be opened. A database server that does not
         answer is no error: it is tried again while requests run.
@@ -121,13 +114,11 @@ class DraftingService(OfOneProcess):
         curve, (codec, num_tokens) = curve_of(cost), codec_of(tokenizer)
         if context_length is not None:
             whole_number(context_length, "context_length", least=1)
-        if threads is not None:
-            whole_number(threads, "threads", least=1)
         cache = _opened(store, embedder)
         try:
             return cls(
                 cache, codec, drafters, num_tokens=num_tokens, cost=curve, context_length=context_length,
-                executor=executor, threads=threads, owns_cache=cache is not store,
+                executor=executor, owns_cache=cache is not store,
             )  # fmt: skip
         except BaseException:
             if cache is not None and cache is not store:
@@ -259,7 +250,6 @@ class DraftingService(OfOneProcess):
         for drafter in self._drafters.values():
             drafter.close()
         self._drafters = {}
-        self._batch.close()
         self._executor.shutdown(wait=True)
         if self._owned is not None:
             self._owned.close()
@@ -287,8 +277,3 @@ def _opened(store: SpeculationCache | Place | None, embedder: str | Embedder | N
     if embedder is not None:
         raise ConfigError("embedder is for a store given by its place: an open cache has one already, leave it out")
     return store
-
-
-def _processors() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,7 +12,7 @@ import numpy as np
 from precedent.drafters.base import DraftSession
 from precedent.drafters.outcomes import outcomes
 from precedent.drafters.request import Request
-from precedent.drafters.together import Matching, end_all, match_budget
+from precedent.drafters.sessions import Matching, end_all, match_budget
 from precedent.planning.plan import Limits, Plan
 from precedent.planning.planner import PLANNER, Planner
 from precedent.planning.trust import Trust

@@ -135,8 +135,7 @@ class SuffixTree(_Indexed):
 
 def places(index: TokenIndex, recent: Int32s) -> Int32s:
     """All positions at which `recent` (newest first) ends."""
-    text, order, tail = index.runs
-    return matching(text.tokens, order, tail, recent)
+    return matching(index.text.tokens, index.order, recent)
 
 
 def suffix_tree(
@@ -146,8 +145,7 @@ def suffix_tree(
 
     `ended` occurrences of the context have no next token and are counted too: the live text's own end is one.
     """
-    text, order, tail = index.runs
-    return best_suffix_tree(text.tokens, order, tail, recent, alpha, most, ended)
+    return best_suffix_tree(index.text.tokens, index.order, recent, alpha, most, ended)
 
 
 def commonest_chains(index: TokenIndex, recent: Int32s, branches: int, length: int) -> list[list[int]]:
@@ -186,11 +184,10 @@ def commonest_path(tokens: Int32s, found: Int32s, length: int) -> Int32s:
 
 
 @compiled
-def matching(tokens: Int32s, order: Int32s, tail: Int32s, recent: Int32s) -> Int32s:
-    """The positions in both sorted orders that match all of `recent`."""
+def matching(tokens: Int32s, order: Int32s, recent: Int32s) -> Int32s:
+    """The positions in a sorted order that match all of `recent`."""
     low, high = bounds(tokens, order, recent, order.size, 0)
-    low_tail, high_tail = bounds(tokens, tail, recent, tail.size, 0)
-    return np.concatenate((order[low:high], tail[low_tail:high_tail]))
+    return order[low:high].copy()
 
 
 @compiled
@@ -206,7 +203,7 @@ def agreeing(tokens: Int32s, found: Int32s, recent: Int32s) -> Int32s:
 
 @compiled
 def best_suffix_tree(
-    tokens: Int32s, order: Int32s, tail: Int32s, recent: Int32s, alpha: float, most: int, ended: int = 0
+    tokens: Int32s, order: Int32s, recent: Int32s, alpha: float, most: int, ended: int = 0
 ) -> tuple[Int32s, Int32s, float]:
     """The best tree over all match lengths, longest first; a length that cannot reach the best score is skipped."""
     best_tokens, best_parents, best_score = np.empty(0, np.int32), np.empty(0, np.int32), 0.0
@@ -214,8 +211,8 @@ def best_suffix_tree(
         size = min(most, int(alpha * length))
         if size <= best_score:
             break
-        found = matching(tokens, order, tail, recent[: min(length, MAX_MATCH)])
-        if length > MAX_MATCH:  # the sorted orders compare no further
+        found = matching(tokens, order, recent[: min(length, MAX_MATCH)])
+        if length > MAX_MATCH:  # the sorted order compares no further
             found = agreeing(tokens, found, recent[:length])
         if found.size:
             drafted, parents, score = frequency_tree(tokens, found, size, ended)
