@@ -17,8 +17,9 @@ from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 from precedent.drafters.matching.vote_tree import MAX_DEPTH, VotePrior, grow, prior_estimate
 from precedent.tree import ROOT
 
-SEQUENCES = st.lists(st.lists(st.integers(0, 3), max_size=30), min_size=1, max_size=6)
-CONTEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=30)
+TOKENS = st.sampled_from([0, 1, 2, 2**31 - 1])
+SEQUENCES = st.lists(st.lists(TOKENS, max_size=30), min_size=1, max_size=6)
+CONTEXTS = st.lists(TOKENS, min_size=1, max_size=30)
 
 
 def indexed(sequences: list[list[int]]) -> TokenIndex:

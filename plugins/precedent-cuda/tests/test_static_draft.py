@@ -14,7 +14,7 @@ from precedent.engine.engine import Engine
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
 from precedent.target.load.first_layers import first_layers
-from precedent_drafts.borrowed import HEAD_TOKENS
+from precedent_drafts.heads import HEAD_TOKENS
 from precedent_drafts.trained import draft_beside, initial_weights
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 

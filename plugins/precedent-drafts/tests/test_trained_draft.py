@@ -21,9 +21,8 @@ from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.engine.engine import Engine
 from precedent.errors import ModelLoadError
 from precedent.target import TargetModel
-from precedent_drafts.borrowed import HEAD_TOKENS
-from precedent_drafts.conditioned import TOKEN_GUIDED, fusion_from, fusion_of
-from precedent_drafts.trained import draft_beside, initial_weights
+from precedent_drafts.heads import HEAD_TOKENS
+from precedent_drafts.trained import TOKEN_GUIDED, conditioned_beside, draft_beside, fusion_of, initial_weights
 from precedent_testing.drafter_contract import DrafterContract
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -175,7 +174,7 @@ def test_engines_that_share_a_draft_do_not_mix_their_states() -> None:
 def test_weights_that_do_not_fit_are_refused() -> None:
     """Missing ones, and a fusion of a later version."""
     model = tiny_causal_lm()
-    with pytest.raises(ModelLoadError, match="the weights of the fusion do not fit"):
-        fusion_from(TOKEN_GUIDED, model, {})
+    with pytest.raises(ModelLoadError, match=r"the weights fusion\.\* of the draft model do not fit"):
+        conditioned_beside(model, (0,), TOKEN_GUIDED, initial_weights(model, (0,)))
     with pytest.raises(ModelLoadError, match="does not know: 'loud'"):
         fusion_of("loud", 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from helpers.pearl import CHOSEN_TEXTS, PlannerOfAllCandidates, in_place, run, start
@@ -19,8 +20,8 @@ from precedent.runtime.fence import Fences
 from precedent.runtime.inline_executor import AtOnce
 from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
-from precedent.tree import Fixed, TreeBuilder
-from precedent_research.pearl import DrawsAhead, PearlDrafter, PearlLoop
+from precedent.tree import Fixed
+from precedent_research.pearl import PearlDrafter, PearlLoop, PearlSession
 from precedent_testing.drafters import OracleDrafter, RandomDrafter
 from precedent_testing.tiny_models import tiny_causal_lm
 
@@ -102,63 +103,38 @@ def test_a_lossy_mode_shows_samples_at_hand_and_verifies_none_without_a_row(targ
     assert stats.num_draft_tokens <= 3 * stats.num_steps, "three at hand, and no leaf more"
 
 
-class AlwaysWrong:
-    """Draws ahead, never what the target says."""
+class AlwaysWrong(PearlDrafter):
+    """Draws ahead, never what the target says; calls `before` at each sample."""
 
-    name = "wrong"
+    def __init__(self, answer: Sequence[int], before: Callable[[], object] = lambda: None) -> None:
+        super().__init__(TargetModel(tiny_causal_lm("llama", seed=6, num_hidden_layers=1)))
+        self.name, self.answer, self.before = "wrong", answer, before
 
-    def __init__(self, answer: Sequence[int]) -> None:
-        self._answer = answer
-
-    def begin(self, request: Request) -> WrongSession:
-        return WrongSession(self._answer)
-
-    def close(self) -> None:
-        """Nothing is held."""
+    def session(self, request: Request, context: list[int], place: Any) -> PearlSession:
+        return WrongSession(self, request, context, place)
 
 
-class WrongSession(DrawsAhead):
-    name, behind = "wrong", 0
+class WrongSession(PearlSession):
+    """Knows how many samples it made, and whether it is at it."""
 
-    def __init__(self, answer: Sequence[int]) -> None:
-        self._answer, self._done, self.chain, self.num_shown = answer, 0, [], 0
-
-    def draw(self, builder: TreeBuilder, number: int, rng: Rng) -> None:
-        assert number == 0
+    made, at_it = 0, False
 
     def draw_ahead(self, rng: Rng) -> bool:
-        self.chain.append(DraftedToken((self._answer[self._done] + 1) % 250 + 1, Fixed()))
+        drafter: Any = self.drafter
+        self.at_it = True
+        drafter.before()
+        self.made, self.at_it = self.made + 1, False
+        place = min(self.output_length, len(drafter.answer) - 1)
+        self.chain.append(DraftedToken((drafter.answer[place] + 1) % 250 + 1, Fixed()))
         return True
-
-    def committed(self, token_ids: Sequence[int]) -> None:
-        self._done = min(self._done + len(token_ids), len(self._answer) - 1)
-        self.chain, self.num_shown = self.unseen_after(token_ids), 0
-
-    def end(self) -> None:
-        """Nothing is held."""
 
 
 # What is left behind
 
 
-class Watched(WrongSession):
-    """Draws when it is told to, and knows whether it is at it."""
-
-    def __init__(self, answer: Sequence[int], before: Callable[[], object]) -> None:
-        super().__init__(answer)
-        self.made, self.at_it, self._before = 0, False, before
-
-    def draw_ahead(self, rng: Rng) -> bool:
-        self.at_it = True
-        self._before()
-        self.made, self.at_it = self.made + 1, False
-        return super().draw_ahead(rng)
-
-
-def watched(target: TargetModel, before: Callable[[], object]) -> tuple[DecodingSequence, Watched]:
-    sequence = start(target, [AlwaysWrong([1] * 400)], SamplingParams(max_tokens=400))
-    session = sequence.sessions["wrong"] = Watched([1] * 400, before)
-    return sequence, session
+def watched(target: TargetModel, before: Callable[[], object]) -> tuple[DecodingSequence, Any]:
+    sequence = start(target, [AlwaysWrong([1] * 400, before)], SamplingParams(max_tokens=400))
+    return sequence, sequence.sessions["wrong"]
 
 
 def test_drawing_ends_with_the_forward(target: TargetModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +190,7 @@ def test_a_draft_model_that_fails_ahead_fails_nobody(target: TargetModel, execut
     def ill() -> None:
         raise RuntimeError("the draft model is ill")
 
-    failing, healthy = start(target, [AlwaysWrong([1] * 400)], sampling), start(target, [good_draft()], sampling)
-    failing.sessions["wrong"] = Watched([1] * 400, ill)
+    failing, healthy = start(target, [AlwaysWrong([1] * 400, ill)], sampling), start(target, [good_draft()], sampling)
     pearl = PearlLoop(target, PlannerOfAllCandidates(), fences := Fences(), executor)
     while running := [sequence for sequence in (failing, healthy) if not sequence.finished]:
         pearl.step(running)
@@ -229,8 +204,7 @@ def test_a_draft_model_that_does_not_come_back_is_given_up(target: TargetModel) 
     """The step waits for it until the deadline, once; the drafter stays switched off until its thread is free."""
     sampling, go_on = SamplingParams(max_tokens=12), threading.Event()
     plain = run(target, start(target, [], sampling))
-    sequence = start(target, [AlwaysWrong([1] * 400)], sampling)
-    sequence.sessions["wrong"] = Watched([1] * 400, lambda: go_on.wait(60.0))
+    sequence = start(target, [AlwaysWrong([1] * 400, lambda: go_on.wait(60.0))], sampling)
     pearl = PearlLoop(target, PlannerOfAllCandidates(), fences := Fences(deadline=0.05))
     while not sequence.finished:
         pearl.step([sequence])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from precedent.drafters.base import Candidates
+from precedent.drafters.base import Candidates, Drafter
 from precedent.drafters.request import Request
 from precedent.sampling.row_shaper import forced_tokens
 
@@ -12,7 +12,7 @@ _CERTAIN = 0.999
 _MAX_BIN = 15
 
 
-class GrammarDrafter:
+class GrammarDrafter(Drafter):
     """Proposes forced tokens, or nothing if the request's constraint forces none. Shares nothing between requests."""
 
     name = "grammar"
@@ -20,9 +20,6 @@ class GrammarDrafter:
     def begin(self, request: Request) -> GrammarSession:
         """Start drafting with an empty answer."""
         return GrammarSession(self.name, request)
-
-    def close(self) -> None:
-        """Do nothing: requests share nothing."""
 
 
 class GrammarSession:

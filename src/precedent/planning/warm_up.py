@@ -7,11 +7,9 @@ from functools import cache
 import numpy as np
 
 from precedent.config import SamplingParams
-from precedent.drafters.matching.alignment import Trail, align
-from precedent.drafters.matching.known_texts import follow_known_text
-from precedent.drafters.matching.occurrences import HIT, NO_OCCURRENCES, OCCURRENCE, VoteWeights
-from precedent.drafters.matching.token_index import TokenIndex, reversed_context
+from precedent.drafters.matching.occurrences import OCCURRENCE
 from precedent.drafters.outcomes import outcomes, outcomes_of_votes
+from precedent.drafters.prediction import PredictionDrafter
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.request import Request
 from precedent.drafters.sessions import checked
@@ -19,7 +17,6 @@ from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits
 from precedent.planning.planner import Planner
 from precedent.planning.step_costs import WINDOW, StepCosts
-from precedent.tree import ROOT
 
 
 @cache
@@ -39,15 +36,7 @@ def compile_drafting() -> None:
     outcomes_of_votes(candidates.nodes, np.zeros(len(candidates), np.int64), np.zeros(1, OCCURRENCE), committed)
     session.committed([5, 6])
     checked(session.match(4), 4, 8)
-    _follow_a_trail()
-    follow_known_text(np.array([5], dtype=np.int32))
-
-
-def _follow_a_trail() -> None:
-    index, trail = TokenIndex(), Trail()
-    index.append(0, [5, 6, 7, 5, 6, 7])
-    index.append(0, [5, 6])
-    weights = VoteWeights(np.array([(ROOT, 0, 0.0)], dtype=HIT), np.zeros(3), 0.0)
-    found = index.match(reversed_context([5]), weights, 1, index.order_of([0]))
-    trail.advance(index.text, found, [8])
-    align(index.text, reversed_context([8]), NO_OCCURRENCES, trail.pointers, weights)
+    following = PredictionDrafter().begin(Request("warm-up", (5,), SamplingParams(), prediction=(5, 6, 7) * 8))
+    for token in (5, 9, 7):
+        following.match(4)
+        following.committed([token])

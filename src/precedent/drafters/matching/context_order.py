@@ -120,8 +120,8 @@ def sorted_by_context(tokens: Int32s, positions: Int32s) -> Int32s:
 
     A context of the `START` mark alone sorts as if nothing stood before it.
     """
-    last = tokens[positions].astype(np.int64)
-    keys = last << 32 | np.where(last == START, 0, tokens[positions - 1] - START)
+    last, before = tokens[positions].astype(np.int64), tokens[positions - 1].astype(np.int64)
+    keys = last << 32 | np.where(last == START, 0, before - START)
     places = np.argsort(keys, kind="stable")
     keys, order = keys[places], positions[places]
     _sort_groups(tokens, order, np.append(np.flatnonzero(keys[1:] != keys[:-1]) + 1, keys.size))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from precedent.drafters.base import NODE, Nodes
-from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Occurrences, Text, VoteWeights
+from precedent.drafters.matching.occurrences import HIT, Occurrences, Text, VoteWeights
 from precedent.drafters.matching.search import Found, SearchSession
 from precedent.drafters.matching.token_index import NOWHERE, TokenIndex
 from precedent.drafters.matching.vote_tree import VotePrior
@@ -108,10 +108,3 @@ def settle(nodes: Nodes, heaviest: Int64s, votes: Occurrences, guessed: Marks, t
         node.bin = nodes[i].bin + GUESSED_BINS if mark else nodes[i].bin
         size += 1
     return kept[:size]
-
-
-def follow_known_text(known: Int32s) -> None:
-    """Run the compiled part once on a few tokens, so that it gets compiled."""
-    votes = np.zeros(1, OCCURRENCE)
-    nodes = np.array([(int(token), ROOT, 0.5, 0) for token in known], dtype=NODE)
-    settle(nodes, np.zeros(known.size, np.int64), votes, np.zeros(2, dtype=np.bool_), 0.5)

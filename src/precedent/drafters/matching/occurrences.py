@@ -107,7 +107,7 @@ def find(
     count = longest_matches(text.tokens, order, recent, found, lengths, num_near, ROOM)
     for i in range(num_near):  # `near` was sorted when the request began; some of it may be forgotten by now
         lengths[i] = matched(text.tokens, found[i], recent) if text.tokens[found[i] + 1] >= 0 else 0
-    slots = _gathered(text.owners, found[:count])
+    slots = text.owners[found[:count]]
     longest = lengths[:count].max() if count else 0
     table, places, size = np.full(4 * ROOM, -1, np.int32), np.empty(count, OCCURRENCE), 0
     for i in range(count):
@@ -116,15 +116,6 @@ def find(
             fill(places[size], text, found[i], slots[i], lengths[i], weights)
             size += 1
     return places[:size] if size <= limit else _best(places[:size], limit)
-
-
-@compiled
-def _gathered(values: Int32s, places: Int32s) -> Int32s:
-    """`values[places]`, in a loop of its own, where the processor overlaps the waits for these scattered reads."""
-    gathered = np.empty(places.size, np.int32)
-    for i in range(places.size):
-        gathered[i] = values[places[i]]
-    return gathered
 
 
 @compiled
