@@ -6,20 +6,27 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
+from helpers.conditioned import opinionated_weights, random_conditioned
 from helpers.tiny_architectures import settings_of
 from helpers.tiny_draft import PLAN, PROMPTS, RECIPE, tiny_target, train_tiny
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file, save
 from transformers import PreTrainedModel
 
 from precedent.cache import Completion, SQLiteStore, tokenizer_fingerprint
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.drafters import Drafter, load_draft
+from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.engine.engine import Engine
 from precedent.errors import CacheError, ConfigError, ModelLoadError, PromptError, UnsupportedError
+from precedent.target import TargetModel
 from precedent.target.load.first_layers import base_of, first_layers
 from precedent_drafts.heads import HEAD_TOKENS
-from precedent_drafts.trained import TOKEN_GUIDED, draft_beside, initial_weights
+from precedent_drafts.trained import TOKEN_GUIDED, conditioned_beside, draft_beside, fusion_of, initial_weights
 from precedent_drafts.training.blocks import BlockRecipe
 from precedent_drafts.training.chain import ChainRecipe
 from precedent_drafts.training.conditioned import ConditionedRecipe
@@ -28,6 +35,7 @@ from precedent_drafts.training.lessons import Author, OutputHead, Reader, Shard,
 from precedent_drafts.training.measure import Measurement
 from precedent_drafts.training.prompts import read_completions, read_prompts, split
 from precedent_drafts.training.training import Plan, Recipe, most_frequent
+from precedent_testing.drafter_contract import DrafterContract
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TOKENIZER = byte_tokenizer()
@@ -334,3 +342,131 @@ def test_completions_of_one_tenant_are_learned_from(tmp_path: Path) -> None:
     with pytest.raises(CacheError, match="no completions of tenant 'nobody'"):
         read_completions(tmp_path / "cache", TOKENIZER, "nobody", 5)
     assert train_tiny(tmp_path / "draft", plan=Plan(1, 1, 1), completions=texts).num_tokens == 8 * 12 + 10
+
+
+# A trained draft in its folder
+
+
+def test_a_trained_draft_drafts_for_its_target(folders: Path) -> None:
+    """Greedy text is plain decoding's, with drafts from the folder, half of the vocabulary out of its reach."""
+    target, texts = tiny_target(), []
+    for draft in (None, folders / "chain"):
+        engine = Engine.load(target, tokenizer=TOKENIZER, draft_model=draft)
+        speculation = SpeculationConfig(drafters=("draft-model",))
+        result = engine.submit(PROMPTS[0], SamplingParams(max_tokens=20), speculation=speculation).result()
+        texts.append(result.token_ids)
+        engine.close()
+    assert texts[0] == texts[1]
+    assert result.stats.num_draft_tokens > 0
+
+
+def test_nothing_but_the_layers_is_the_drafts_own(folders: Path) -> None:
+    target = tiny_target()
+    draft = load_draft(folders / "chain", target, TOKENIZER)
+    theirs = {parameter.data_ptr() for parameter in target.parameters()}
+    own = {name for name, weight in draft.named_parameters() if weight.data_ptr() not in theirs}
+    saved = load_file(folders / "chain" / "draft.safetensors").keys() - {HEAD_TOKENS}
+    assert own == {"lm_head.rows.weight", *(f"model.{name}" for name in saved)}
+
+
+# The restricted head
+
+
+def restricted(vocab_size: int = 16, kept: int = 6) -> tuple[TargetModel, TargetModel]:
+    target = tiny_causal_lm(vocab_size=vocab_size, hidden_size=16, num_hidden_layers=2, seed=31)
+    weights = {**initial_weights(target, (0,)), HEAD_TOKENS: torch.arange(kept) * 2}
+    return TargetModel(target), TargetModel(draft_beside(target, (0,), weights))
+
+
+class TestRestrictedHead(DrafterContract):
+    """A draft that knows some tokens alone keeps the contract of every drafter."""
+
+    def make_drafter(self) -> Drafter:
+        """Six of sixteen tokens."""
+        return DraftModelDrafter(restricted()[1])
+
+
+def test_the_restricted_distribution_is_the_full_one_on_the_tokens_that_are_known() -> None:
+    target, draft = restricted()
+    full = draft_beside(target.model, (0,), initial_weights(target.model, (0,)))
+    tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    with torch.inference_mode():
+        found, expected = (model(tokens).logits for model in (draft.model, full))
+    known = torch.arange(6) * 2
+    torch.testing.assert_close(found[..., known], expected[..., known])
+    assert torch.isneginf(found[..., 1::2]).all()
+    assert torch.isneginf(found[..., 12:]).all()
+
+
+# Refusals
+
+
+def test_a_damaged_draft_is_one_clear_line(folders: Path, tmp_path: Path) -> None:
+    good = {path.name: path.read_bytes() for path in (folders / "chain").iterdir()}
+    whole, settings = good["draft.safetensors"], good["draft.json"]
+    torn = {name: weight for name, weight in load(whole).items() if name != "layers.0.mlp.up_proj.weight"}
+    for number, (changed, says) in enumerate(
+        (
+            ({"draft.safetensors": whole[:-100]}, "cannot load the draft model"),
+            ({"draft.json": settings.replace(b'"format": 1', b'"format": 9')}, "format 9, this version reads 1"),
+            ({"draft.json": b"{"}, "cannot be read"),
+            ({"draft.safetensors": save(torn)}, "mlp.up_proj.weight"),
+        )
+    ):
+        (tmp_path / str(number)).mkdir()
+        for name, content in (good | changed).items():
+            (tmp_path / str(number) / name).write_bytes(content)
+        with pytest.raises(ModelLoadError, match=says) as caught:
+            load_draft(tmp_path / str(number), tiny_target(), TOKENIZER)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_draft_of_another_target_is_refused_by_name(folders: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"trained for LlamaForCausalLM and uses its embeddings"):
+        load_draft(folders / "chain", tiny_target(seed=1), TOKENIZER)
+
+
+def test_a_target_of_the_same_embeddings_may_use_it_and_is_told(
+    folders: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = tiny_target()
+    load_draft(folders / "chain", target, TOKENIZER)
+    assert caplog.messages == []
+    with torch.no_grad():
+        target.model.layers[1].mlp.up_proj.weight.add_(0.5)
+    load_draft(folders / "chain", target, TOKENIZER)
+    assert ["fewer of its tokens will be accepted" in message for message in caplog.messages] == [True]
+
+
+def test_precision_does_not_tell_targets_apart(folders: Path) -> None:
+    assert load_draft(folders / "chain", tiny_target().to(torch.bfloat16), TOKENIZER).dtype == torch.bfloat16
+
+
+# Drafts that read hidden states
+
+
+def test_engines_that_share_a_draft_do_not_mix_their_states() -> None:
+    """What one thread hands in, another does not read."""
+    model = tiny_causal_lm("llama", vocab_size=16, hidden_size=16)
+    weights = opinionated_weights(model, 2, TOKEN_GUIDED, range(16))
+    inputs: Any = random_conditioned(model, (2,), TOKEN_GUIDED, weights).get_input_embeddings()
+    tokens, states = torch.tensor([[3, 4]]), torch.ones(2, 16, dtype=torch.float64)
+    with torch.no_grad():
+        bare = inputs(tokens)
+        other = Thread(target=lambda: inputs.give([5 * states]))
+        other.start()
+        other.join()
+        assert torch.equal(inputs(tokens), bare)
+        inputs.give([states])
+        assert not torch.equal(inputs(tokens), bare)
+        inputs.give([])
+        assert torch.equal(inputs(tokens), bare)
+
+
+def test_weights_that_do_not_fit_are_refused() -> None:
+    """Missing ones, and a fusion of a later version."""
+    model = tiny_causal_lm()
+    with pytest.raises(ModelLoadError, match=r"the weights fusion\.\* of the draft model do not fit"):
+        conditioned_beside(model, (0,), TOKEN_GUIDED, initial_weights(model, (0,)))
+    with pytest.raises(ModelLoadError, match="does not know: 'loud'"):
+        fusion_of("loud", 8)

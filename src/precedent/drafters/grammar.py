@@ -33,8 +33,9 @@ class GrammarSession:
         """The forced tokens as a chain, up to and including one that ends the answer."""
         if self._shape is None or budget <= 0:
             return Candidates(self._source)
-        forced = _until_end(forced_tokens(self._shape, self._output)[:budget], self._end_ids)
-        nodes = [(token, depth - 1, _CERTAIN, min(depth, _MAX_BIN)) for depth, token in enumerate(forced)]
+        forced = forced_tokens(self._shape, self._output)[:budget]
+        end = next((place for place, token in enumerate(forced, start=1) if token in self._end_ids), budget)
+        nodes = [(token, depth - 1, _CERTAIN, min(depth, _MAX_BIN)) for depth, token in enumerate(forced[:end])]
         return Candidates.of(self._source, nodes)
 
     def committed(self, token_ids: Sequence[int]) -> None:
@@ -44,11 +45,3 @@ class GrammarSession:
     def end(self) -> None:
         """Release the constraint; the session proposes nothing afterwards."""
         self._shape, self._output = None, []
-
-
-def _until_end(token_ids: Sequence[int], end_ids: frozenset[int]) -> Sequence[int]:
-    """The tokens up to and including the first that ends the answer."""
-    for count, token in enumerate(token_ids, start=1):
-        if token in end_ids:
-            return token_ids[:count]
-    return token_ids

@@ -8,9 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from precedent.drafters.base import NODE, Candidates, Drafter, DraftSession, Nodes, Session
+from precedent.drafters.base import NODE, Candidates, Drafter, DraftSession, Session
 from precedent.drafters.request import Request
-from precedent.runtime.compiled import compiled
 from precedent.runtime.fence import Fences
 from precedent.tree import ROOT
 
@@ -96,25 +95,10 @@ def checked(candidates: Candidates, budget: int, num_tokens: int | None) -> Cand
         return candidates
     if nodes.size > max(budget, 0):
         raise ValueError(f"expected at most {budget} candidates, got {nodes.size}")
-    if not is_trie(nodes):
+    parents, estimates, tokens = (nodes[name] for name in ("parent", "estimate", "token_id"))
+    if not bool(
+        ((parents >= ROOT) & (parents < np.arange(nodes.size)) & (estimates >= 0.0) & (estimates <= 1.0)).all()
+    ):
         raise ValueError("the candidates are no trie with estimates between 0 and 1")
-    exist = num_tokens is None or all_exist(nodes, num_tokens)
+    exist = num_tokens is None or bool(((tokens >= 0) & (tokens < num_tokens)).all())
     return candidates if exist else Candidates(candidates.source)
-
-
-@compiled
-def is_trie(nodes: Nodes) -> bool:
-    """Whether every candidate's parent comes before it, and its estimate is a probability."""
-    sound = True
-    for i in range(nodes.size):
-        sound &= ROOT <= nodes[i].parent < i and 0.0 <= nodes[i].estimate <= 1.0
-    return sound
-
-
-@compiled
-def all_exist(nodes: Nodes, num_tokens: int) -> bool:
-    """Whether every candidate's token is one of `num_tokens`."""
-    exist = True
-    for node in nodes:
-        exist &= 0 <= node.token_id < num_tokens
-    return exist

@@ -12,7 +12,6 @@ from precedent.drafters.outcomes import outcomes, outcomes_of_votes
 from precedent.drafters.prediction import PredictionDrafter
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.request import Request
-from precedent.drafters.sessions import checked
 from precedent.planning.costs import CostCurve
 from precedent.planning.plan import Limits
 from precedent.planning.planner import Planner
@@ -35,7 +34,6 @@ def compile_drafting() -> None:
     outcomes(plan.choice.token_ids, plan.choice.parents, committed)
     outcomes_of_votes(candidates.nodes, np.zeros(len(candidates), np.int64), np.zeros(1, OCCURRENCE), committed)
     session.committed([5, 6])
-    checked(session.match(4), 4, 8)
     following = PredictionDrafter().begin(Request("warm-up", (5,), SamplingParams(), prediction=(5, 6, 7) * 8))
     for token in (5, 9, 7):
         following.match(4)

@@ -54,9 +54,10 @@ class KnownTextSession(SearchSession):
     def __init__(
         self, source: str, request: Request, texts: Sequence[KnownText], prior: VotePrior, trust: float = 1.0
     ) -> None:
-        super().__init__(source, request, _indexed(texts) if texts else None, prior, _MAX_OCCURRENCES)
+        super().__init__(source, request, TokenIndex() if texts else None, prior, _MAX_OCCURRENCES)
         self._trust = trust
         if self.index is not None:
+            self.index.take(self.index.grown({number: text.token_ids for number, text in enumerate(texts)}))
             self._weights = _weights(texts)
             self._guessed = _guessed(self.index.text, texts)
 
@@ -67,13 +68,6 @@ class KnownTextSession(SearchSession):
     def nodes(self, found: Found) -> Nodes:
         """The candidates, without what is unknown."""
         return settle(found.nodes, found.heaviest, found.votes, self._guessed, self._trust)
-
-
-def _indexed(texts: Sequence[KnownText]) -> TokenIndex:
-    index = TokenIndex()
-    for number, text in enumerate(texts):
-        index.append(number, text.token_ids)
-    return index
 
 
 def _weights(texts: Sequence[KnownText]) -> VoteWeights:
