@@ -15,7 +15,7 @@ import torch
 from hypothesis import settings
 from pytest_socket import disable_socket
 
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_testing.pytest_plugin import assert_lossless, precedent_engine
 
 __all__ = ["assert_lossless", "precedent_engine"]  # fixtures, whether or not the installed package announces them
@@ -82,7 +82,7 @@ def _skipped_without_package(report: Any, error: str, path: str) -> Any:
 def _remembered_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What steps of tiny models cost stays out of the user's cache folder, and is measured briefly."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("precedent.planning.step_costs.START_UP_SECONDS", 0.15)
+        patch.setattr("precedent.planning.costs.START_UP_SECONDS", 0.15)
         folder = tmp_path_factory.mktemp("caches")
         patch.setattr("precedent.engine.warm_up.user_cache_path", lambda name: folder / name)
         yield

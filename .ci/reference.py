@@ -169,8 +169,8 @@ def _default(parameter: Any) -> str:
 
 def metrics() -> str:
     """Every metric, under the names by which Prometheus and Python know it."""
-    from precedent.engine import prometheus
     from precedent.engine.metrics import EngineMetrics
+    from precedent_server import prometheus
     from precedent_server.serving import IGNORED, IGNORED_HELP
 
     rows = [(f"`{name}`", "gauge", said) for name, (_, said) in prometheus.GAUGES.items()]
@@ -182,8 +182,8 @@ def metrics() -> str:
     names = [(f"`{field.name}`",) for field in dataclasses.fields(EngineMetrics)]
     return "\n".join([
         "# Metrics\n\nLook up a metric of `GET /metrics` or of `Engine.metrics()`.\n",
-        "## `/metrics`\n\n`prometheus_text([engine, …])` writes the same. Each series has the labels `model_name` and "
-        "`engine`; `model_name` is the name under which a server has the model. Names and buckets are vLLM's.\n",
+        "## `/metrics`\n\n`prometheus_text` of `precedent_server.prometheus` writes the same. Each series has the "
+        "labels `model_name`, under which a server has the model, and `engine`. Names and buckets are vLLM's.\n",
         table(("name", "kind", "meaning"), rows),
         f"## `Engine.metrics()`\n\n{_paragraphs(EngineMetrics)}\n\n{table(('field',), names)}",
     ])  # fmt: skip

@@ -34,9 +34,9 @@ from precedent.sampling.target_rows import TargetRows
 from precedent.target import Slot, TargetModel
 from precedent.target.load.loading import load_target
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Sampled, TreeBuilder
-from precedent.verify import Verdict, verify
-from precedent.verify.ahead import Ahead, Scored, computed_alike, read_together
+from precedent.verify import Pending, Verdict, verify
 from precedent_cuda import StaticSettings
+from precedent_cuda.ahead import verify_ahead
 from precedent_cuda.attention import ORDERED, VARIANTS, StaticRows
 from precedent_demo.demo_runs import MEMORY, TENANT, Run, Turn
 from precedent_testing.embedders import HashEmbedder
@@ -264,10 +264,10 @@ def verdicts(
 ) -> list[Verdict]:
     """All verdicts, read at once."""
     found = [
-        Scored(tree, TargetRows(logits, tree, params), CounterRng(1, 1), mode)
+        Pending(TargetRows(logits, tree, params), CounterRng(1, 1), mode)
         for tree, logits in zip(trees, scored, strict=True)
     ]
-    read_together([Ahead(together) for together in computed_alike(found)])
+    verify_ahead(found)
     return [each.verdict() for each in found]
 
 

@@ -25,8 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from helpers.vllm_server import NAME, SPECULATION, TOKENS, VllmServer, folder
-from helpers.vllm_traffic import desk_runs
+from helpers.vllm_server import NAME, SPECULATION, TOKENS, VllmServer, desk_runs, folder
 from transformers import AutoTokenizer
 
 from measuring import options, run

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from precedent.runtime.instructions import KERNELS, features_for
-from precedent.runtime.processor import processor
+from precedent.runtime.machine_load import processor
 
 ROOT = Path(__file__).parents[1]
 NATIVE = "native"

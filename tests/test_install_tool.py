@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from precedent.cli.progress import Clock, Progress
 
 TOOL = Path(__file__).parents[1] / ".ci" / "install.py"
 
@@ -43,22 +39,6 @@ def test_the_stages_of_pip_are_told(install: Any, line: str, said: str | None) -
     assert install.stage(line) == said
 
 
-def test_lines_of_pip_become_lines_of_progress(install: Any) -> None:
-    class Late(Clock):
-        def now(self) -> float:
-            return 60.0 if seen else 0.0
-
-        def wait(self, stopped: threading.Event, seconds: float) -> bool:
-            return stopped.wait()
-
-    seen: list[int] = []
-    stream = io.StringIO()
-    with Progress(stream, terminal=False, clock=Late()) as progress:
-        seen.append(1)
-        assert install.follow(["Collecting torch\n", "noise\n"], progress) == ["Collecting torch\n", "noise\n"]
-    assert stream.getvalue() == "pip: looking for torch (1 min 0 s)\n"
-
-
 def test_it_needs_no_more_than_python() -> None:
     script = f"import runpy; runpy.run_path({str(TOOL)!r}, run_name='imported')"
     subprocess.run([sys.executable, "-I", "-S", "-c", script], check=True)
@@ -70,8 +50,3 @@ def test_what_pip_says_is_shown_where_it_fails() -> None:
     assert done.returncode == 1
     assert done.stdout == "== installing nothing\n"
     assert "No matching distribution found for no-such-package-anywhere" in done.stderr
-
-
-def test_the_makefile_installs_by_it_alone() -> None:
-    lines = (TOOL.parents[1] / "Makefile").read_text(encoding="utf-8").splitlines()
-    assert [line for line in lines if "pip install" in line and not line.startswith("#")] == []

@@ -60,17 +60,6 @@ def test_counted_are_the_processors_that_may_be_used(tmp_path: Path, monkeypatch
     assert (times.busy, times.processors) == ((100 + 20 + 30 + 1 + 2 + 7 + 40) / TICKS, 2)
 
 
-def test_without_counters_psutil_is_asked_and_without_it_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("psutil")
-    found = cpu_times(tmp_path / "absent")
-    assert found is not None
-    assert found.busy > 0
-    monkeypatch.setitem(sys.modules, "psutil", None)
-    assert cpu_times(tmp_path / "absent") is None
-
-
 BURNS = """
 import os, sys
 while os.times().user + os.times().system < 1.0: pass

@@ -165,49 +165,6 @@ class CandidateTree:
             tuple(self.sources[node] for node in left),
         )
 
-    def check(self) -> None:
-        """Raise ValueError if an invariant of the tree is broken (called in tests and in debug mode)."""
-        if not (len(self.token_ids) == len(self.parents) == len(self.sources)):
-            raise ValueError("token_ids, parents and sources differ in length")
-        if any(not ROOT <= parent < node for node, parent in enumerate(self.parents)):
-            raise ValueError("a parent does not precede its child")
-        if len(set(zip(self.parents, self.token_ids, strict=True))) != len(self):
-            raise ValueError("two siblings carry the same token: a shared prefix must be one node")
-        if {candidate.child for candidate in self.candidates} - {NULL} != set(range(len(self))):
-            raise ValueError("a node has no candidate, or a candidate has no node")
-        for parent, candidates in self.candidates_at.items():
-            self._check_siblings(parent, candidates)
-
-    def _check_siblings(self, parent: int, candidates: tuple[Candidate, ...]) -> None:
-        if not ROOT <= parent < len(self):
-            raise ValueError(f"a candidate hangs below node {parent}, which does not exist")
-        if any(each.child != NULL and self.parents[each.child] != parent for each in candidates):
-            raise ValueError(f"a candidate below node {parent} names a child of another node")
-        kinds = [isinstance(each.distribution, Fixed) for each in candidates]
-        if kinds != sorted(kinds):
-            raise ValueError(f"below node {parent} a fixed candidate comes before a sampled one")
-        fixed = [each.child for each in candidates if isinstance(each.distribution, Fixed)]
-        sampled = [each.child for each in candidates if isinstance(each.distribution, Sampled)]
-        if len(set(fixed)) != len(fixed) or set(fixed) & set(sampled):
-            raise ValueError(
-                f"below node {parent} a fixed token is listed twice: list it once, and not beside a sample"
-            )
-        for candidate in candidates:
-            self._check_distribution(candidate)
-
-    def _check_distribution(self, candidate: Candidate) -> None:
-        distribution, parent = candidate.distribution, candidate.parent
-        if isinstance(distribution, Fixed):
-            if candidate.child == NULL:
-                raise ValueError(f"a fixed candidate below node {parent} has no node")
-        elif candidate.child == NULL:
-            if distribution.keep_mask is None:
-                raise ValueError(
-                    f"a sample below node {parent} proposed nothing, but its distribution has no keep_mask"
-                )
-        elif not float(distribution.probs()[self.token_ids[candidate.child]]) > 0.0:
-            raise ValueError(f"below node {parent} a token was sampled to which its distribution gives no probability")
-
 
 EMPTY_TREE = CandidateTree()
 

@@ -33,8 +33,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         def close(self) -> None:
             self.closed = True
 
-        def watch_steps(self, number: int) -> int:
-            return number
+        def watch_steps(self, observer: Any) -> None:
+            """Nothing happens here that might be seen."""
 
     def serve(serving: Any, host: str, port: int, *, ready: Any, log_json: bool) -> None:
         ready(f"http://{host}:{port}")

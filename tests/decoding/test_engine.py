@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
-import queue
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from itertools import count
 from typing import Any
 
 import pytest
@@ -17,16 +14,16 @@ import torch
 from helpers.forked import run
 from helpers.small_engines import PLAIN, PROMPT, make_engine, poison
 
-from precedent.cache import SpeculationCache, embedder
+from precedent.cache import SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
-from precedent.engine import worker
+from precedent.decoding.sequence import Emission
 from precedent.engine.engine import Engine
-from precedent.engine.generation import Emission, Generation
+from precedent.engine.generation import Generation
 from precedent.errors import CapacityError, ContextOverflowError, EngineClosedError, GenerationError, RequestCancelled
 from precedent.planning.costs import CostCurve
-from precedent.runtime import openmp
 from precedent.target import Slot
 from precedent.tree import CandidateTree
+from precedent_server.microscope import Microscope
 from precedent_testing.drafters import OracleDrafter
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import scripted_model_engine
@@ -228,11 +225,12 @@ def test_watched_steps_and_the_tokens_before_them_make_up_the_answer(max_tokens:
     said, texts = "one two three four five six seven eight nine ten", []
     for watch in (False, True):
         with closing(scripted_model_engine(lambda prompt: said)) as engine:
-            watched, prompt = engine.watch_steps(100) if watch else None, engine.tokenizer.encode("count: ")
+            watched, prompt = Microscope(100), engine.tokenizer.encode("count: ")
+            if watch:
+                engine.watch_steps(watched)
             result = engine.submit(prompt, SamplingParams(max_tokens=max_tokens), prediction=said).result()
             texts.append(result.text)
     assert texts[0] == texts[1]
-    assert watched is not None
     known, at, steps = [*prompt, *result.token_ids], len(prompt), watched.steps()[::-1]
     for step in steps:  # steps without candidates are not kept
         found = [*step.before, *(step.tree.token_ids[node] for node in step.path), step.next_token]
@@ -329,30 +327,6 @@ def test_a_cancelled_request_is_not_stored() -> None:
         running.close()
 
 
-def test_sixteen_asynchronous_streams_some_of_them_cancelled(engine: Engine) -> None:
-    """Every stream that is read to its end has its single-run answer; the others are gone when their task is."""
-    sampling = SamplingParams(max_tokens=24)
-    prompts = [[*PROMPT, 65 + number] for number in range(16)]
-    expected = [engine.submit(p, sampling, speculation=PLAIN).result().token_ids for p in prompts]
-
-    async def read(number: int) -> tuple[int, ...]:
-        generation = engine.submit(prompts[number], sampling, query="order")
-        return tuple([token async for emission in generation for token in emission.token_ids])
-
-    async def read_all() -> list[tuple[int, ...] | BaseException]:
-        tasks = [asyncio.create_task(read(number)) for number in range(16)]
-        for number, task in enumerate(tasks):
-            if number % 3 == 1:
-                await asyncio.sleep(0.002 * number)
-                task.cancel()
-        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), timeout=120)
-
-    for number, tokens in enumerate(asyncio.run(read_all())):
-        assert tokens == expected[number] or (number % 3 == 1 and isinstance(tokens, asyncio.CancelledError))
-    assert engine.submit(PROMPT, SamplingParams(max_tokens=1)).result().finish_reason == "length"
-    assert engine.metrics().num_requests_running == 0
-
-
 def test_an_error_reaches_an_asynchronous_reader() -> None:
     """A request that fails between two looks of its reader is raised, not taken for its end."""
 
@@ -365,27 +339,6 @@ def test_an_error_reaches_an_asynchronous_reader() -> None:
 
     with pytest.raises(GenerationError, match="broken"):
         asyncio.run(read())
-
-
-def test_an_emission_that_comes_with_the_end_is_not_lost() -> None:
-    """The worker may write the last emission and the end after the reader found nothing and before it asks for more."""
-
-    class Late(Generation):
-        """Finds nothing the first time, while the request is ending."""
-
-        asked = count()
-
-        def _take(self) -> object:
-            if next(self.asked) == 0:
-                self.put("last")  # type: ignore[arg-type]
-                self.finish("result")  # type: ignore[arg-type]
-                return None
-            return super()._take()
-
-    async def read() -> list[object]:
-        return [emission async for emission in Late()]
-
-    assert asyncio.run(asyncio.wait_for(read(), timeout=20)) == ["last"]
 
 
 # Engines that are closed, dropped or broken, and interpreters that end: nobody is left waiting
@@ -447,23 +400,6 @@ def test_an_engine_may_be_closed_by_its_own_threads() -> None:
     running.close()
 
 
-def test_an_engine_may_be_dropped_on_its_own_thread() -> None:
-    """The garbage collector runs anywhere, also inside a step: the worker ends and does not wait for itself."""
-    running = make_engine()
-    thread, holder = running._worker._thread, [running]
-    streaming = running.submit(PROMPT, LONG, speculation=PLAIN)
-
-    def drop(*args: object) -> None:
-        holder.clear()
-        gc.collect()
-
-    running.planner.observe_forward = drop  # type: ignore[method-assign]
-    del running
-    with pytest.raises(RequestCancelled):
-        streaming.result()
-    check_ended(thread)
-
-
 def test_a_worker_that_breaks_leaves_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
     """An error that no request can be blamed for: all of them are told, and the engine is closed."""
     running = make_engine(limits=EngineLimits(max_running=1))
@@ -506,55 +442,3 @@ print(next(iter(streams[1])).token_ids[0] >= 0)
 
 
 # Threads that have nothing to compute hold no OpenMP workers, which would put those that compute to sleep
-
-
-COUNTED = """
-import os, time, torch
-from precedent.runtime.openmp import release_workers
-torch.set_num_threads(2)
-def count(): return len(os.listdir("/proc/self/task"))
-def compute(): torch.randn(4000, 400) @ torch.randn(400, 4000); torch.randn(10**6).exp()
-compute(); before = count()
-release_workers()
-deadline = time.monotonic() + 20
-while count() == before and time.monotonic() < deadline: time.sleep(0.01)
-after = count()
-compute()
-print(before - after, count() - after)
-"""
-
-
-@pytest.mark.skipif(openmp._pause() is None, reason="torch runs on something else than GNU's OpenMP here")
-def test_workers_go_and_the_next_computation_gets_others() -> None:
-    """One of two threads goes, and comes back."""
-    assert run(["-c", COUNTED]).stdout.split() == ["1", "1"]
-
-
-def test_without_gnus_openmp_nothing_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other libraries keep their threads in other ways."""
-    monkeypatch.setattr(openmp, "_pause", lambda: None)
-    openmp.release_workers()
-
-
-def test_neither_an_idle_engine_nor_who_waits_for_it_holds_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does who asks it: they go when a request is made, on that thread, and when the last one is over."""
-    threads: queue.SimpleQueue[str] = queue.SimpleQueue()
-    running = make_engine()
-    monkeypatch.setattr(worker, "release_workers", lambda: threads.put(threading.current_thread().name))
-    running.submit([1, 2, 3], SamplingParams(max_tokens=3)).result()
-    assert {threads.get(timeout=20) for _ in range(2)} == {threading.current_thread().name, "precedent-worker"}
-    running.close()
-
-
-def test_whoever_embeds_holds_no_workers_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading embeds as well; and a model that fails has computed before."""
-
-    class Failing:
-        def encode(self, *texts: object, **settings: object) -> None:
-            raise RuntimeError("no")
-
-    released: list[bool] = []
-    monkeypatch.setattr(embedder, "release_workers", lambda: released.append(True))
-    with pytest.raises(RuntimeError, match="no"):
-        embedder._encode(Failing(), ["text"])
-    assert released == [True]

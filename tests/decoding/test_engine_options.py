@@ -14,10 +14,9 @@ import pytest
 import torch
 from helpers.small_engines import load_by
 
-from precedent.cache import SpeculationCache
 from precedent.config import EngineLimits, SpeculationConfig
 from precedent.engine.engine import Engine
-from precedent.engine.options import OF_LOADING, EngineOptions, key_of
+from precedent.engine.options import OF_LOADING, EngineOptions
 from precedent.engine.shared import running_engines, shared_engine
 from precedent.errors import ConfigError, PrecedentError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
@@ -152,14 +151,6 @@ def test_an_unknown_name_is_refused_with_the_known_ones_before_anything_is_loade
             build(bitwse=True)
 
 
-def test_a_keyword_overrides_the_options_it_comes_with() -> None:
-    options = EngineOptions(speculation=SpeculationConfig(max_nodes=3), limits=EngineLimits(max_running=5))
-    model, limits = tiny_causal_lm(), EngineLimits(max_running=6)
-    with closing(Engine(model, byte_tokenizer(), options, name="m", limits=limits)) as engine:
-        assert (engine.speculation.max_nodes, engine.admission.max_running) == (3, 6)
-    assert options.limits == EngineLimits(max_running=5)
-
-
 # Options that would be ignored
 
 
@@ -173,66 +164,7 @@ def test_what_loading_by_name_alone_uses_is_refused_for_a_model_object(name: str
         Engine.load(model, options, tokenizer=tokenizer)
 
 
-def test_options_that_others_leave_without_effect_are_refused(tmp_path: Path) -> None:
-    with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache:
-        for options, said in (
-            (EngineOptions(draft_device="cpu"), "give draft_model= as well"),
-            (EngineOptions(embedder=HashEmbedder(), cache=cache), "an open cache has its embedder already"),
-        ):
-            for load in (Engine.load, shared_engine):
-                with pytest.raises(ConfigError, match=said):
-                    load("/nowhere", options)
-    with pytest.raises(ConfigError, match="tokenizer is for a model object: /nowhere brings its own"):
-        Engine.load("/nowhere", tokenizer=byte_tokenizer())
-    with pytest.raises(ConfigError, match="a model object needs its tokenizer"):
-        Engine.load(tiny_causal_lm())
-
-
 # Sharing
-
-
-class Quantisation:
-    """As transformers' configs: equal by its settings, without a hash."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, bits: int) -> None:
-        self.bits = bits
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"bits": self.bits, "skip": ["lm_head"]}
-
-
-class Weights:
-    """Equal to nothing but itself."""
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "equal"),
-    [
-        ({"a": 1, "b": [1, {"c": 2}]}, {"b": [1, {"c": 2}], "a": 1}, True),
-        (Path("x") / ".." / "y", Path("y"), True),
-        (Quantisation(4), Quantisation(4), True),
-        (["a", None], ("a", None), True),
-        ({"a": 1}, {"a": 2}, False),
-        ("x", Path("x"), False),
-        (Quantisation(4), Quantisation(8), False),
-        (Weights(), Weights(), False),
-        ({"cache": bytearray()}, {"cache": bytearray()}, False),
-    ],
-)
-def test_keys_are_equal_for_equal_settings_and_the_same_objects(one: Any, other: Any, equal: bool) -> None:
-    assert (key_of(one) == key_of(other)) is equal
-    assert key_of(one) == key_of(one)
-    assert not equal or hash(key_of(one)) == hash(key_of(other))
-
-
-def test_a_key_keeps_its_object_so_that_no_other_gets_its_place() -> None:
-    weights = Weights()
-    there, key = weakref.ref(weights), key_of({"target": weights})
-    del weights
-    gc.collect()
-    assert there() is not None, key
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,15 +10,9 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from precedent.config import EngineLimits, SamplingParams
-from precedent.drafters import Drafter, Request
-from precedent.drafters.prediction import PredictionDrafter
-from precedent.drafters.prompt import PromptDrafter
-from precedent.drafters.templates import TemplateDrafter
+from precedent.config import SamplingParams
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, ContextOverflowError, PromptError
 from precedent.text.codec import TokenizerCodec
@@ -109,11 +103,6 @@ def test_token_ids_are_whole_numbers(engine: Engine, ids: Any) -> None:
         engine.submit(PROMPT, SHORT, prediction=ids)
 
 
-@pytest.mark.parametrize("ids", [np.array([111, 107]), torch.tensor([111, 107]), (111, 107)], ids=repr)
-def test_token_ids_may_be_in_an_array_or_a_tensor(engine: Engine, ids: Any) -> None:
-    assert engine.submit(ids, SHORT, prediction=ids).result().prompt_tokens == 2
-
-
 def test_a_prompt_beyond_the_context_is_refused_before_it_is_read(engine: Engine) -> None:
     class Long(list[int]):
         def __len__(self) -> int:
@@ -137,30 +126,6 @@ def test_a_query_and_a_prediction_of_too_many_tokens_are_cut(engine: Engine) -> 
     assert codec.prediction_ids(None, 100) == codec.prediction_ids("", 100) == ()
 
 
-class Recorded:
-    """A drafter that notes on which threads its requests began."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self._drafter, self.name, self.threads = drafter, drafter.name, list[str]()
-        self.begins_early = getattr(drafter, "begins_early", False)
-
-    def begin(self, request: Request) -> Any:
-        self.threads.append(threading.current_thread().name)
-        return self._drafter.begin(request)
-
-    def close(self) -> None:
-        self._drafter.close()
-
-
-def test_texts_are_indexed_before_the_request_is_queued(engine: Engine) -> None:
-    drafters = [PromptDrafter(), PredictionDrafter(), TemplateDrafter(TokenizerCodec(scripted_tokenizer()))]
-    recorded = [Recorded(drafter) for drafter in drafters]
-    for drafter in recorded:
-        engine.add_drafter(drafter)
-    engine.submit(PROMPT, SHORT, prediction="It was sent", templates=["Order {number} was sent."]).result()
-    assert [drafter.threads for drafter in recorded] == [[threading.current_thread().name]] * 3
-
-
 def test_a_stream_goes_on_while_another_request_is_prepared() -> None:
     """The other request's prediction is not encoded to its end before the stream has gone three steps further."""
     tokenizer: Any = WatchedTokenizer(scripted_tokenizer())
@@ -180,12 +145,3 @@ def test_a_stream_goes_on_while_another_request_is_prepared() -> None:
         assert further.is_set()
         assert WORKER not in tokenizer.backend_tokenizer.threads
         stream.close()
-
-
-def test_requests_that_wait_are_prepared_already() -> None:
-    """A request that is admitted later finds its sessions; one that is cancelled while it waits leaves nothing."""
-    limits = EngineLimits(max_running=1)
-    with closing(scripted_model_engine(lambda prompt: "It was sent.", limits=limits)) as running:
-        waiting = [running.submit(PROMPT, SHORT, prediction="It was sent.") for _ in range(4)]
-        waiting[2].cancel()
-        assert len({one.result().text for number, one in enumerate(waiting) if number != 2}) == 1

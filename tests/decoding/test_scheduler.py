@@ -20,15 +20,13 @@ from helpers.scheduling import (
     scheduler_on,
 )
 
-from precedent.config import EngineLimits, SpeculationConfig
+from precedent.config import EngineLimits
 from precedent.drafters.model.drafter import DraftModelDrafter
-from precedent.engine.admission import Admission
 from precedent.engine.scheduler import Scheduler
 from precedent.engine.sequence import QueuedSequence
-from precedent.errors import CapacityError, GenerationError, RequestCancelled
+from precedent.errors import GenerationError, RequestCancelled
 from precedent.runtime.failures import OutOfMemory
 from precedent.target import TargetModel
-from precedent.target.contract import PREFILL_CHUNK
 from precedent.target.load.first_layers import first_layers
 from precedent_testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
 
@@ -77,27 +75,6 @@ def test_a_long_prompt_is_computed_in_pieces_between_the_steps_of_others(target:
         emitted.append(runner.stats.num_steps - before)
     assert target.pieces == [40] * 9 + [39]
     assert emitted == [1] * 10
-
-
-def test_with_nobody_running_a_prompt_is_computed_in_whole_chunks(target: WatchedTarget) -> None:
-    scheduler = scheduler_on(target, EngineLimits(prefill_tokens_per_round=40))
-    add(scheduler, request_for(target, prompt_of(PREFILL_CHUNK + 101)))
-    scheduler.round()
-    scheduler.round()
-    assert target.pieces == [PREFILL_CHUNK, 100]
-
-
-def test_prompts_take_turns(target: WatchedTarget) -> None:
-    """A short prompt behind a long one does not wait for all of it, and the long one goes on in between."""
-    scheduler = scheduler_on(target, EngineLimits(prefill_tokens_per_round=64))
-    add(scheduler, request_for(target, prompt_of(5), max_tokens=300))
-    scheduler.round()
-    long, short = request_for(target, prompt_of(900, 1)), request_for(target, prompt_of(100, 2))
-    add(scheduler, long, short)
-    while short not in scheduler.running:
-        scheduler.round()
-    assert long in scheduler.prefilling
-    assert 64 <= long.num_prefilled <= 192
 
 
 def with_tail(system: Sequence[int], number: int) -> list[int]:
@@ -191,14 +168,6 @@ def test_idle_conversations_give_way_to_requests(target: WatchedTarget) -> None:
     assert latest.generation.result().cached_prompt_tokens == 7
 
 
-def test_the_budget_is_a_share_of_the_free_memory_and_what_can_never_fit_is_refused(target: WatchedTarget) -> None:
-    assert Admission(target, EngineLimits(), free=lambda device: 1000).max_kv_bytes == 500
-    admission = Admission(target, EngineLimits(max_kv_bytes=2 * 2**20), free=lambda device: 1000)
-    admission.check(2 * 2**20, 10, 10)
-    with pytest.raises(CapacityError, match=r"3\.0 MiB.*900 prompt tokens, max_tokens=70.*2\.0 MiB.*max_kv_bytes"):
-        admission.check(3 * 2**20, 900, 70)
-
-
 def test_memory_that_runs_out_is_said_clearly_and_idle_conversations_are_given_up(target: WatchedTarget) -> None:
     scheduler = scheduler_on(target)
     add(scheduler, request_for(target, prompt_of(6)))
@@ -216,17 +185,6 @@ def test_memory_that_runs_out_is_said_clearly_and_idle_conversations_are_given_u
     assert torch_on_cpu.__traceback__ is None
     assert scheduler.admission.idle_bytes == 0
     assert nothing_is_held(scheduler)
-
-
-def test_a_proposal_is_a_tree_within_the_memory_that_was_set_aside(target: WatchedTarget) -> None:
-    """The widest tree on the last token of the context: the buffers stay within the reservation."""
-    wide = SpeculationConfig(max_nodes=200, drafters=())
-    request = request_for(target, prompt_of(60), RandomDrafter(259), max_tokens=170, speculation=wide)
-    request.kv_bytes = target.kv_bytes(60 + 170 + 200 + 6 + 1)
-    scheduler = scheduler_on(target)
-    add(scheduler, request)
-    run(scheduler)
-    assert scheduler.admission.idle_bytes <= request.kv_bytes
 
 
 # Leaving
@@ -379,28 +337,3 @@ def test_the_speed_is_estimated_against_plain_steps_of_the_same_requests(target:
         assert (gained := stats.num_output_tokens - tokens) > 0
         assert stats.plain_seconds - seconds == pytest.approx(gained * together / 1e3)
         assert stats.estimated_speedup == stats.plain_seconds / stats.decode_seconds
-
-
-def test_the_metrics_add_up(target: WatchedTarget) -> None:
-    scheduler = scheduler_on(target, EngineLimits(max_running=2))
-    requests = [request_for(target, prompt_of(9, i), max_tokens=5) for i in range(3)]
-    add(scheduler, *requests)
-    scheduler.round()
-    now = scheduler.metrics(4)
-    assert (now.num_requests_running, now.num_requests_waiting) == (2, 5)
-    assert now.kv_cache_reserved_bytes == 2 * requests[0].kv_bytes
-    assert now.e2e_request_latency_seconds.p95 == 0
-    assert now.generation_tokens == sum(request.stats.num_output_tokens for request in requests) > 0
-    assert (now.num_steps, now.num_request_steps, now.decode_seconds_saved) == (1, 2, 0)
-    run(scheduler)
-    requests.append(again := request_for(target, prompt_of(9), max_tokens=5))
-    add(scheduler, again)
-    run(scheduler)
-    after = scheduler.metrics(0)
-    assert after.num_requests_finished == 4
-    assert (after.prompt_tokens, after.cached_prompt_tokens) == (36, again.cached_prompt_tokens)
-    assert (after.generation_tokens, after.num_steps) == (20, len(target.batches))
-    assert after.num_request_steps == sum(r.stats.num_steps for r in requests)
-    assert after.num_accepted_tokens == sum(r.stats.num_accepted_tokens for r in requests)
-    assert 0 < after.time_to_first_token_seconds.p50 <= after.e2e_request_latency_seconds.p95
-    assert 0 < after.inter_token_latency_seconds.p50 <= after.inter_token_latency_seconds.p95

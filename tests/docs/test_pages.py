@@ -128,7 +128,7 @@ def test_every_test_that_a_page_names_is_there(page: Path) -> None:
     missing = []
     for file, test in re.findall(r"`(?:[\w/]+/)?(test_\w+\.py)(?:::(\w+))?", page.read_text(encoding="utf-8")):
         sources = [path.read_text(encoding="utf-8") for path in files_by_name().get(file, ())]
-        if not any(f"def {test}" in source or f"class {test}" in source for source in sources):
+        if not any(re.search(rf"(def|class) {test}\b", source) for source in sources):
             missing.append(f"{file}::{test}")
     assert missing == []
 

@@ -30,8 +30,7 @@ from precedent.drafters.model.place import CATCH_UP_LIMIT
 from precedent.engine.engine import Engine
 from precedent.errors import GenerationError
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import Planner
+from precedent.planning.planner import Limits, Plan, Planner
 from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import CounterRng, Rng, entropy_rng
 from precedent.target import Slot, TargetModel
@@ -40,6 +39,7 @@ from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder, chain
 from precedent_cuda.host_waits import HostWaits
 from precedent_testing.replay_rng import enumerate_outcomes
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.trees import check_tree
 
 TINY = {"vocab_size": 24, "num_hidden_layers": 2, "hidden_size": 16}
 PROMPTS = ([3, 1, 4], [5] * 60, [9, 2, 6, 5, 3, 5])
@@ -91,7 +91,7 @@ def test_draws_carry_the_row_they_were_drawn_from_without_the_cached_siblings() 
         builder.add_fixed(ROOT, token, "recall")
     beginning(model, [3, 1, 4], sampling, "traversal").draw(builder, 1, CounterRng(5, 0))
     tree = builder.build()
-    tree.check()
+    check_tree(tree)
     drawn = tree.candidates_at[ROOT][0]
     assert isinstance(drawn.distribution, Sampled)
     expected = probs_of(row, sampling)
@@ -109,7 +109,7 @@ def test_exclusion_gives_way_when_nothing_else_could_be_drawn() -> None:
         builder, 1, CounterRng(5, 0)
     )
     tree = builder.build()
-    tree.check()
+    check_tree(tree)
     assert tree.token_ids == (top,)
     assert isinstance(tree.candidates[0].distribution, Sampled)
 

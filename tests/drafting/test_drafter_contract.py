@@ -18,7 +18,7 @@ from precedent.drafters.prediction import PredictionDrafter
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.drafters.templates import TemplateDrafter
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent.target import Slot, TargetModel
 from precedent.target.load.first_layers import first_layers
 from precedent.text.templates import Template

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from precedent.drafters.base import Candidates, DrawSource
-from precedent.planning.calibration import Calibration
+from precedent.planning.calibration import Trust
 from precedent.planning.costs import CostCurve
 from precedent.planning.gate import PROBE_DRAWS, PROBE_STEPS, Gate
-from precedent.planning.plan import Limits
-from precedent.planning.planner import Planner
-from precedent.planning.trust import Trust
+from precedent.planning.planner import Limits, Planner
 from precedent.tree import ROOT, CandidateTree, Sampled
+from precedent_testing.trees import check_tree
 
 ROOMY = Limits(max_nodes=32, max_draws=6, max_depth=40, end_token_ids=frozenset())
 
@@ -34,7 +33,7 @@ def candidates(*nodes: tuple[int, int, float], source: str = "memory") -> Candid
 def chosen(planner: Planner, *proposals: Candidates, limits: Limits = ROOMY) -> CandidateTree:
     """The tree of fixed candidates that the planner builds."""
     tree = planner.plan(proposals, {}, limits).builder.build()
-    tree.check()
+    check_tree(tree)
     return tree
 
 
@@ -70,12 +69,6 @@ def test_the_sequences_of_a_step_share_its_width() -> None:
     assert len(chosen(planner, proposal, limits=beside)) == 0
     assert len(chosen(planner, proposal, limits=replace(beside, tokens_beside=1.0))) == 2
     assert len(chosen(planner, proposal, limits=replace(beside, rows_beside=3, tokens_beside=3.0))) == 3
-
-
-def test_a_plan_says_what_it_expects() -> None:
-    """One token of the target's own and every path's probability: what the next sequence of the step counts beside."""
-    plan = Planner(curve(w1=10.0, w32=10.0)).plan([candidates((ROOT, 1, 0.5), (0, 2, 0.5))], {}, ROOMY)
-    assert plan.expected_tokens == pytest.approx(1.75)
 
 
 def _closed_subsets(proposal: Candidates) -> list[set[int]]:
@@ -184,29 +177,6 @@ def test_catching_up_counts_before_anything_is_sampled() -> None:
     assert not planner.plan([], {"draft-model": DrawSource(5000)}, ROOMY).draws
 
 
-def test_catching_up_is_paid_off_by_the_samples_that_follow() -> None:
-    """Spread over many steps where requests go on sampling, over few where each samples once and stops."""
-    alone, beside = Gate(), Gate()
-    for gate, steps in ((alone, 40), (beside, 1)):
-        for _ in range(12):
-            gate.observe(1, 200, 202.0)
-            for _ in range(steps - 1):
-                gate.observe(1, 1, 2.0)
-        gate.behind = 100
-    assert alone.milliseconds(1) == pytest.approx(2.0 + 100 / 40, rel=0.1)
-    assert beside.milliseconds(1) == pytest.approx(2.0 + 100, rel=0.2)
-
-
-def test_one_slow_catching_up_does_not_keep_a_drafter_out() -> None:
-    """The first one compiles, or another program disturbs it: the next ones are believed."""
-    gate = Gate()
-    gate.behind = 200
-    for milliseconds in (1000.0, 202.0, 202.0, 1000.0, 202.0):
-        gate.observe(1, 200, milliseconds)
-        gate.observe(1, 1, 2.0)
-        assert gate.milliseconds(1) < 2.0 + 202
-
-
 def test_the_first_probe_does_not_count_in_what_probes_may_cost() -> None:
     """The next one may run once a hundredth of the time is what the first one took; those after it share that."""
     gate, begun = Gate(), []
@@ -219,19 +189,6 @@ def test_the_first_probe_does_not_count_in_what_probes_may_cost() -> None:
             assert gate.decide(0)
             gate.observe(PROBE_DRAWS, 1, 10.0)
     assert begun == pytest.approx([0.0, PROBE_STEPS * 1000.0, 2 * PROBE_STEPS * 1000.0], abs=200)
-
-
-def test_a_probe_waits_for_a_step_in_which_it_could_matter() -> None:
-    """Where fixed candidates are all but sure, an unknown draft model is not asked; where none are, it is."""
-    gate = Gate()
-    assert [gate.decide(0, open_mass=0.1) for _ in range(3)] == [0, 0, 0]
-    assert gate.decide(3, open_mass=0.1) == 0  # its price is not known
-    assert gate.decide(0, open_mass=0.9) == PROBE_DRAWS
-    gate.observe(PROBE_DRAWS, 0, 2.0)
-    assert gate.decide(3, open_mass=0.1) == 3
-    gate.elapsed, left = 1e9, gate.probe_steps_left
-    assert gate.decide(0, open_mass=0.1) == 0
-    assert gate.probe_steps_left == left == PROBE_STEPS - 1  # a probe that waits is not begun again
 
 
 def test_a_drafter_comes_back_when_it_begins_to_pay() -> None:
@@ -260,31 +217,6 @@ def _one_step(planner: Planner, *, accepted: bool, sampled: bool = False) -> int
     planner.observe_forward(len(plan.builder) + 1, 10.0)
     planner.observe(plan, plan.builder.build(), path if accepted else ())
     return number
-
-
-def test_calibration_approaches_the_frequency() -> None:
-    """An estimate is a prior; what happened decides."""
-    calibration, outcomes = Calibration(), random.Random(4)
-    assert calibration.probability("memory", 7, 0.9) == 0.9
-    for _ in range(3000):
-        calibration.observe("memory", 7, outcomes.random() < 0.3)
-    assert calibration.probability("memory", 7, 0.9) == pytest.approx(0.3, abs=0.06)
-
-
-def test_a_given_curve_interpolates_and_keeps_dips() -> None:
-    """It is linear between the given widths; a wide step may cost less than a narrower one, but not ever less."""
-    cost = curve(w1=10.0, w16=25.0)
-    assert cost.milliseconds(1) == 10.0
-    assert cost.milliseconds(16) == 25.0
-    assert cost.milliseconds(8) == pytest.approx(17.0)
-    cost = curve(w1=10.0, w16=25.0, w32=5.0)
-    assert cost.milliseconds(24) == pytest.approx(15.0)
-    assert cost.milliseconds(32) == cost.milliseconds(100) == 5.0
-
-
-def test_forwards_wider_than_the_table_cost_by_its_last_slope() -> None:
-    """Many sequences in one step: width goes on costing beyond the table."""
-    assert curve(w1=10.0, w32=41.0).milliseconds(1001) == pytest.approx(1010.0)
 
 
 def test_where_only_one_path_is_verified_samples_do_not_branch_off() -> None:

@@ -18,7 +18,7 @@ from precedent.drafters import Candidates, DrafterParts, Request, load_drafters
 from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.drafters.recall.tenant_memory import TenantMemory
 from precedent.drafters.recall.weights import RECORD, SAME_STEP, SAME_TOOLS, YOUTH, kinship
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent.tree import ROOT
 from precedent_testing.embedders import HashEmbedder
 

@@ -21,14 +21,14 @@ from precedent.drafters import Request
 from precedent.drafters.base import DrawSource
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import DEEPEST_DRAW, Planner
+from precedent.planning.planner import DEEPEST_DRAW, Limits, Plan, Planner
 from precedent.sampling.rng import CounterRng, Rng, entropy_rng
 from precedent.target import TargetModel
 from precedent.tree import ROOT, TreeBuilder
 from precedent_testing.drafters import OracleDrafter
 from precedent_testing.replay_rng import enumerate_outcomes
 from precedent_testing.tiny_models import tiny_causal_lm
+from precedent_testing.trees import check_tree
 
 EXACT, VOCABULARY = 1e-12, 3
 PROMPT = (5, 6, 7)
@@ -106,7 +106,7 @@ def draw_tree(mode: str, number: int, cached: int | None = None) -> TreeBuilder:
         builder.add_fixed(ROOT, cached, "memory")
     session.draw(builder, 2, CounterRng(1, 0))
     session.draw_runners_up(builder, number, CounterRng(1, 0))
-    builder.build().check()
+    check_tree(builder.build())
     return builder
 
 

@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 from precedent.drafters.base import Candidates
-from precedent.planning.plan import Limits
-from precedent.planning.planner import Planner
-from precedent.planning.probing import SHARE
-from precedent.planning.step_costs import START_UP_WIDTHS, StepCosts
-from precedent.planning.trust import Trust
+from precedent.planning.calibration import Trust
+from precedent.planning.costs import PROBED_SHARE, START_UP_WIDTHS, StepCosts
+from precedent.planning.planner import Limits, Planner
 from precedent.runtime.compiled import Floats
 from precedent.tree import ROOT
 
@@ -51,52 +49,6 @@ def run(costs: StepCosts, truth: Times, steps: int, *, rng: random.Random, load:
         costs.observe(width, factor * truth(width) * rng.uniform(0.97, 1.05), 300, 2)
 
 
-def shape(costs: StepCosts) -> dict[int, float]:
-    """Each width's cost, as a multiple of a single row's."""
-    return {width: costs.milliseconds(width, 300) / costs.milliseconds(1, 300) for width in (4, 8, 16, 32)}
-
-
-def of(truth: Times) -> dict[int, float]:
-    return {width: truth(width) / truth(1) for width in (4, 8, 16, 32)}
-
-
-@pytest.mark.parametrize("truth", [memory_bound, costly])
-def test_quiet_steps_confirm_what_was_measured(truth: Times) -> None:
-    costs = measured(truth)
-    run(costs, truth, 600, rng=random.Random(1))
-    assert costs.load == pytest.approx(1.0, abs=0.1)
-    assert shape(costs) == pytest.approx(of(truth), rel=0.1)
-
-
-def test_a_neighbour_changes_the_load_and_not_the_shape() -> None:
-    """Every width takes 2.7 times as long; after a few steps the curve says so at widths that nobody ran."""
-    costs = measured(memory_bound)
-    run(costs, memory_bound, 200, rng=random.Random(2))
-    run(costs, memory_bound, 12, rng=random.Random(3), load=lambda step: 2.7)
-    assert costs.load == pytest.approx(2.7, rel=0.1)
-    assert costs.milliseconds(32, 300) == pytest.approx(2.7 * memory_bound(32), rel=0.15)
-    run(costs, memory_bound, 300, rng=random.Random(4), load=lambda step: 2.7)
-    assert shape(costs) == pytest.approx(of(memory_bound), rel=0.12)
-
-
-def test_stalls_now_and_then_change_nothing() -> None:
-    """Bursts of steps that take 5 to 50 times as long."""
-    costs, rng = measured(memory_bound), random.Random(5)
-    run(costs, memory_bound, 800, rng=rng, load=lambda step: rng.uniform(5, 50) if step % 40 < 8 else 1.0)
-    assert shape(costs) == pytest.approx(of(memory_bound), rel=0.15)
-
-
-def test_a_curve_that_was_measured_wrongly_is_put_right() -> None:
-    """A neighbour came while the widest was measured: 32 rows seem to cost twenty times one."""
-    costs = StepCosts()
-    costs.begin({1: 16.0, 8: 18.0, 32: 320.0}, threads=2)
-    rng = random.Random(6)
-    for _ in range(300):
-        width = rng.choice((1, 2, 12, 24))
-        costs.observe(width, memory_bound(width) * rng.uniform(0.97, 1.05), 300, 2)
-    assert shape(costs)[16] == pytest.approx(of(memory_bound)[16], rel=0.15)
-
-
 def test_what_is_learned_of_one_team_informs_the_next() -> None:
     """With half the threads a row costs twice as much, before any wide step showed it."""
     costs = measured(costly)
@@ -119,13 +71,6 @@ def test_a_long_prefix_makes_rows_dearer() -> None:
     for prefix in (200, 2000):
         expected = behind(24, prefix) / behind(1, prefix)
         assert costs.milliseconds(24, prefix) / costs.milliseconds(1, prefix) == pytest.approx(expected, rel=0.1)
-
-
-def test_a_later_process_begins_with_what_was_learned() -> None:
-    costs = measured(costly)
-    run(costs, memory_bound, 1500, rng=random.Random(10))
-    later = StepCosts.from_known(json.loads(json.dumps(costs.known)))
-    assert shape(later) == pytest.approx(shape(costs), rel=1e-6)
 
 
 def test_a_width_that_was_measured_cheaper_than_a_narrower_one_is_chosen() -> None:
@@ -164,7 +109,7 @@ def test_tries_of_other_widths_lose_at_most_a_hundredth() -> None:
         planner.observe_forward(nodes + 1, costly(nodes + 1), 0, 2)
         lost += costly(nodes + 1) - expected[nodes] / best
         total += costly(nodes + 1)
-    assert lost / total < 2 * SHARE
+    assert lost / total < 2 * PROBED_SHARE
 
 
 RECORDED = Path(__file__).with_name("disturbed_steps.json")

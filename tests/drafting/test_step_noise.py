@@ -6,16 +6,16 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import cycle, pairwise
+from itertools import cycle, pairwise, product
 
 import numpy as np
 import pytest
+from helpers.some import some
 
 from precedent.drafters.base import Candidates
-from precedent.planning.plan import Limits
-from precedent.planning.planner import Planner
-from precedent.planning.step_costs import CEILING, FLOOR, LEAST_LOAD, MOST_LOAD, START_UP_WIDTHS, StepCosts
-from precedent.planning.trust import Trust
+from precedent.planning.calibration import Trust
+from precedent.planning.costs import CEILING, FLOOR, LEAST_LOAD, MOST_LOAD, START_UP_WIDTHS, StepCosts
+from precedent.planning.planner import Limits, Planner
 from precedent.tree import ROOT
 
 Curve = Callable[[int], float]
@@ -161,8 +161,7 @@ def test_under_noise_the_chosen_widths_are_within_a_tenth_of_the_best(curve: Cur
     assert sum(ratios) / len(ratios) < 1.1
 
 
-@pytest.mark.parametrize("curve", [memory_bound, costly, dipping])
-@pytest.mark.parametrize("name", DISTURBANCES)
+@pytest.mark.parametrize(("name", "curve"), some(product(DISTURBANCES, [memory_bound, costly, dipping]), 4))
 def test_after_a_disturbance_clean_steps_restore_the_best_widths(name: str, curve: Curve) -> None:
     machine = Machine(curve, CHANCES, seed=1)
     for _ in range(10):
@@ -172,9 +171,17 @@ def test_after_a_disturbance_clean_steps_restore_the_best_widths(name: str, curv
     assert machine.run(300, clean) < 1.1
 
 
-@pytest.mark.parametrize("slow", [{1}, {4}, {8, 16}, {16, 32}, {1, 4, 8, 16}, {1, 4, 8, 16, 32}])
-@pytest.mark.parametrize("curve", [memory_bound, costly, dipping])
-@pytest.mark.parametrize("chances", [(0.6,), (0.9,), CHANCES])
+@pytest.mark.parametrize(
+    ("chances", "curve", "slow"),
+    some(
+        product(
+            [(0.6,), (0.9,), CHANCES],
+            [memory_bound, costly, dipping],
+            [{1}, {4}, {8, 16}, {16, 32}, {1, 4, 8, 16}, {1, 4, 8, 16, 32}],
+        ),
+        5,
+    ),
+)
 def test_a_start_under_five_fold_load_is_put_right(chances: tuple[float, ...], curve: Curve, slow: set[int]) -> None:
     """The load was there while some of the widths, or all of them, were measured."""
     start = {width: curve(width) * (5 if width in slow else 1) for width in START_UP_WIDTHS}
@@ -183,8 +190,7 @@ def test_a_start_under_five_fold_load_is_put_right(chances: tuple[float, ...], c
     assert machine.run(300, clean) < 1.1
 
 
-@pytest.mark.parametrize("name", DISTURBANCES)
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize(("pattern", "name"), some(product(PATTERNS, DISTURBANCES), 5))
 def test_whatever_the_widths_and_the_times_every_value_stays_in_bounds(pattern: str, name: str) -> None:
     costs, rng = StepCosts(), random.Random(3)
     costs.begin({width: memory_bound(width) for width in START_UP_WIDTHS}, threads=2)
@@ -219,13 +225,13 @@ def test_a_curve_that_was_never_measured_learns_from_impossible_times_nothing() 
 
 
 def test_measuring_ends_when_the_clock_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("precedent.planning.step_costs.perf_counter", lambda: 1.0)
+    monkeypatch.setattr("precedent.planning.costs.perf_counter", lambda: 1.0)
     costs = StepCosts()
     costs.measure(lambda width: 0.0)
     check_bounds(costs)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_million_noisy_steps_leave_every_value_in_bounds(pattern: str) -> None:
     costs, rng = StepCosts(), random.Random(4)

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-from precedent.config import SamplingParams
-from precedent.decoding.loop import DecodeLoop
-from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.base import Candidates
-from precedent.drafters.request import Request
+from precedent.planning.calibration import REMEMBERED, STRENGTH, Trust, outcomes_by_source
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits
-from precedent.planning.planner import Planner
-from precedent.planning.trust import REMEMBERED, STRENGTH, Trust, outcomes_by_source
-from precedent.sampling.rng import entropy_rng
-from precedent.target import TargetModel
+from precedent.planning.planner import Limits, Planner
 from precedent.tree import ROOT
-from precedent_testing.tiny_models import tiny_causal_lm
 
 ROOMY = Limits(max_nodes=32, max_draws=0, max_depth=40, end_token_ids=frozenset())
 
@@ -72,53 +62,3 @@ def test_a_source_that_is_wrong_in_a_request_is_doubted_there_whatever_kind_it_p
     assert set(believing) == {6}, "the control"
     assert nodes_proposed(planner, misled, 900, accepted=False, source="another") == 6
     assert nodes_proposed(planner, Trust(), 1000, accepted=True) == 6
-
-
-def test_doubt_passes_when_a_source_is_right_again() -> None:
-    """Where a row costs nothing, what is doubted is still tried, and may show that it is right."""
-    planner, trust = Planner(CostCurve()), Trust()
-    for number in range(20):
-        nodes_proposed(planner, trust, 10 * number, accepted=False)
-    doubted = trust.factors(["memory"])[0]
-    for number in range(20, 40):
-        nodes_proposed(planner, trust, 10 * number, accepted=True)
-    assert doubted < 0.3
-    assert trust.factors(["memory"])[0] > 0.9
-
-
-def test_a_request_takes_its_experience_from_step_to_step() -> None:
-    """Through the decode loop: a drafter that is always wrong is doubted in its own request and in no other."""
-    target, planner = TargetModel(tiny_causal_lm(dtype=torch.float64)), Planner(curve())
-    sequences = [sequence_on(target, source) for source in ("wrong", "silent")]
-    for _ in range(6):
-        DecodeLoop(target, planner).step(sequences)
-    assert [one.error for one in sequences] == [None, None]
-    assert sequences[0].trust.factors(["wrong"])[0] < 0.6
-    assert sequences[1].trust.factors(["wrong", "silent"]).tolist() == [1.0, 1.0]
-
-
-class Wrong:
-    """Proposes what the target never says, at kinds that nobody has seen; `silent` proposes nothing."""
-
-    def __init__(self, source: str) -> None:
-        self.source, self.kind = source, 0
-
-    def match(self, budget: int) -> Candidates:
-        self.kind += 1
-        return Candidates.of(self.source, [(3, ROOT, 0.9, self.kind)] if self.source == "wrong" else [])
-
-    def committed(self, token_ids: Sequence[int]) -> None:
-        """Nothing is learned."""
-
-    def end(self) -> None:
-        """Nothing is held."""
-
-
-def sequence_on(target: TargetModel, source: str) -> DecodingSequence:
-    slot = target.new_slot()
-    target.prefill(slot, [5, 6, 7])
-    request = Request(
-        "test", (5, 6, 7), SamplingParams(max_tokens=40),
-        shape=lambda output, row: row.index_fill(0, torch.tensor([3]), -torch.inf),
-    )  # fmt: skip
-    return DecodingSequence(request, slot, 40, entropy_rng(1), sessions={source: Wrong(source)})

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from precedent import Engine, SamplingParams, SpeculationCache, SpeculationConfig
 from precedent.engine import EngineOptions, GenerationResult
 from precedent.grammar import Regex
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import fixed_cost
 from precedent_testing.sweep import tiny_model

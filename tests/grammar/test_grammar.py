@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import random
 
-import numpy as np
-import pytest
 import torch
 from helpers.grammars import CALL, END, ENDS, HERMES, PLAIN, TOOLS, allowed, arguments, constraint, refusal
 
-from precedent.config import SamplingParams
-from precedent.grammar import ANY_OBJECT, Answer, GrammarConstraint, GuidanceEngine, JsonSchema, Lark, Regex
-from precedent.grammar import constraint as constraint_module
-from precedent.grammar.constraint import unpacked
-from precedent.sampling.constraints import constraints_for
-from precedent.sampling.row_shaper import shaped_rows
+from precedent.grammar import Answer, GrammarConstraint, GuidanceEngine, Regex
 
 
 def test_a_schema_allows_its_json_and_nothing_else() -> None:
@@ -26,14 +17,6 @@ def test_a_schema_allows_its_json_and_nothing_else() -> None:
     assert refusal(schema, '{"days": "1"}') == '{"days": '
     assert refusal(schema, '{"hours": 1}') == '{"'
     assert refusal(schema, '{"days":1}') == '{"days":'
-
-
-def test_other_notations() -> None:
-    assert refusal(Regex("a{2,3}/\n?"), "aaa/\n") is None
-    assert refusal(Regex("a{2,3}"), "a") == END
-    assert refusal(Lark('start: "x" start | "y"'), "xxy") is None
-    assert refusal(JsonSchema.of(True), '[1, {"a": null}]') is None
-    assert refusal(ANY_OBJECT, '{"a": [1, 2], "b": {}}') is None
 
 
 def test_every_end_token_ends_an_answer_and_none_does_before() -> None:
@@ -75,61 +58,6 @@ def test_masks_depend_on_the_path_alone_whatever_was_asked_before() -> None:
         token = script[len(path)] if on_script and rng.random() < 0.9 else rng.choice(sorted(choices))
         if token not in ENDS:
             paths.append((*path, token))
-
-
-def test_all_rows_are_masked_as_each_of_them_is() -> None:
-    """Paths in any order, twice, outside of the grammar and behind its end; rows wider than the tokenizer."""
-    rng, rows = random.Random(5), torch.randn(7, len(PLAIN) + 5, dtype=torch.bfloat16)
-    a, b = PLAIN.encode("ab", add_special_tokens=False)
-    paths = [(), (a,), (a, b), (a, b, ENDS[0]), (b,), (b, a), (a,)]
-    before = rows.clone()
-    for _ in range(5):
-        rng.shuffle(paths)
-        alone = [constraint(Regex("ab"))(path, row) for path, row in zip(paths, rows, strict=True)]
-        assert torch.equal(constraint(Regex("ab")).shape_all(paths, rows, math.inf), torch.stack(alone))
-    assert torch.equal(rows, before)
-    assert sum(bool(row.isinf().any()) for row in alone) == 4
-
-
-def test_masks_that_take_long_are_not_found_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But those that were found before it was noticed are kept."""
-    shape, rows, found = constraint(Regex("ab")), torch.randn(3, len(PLAIN)), []
-    allowed = shape._matcher.allowed
-    monkeypatch.setattr(shape._matcher, "allowed", lambda: found.append(1) or allowed())
-    (a,) = PLAIN.encode("a", add_special_tokens=False)
-    times = itertools.count()
-    monkeypatch.setattr(constraint_module, "perf_counter", lambda: next(times))
-    assert shape.shape_all([(a, a), (a,), ()], rows, 0) is None
-    assert len(found) == 1, "() comes first, and is looked at at time 0"
-    assert shape.shape_all([(a, a), (a,), ()], rows, 0) is None
-    assert torch.equal(shape((), rows[0]), constraint(Regex("ab"))((), rows[0]))
-    assert len(found) == 1
-    assert torch.equal(shape.shape_all([(), (a,)], rows[:2], math.inf)[1], constraint(Regex("ab"))((a,), rows[1]))
-    assert len(found) == 2
-
-
-def test_bits_are_spread_out_on_any_device() -> None:
-    """The operations that a GPU runs, here on a CPU."""
-    bits = np.random.default_rng(0).integers(0, 256, (5, 33), dtype=np.uint8)
-    spread = unpacked(torch.from_numpy(bits))
-    assert spread.dtype == torch.bool
-    assert spread.tolist() == np.unpackbits(bits, axis=1, bitorder="little").astype(bool).tolist()
-
-
-@pytest.mark.gpu
-def test_on_cuda_all_rows_are_constrained_without_waiting() -> None:
-    """By a grammar and a penalty, to the very numbers of a CPU."""
-    rows = torch.randn(3, len(PLAIN) + 5, generator=torch.Generator().manual_seed(0), dtype=torch.bfloat16)
-    (a,) = PLAIN.encode("a", add_special_tokens=False)
-    for prompt, paths in (([], [(), (a,), (a, a)]), ([a], [(a,)] * 3)):
-        shape = constraints_for(SamplingParams(repetition_penalty=1.3), prompt, constraint(Regex("ab")))
-        on_cuda = rows.cuda()
-        try:
-            torch.cuda.set_sync_debug_mode("error")
-            found = shaped_rows(shape, paths, on_cuda, math.inf)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        assert torch.equal(found.cpu(), shaped_rows(shape, paths, rows, math.inf))
 
 
 def test_what_is_forced_is_alone_in_its_mask_and_ends_at_a_choice() -> None:

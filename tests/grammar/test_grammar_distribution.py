@@ -31,8 +31,7 @@ from precedent.drafters.request import Request
 from precedent.grammar import GrammarConstraint
 from precedent.grammar.guidance import GuidanceMatcher, compiled
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import Planner
+from precedent.planning.planner import Limits, Plan, Planner
 from precedent.sampling.rng import Rng, entropy_rng
 from precedent.sampling.row_shaper import RowShaper
 from precedent.sampling.target_rows import TargetRows

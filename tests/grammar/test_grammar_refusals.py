@@ -13,7 +13,6 @@ from precedent.errors import ConfigError, GrammarError, UnsupportedError
 from precedent.grammar import (
     ANY_OBJECT,
     Answer,
-    CallForm,
     GrammarConstraint,
     GuidanceEngine,
     JsonSchema,
@@ -41,11 +40,6 @@ def test_answers_that_cannot_be(settings: dict, message: str) -> None:
 def test_calls_without_a_mark_cannot_stand_for_content() -> None:
     with pytest.raises(UnsupportedError, match="look like content"):
         Answer(content=ANY_OBJECT, form=LLAMA_JSON, tools=TOOLS)
-
-
-def test_a_form_begins_with_its_trigger() -> None:
-    with pytest.raises(ConfigError, match="must start its calls"):
-        CallForm(name="odd", trigger="[", begin="{", between=":", end="}")
 
 
 def test_what_llguidance_cannot_enforce_is_named() -> None:
@@ -98,11 +92,6 @@ def test_a_grammar_that_becomes_too_complex_fails_and_does_not_let_everything_th
     for path in ((brace,), (brace, quote)):
         with pytest.raises(GrammarError, match="simplify the schema"):
             allowed(shape, path)
-
-
-def test_a_schema_must_be_json() -> None:
-    with pytest.raises(ConfigError, match="JSON values"):
-        JsonSchema.of({"const": {1, 2}})
 
 
 def test_without_llguidance_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

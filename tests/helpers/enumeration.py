@@ -16,6 +16,7 @@ from precedent.tree import ROOT, CandidateTree, TreeBuilder
 from precedent.verify import Verifier, verifier_of
 from precedent_testing.draft_distribution import Drawing
 from precedent_testing.replay_rng import enumerate_outcomes
+from precedent_testing.trees import check_tree
 
 ToyModel = Callable[[tuple[int, ...]], Tensor]
 """A toy target model: the tokens after the committed text to the next token's probabilities `[vocab_size]`, float64."""
@@ -79,7 +80,7 @@ def exact_step(target: ToyModel, draft: DraftProcess, verifier: str | Verifier) 
     prefixes: dict[tuple[int, ...], float] = {}
     accepted, num_trees, num_outcomes = 0.0, 0, 0
     for tree_probability, tree in enumerate_outcomes(draft):
-        tree.check()
+        check_tree(tree)
         num_trees += 1
         for probability, verdict in enumerate_outcomes(prepare(tree, toy_rows(target, tree))):
             num_outcomes += 1

@@ -8,7 +8,7 @@ import numpy as np
 
 from precedent.config import SamplingParams
 from precedent.grammar import GrammarConstraint
-from precedent.grammar.matching import Words
+from precedent.grammar.guidance import Words
 from precedent.sampling.constraints import constraints_for
 from precedent.sampling.row_shaper import RowShaper
 

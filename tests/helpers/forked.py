@@ -1,43 +1,34 @@
 """Programs in processes of their own that begin at once: forked from a process that has imported what they need.
 
 Importing torch, transformers and langchain takes longer than most programs of the tests. `run` and `Program` are
-`subprocess.run` and `subprocess.Popen` without `python`. A program that asks what
-it imports itself needs a process that has imported nothing: `subprocess`.
+`subprocess.run` and `subprocess.Popen` without `python`. A program that asks what it imports itself needs a process
+that has imported nothing: `subprocess`.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
+import multiprocessing
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
-from functools import cache
+from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import ModuleType
 from typing import IO, Any
 
-FORKING = Path(__file__).with_name("forking_program.py")
-
-
-@cache
-def nursery() -> socket.socket:
-    """The socket of the process that forks, started once; it ends with this process, which alone holds the socket."""
-    ours, theirs = socket.socketpair()
-    command = [sys.executable, str(FORKING), str(theirs.fileno())]
-    with theirs:
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-
-    @atexit.register
-    def end() -> None:
-        ours.close()
-        process.wait()
-
-    return ours
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(
+    [
+        *("precedent.langchain", "precedent.engine.engine", "precedent_server.running", "precedent_server.serving"),
+        *("precedent_testing.tiny_models", "precedent_testing.scripted_model", "precedent_testing.embedders"),
+        *("langchain.agents", "transformers.models.llama.modeling_llama", "transformers.generation.utils"),
+    ]
+)
 
 
 class Program:
@@ -45,11 +36,11 @@ class Program:
 
     def __init__(self, arguments: Sequence[object], **options: Any) -> None:
         (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
-        self._run = _Started(arguments, (theirs_in, theirs_out, 2), **options)
+        self._process = _started(arguments, (theirs_in, theirs_out, 2), **options)
         os.close(theirs_in)
         os.close(theirs_out)
         self.stdin, self.stdout = os.fdopen(ours_in, "w"), os.fdopen(ours_out)
-        self.pid, self.wait = self._run.pid, self._run.wait
+        self.pid: int = self._process.pid
 
     def __enter__(self) -> Program:
         return self
@@ -59,9 +50,13 @@ class Program:
         self.stdout.close()
         self.wait()
 
+    def wait(self, timeout: float | None = None) -> int:
+        """The status, once it has ended. Raises subprocess.TimeoutExpired, and kills it."""
+        return _status(self._process, timeout)
+
     def send_signal(self, number: int) -> None:
         """Send a signal; nothing if it has ended."""
-        if self._run.poll() is None:
+        if self._process.exitcode is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -72,55 +67,60 @@ class Program:
 def run(arguments: Sequence[object], *, timeout: float | None = None, **options: Any) -> Any:
     """Run a program to its end; its status, standard output and error are `subprocess.CompletedProcess`'s."""
     with TemporaryFile() as nothing, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-        started = _Started(arguments, (nothing.fileno(), out.fileno(), err.fileno()), **options)
-        status = started.wait(timeout)
+        status = _status(_started(arguments, (nothing.fileno(), out.fileno(), err.fileno()), **options), timeout)
         return subprocess.CompletedProcess(list(arguments), status, _whole(out), _whole(err))
 
 
-class _Started:
-    """A program that was asked for, with the pipe that tells of its end."""
+def _started(
+    arguments: Sequence[object],
+    streams: Sequence[int],
+    *,
+    cwd: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Any:
+    files = [Connection(os.dup(stream)) for stream in streams]  # a descriptor that can be sent to the new process
+    order = ([str(each) for each in arguments], str(cwd or Path.cwd()), dict(os.environ if env is None else env), files)
+    process = FORKING.Process(target=_be, args=order)
+    process.start()
+    for file in files:
+        file.close()
+    return process
 
-    def __init__(
-        self,
-        arguments: Sequence[object],
-        streams: tuple[int, int, int],
-        *,
-        cwd: str | Path | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        reading, writing = os.pipe()
-        order = {
-            "arguments": [str(argument) for argument in arguments],
-            "folder": str(cwd or Path.cwd()),
-            "environment": dict(os.environ if env is None else env),
-        }
-        with TemporaryFile("w+") as file:
-            json.dump(order, file)
-            file.flush()
-            socket.send_fds(nursery(), [b"."], [file.fileno(), *streams, writing])
-        os.close(writing)
-        self._told, self._status = os.fdopen(reading), None
-        said = self._told.readline()
-        assert said, f"{FORKING.name} has ended: see its standard error"
-        self.pid = int(said)
 
-    def poll(self) -> int | None:
-        """The status, None while it runs."""
-        return self._ended(0.0)
+def _status(process: Any, timeout: float | None) -> int:
+    process.join(timeout)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        raise subprocess.TimeoutExpired(str(process.pid), timeout or 0.0)
+    return int(process.exitcode)
 
-    def wait(self, timeout: float | None = None) -> int:
-        """The status, once it has ended. Raises subprocess.TimeoutExpired, and kills it."""
-        status = self._ended(timeout)
-        if status is None:
-            os.kill(self.pid, signal.SIGKILL)
-            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-        return status
 
-    def _ended(self, timeout: float | None) -> int | None:
-        if self._status is None and select.select([self._told], [], [], timeout)[0]:
-            self._status = int(self._told.readline())
-            self._told.close()
-        return self._status
+def _be(arguments: Sequence[str], folder: str, environment: dict[str, str], files: Sequence[Connection]) -> None:
+    """`python ARGUMENTS` in a folder: `-c CODE …` or `SCRIPT …`, which may import what tests share."""
+    for number, file in enumerate(files):
+        os.dup2(file.fileno(), number)
+        file.close()
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8")  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, encoding="utf-8")  # noqa: SIM115
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path += [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.modules["__main__"] = program = ModuleType("__main__")
+    name = arguments[0]
+    if name == "-c":
+        name, code, place, sys.argv = "<string>", arguments[1], "", ["-c", *arguments[2:]]
+    else:
+        code, place, sys.argv = Path(name).read_text(encoding="utf-8"), str(Path(name).parent), list(arguments)
+        program.__file__ = name
+    sys.path.insert(0, place)
+    try:
+        exec(compile(code, name, "exec"), program.__dict__)
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]  # as Python ends, and processes of multiprocessing do not
+        atexit._run_exitfuncs()
 
 
 def _whole(file: IO[str]) -> str:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from precedent.cache import SpeculationCache
 from precedent.drafters import DrafterParts
 from precedent.engine.kept_prefixes import KeptPrefixes
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent.target import Slot, TargetModel
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 

@@ -1,24 +1,27 @@
-"""The weights of `verify.stages`, walked with any random numbers: a replay visits every branch of their arithmetic.
+"""The weights of `precedent_cuda.stages`, walked with any random numbers: a replay visits every branch.
 
-`verify.ahead` also finds the tokens of all rows beforehand, which takes random numbers that are known beforehand. Here
-each token is sampled from the residual distribution that `weigh` left, when a walk ends at its node.
+`precedent_cuda.ahead` also finds the tokens of all rows beforehand, from random numbers that are known. Here each token
+is sampled from the residual distribution that `weigh` left, when a walk ends at its node.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
 from torch import Tensor
 
+from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import Rng
 from precedent.sampling.target_rows import TargetRows
 from precedent.tree import CandidateTree
 from precedent.verify import LOSSLESS, Decide, Verifier, walk
-from precedent.verify.ahead import LAZY, KnownWeights
-from precedent.verify.stages import in_stages, schedule, weigh
-from precedent.verify.weights import NEXT
+from precedent.verify.walk import NEXT
+from precedent_cuda.ahead import LAZY, KnownWeights, constrained_together
+from precedent_cuda.stages import in_stages, schedule, weigh
 
 WAYS = ("row by row", "ahead")
 
@@ -69,9 +72,13 @@ def weighed(trees: Sequence[Weighed], gap: int = 0) -> Callable[[], list[StagedW
 
 def all_probs(rows: TargetRows) -> Tensor:
     """The probabilities of all rows, constrained together as on a GPU, `[num_nodes + 1, vocab_size]`."""
-    constrained = rows.constrained()
+    constrained = constrained_together(rows, math.inf)
     assert constrained is not None, "these rows cannot be constrained together"
-    return rows.probs_of(constrained.all_logits())
+    return probs_of(constrained.raw, rows.params)
+
+
+def _check(rows: TargetRows, node: int) -> None:
+    rows.check(float(rows.logits(node).max()), node)
 
 
 def verifier_of(mode: str, way: str) -> Verifier:
@@ -80,7 +87,7 @@ def verifier_of(mode: str, way: str) -> Verifier:
         return LOSSLESS[mode]
 
     def prepare(tree: CandidateTree, rows: TargetRows) -> Decide:
-        (weights,) = weighed([Weighed(tree, all_probs(rows), LAZY[mode], rows.check)])()
+        (weights,) = weighed([Weighed(tree, all_probs(rows), LAZY[mode], partial(_check, rows))])()
         return lambda rng: walk(weights, rng)
 
     return prepare

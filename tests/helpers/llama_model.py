@@ -10,19 +10,8 @@ from typing import Any
 import numpy as np
 
 from helpers.services import END
-from precedent_llama_cpp.library import LlamaCpp
 
 CONTEXT, VOCABULARY = 128, 400
-
-
-class FakeLibrary(LlamaCpp):
-    """An installed version."""
-
-    def __init__(self, version: str = "0.3.36") -> None:
-        self.said = version
-
-    def version(self) -> str:
-        return self.said
 
 
 def greedy(ids: Sequence[int], length: int = 12) -> int:

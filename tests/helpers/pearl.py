@@ -8,8 +8,8 @@ from helpers.stepping import CHOSEN_TEXTS, run, start
 from helpers.tabled_model import TabledModel
 from precedent.drafters.base import DrawSource
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits, Plan
-from precedent.runtime.inline_executor import AtOnce
+from precedent.planning.planner import Limits, Plan
+from precedent.runtime.background import AtOnce
 from precedent.target import TargetModel
 from precedent_research.pearl import PearlLoop, PearlPlanner, PearlSource
 

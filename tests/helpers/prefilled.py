@@ -9,7 +9,6 @@ import torch
 
 from helpers.packages import graph_settings
 from precedent.config import SamplingParams
-from precedent.decoding import verification
 from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.proposal import Proposal
 from precedent.decoding.sequence import DecodingSequence
@@ -18,7 +17,7 @@ from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.request import Request
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Planner
-from precedent.sampling import target_rows
+from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import entropy_rng
 from precedent.sampling.row_shaper import RowShaper
 from precedent.target import TargetModel
@@ -58,19 +57,19 @@ def sequences(
 
 
 def as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(verification, "on_accelerator", lambda logits: True)
+    patch.setattr("precedent_cuda.support.on_gpu", lambda pending: True)
 
 
 def noting_probabilities(patch: pytest.MonkeyPatch, note: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
     """Call `note` with the logits and the probabilities whenever the target's rows are normalised."""
-    probs_of = target_rows.probs_of
 
     def noted(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         found = probs_of(logits, params)
         note(logits, found)
         return found
 
-    patch.setattr(target_rows, "probs_of", noted)
+    for module in ("precedent.sampling.target_rows", "precedent_cuda.ahead"):
+        patch.setattr(f"{module}.probs_of", noted)
 
 
 def static_target(device: str = "cpu") -> TargetModel:

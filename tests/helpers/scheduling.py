@@ -18,7 +18,7 @@ from precedent.engine.sequence import QueuedSequence
 from precedent.errors import PrecedentError
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Planner
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent.sampling.rng import entropy_rng
 from precedent.target import Slot, TargetModel
 from precedent.text.assembly import TextAssembler

@@ -1,15 +1,19 @@
-"""What tests of the drafting service share."""
+"""What tests of the drafting service share: fixtures, scripted drafters, an executor that waits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from typing import Any
+
+import pytest
 
 from precedent.cache import SpeculationCache
 from precedent.drafters import Request
 from precedent.drafters.base import Candidates
 from precedent_engines import DraftingService
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_tokenizer
 
 FREE = {1: 10.0, 65: 10.0}
 """A cost curve for which width is free."""
@@ -83,3 +87,14 @@ def added(service: DraftingService, *drafters: Any) -> DraftingService:
     """The service with these drafters in place of its own."""
     service._drafters = {drafter.name: drafter for drafter in drafters}
     return service
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return scripted_tokenizer()
+
+
+@pytest.fixture
+def cache() -> Iterator[SpeculationCache]:
+    with SpeculationCache.open(None, embedder=HashEmbedder()) as opened:
+        yield opened

@@ -11,8 +11,7 @@ from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.base import Drafter, DrawSource
 from precedent.drafters.request import Request
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import Planner
+from precedent.planning.planner import Limits, Plan, Planner
 from precedent.sampling.rng import Rng, entropy_rng
 from precedent.sampling.row_shaper import RowShaper
 from precedent.target import TargetModel

@@ -33,7 +33,7 @@ from precedent.engine.engine import Engine
 from precedent.errors import PrecedentError
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.exceptions import _BOTH
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import ScriptedTarget, fixed_cost, scripted_tokenizer
 from precedent_testing.tiny_models import tiny_causal_lm

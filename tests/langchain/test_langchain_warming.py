@@ -21,7 +21,7 @@ from precedent.cache import prompt_fingerprint
 from precedent.errors import ConfigError, PromptError, UnsupportedError
 from precedent.langchain import ChatPrecedent, RecordingCache
 from precedent_testing.embedders import HashEmbedder
-from precedent_testing.scripted_conversation import conversations
+from precedent_testing.scripted_engine import conversations
 from precedent_testing.scripted_model import scripted_model_engine
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "7"}}\n</tool_call>'

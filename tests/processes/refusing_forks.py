@@ -34,7 +34,7 @@ def an_engine_refuses_in_a_fork(say: Say) -> None:
         calls: dict[str, Callable[[], Any]] = {
             "submit": lambda: engine.submit([1, 2], SamplingParams()),
             "metrics": engine.metrics,
-            "watch_steps": lambda: engine.watch_steps(1),
+            "watch_steps": lambda: engine.watch_steps(None),
             "health": engine.health,
             "longest_wait": engine.longest_wait,
             "grammars": lambda: engine.grammars,
@@ -48,7 +48,7 @@ def an_engine_refuses_in_a_fork(say: Say) -> None:
         say({name: outcome(call) for name, call in calls.items()})
         say(sorted(set(names) - calls.keys()))
 
-    locks = (engine._loading, engine._worker._gate, engine._worker._scheduler.recorder._lock, begun._changed)
+    locks = (engine._loading, engine._worker._gate, engine._worker.scheduler.recorder._lock, begun._changed)
     with held(*locks):
         say(in_fork(child))
     begun.cancel()

@@ -21,7 +21,7 @@ from precedent.config import SamplingParams
 from precedent.engine import loading as engine_loading
 from precedent.engine.warm_up import compile_inner_loops
 from precedent.langchain import ChatPrecedent
-from precedent.planning.step_costs import StepCosts
+from precedent.planning.costs import StepCosts
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import scripted_tokenizer
 from precedent_testing.tiny_models import tiny_causal_lm

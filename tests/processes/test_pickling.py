@@ -29,7 +29,7 @@ from precedent.langchain import (
     RecordingCache,
     SpeculationMiddleware,
 )
-from precedent.planning.step_costs import StepCosts
+from precedent.planning.costs import StepCosts
 from precedent.runtime.process import OfOneProcess
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import scripted_tokenizer

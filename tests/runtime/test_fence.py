@@ -48,14 +48,6 @@ def switch_off(fence: Fence) -> None:
         fence.run(broken, "plain")
 
 
-def test_a_fault_gives_the_other_answer(fence: Fence) -> None:
-    assert fence.run(lambda: "fast", "plain") == "fast"
-    assert fence.run(broken, "plain") == "plain"
-    assert fence.is_on
-    assert not fence.degraded
-    assert fence.num_faults == 1
-
-
 def test_three_faults_within_a_minute_switch_it_off_with_one_warning(
     fence: Fence, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -114,31 +106,6 @@ def test_each_try_that_fails_doubles_the_pause_without_another_warning(
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_an_interruption_passes_through(fence: Fence, error: type[BaseException]) -> None:
-    def interrupted() -> str:
-        raise error
-
-    with pytest.raises(error):
-        fence.run(interrupted, "plain")
-    assert fence.num_faults == 0
-
-
-def test_no_memory_is_a_fault(fence: Fence) -> None:
-    def too_large() -> str:
-        raise MemoryError
-
-    assert fence.run(too_large, "plain") == "plain"
-    assert fence.num_faults == 1
-
-
-def test_work_that_raises_on_another_thread_is_a_fault(fence: Fence, executor: Executor) -> None:
-    future = fence.submit(executor, broken)
-    assert future is not None
-    assert fence.settle()
-    assert fence.num_faults == 1
-
-
 def test_work_beyond_its_deadline_is_a_fault_and_is_not_waited_for(
     fence: Fence, executor: Executor, clock: HandClock
 ) -> None:
@@ -190,11 +157,3 @@ def test_fences_name_what_is_degraded_and_count_faults(clock: HandClock) -> None
     assert fences.degraded() == ("recall",)
     assert fences.faults() == {"recall": 3, "write-back": 1}
     assert fences.of("recall") is fences.of("recall")
-
-
-def test_a_fence_that_only_counts_never_switches_off(clock: HandClock) -> None:
-    fence = Fences(clock, switch_off=False).of("the store")
-    for _ in range(10):
-        fence.run(broken, "plain")
-    assert fence.is_on
-    assert fence.num_faults == 10

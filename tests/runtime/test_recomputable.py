@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.some import some
 
 from precedent.runtime.recomputable import MANIFEST, computed_folder, sealed, unsealed
 from precedent.target.load.loading import load_target
@@ -96,10 +97,13 @@ def test_compiled_kernels_are_kept(kernels: Path, next_process: Callable[[], str
 
 @pytest.mark.parametrize(
     ("ending", "name"),
-    [
-        *[("nbi", name) for name in ("empty", "half", "zeros", "a bit at 0.5")],
-        *[("nbc", name) for name in ("empty", "half", "all but a byte", "zeros", "a bit at 0.0", "a bit at 0.5")],
-    ],
+    some(
+        [
+            *[("nbi", name) for name in ("empty", "half", "zeros", "a bit at 0.5")],
+            *[("nbc", name) for name in ("empty", "half", "all but a byte", "zeros", "a bit at 0.0", "a bit at 0.5")],
+        ],
+        3,
+    ),
 )
 def test_damaged_kernels_are_compiled_again(
     kernels: Path, next_process: Callable[[], str], name: str, ending: str
@@ -171,7 +175,7 @@ def answers(file: Path) -> tuple[torch.Tensor, list[int]]:
         return model(torch.tensor([[5, 7, 11]])).logits, tokenizer("order 66").input_ids
 
 
-@pytest.mark.parametrize("name", ["empty", "half", "zeros", "a bit at 0.5", "a bit at 0.99"])
+@pytest.mark.parametrize("name", some(["half", "empty", "a bit at 0.5", "zeros", "a bit at 0.99"], 2))
 def test_a_damaged_conversion_is_made_again(
     name: str, model_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -203,18 +207,6 @@ def test_a_folder_is_computed_once_and_again_for_another_version(tmp_path: Path)
     assert len(computed) == 3
 
 
-@pytest.mark.parametrize("removed", ["content", MANIFEST])
-def test_a_folder_that_lacks_a_file_is_computed_again(removed: str, tmp_path: Path) -> None:
-    def compute(into: Path) -> None:
-        into.mkdir()
-        (into / "content").write_text("x")
-
-    folder = computed_folder(tmp_path / "folder", "1", compute)
-    (folder / removed).unlink()
-    (folder / "other").write_text("y")
-    assert sorted(file.name for file in computed_folder(folder, "1", compute).iterdir()) == [MANIFEST, "content"]
-
-
 def test_a_folder_that_was_not_finished_is_not_used(tmp_path: Path) -> None:
     """A process that ends while it computes leaves nothing in the folder's place, and is followed by another one."""
 
@@ -233,9 +225,3 @@ def test_a_folder_that_was_not_finished_is_not_used(tmp_path: Path) -> None:
     assert not (tmp_path / "folder").exists()
     assert (computed_folder(tmp_path / "folder", "1", compute) / "content").read_text() == "whole"
     assert not list(tmp_path.glob("*.partial"))
-
-
-def test_a_file_in_the_place_of_a_folder_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "folder").write_text("x")
-    folder = computed_folder(tmp_path / "folder", "1", lambda into: into.mkdir())
-    assert folder.is_dir()

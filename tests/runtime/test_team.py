@@ -10,10 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precedent.runtime.cpu_quota import cpu_quota
 from precedent.runtime.machine_load import CpuTimes
 from precedent.runtime.openmp import openmp_function
-from precedent.runtime.team import INTERVAL, LONGEST, Team, fitted_team
+from precedent.runtime.team import INTERVAL, LONGEST, Team, cpu_quota, fitted_team
 
 STEP = INTERVAL + 0.05
 
@@ -47,11 +46,6 @@ def sizes(team: Team, machine: Machine, seconds: float, most: int = 2) -> list[i
     return found
 
 
-def test_a_quiet_machine_keeps_all_threads() -> None:
-    machine = Machine(2)
-    assert set(sizes(team_on(machine), machine, 5.0)) == {2}
-
-
 def test_a_neighbour_takes_a_thread_away_and_gives_it_back_within_two_seconds() -> None:
     machine = Machine(2)
     team = team_on(machine)
@@ -63,12 +57,6 @@ def test_a_neighbour_takes_a_thread_away_and_gives_it_back_within_two_seconds() 
         assert set(sizes(team, machine, 5.0)) == {1}
         machine.others = 0.0
         assert sizes(team, machine, 2.0)[-1] == 2
-
-
-def test_a_little_work_of_others_changes_nothing() -> None:
-    machine = Machine(2)
-    machine.others = 0.3
-    assert set(sizes(team_on(machine), machine, 5.0)) == {2}
 
 
 @given(st.floats(0.0, 8.0), st.integers(1, 8))
@@ -89,10 +77,6 @@ def test_a_long_pause_says_nothing_of_the_present() -> None:
     machine.run(LONGEST + 1.0)
     assert team.size(2) == 2
     assert sizes(team, machine, 2.0)[-1] == 1
-
-
-def test_a_machine_that_reports_nothing_keeps_all_threads() -> None:
-    assert Team(lambda: None, lambda: 0.0, lambda: None).size(6) == 6
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (8.0, 4), (2.5, 2), (1.0, 1), (0.3, 1)])
@@ -165,7 +149,3 @@ def test_the_quota_of_a_container(
     write(tmp_path / "fs")
     (tmp_path / "fs").mkdir(exist_ok=True)
     assert cpu_quota(groups(tmp_path, line), tmp_path / "fs") == expected
-
-
-def test_no_control_groups_are_no_quota(tmp_path: Path) -> None:
-    assert cpu_quota(tmp_path / "missing", tmp_path) is None

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 
+from precedent.decoding.sequence import Emission
 from precedent.decoding.stats import TARGET, GenerationStats
-from precedent.engine.generation import Emission, GenerationResult
+from precedent.engine.generation import GenerationResult
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.chunks import AnswerChunks
 from precedent.langchain.messages import to_template_messages

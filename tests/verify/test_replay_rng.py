@@ -23,15 +23,3 @@ def test_outcomes_have_their_exact_probabilities() -> None:
 
     outcomes = {outcome: probability for probability, outcome in enumerate_outcomes(run)}  # type: ignore[arg-type]
     assert outcomes == {(True, 0): 0.0625, (True, 2): 0.1875, (False, 0): 0.75}
-
-
-@pytest.mark.parametrize("probability", [-0.1, 1.1, float("nan")])
-def test_what_is_no_probability_is_refused(probability: float) -> None:
-    with pytest.raises(AssertionError, match=r"is outside \[0, 1\]"):
-        ReplayRng().bernoulli(probability, 0, "x")
-
-
-@pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -0.1], [float("nan"), 1.0]])
-def test_what_is_no_distribution_is_refused(weights: list[float]) -> None:
-    with pytest.raises(AssertionError, match="are not a distribution"):
-        ReplayRng().categorical(torch.tensor(weights), 0, "x")

@@ -69,13 +69,44 @@ def test_leviathans_expected_tokens_for_identical_positions(length: int) -> None
     assert tokens == pytest.approx((1 - alpha ** (length + 1)) / (1 - alpha), abs=1e-12)
 
 
+TOP = tuple(range(4))
+"""Tokens, the draft model's likeliest first."""
+
+SIBLINGS: dict[str, tuple[DraftProcess, float]] = {
+    # SpecInfer's multi-step speculative sampling at one node
+    **{
+        f"{number} with replacement": (sibling_samples([DRAFT_V4] * number, replacement=True), expected)
+        for number, expected in ((1, 0.550), (2, 0.662500), (3, 0.746875))
+    },
+    # MCSD 2401.06706 and Sequoia; with the whole vocabulary sampled something is always accepted (cover property)
+    **{
+        f"{number} without replacement": (sibling_samples([DRAFT_V4] * number, replacement=False), expected)
+        for number, expected in ((1, 0.550), (2, 0.744805), (3, 0.880000), (4, 1.0))
+    },
+    # the draft model's top tokens as fixed candidates: their target mass
+    **{
+        f"{number} fixed": (sibling_samples([], fixed=TOP[:number], replacement=True), expected)
+        for number, expected in ((1, 0.10), (2, 0.30), (3, 0.60))
+    },
+    # Hu et al. 2502.18779: all candidates fixed but the last one, which is sampled from the rest
+    **{
+        f"{number} fixed and a sample": (
+            sibling_samples([DRAFT_V4], fixed=TOP[:number], replacement=True, exclude_fixed=True),
+            expected,
+        )
+        for number, expected in ((1, 0.754545), (2, 1.0))
+    },
+    # the better draft model first; either order keeps the distribution
+    "two draft models": (sibling_samples([DRAFT_V4, OTHER_V4], replacement=True), 0.9025),
+    "two draft models, the better first": (sibling_samples([OTHER_V4, DRAFT_V4], replacement=True), 0.975),
+}
+
+
 @pytest.mark.parametrize("mode", ["topdown", "traversal"])
-@pytest.mark.parametrize(("number", "expected"), [(1, 0.550), (2, 0.662500), (3, 0.746875)])
-def test_recursive_rejection_with_replacement(mode: str, number: int, expected: float) -> None:
-    """SpecInfer's multi-step speculative sampling at one node."""
-    assert accepted(TARGET_V4, sibling_samples([DRAFT_V4] * number, replacement=True), mode) == pytest.approx(
-        expected, abs=1e-12
-    )
+@pytest.mark.parametrize("name", SIBLINGS)
+def test_siblings_at_one_node_accept_what_the_literature_says(name: str, mode: str) -> None:
+    draft, expected = SIBLINGS[name]
+    assert accepted(TARGET_V4, draft, mode) == pytest.approx(expected, abs=5e-7)
 
 
 def test_rejecting_every_sample_with_replacement_is_a_product_of_total_variations() -> None:
@@ -90,29 +121,6 @@ def test_rejecting_every_sample_with_replacement_is_a_product_of_total_variation
 
 
 @pytest.mark.parametrize("mode", ["topdown", "traversal"])
-@pytest.mark.parametrize(("number", "expected"), [(1, 0.550), (2, 0.744805), (3, 0.880000), (4, 1.0)])
-def test_recursive_rejection_without_replacement(mode: str, number: int, expected: float) -> None:
-    """MCSD 2401.06706 and Sequoia; with the whole vocabulary sampled something is always accepted (cover property)."""
-    value = accepted(TARGET_V4, sibling_samples([DRAFT_V4] * number, replacement=False), mode)
-    assert value == pytest.approx(expected, abs=5e-7)
-
-
-@pytest.mark.parametrize(("number", "expected"), [(1, 0.10), (2, 0.30), (3, 0.60)])
-def test_deterministic_candidates_accept_their_target_mass(number: int, expected: float) -> None:
-    """The draft model's top tokens as fixed candidates."""
-    assert accepted(TARGET_V4, sibling_samples([], fixed=tuple(range(number)), replacement=True)) == pytest.approx(
-        expected, abs=1e-12
-    )
-
-
-@pytest.mark.parametrize(("number", "expected"), [(2, 0.754545), (3, 1.0)])
-def test_greedy_draft_of_top_tokens_and_one_sample(number: int, expected: float) -> None:
-    """Hu et al. 2502.18779: all candidates fixed but the last one, which is sampled from the rest."""
-    draft = sibling_samples([DRAFT_V4], fixed=tuple(range(number - 1)), replacement=True, exclude_fixed=True)
-    assert accepted(TARGET_V4, draft) == pytest.approx(expected, abs=5e-7)
-
-
-@pytest.mark.parametrize("mode", ["topdown", "traversal"])
 def test_one_sample_beside_a_cached_token_reaches_the_optimum_of_a_mixed_node(mode: str) -> None:
     """target(D) + sum outside D of min(target, draft); 0.867 when the sample excludes the cached token."""
     assert accepted(TARGET_V4, sibling_samples([DRAFT_V4], fixed=(3,), replacement=True), mode) == pytest.approx(
@@ -122,12 +130,6 @@ def test_one_sample_beside_a_cached_token_reaches_the_optimum_of_a_mixed_node(mo
     distribution = Sampled(DRAFT_V4, (3,)).probs()
     optimum = 0.40 + float(torch.minimum(TARGET_V4, distribution)[:3].sum())
     assert excluding == pytest.approx(optimum, abs=1e-12) == pytest.approx(0.867, abs=5e-4)
-
-
-@pytest.mark.parametrize(("rows", "expected"), [([DRAFT_V4, OTHER_V4], 0.9025), ([OTHER_V4, DRAFT_V4], 0.975)])
-def test_two_draft_models_at_one_node(rows: list[torch.Tensor], expected: float) -> None:
-    """The better draft model first; either order keeps the distribution."""
-    assert accepted(TARGET_V4, sibling_samples(rows, replacement=True)) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("mode", ["topdown", "traversal"])

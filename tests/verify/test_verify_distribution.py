@@ -11,7 +11,7 @@ from helpers.random_trees import Problem, always, independent_paths, random_prob
 from precedent.sampling.rng import Rng
 from precedent.tree import NULL, ROOT, CandidateTree, Fixed, Sampled, TreeBuilder
 from precedent.verify import RowWeights
-from precedent.verify.weights import Weights
+from precedent.verify.walk import Weights
 from precedent_testing.replay_rng import enumerate_outcomes
 
 REJECTION_MODES = ("traversal", "topdown")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.random_trees import random_problem
 
 from precedent.config import SamplingParams
 from precedent.drafters.model.drafter import DraftModelDrafter
@@ -44,22 +43,6 @@ def test_the_draft_model_reports_the_distribution_it_samples(sampling: SamplingP
         session.draw(builder, 2, rng)
 
     check_draft_distribution(drawing)
-
-
-def test_random_trees_report_the_distributions_they_sample() -> None:
-    """The trees of the enumerations themselves: replacement, exclusion, keep_mask, several models."""
-    for seed in range(1000, 1040):
-        problem = random_problem(seed, max_trees=81)
-        if problem.plan.threshold is not None and problem.plan.without_replacement:
-            continue  # a dropped token is excluded from the next sample, but the tree does not show which it was
-
-        def drawing(builder: TreeBuilder, rng: Rng, problem=problem) -> None:
-            tree = problem.draft(rng)
-            builder.token_ids, builder.parents = list(tree.token_ids), list(tree.parents)
-            builder.sources = list(tree.sources)
-            builder._sampled = list(tree.candidates)
-
-        check_draft_distribution(drawing, 1e-12)
 
 
 def test_a_distribution_that_was_not_sampled_is_seen() -> None:

@@ -24,11 +24,8 @@ from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.request import Request
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import Planner
+from precedent.planning.planner import Limits, Plan, Planner
 from precedent.sampling.rng import entropy_rng
-from precedent.target import TargetModel
-from precedent.tree import ROOT, TreeBuilder
 from precedent_testing.drafters import OracleDrafter
 from precedent_testing.tiny_models import tiny_causal_lm
 
@@ -122,22 +119,3 @@ def test_a_distribution_that_is_off_by_ten_per_cent_is_seen() -> None:
 def test_answers_have_the_targets_distribution_by_a_large_g_test(mode: str) -> None:
     """Sees a total variation of 0.5 %, wherever it hides, with a power of 99 % (half an hour)."""
     assert g_statistic(mode, answers_needed(0.005)) < CRITICAL
-
-
-def test_the_tabled_model_answers_like_the_model_it_stands_for() -> None:
-    """Scores of a tree, committing and rewinding, against the real thing."""
-    model = tiny_causal_lm("llama", seed=8, vocab_size=VOCABULARY, num_hidden_layers=1, hidden_size=16, scale=0.1)
-    real, table = TargetModel(model), tabled(8)
-    builder = TreeBuilder()
-    first = builder.add_fixed(ROOT, 1, "test")
-    builder.add_fixed(first, 0, "test")
-    builder.add_fixed(ROOT, 0, "test")
-    tree = builder.build()
-    slots = real.new_slot(), table.new_slot()
-    real.prefill(slots[0], PROMPT)
-    table.prefill(slots[1], PROMPT)
-    for _ in range(2):
-        assert torch.allclose(real.score([(slots[0], tree)])[0], table.score([(slots[1], tree)])[0])
-        real.commit(slots[0], tree, (0,), 1)
-        table.commit(slots[1], tree, (0,), 1)
-        assert slots[0].token_ids == slots[1].token_ids

@@ -9,7 +9,7 @@ from helpers.known_weights import WAYS, verifier_of
 from helpers.random_trees import always, random_problem, toy_model
 from torch import Tensor
 
-from precedent.config import MODES, SamplingParams, SpeculationConfig
+from precedent.config import SamplingParams, SpeculationConfig
 from precedent.decoding.loop import DecodeLoop, loop_class
 from precedent.errors import ConfigError
 from precedent.sampling.rng import CounterRng
@@ -104,16 +104,6 @@ def test_the_empty_tree_is_plain_decoding(mode: str) -> None:
         assert probability == pytest.approx(expected)
 
 
-def test_kind_says_whether_something_was_rejected() -> None:
-    """Bonus after a fully accepted path, recovered where proposals were rejected."""
-    tree = chain([2, 2])
-    verdicts = {
-        (verdict.num_accepted, verdict.kind)
-        for _, verdict in enumerate_outcomes(prepare(tree, toy_rows(toy_model(3, 3, plain=True), tree), "traversal"))
-    }
-    assert verdicts == {(0, "recovered"), (1, "recovered"), (2, "bonus")}
-
-
 @BOTH_WAYS
 @pytest.mark.parametrize("mode", REJECTION_MODES)
 def test_verification_writes_to_none_of_its_inputs(mode: str, way: str) -> None:
@@ -151,20 +141,6 @@ def test_a_masked_token_is_never_accepted_even_if_its_draft_distribution_is_wron
     assert exact_match(fixed, lambda node: 1) == Verdict((), 1, "recovered")
 
 
-@BOTH_WAYS
-@pytest.mark.parametrize("mode", REJECTION_MODES)
-def test_a_long_chain_needs_no_deep_stack(mode: str, way: str) -> None:
-    """The walk is a loop: the deepest tree that settings allow stays far from Python's recursion limit."""
-    row = torch.tensor([0.5, 0.5])
-    builder, node = TreeBuilder(), ROOT
-    for _ in range(256):
-        node = builder.add_sampled(node, 0, Sampled(row), "draft")
-    tree = builder.build()
-    verdict = verifier_of(mode, way)(tree, toy_rows(always(row), tree))(CounterRng(0, 0))
-    assert verdict.num_accepted == 256
-    assert verdict.kind == "bonus"
-
-
 # Which modes there are
 
 
@@ -172,11 +148,6 @@ def test_an_unknown_mode_is_refused_by_name() -> None:
     """No silent fallback to another verifier."""
     with pytest.raises(ConfigError, match=r"mode='tokenwise'.*traversal"):
         verify(EMPTY_TREE, toy_rows(toy_model(0, 2), EMPTY_TREE), "tokenwise", ReplayRng())
-
-
-def test_the_modes_of_the_settings_are_those_that_can_verify() -> None:
-    assert {*LOSSLESS, "auto"} == set(MODES)
-    assert not any(verifier.lossy for verifier in LOSSLESS.values())
 
 
 def test_a_mode_or_a_loop_that_is_not_installed_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,6 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import backend_registration
 
 from precedent.config import SamplingParams
-from precedent.decoding import verification
 from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.model.distribution import sample_beside
@@ -48,8 +47,9 @@ from precedent.sampling.target_rows import TargetRows
 from precedent.target import TargetModel
 from precedent.target.kv.shape import KVShape
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
-from precedent.verify.ahead import Ahead, Scored, computed_alike
-from precedent_cuda import StaticSettings
+from precedent.verify import Pending
+from precedent_cuda import StaticSettings, ahead, support
+from precedent_cuda.ahead import Ahead
 from precedent_cuda.static_runner import StaticRunner
 from precedent_testing.tiny_models import tiny_causal_lm
 
@@ -99,14 +99,14 @@ def read_nothing(pending: Sequence[Ahead]) -> None:
 @contextmanager
 def without_numbers() -> Iterator[None]:
     """Inside, tensors have no numbers, `placed` puts none anywhere, and the one read of a step brings zeros."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("precedent.")]
+    modules = [module for name, module in sys.modules.items() if name.startswith(("precedent.", "precedent_cuda."))]
     with FakeTensorMode(allow_non_fake_inputs=False), torch.inference_mode(), ExitStack() as patches:
         for module in modules:
             if "placed" in vars(module):
                 patches.enter_context(patch.object(module, "placed", without_them))
-        patches.enter_context(patch.object(verification, "read_together", read_nothing))
-        patches.enter_context(patch.object(verification, "on_accelerator", lambda logits: True))
-        patches.enter_context(patch.object(verification, "DURING_A_FORWARD", math.inf))
+        patches.enter_context(patch.object(ahead, "read_together", read_nothing))
+        patches.enter_context(patch.object(support, "on_gpu", lambda pending: True))
+        patches.enter_context(patch.object(ahead, "DURING_A_FORWARD", math.inf))
         yield
 
 
@@ -179,11 +179,9 @@ def samples(mode: str) -> None:
     for _ in range(2):
         for each in (tree(2), tree(3)):
             logits = elsewhere(len(each) + 1, VOCABULARY, dtype=torch.bfloat16)
-            rows = TargetRows(logits, each, MODES[mode], (5,), constraints()).constrained()
-            assert rows is not None
-            found.append(Scored(each, rows, rng, mode))
-    read_nothing([Ahead(together) for together in computed_alike(found)])
-    assert all(each.verdict().next_token == 0 for each in found)
+            found.append(Pending(TargetRows(logits, each, MODES[mode], (5,), constraints()), rng, mode))
+    ahead.verify_ahead(found)
+    assert all(each.ahead is not None and each.verdict().next_token == 0 for each in found)
 
 
 def a_sample() -> None:

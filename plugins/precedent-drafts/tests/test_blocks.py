@@ -37,8 +37,7 @@ from precedent.drafters.base import Asked
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, GenerationError, ModelLoadError
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits
-from precedent.planning.planner import Planner
+from precedent.planning.planner import Limits, Planner
 from precedent.target import Slot, TargetModel
 from precedent_drafts.block_draft import BlockDraft, load_block_draft, save_block_draft
 from precedent_drafts.block_drafter import BlockDrafter, BlockModel, Filled, best_first, chances

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from helpers.service_fixtures import cache, tokenizer
-from helpers.services import FREE, Serve
+from helpers.services import FREE, Serve, cache, tokenizer
 
 from precedent.cache import SpeculationCache
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_engines import DraftingService
 
 __all__ = ["cache", "tokenizer"]  # fixtures
@@ -23,7 +22,7 @@ def serve(cache: SpeculationCache, tokenizer: Any) -> Iterator[Serve]:
 
     def open_service(store: Any = cache, with_tokenizer: Any = tokenizer, **settings: Any) -> DraftingService:
         settings = {"cost": FREE, "executor": AtOnce(), **settings}
-        opened.append(DraftingService.open(store, with_tokenizer, **settings))
+        opened.append(DraftingService(store, with_tokenizer, **settings))
         return opened[-1]
 
     yield open_service

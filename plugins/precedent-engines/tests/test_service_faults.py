@@ -11,8 +11,7 @@ import pytest
 from helpers.services import END, Serve, store
 
 from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Plan
-from precedent.planning.planner import Planner
+from precedent.planning.planner import Plan, Planner
 
 ANSWER = [41, 42, 43, 44, 45, 46, END]
 NAN = float("nan")

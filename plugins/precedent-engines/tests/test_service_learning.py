@@ -12,28 +12,11 @@ from helpers.services import Scripted, Serve, added
 from precedent.drafters.outcomes import UNTESTED, outcomes
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Planner
-from precedent.planning.step_costs import StepCosts
-from precedent.text.codec import TokenizerCodec
 from precedent.tree import ROOT
 from precedent_engines import DraftingService
 from precedent_engines.clock import StepClock
 
 GOOD, BAD, OTHER = 5, 6, 99
-
-
-def test_learned_acceptance_converges_to_the_share_that_was_committed(serve: Serve) -> None:
-    """Two candidates that claim the same: one is right in 8 of 10 steps, the other in 2 of 10."""
-    service, choose = serve(), random.Random(5)
-    added(service, Scripted("memory", (GOOD, ROOT, 0.5, 1), (BAD, 0, 0.5, 2)))
-    session = service.begin("a", [1], tenant="t")
-    for _ in range(1500):
-        assert session.chain(2) == [GOOD, BAD]
-        first = GOOD if choose.random() < 0.8 else OTHER
-        session.committed([first, BAD if choose.random() < 0.2 else OTHER] if first == GOOD else [first])
-    session.end()
-    learned = service._batch.planner.calibration
-    assert learned.probability("memory", 1, 0.5) == pytest.approx(0.8, abs=0.06)
-    assert learned.probability("memory", 2, 0.5) == pytest.approx(0.2, abs=0.06)
 
 
 def test_a_drafter_that_is_seldom_right_is_no_longer_drafted_where_width_costs(serve: Serve) -> None:
@@ -49,19 +32,7 @@ def test_a_drafter_that_is_seldom_right_is_no_longer_drafted_where_width_costs(s
     assert (firsts[0], firsts[-1]) == ([BAD], []), "what one request teaches serves the next"
 
 
-def test_a_draft_of_which_nothing_was_tested_teaches_nothing(serve: Serve) -> None:
-    """The answer was cut after the first token: what it would have gone on with is not known."""
-    service = added(serve(), Scripted("memory", (5, ROOT, 0.9, 1), (6, 0, 0.9, 2), (7, 1, 0.9, 3)))
-    session = service.begin("a", [1], tenant="t")
-    session.chain(3)
-    session.committed([5])
-    session.end()
-    learned = service._batch.planner.calibration
-    first = learned.first_bin("memory")
-    assert learned.seen[first + 1 : first + 4].tolist() == [1.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(20))
 def test_outcomes_are_those_of_following_the_committed_tokens(seed: int) -> None:
     """Against the paths, written out: tested if the text before it was committed and a token follows."""
     choose = random.Random(seed)
@@ -142,7 +113,7 @@ def simulated(service: DraftingService, clock: Clock, per_row: float, *, steps: 
 def test_the_cost_of_a_step_is_learned_from_the_time_between_calls(tokenizer: Any, per_row: float, length: int) -> None:
     """Nothing is known at first; where a row turns out dearer than a plain step nothing is drafted, else all is."""
     clock = Clock()
-    service = DraftingService(None, TokenizerCodec(tokenizer), cost=StepCosts(), clock=clock)
+    service = DraftingService(None, tokenizer, clock=clock)
     chain = [(token, token - 1, 0.5, token) for token in range(8)]
     with added(service, Scripted("memory", *chain)):
         chains = simulated(service, clock, per_row, steps=300)

@@ -47,15 +47,6 @@ def test_tokens_may_be_committed_in_pieces(serve: Serve) -> None:
     assert service.metrics().accepted_by_source == {"recall": 6}
 
 
-def test_nothing_follows_the_end_of_an_answer(serve: Serve) -> None:
-    service = serve()
-    store(service, ORDER, [END, 40, 41])
-    session = service.begin("a", [1, 2], **ASKED)
-    session.committed([40, END])
-    assert session.chain(16) == []
-    assert session.over
-
-
 def test_the_prompt_and_a_prediction_are_drafted_from_without_a_store(serve: Serve, tokenizer: Any) -> None:
     service = serve(None)
     session = service.begin("a", [50, 51, 52, 53, 54, 50, 51, 52])
@@ -167,11 +158,6 @@ def test_a_closed_service_takes_no_requests_and_its_sessions_draft_nothing(serve
         service.begin("b", [1, 2])
 
 
-def test_a_service_without_a_store_has_nothing_to_write_to(serve: Serve) -> None:
-    with pytest.raises(ConfigError, match="no store to write to"):
-        serve(None).write_back([1], ORDER, tenant="north")
-
-
 def test_a_drafter_that_fails_is_left_out_and_the_request_goes_on(serve: Serve, caplog: Any) -> None:
     good = Scripted("good", (5, ROOT, 0.9, 1), (6, 0, 0.9, 1))
     service = added(serve(), Scripted("bad", (7, ROOT, 0.95, 1), (8, 0, 0.95, 1), fails_at=2), good)
@@ -192,15 +178,6 @@ def test_a_drafter_that_fails_is_left_out_and_the_request_goes_on(serve: Serve, 
     assert caplog.text.count("bad is switched off after 3 faults") == 1
 
 
-def test_a_token_that_the_tokenizer_does_not_have_is_never_drafted(serve: Serve, tokenizer: Any) -> None:
-    """A damaged store may hold any number."""
-    service = serve()
-    store(service, [40, len(tokenizer), 41], [2**31 - 1, 40])
-    for number in range(4):
-        session = service.begin(str(number), [1, 2], tenant="north", query="an order")
-        assert session.chain(number) == []
-
-
 def test_a_batch_names_each_session_once(serve: Serve) -> None:
     service = serve()
     store(service, ORDER)
@@ -211,11 +188,3 @@ def test_a_batch_names_each_session_once(serve: Serve) -> None:
     assert service.chains([], 3) == []
     with pytest.raises(ConfigError, match="twice"):
         service.chains([first, first], 3)
-
-
-def test_rows_beside_a_request_make_its_drafts_dearer(serve: Serve) -> None:
-    """All requests of a batch wait for its step: alone a draft pays, beside others that expect little it does not."""
-    service = added(serve(cost={1: 10.0, 4: 10.0, 8: 60.0}), Scripted("one", (5, ROOT, 0.6, 1), (6, 0, 0.6, 1)))
-    sessions = [service.begin(str(number), [1], tenant="t") for number in range(4)]
-    assert sessions[0].chain(4) == [5, 6]
-    assert service.chains(sessions, 4) == [[]] * 4

@@ -67,12 +67,10 @@ def test_a_service_opens_a_store_by_its_place_and_closes_it(serve: Serve, tmp_pa
     assert cache is not None
     with pytest.raises(CacheError, match="closed"):
         cache.stats()
+    with SpeculationCache.open(None, embedder=HashEmbedder()) as open_cache:
+        serve(open_cache).close()
+        assert open_cache.stats().records == 0, "one that was given open stays its owner's"
     assert serve(str(tmp_path), embedder=HashEmbedder()).begin("a", [1], **ASKED).chain(8) == ORDER
-
-
-def test_an_open_cache_stays_its_owners(serve: Serve, cache: SpeculationCache) -> None:
-    serve().close()
-    assert cache.stats().records == 0
 
 
 # A store that is away
@@ -127,7 +125,7 @@ def test_while_the_store_is_away_requests_go_on_and_it_is_said_once(
     caplog.set_level(logging.INFO)
     service = serve(SpeculationCache(ailing, HashEmbedder()))
     store(service, ORDER)
-    for outage in range(1, 21):
+    for outage in range(1, 4):
         ailing.away = True
         for number in range(3):
             session = service.begin(f"{outage}-{number}", PROMPT, **ASKED)
@@ -143,7 +141,7 @@ def test_while_the_store_is_away_requests_go_on_and_it_is_said_once(
         session.end()
         assert not failures(service)[1]
         assert caplog.text.count("the store answers again") == outage
-    assert failures(service)[0] >= 20 * 4
+    assert failures(service)[0] >= 3 * 4
 
 
 def test_a_store_that_is_away_at_the_start_is_used_once_it_answers(serve: Serve, ailing: Ailing) -> None:
@@ -155,27 +153,6 @@ def test_a_store_that_is_away_at_the_start_is_used_once_it_answers(serve: Serve,
     new = Completion(tuple(ORDER), service._codec.fingerprint, "", tenant="north")
     ailing.insert(new, None, None)
     assert service.begin("b", [1], **ASKED).chain(4) == ORDER[:4]
-
-
-def test_a_cache_that_was_closed_costs_no_request(serve: Serve, cache: SpeculationCache) -> None:
-    service = serve()
-    store(service, ORDER)
-    cache.close()
-    session = service.begin("a", PROMPT, tenant="south", query="an order")
-    assert session.chain(2) == [52, 53]
-    session.committed([52])
-    session.end()
-    assert failures(service)[1]
-
-
-def test_a_database_server_that_is_not_there_costs_no_request(serve: Serve, tmp_path: Path) -> None:
-    pytest.importorskip("precedent_postgres", reason="precedent-postgres is not installed")
-    service = serve(f"postgresql://nobody@/nothing?host={tmp_path}", embedder=HashEmbedder())
-    session = service.begin("a", PROMPT, **ASKED)
-    assert session.chain(2) == [52, 53]
-    session.committed([52])
-    session.end()
-    assert failures(service)[1]
 
 
 # Tokenizers

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from helpers.generating import NEW, PROMPT, VOCABULARY, BanLast, SumStop, both, made, prompts
+from helpers.generating import NEW, PROMPT, VOCABULARY, BanLast, Listener, SumStop, both, made, prompts
 from scipy import stats
 from torch import Tensor
 from transformers import (
+    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
+    StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
     WatermarkingConfig,
 )
 
 import precedent
+from precedent.errors import ConfigError
 from precedent.sampling.coupling import coupled_choice
-from precedent_testing.drafters import OracleDrafter, RandomDrafter
+from precedent_testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
 from precedent_testing.sweep import tiny_model
 from precedent_testing.tiny_models import byte_tokenizer
 
@@ -65,17 +69,12 @@ def test_the_settings_differ_from_plain_decoding(model: PreTrainedModel) -> None
     assert same == ["plain"]
 
 
-@pytest.mark.parametrize("model_type", ["qwen2", "gpt_neox", "phi"])
-def test_greedy_text_is_that_of_generate_on_other_architectures(model_type: str) -> None:
-    settings = {"max_new_tokens": NEW, "do_sample": False, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
-    alone, ours = both(made(model_type), prompts(PROMPT), **settings)
-    assert ours.tolist() == alone.tolist()
-
-
-@pytest.mark.parametrize("model_type", ["qwen3_next", "lfm2", "zaya"])
-def test_greedy_text_is_that_of_generate_on_hybrids(model_type: str) -> None:
-    """States and all; and the caller's model computes as before, with its own class, afterwards."""
-    hybrid = tiny_model(model_type)
+@pytest.mark.parametrize(("make", "model_type"), [(made, "gpt_neox"), (tiny_model, "qwen3_next"), (tiny_model, "zaya")])
+def test_greedy_text_is_that_of_generate_on_other_architectures(
+    make: Callable[[str], PreTrainedModel], model_type: str
+) -> None:
+    """Hybrids with their states, too; and the caller's model computes as before, with its own class, afterwards."""
+    hybrid = make(model_type)
     classes = [type(module) for module in hybrid.modules()]
     settings = {"max_new_tokens": NEW, "do_sample": False, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
     alone, ours = both(hybrid, prompts(PROMPT), **settings)
@@ -88,13 +87,8 @@ def test_drafts_are_accepted(model: PreTrainedModel) -> None:
     """The equality above is not that of plain decoding in disguise: a right guess saves steps, processors or not."""
     settings = {"max_new_tokens": NEW, "do_sample": False, "repetition_penalty": 1.7}
     answer = model.generate(**prompts(PROMPT), **settings)[0, len(PROMPT) :].tolist()
-    ours = model.generate(
-        **prompts(PROMPT),
-        **settings,
-        custom_generate=precedent.generate,
-        drafters=[OracleDrafter(answer)],
-        return_dict_in_generate=True,
-    )
+    oracle = {"custom_generate": precedent.generate, "drafters": [OracleDrafter(answer)]}
+    ours = model.generate(**prompts(PROMPT), **settings, **oracle, return_dict_in_generate=True)
     (counted,) = ours.speculation
     assert counted["num_steps"] <= 4
     assert counted["accepted_by_source"]["oracle"] >= NEW - 4
@@ -148,16 +142,8 @@ def test_sampled_tokens_are_drawn_from_the_processed_rows_of_generate(model: Pre
     inputs = prompts(PROMPT)
     ours = model.generate(**inputs, **settings, max_new_tokens=NEW, custom_generate=precedent.generate)[0].tolist()
     for place in range(NEW):
-        given = torch.tensor([ours[: len(PROMPT) + place]])
-        rows = model.generate(
-            given,
-            attention_mask=torch.ones_like(given),
-            **settings,
-            max_new_tokens=1,
-            output_scores=True,
-            return_dict_in_generate=True,
-        ).scores
-        assert coupled_choice(rows[0][0].softmax(0), seed, place) == ours[len(PROMPT) + place]
+        row = _next_row(model, torch.tensor([ours[: len(PROMPT) + place]]), settings)
+        assert coupled_choice(row.softmax(0), seed, place) == ours[len(PROMPT) + place]
 
 
 def test_the_sampled_law_is_that_of_generate() -> None:
@@ -167,14 +153,8 @@ def test_the_sampled_law_is_that_of_generate() -> None:
     expected = _distribution_of_two_tokens(model, inputs["input_ids"], settings)
     torch.manual_seed(3)
     drafters = [RandomDrafter(6, seed=2), "prompt"]
-    drawn = model.generate(
-        **inputs,
-        **settings,
-        max_new_tokens=2,
-        num_return_sequences=500,
-        custom_generate=precedent.generate,
-        drafters=drafters,
-    )
+    ours = {"custom_generate": precedent.generate, "drafters": drafters}
+    drawn = model.generate(**inputs, **settings, **ours, max_new_tokens=2, num_return_sequences=500)
     counts = torch.zeros(6, 6, dtype=torch.float64)
     for first, second in drawn[:, -2:].tolist():
         counts[first, second] += 1
@@ -190,21 +170,15 @@ def test_the_sampled_law_is_that_of_generate() -> None:
 
 def _distribution_of_two_tokens(model: PreTrainedModel, prompt: Tensor, settings: dict[str, Any]) -> Tensor:
     """P(first, second) by transformers' own processed rows, `[vocab_size, vocab_size]`."""
+    first = _next_row(model, prompt, settings).double().softmax(0)
+    longer = [torch.cat((prompt, torch.tensor([[token]])), 1) for token in range(len(first))]
+    return first[:, None] * torch.stack([_next_row(model, ids, settings).double().softmax(0) for ids in longer])
 
-    def row(ids: Tensor) -> Tensor:
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            **settings,
-            max_new_tokens=1,
-            output_scores=True,
-            return_dict_in_generate=True,
-        )
-        return out.scores[0][0].double().softmax(0)
 
-    first = row(prompt)
-    seconds = [row(torch.cat((prompt, torch.tensor([[token]])), 1)) for token in range(len(first))]
-    return first[:, None] * torch.stack(seconds)
+def _next_row(model: PreTrainedModel, ids: Tensor, settings: dict[str, Any]) -> Tensor:
+    """The scores of the next token as transformers processes them."""
+    asked = {"max_new_tokens": 1, "output_scores": True, "return_dict_in_generate": True}
+    return model.generate(ids, attention_mask=torch.ones_like(ids), **settings, **asked).scores[0][0]
 
 
 def test_a_seed_fixes_the_text_whatever_is_proposed(model: PreTrainedModel) -> None:
@@ -228,3 +202,110 @@ def test_scores_and_logits_are_those_of_generate(model: PreTrainedModel) -> None
         assert len(mine) == len(theirs) == 12
         torch.testing.assert_close(torch.stack(mine), torch.stack(theirs), rtol=1e-6, atol=1e-6)
     assert ours.past_key_values is None
+
+
+class OpenAIs(LogitsProcessor):
+    """OpenAI's penalties and biases, token by token, for who has no other way: `generate` does not know them."""
+
+    def __init__(self, frequency_penalty: float = 0.0, presence_penalty: float = 0.0, logit_bias: Any = None) -> None:
+        self.frequency, self.presence, self.bias = frequency_penalty, presence_penalty, logit_bias or {}
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores = scores.clone()
+        for row, ids in enumerate(input_ids[:, len(PROMPT) :].tolist()):
+            for token in range(scores.shape[1]):
+                lost = ids.count(token) * self.frequency + (token in ids) * self.presence
+                scores[row, token] += self.bias.get(token, 0.0) - lost
+        return scores
+
+
+@pytest.mark.parametrize(
+    "penalties",
+    [
+        {"presence_penalty": 1.2},
+        {"frequency_penalty": 0.4, "presence_penalty": 0.3, "logit_bias": {30: 3.0}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("sampled", [False, True])
+def test_openais_penalties_are_those_of_a_processor_of_ones_own(
+    model: PreTrainedModel, penalties: dict[str, Any], sampled: bool
+) -> None:
+    """Also for several rows, beside the repetition penalty, and before temperature and truncation."""
+    inputs = prompts(PROMPT, [9, 8, 7, 6, *PROMPT[4:]])
+    settings: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": sampled, "repetition_penalty": 1.1}
+    settings |= {"temperature": 0.7, "top_k": 9} if sampled else {}
+    ours_alone = {"custom_generate": precedent.generate, "drafters": ["prompt", RandomDrafter(VOCABULARY, seed=1)]}
+
+    def text(**how: Any) -> list[list[int]]:
+        torch.manual_seed(5)
+        return model.generate(**inputs, **settings, **how).tolist()
+
+    expected = text(logits_processor=LogitsProcessorList([OpenAIs(**penalties)]), **(ours_alone if sampled else {}))
+    assert text(**ours_alone, **penalties) == expected != text(**ours_alone)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"frequency_penalty": 3}, "frequency_penalty=3 must be a number between -2 and 2"),
+        ({"logit_bias": {VOCABULARY: 1}}, f"logit_bias names token id {VOCABULARY}"),
+    ],
+)
+def test_wrong_penalties_are_refused(model: PreTrainedModel, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        model.generate(**prompts(PROMPT), custom_generate=precedent.generate, max_new_tokens=NEW, **wrong)
+
+
+def test_a_streamer_hears_what_it_hears_from_generate(model: PreTrainedModel) -> None:
+    settings = {"max_new_tokens": 12, "do_sample": False}
+    theirs, mine = Listener(), Listener()
+    model.generate(**prompts(PROMPT), **settings, streamer=theirs)
+    model.generate(**prompts(PROMPT), **settings, streamer=mine, custom_generate=precedent.generate)
+    assert mine.heard == theirs.heard
+    assert mine.heard[-1] == "end"
+
+
+class Interrupting(StoppingCriteria):
+    """A criterion that breaks at its n-th question."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> bool:
+        self.left -= 1
+        if self.left <= 0:
+            raise KeyError("criterion")
+        return False
+
+
+@pytest.mark.parametrize("at", [1, 5])
+def test_what_breaks_in_the_middle_leaves_the_next_call_as_it_was(model: PreTrainedModel, at: int) -> None:
+    settings = {"max_new_tokens": NEW, "do_sample": False}
+    expected = model.generate(**prompts(PROMPT), **settings)
+    ended = Watched()
+    breaks = {"drafters": [ended], "stopping_criteria": StoppingCriteriaList([Interrupting(at)])}
+    with pytest.raises(KeyError, match="criterion"):
+        model.generate(**prompts(PROMPT), **settings, **breaks, custom_generate=precedent.generate)
+    assert ended.ended == 1
+    with pytest.raises(OSError, match="nobody listens"):
+        model.generate(**prompts(PROMPT), **settings, custom_generate=precedent.generate, streamer=Listener(at))
+    ours = model.generate(**prompts(PROMPT), **settings, custom_generate=precedent.generate)
+    assert ours.tolist() == expected.tolist()
+
+
+class Watched(NullDrafter):
+    """Counts the requests that were ended."""
+
+    ended = 0
+
+    def begin(self, request: Any) -> Any:
+        session, outer = super().begin(request), self
+        end = session.end
+
+        def noted() -> None:
+            outer.ended += 1
+            end()
+
+        session.end = noted
+        return session

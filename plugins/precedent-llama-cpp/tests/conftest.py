@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.llama_model import FakeLibrary, FakeLlama
-from helpers.service_fixtures import cache, tokenizer
-from helpers.services import FREE
+from helpers.llama_model import FakeLlama
+from helpers.services import FREE, cache, tokenizer
 
 from precedent.cache import SpeculationCache
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_llama_cpp import PrecedentDraft
 
 __all__ = ["cache", "tokenizer"]  # fixtures
@@ -21,12 +22,13 @@ Model = Callable[..., FakeLlama]
 
 
 @pytest.fixture
-def draft(cache: SpeculationCache, tokenizer: Any) -> Iterator[Draft]:
+def draft(cache: SpeculationCache, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Draft]:
     """Makes draft models; all are closed after the test."""
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(__version__="0.3.36"))
     made: list[PrecedentDraft] = []
 
     def of(store: Any = cache, **settings: Any) -> PrecedentDraft:
-        settings = {"tenant": "north", "cost": FREE, "executor": AtOnce(), "library": FakeLibrary(), **settings}
+        settings = {"tenant": "north", "cost": FREE, "executor": AtOnce(), **settings}
         made.append(PrecedentDraft(store, tokenizer, **settings))
         return made[-1]
 

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from precedent.cache import SpeculationCache
 from precedent.errors import CacheMismatchError, UnsupportedError
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_llama_cpp import PrecedentDraft
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import scripted_tokenizer

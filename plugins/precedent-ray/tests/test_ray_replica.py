@@ -1,4 +1,4 @@
-"""One replica without Ray: what it reads ahead, when it is healthy, whom it answers."""
+"""Replicas without Ray: what one reads ahead, when it is healthy, whom it answers; the metrics and number of all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,10 +19,13 @@ from precedent.cache import SpeculationCache, TenantStats
 from precedent.drafters.recall.tenant_memory import cost
 from precedent.engine.health import EngineHealth
 from precedent.errors import CacheError
-from precedent_ray.replica import Replica, StuckError, read_ahead, worth_reading
-from precedent_ray.scaling import QUEUE_SECONDS
+from precedent_ray.merging import merged
+from precedent_ray.replica import Replica, StuckError, gauges, read_ahead, worth_reading
+from precedent_ray.scaling import QUEUE_SECONDS, Scaling
 from precedent_ray.settings import Settings
+from precedent_server.prometheus import prometheus_text
 from precedent_testing.embedders import HashEmbedder
+from precedent_testing.pytest_plugin import EngineMaker
 from precedent_testing.store_contract import completion
 from precedent_testing.tiny_models import tiny_causal_lm
 
@@ -173,3 +177,39 @@ def test_it_closes_from_another_thread(settings: Settings) -> None:
     ending.join()
     with pytest.raises(StuckError):
         running.check_health()
+
+
+# Metrics of all replicas, and how many are wanted
+
+
+def test_every_series_says_its_replica_and_every_name_is_described_once(precedent_engine: EngineMaker) -> None:
+    text = prometheus_text([precedent_engine(lambda prompt: "x")]) + gauges({"precedent:own": (3.0, "Its own.")})
+    found = merged({"a": text, "b": text}).splitlines()
+    series = [line for line in text.splitlines() if not line.startswith("#")]
+    assert [line for line in found if line.startswith("#")] == [line for line in text.splitlines() if line[0] == "#"]
+    assert len([line for line in found if not line.startswith("#")]) == 2 * len(series)
+    assert 'precedent:own{replica="b"} 3.0' in found
+    for line in series:
+        assert line in {one.replace('replica="a",', "").replace('{replica="a"}', "") for one in found}
+
+
+def test_series_of_a_name_stand_together_below_their_head() -> None:
+    """As the format asks: a name's lines must be one group."""
+    text = '# HELP up Up.\n# TYPE up gauge\nup{x="1"} 1\nup{x="2"} 2\n# HELP z Z.\n# TYPE z counter\nz 0\n'
+    names = [
+        line.split(" ")[2] if line[0] == "#" else line.partition("{")[0]
+        for line in merged({"b": text, "a": text}).splitlines()
+    ]
+    assert names == ["up"] * 6 + ["z"] * 4
+
+
+@pytest.mark.parametrize(
+    ("current", "requests", "waits", "wanted"),
+    [(0, 0, {}, 1), (3, 32, {"a": 2.0}, 2), (3, 33, {}, 3), (3, 33, {"a": 0.0, "b": 2.1}, 4), (2, 100, {"a": 9.0}, 7)],
+)
+def test_enough_replicas_for_the_requests_and_one_more_for_a_long_queue(
+    current: int, requests: float, waits: dict[str, float], wanted: int
+) -> None:
+    for metrics in ({QUEUE_SECONDS: waits}, *([] if waits else [None])):
+        now = SimpleNamespace(current_num_replicas=current, total_num_requests=requests, aggregated_metrics=metrics)
+        assert Scaling(16, 2.0)(now) == (wanted, {})

@@ -13,7 +13,7 @@ import torch
 
 from precedent.cli import app as cli
 from precedent.errors import PromptError
-from precedent.planning import step_costs as cost_curve
+from precedent.planning import costs as cost_curve
 from precedent_replay import bench_lineup
 from precedent_replay.bench import MODES
 from precedent_replay.bench_lineup import POISONED_PER_PROMPT, Lineup, Timing

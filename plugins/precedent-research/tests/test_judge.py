@@ -376,10 +376,10 @@ def test_drafters_keep_their_logits_for_a_judge_alone(install: Any) -> None:
     """A step of any other mode holds no more than it did."""
     install(Watching())
     for mode, kept in ((MODE, True), ("lossy_typical", False), ("auto", False)):
+        trees = list[CandidateTree]()
         with closing(engine_of(mode)) as engine:
-            microscope = engine.watch_steps(8)
+            engine.watch_steps(lambda verified, token_ids, trees=trees: trees.append(verified.rows.tree))
             engine.submit(PROMPT, SamplingParams(temperature=1.0, max_tokens=8)).result()
-            trees = [step.tree for step in microscope.steps()]
         assert trees
         logits = [getattr(each.distribution, "logits", None) for tree in trees for each in tree.candidates]
         assert all((each is not None) == kept for each in logits), mode

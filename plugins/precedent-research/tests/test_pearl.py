@@ -25,10 +25,9 @@ from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, GenerationError, RequestCancelled, UnsupportedError
 from precedent.planning.costs import CostCurve
 from precedent.planning.gate import PROBE_STEPS
-from precedent.planning.plan import Limits
-from precedent.runtime.background import Background
+from precedent.planning.planner import Limits
+from precedent.runtime.background import AtOnce, Background
 from precedent.runtime.fence import Fences
-from precedent.runtime.inline_executor import AtOnce
 from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
 from precedent.target.load.first_layers import first_layers, layers_of

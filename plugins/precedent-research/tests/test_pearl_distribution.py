@@ -16,11 +16,11 @@ from helpers.random_trees import toy_model
 from helpers.tabled_model import TabledModel
 from torch import Tensor
 
+from precedent import verify
 from precedent.config import SamplingParams
-from precedent.decoding import verification
 from precedent.drafters.base import Drafter, DrawSource
 from precedent.drafters.model.distribution import DraftedToken
-from precedent.planning.plan import Limits, Plan
+from precedent.planning.planner import Limits, Plan
 from precedent.sampling.rng import Rng
 from precedent.sampling.row_shaper import RowShaper
 from precedent_research.pearl import PearlDrafter, PearlSession
@@ -135,12 +135,6 @@ def test_answers_that_end_have_the_distribution_if_nobody_peeks(
 class EndsAfterThree:
     """A grammar that allows any three tokens, and must not be asked what follows them."""
 
-    def __init__(self, together: bool) -> None:
-        if together:
-            self.shape_all = lambda paths, rows, until: torch.stack(
-                [self(path, row) for path, row in zip(paths, rows, strict=True)]
-            )
-
     def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
         assert len(output_ids) < 3, "the grammar has ended"
         return row
@@ -151,10 +145,8 @@ class EndsAfterThree:
 def test_a_grammar_may_end_at_the_leaf(mode: str, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The made-up row after the leaf is exempt from constraints, and its token is dropped."""
     if together:
-        monkeypatch.setattr(verification, "verifier_of", lambda mode: known_weights.verifier_of(mode, "ahead"))
-    distribution = answer_distribution(
-        lambda: [toy_draft()], mode, length=3, most_ahead=2, shape=EndsAfterThree(together)
-    )
+        monkeypatch.setattr(verify, "verifier_of", lambda mode: known_weights.verifier_of(mode, "ahead"))
+    distribution = answer_distribution(lambda: [toy_draft()], mode, length=3, most_ahead=2, shape=EndsAfterThree())
     assert distance(distribution, target_distribution(3)) < EXACT
 
 
@@ -180,7 +172,7 @@ def test_a_lookahead_that_is_dropped_for_what_it_holds_is_seen() -> None:
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
 def test_weights_computed_ahead_verify_late_leaves_alike(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All weights before the walk, the made-up row among them: the same distribution."""
-    monkeypatch.setattr(verification, "verifier_of", lambda mode: known_weights.verifier_of(mode, "ahead"))
+    monkeypatch.setattr(verify, "verifier_of", lambda mode: known_weights.verifier_of(mode, "ahead"))
 
     def drafters() -> list[Drafter]:
         return [OracleDrafter((1, 0, 1, 1)), toy_draft()]

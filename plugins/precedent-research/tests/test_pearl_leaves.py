@@ -22,6 +22,7 @@ from precedent.tree import NULL, ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import Verdict, verify
 from precedent_research.pearl import with_made_up_rows, without_made_up
 from precedent_testing.replay_rng import ReplayRng, enumerate_outcomes
+from precedent_testing.trees import check_tree
 
 EXACT = 1e-12
 
@@ -40,7 +41,7 @@ def with_leaves(problem: Problem, tree: CandidateTree, rng: Rng) -> CandidateTre
         elif kind == "fixed" and len(path) < 3:
             builder.add_fixed(node, choose.randrange(problem.vocab_size), "late")
     extended = builder.build()
-    extended.check()
+    check_tree(extended)
     return extended
 
 

@@ -57,6 +57,14 @@ async def test_a_host_is_answered_if_it_is_allowed(
     assert answer.status_code == (200 if with_key and not hosts else status), answer.text
 
 
+@pytest.mark.parametrize("hosts", [(), ("models.internal",)])
+async def test_health_is_told_under_any_name_and_without_a_key(ask: Any, path: Path, hosts: Any) -> None:
+    add_key(path, "desk", "shop")
+    for keys in (None, KeyFile(path)):
+        answer = await ask("GET", "/health", headers={"Host": "10.0.0.7:8000"}, hosts=hosts, keys=keys)
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
 @pytest.mark.parametrize(("origin", "allowed"), [(APP, True), ("https://evil.org", False), (f"{APP}.evil.org", False)])
 async def test_a_page_of_an_allowed_origin_reads_answers(ask: Any, origin: str, allowed: bool) -> None:
     wanted = {"Origin": origin, "Access-Control-Request-Method": "POST"}

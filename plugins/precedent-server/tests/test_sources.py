@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precedent.engine.generation import Emission
+from precedent.decoding.sequence import Emission
 from precedent.text.answers import AnswerSyntax
 from precedent.text.assembly import TextAssembler
 from precedent_server.sources import SourceTexts

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from helpers.service_fixtures import cache, tokenizer
-from helpers.services import store
-from helpers.sglang_server import FakeSGLangServer
-from helpers.sglang_worker import Scheduler, worker_of
+from helpers.services import cache, store, tokenizer
+from helpers.sglang_fakes import FakeSGLangServer, Scheduler, worker_of
 
 from precedent.cache import Completion, SpeculationCache, tokenizer_fingerprint
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_engines import DraftingService
 from precedent_sglang import Corpora, SGLangServer
 from precedent_sglang.hook import SAME, Hook
@@ -32,7 +30,7 @@ REFUND = [50, 51, 52, 53, 54, 2]
 
 @pytest.fixture
 def service(cache: SpeculationCache, tokenizer: Any) -> Iterator[DraftingService]:
-    with DraftingService.open(cache, tokenizer, cost=SAME, executor=AtOnce(), context_length=256) as opened:
+    with DraftingService(cache, tokenizer, cost=SAME, executor=AtOnce(), context_length=256) as opened:
         store(opened, ORDER)
         store(opened, REFUND, tenant="south")
         yield opened

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from helpers.services import Waiting
-from helpers.sglang_server import FakeSGLangServer, on
+from helpers.sglang_fakes import FakeSGLangServer, on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precedent.cache import Completion, SpeculationCache, tokenizer_fingerprint
-from precedent.errors import CacheMismatchError, UnsupportedError
+from precedent.errors import UnsupportedError
 from precedent_sglang import Corpora, SGLangServer
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import scripted_tokenizer
@@ -34,15 +34,6 @@ def test_the_nearest_completions_are_loaded_the_nearest_last(
     assert (filled.num_documents, filled.num_tokens, filled.truncated, filled.kept) == (2, 9, False, ())
 
 
-def test_without_queries_the_latest_are_loaded(
-    fake: FakeSGLangServer, connect: Callable[..., Corpora], put: Put
-) -> None:
-    for text in ("one two", "three four", "five six"):
-        put(text)
-    connect(max_tokens=6).refill([], tenant="north")
-    assert on(fake) == [["three four", "five six"]]
-
-
 def test_a_new_choice_replaces_the_old_one_and_the_same_choice_loads_nothing(
     fake: FakeSGLangServer, connect: Callable[..., Corpora], put: Put
 ) -> None:
@@ -59,29 +50,6 @@ def test_a_new_choice_replaces_the_old_one_and_the_same_choice_loads_nothing(
     second = corpora.refill(["an order"], tenant="north")
     assert during == [2]
     assert set(fake.corpora) == {"their own", second.corpus_id}
-
-
-def test_who_starts_again_finds_the_corpus_and_a_server_that_starts_again_is_filled(
-    fake: FakeSGLangServer, connect: Callable[..., Corpora], put: Put
-) -> None:
-    put("one two")
-    connect().refill(["an order"], tenant="north")
-    connect().refill(["an order"], tenant="north")
-    assert fake.asked("/add_external_corpus") == 1
-    fake.corpora.clear()
-    connect().refill(["an order"], tenant="north")
-    assert on(fake) == [["one two"]]
-
-
-def test_what_was_forgotten_leaves_the_server(
-    fake: FakeSGLangServer, connect: Callable[..., Corpora], put: Put, cache: SpeculationCache
-) -> None:
-    put("one two")
-    corpora = connect()
-    corpora.refill(["an order"], tenant="north")
-    cache.forget(tenant="north")
-    assert corpora.refill(["an order"], tenant="north").corpus_id is None
-    assert on(fake) == []
 
 
 def test_another_tenant_is_refused_by_name_everywhere(
@@ -112,12 +80,6 @@ def test_completions_of_other_tokenizers_are_not_sent(
     put("of another", tokenizer="another")
     connect().refill([], tenant="north")
     assert on(fake) == [["one two"]]
-
-
-def test_a_store_of_other_tokenizers_only_is_refused(connect: Callable[..., Corpora], put: Put) -> None:
-    put("of another", tokenizer="another")
-    with pytest.raises(CacheMismatchError, match="other tokenizers only"):
-        connect()
 
 
 def test_expected_requests_are_gathered_into_one_refill(

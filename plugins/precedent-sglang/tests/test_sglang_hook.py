@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.sglang_worker import Scheduler, worker_of
+from helpers.sglang_fakes import Scheduler, worker_of
 
-from precedent.cache import Completion, SpeculationCache
-from precedent.errors import CacheError, CacheMismatchError, ConfigError, UnsupportedError
+from precedent.errors import CacheError, ConfigError, UnsupportedError
 from precedent_engines import DraftingService
-from precedent_sglang.hook import REPORTED, Hook
+from precedent_sglang.hook import Hook
 from precedent_sglang.plugin import WORKER, SGLang, register
 from precedent_sglang.settings import Settings
 from precedent_testing.embedders import HashEmbedder
@@ -66,7 +65,7 @@ def test_a_worker_opens_the_store_that_the_settings_name(tmp_path: Path, tokeniz
     """With the tokenizer of SGLang's model; the prompt's end is recall's query."""
     tokenizer.save_pretrained(tmp_path / "model")
     place = str(tmp_path / "cache.db")
-    with DraftingService.open(place, tokenizer, embedder=HashEmbedder()) as service:
+    with DraftingService(place, tokenizer, embedder=HashEmbedder()) as service:
         service.write_back([1], ORDER, tenant="north", query="user: where").result()
     hook = Hook(Settings(store=place, tenant="north", embedder=HashEmbedder(), drafters=("recall",)))
     scheduler = Scheduler(worker_of(hook, model_path=str(tmp_path / "model")))
@@ -78,15 +77,6 @@ def test_a_worker_opens_the_store_that_the_settings_name(tmp_path: Path, tokeniz
     hook.close()
     hook.close()
     assert hook.counts() == {}
-
-
-def test_a_store_of_another_tokenizer_keeps_sglang_from_starting(tmp_path: Path, tokenizer: Any) -> None:
-    tokenizer.save_pretrained(tmp_path / "model")
-    with SpeculationCache.open(tmp_path / "cache.db", embedder=HashEmbedder()) as kept:
-        kept.insert(Completion(token_ids=tuple(ORDER), tokenizer="of another", model="", tenant="north"))
-    hook = Hook(Settings(store=str(tmp_path / "cache.db"), tenant="north", embedder=HashEmbedder()))
-    with pytest.raises(CacheMismatchError, match="other tokenizers only"):
-        worker_of(hook, model_path=str(tmp_path / "model"))
 
 
 def test_a_store_that_is_away_leaves_sglangs_own_drafting(
@@ -111,18 +101,6 @@ def test_a_store_that_is_away_leaves_sglangs_own_drafting(
     assert hook.counts()["failed_steps"] == 0
     scheduler.add("d", [1, 2, 3], ORDER)
     assert scheduler.step() == {"d": 7}
-
-
-def test_counts_are_logged_now_and_then(service: DraftingService, caplog: pytest.LogCaptureFixture) -> None:
-    now = [0.0]
-    hook = Hook(Settings(tenant="north"), service, lambda ids: "", clock=lambda: now[0])
-    scheduler = Scheduler(worker_of(hook, width=2))
-    scheduler.add("a", [1, 2, 3], ORDER)
-    with caplog.at_level(logging.INFO, "precedent_sglang"):
-        for seconds in (0.0, REPORTED, REPORTED):
-            now[0] = seconds
-            scheduler.step()
-    assert caplog.text.count("'draft_tokens': 2") == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from helpers.services import Waiting
-from helpers.sglang_server import FakeSGLangServer, on
+from helpers.sglang_fakes import FakeSGLangServer, on
 
 from precedent.cache import SpeculationCache
 from precedent.errors import CacheError, ConfigError, UnsupportedError
@@ -57,29 +57,6 @@ def test_nothing_is_removed_while_a_load_may_be_under_way(
     assert on(fake) == [["five six"]]
 
 
-def test_a_load_whose_answer_was_lost_is_found_later(
-    fake: FakeSGLangServer, connect: Callable[..., Corpora], put: Put
-) -> None:
-    put("one two")
-    corpora = connect()
-    first = corpora.refill(["an order"], tenant="north")
-    put("three four")
-    arrived = fake.transport.handler
-
-    def losing(request: httpx.Request) -> httpx.Response:
-        answer = arrived(request)
-        if request.url.path == "/add_external_corpus":
-            raise httpx.ReadTimeout("the answer was lost")
-        return answer  # type: ignore[return-value]
-
-    corpora._server._client = httpx.Client(base_url="http://sglang", transport=httpx.MockTransport(losing))
-    with pytest.raises(ServerError, match="did not answer"):
-        corpora.refill(["an order"], tenant="north")
-    found = corpora.refill(["an order"], tenant="north")
-    assert found.corpus_id != first.corpus_id
-    assert on(fake) == [["one two", "three four"]]
-
-
 def test_sglangs_own_bounds_are_reported(fake: FakeSGLangServer, connect: Callable[..., Corpora], put: Put) -> None:
     """SGLang counts tokens for itself: it may leave documents out, or have no room beside other corpora."""
     put("one two")
@@ -118,15 +95,6 @@ def test_a_key_is_sent_and_a_wrong_one_is_refused(connect: Callable[..., Corpora
     assert on(server) == [["one two"]]
     with pytest.raises(ServerError, match=r"\(401\): Unauthorized"):
         connect(server, key="wrong")
-
-
-def test_a_server_of_another_kind_is_refused(connect: Callable[..., Corpora]) -> None:
-    class Page(FakeSGLangServer):
-        def __call__(self, request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200, text="<html>")
-
-    with pytest.raises(ServerError, match="is this an SGLang server"):
-        connect(Page())
 
 
 def test_a_server_or_store_that_is_away_is_logged_once_and_counted(

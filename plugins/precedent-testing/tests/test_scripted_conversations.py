@@ -12,8 +12,7 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from precedent.errors import ConfigError, GenerationError
 from precedent.langchain import ChatPrecedent
 from precedent_testing.pytest_plugin import EngineMaker
-from precedent_testing.scripted_conversation import conversations
-from precedent_testing.scripted_engine import ScriptedEngine
+from precedent_testing.scripted_engine import ScriptedEngine, conversations
 
 CALLED = '<tool_call>\n{"name":"look_up", "arguments":{"number":"7"}}\n</tool_call>'
 SCRIPT = [

@@ -19,9 +19,8 @@ from precedent.langchain import ChatPrecedent
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.lossless import assert_lossless as check
 from precedent_testing.pytest_plugin import EngineMaker, LosslessAssertion
-from precedent_testing.scripted_engine import ScriptedEngine
+from precedent_testing.scripted_engine import ScriptedEngine, ScriptedText, pieces_of
 from precedent_testing.scripted_model import scripted_tokenizer
-from precedent_testing.scripted_text import ScriptedText, pieces_of
 
 TOKENIZER = scripted_tokenizer()
 END = TOKENIZER.eos_token_id

@@ -7,13 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.service_fixtures import cache, tokenizer
-from helpers.services import FREE, store
-from helpers.vllm_batch import CONTEXT, ORDER, REFUND, SECRET, FakeRunner, FakeVllm, config
-from helpers.vllm_http import ANSWER, FakeServer, Wrap, closed
+from helpers.services import FREE, cache, store, tokenizer
+from helpers.vllm_fakes import (
+    ANSWER,
+    CONTEXT,
+    ORDER,
+    REFUND,
+    SECRET,
+    FakeRunner,
+    FakeServer,
+    FakeVllm,
+    Wrap,
+    closed,
+    config,
+)
 
 from precedent.cache import SpeculationCache
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent_engines import DraftingService
 from precedent_server.keys import add_key
 from precedent_testing.embedders import HashEmbedder
@@ -26,7 +36,7 @@ __all__ = ["cache", "tokenizer"]  # fixtures
 
 @pytest.fixture
 def service(cache: SpeculationCache, tokenizer: Any) -> Iterator[DraftingService]:
-    with DraftingService.open(cache, tokenizer, cost=FREE, executor=AtOnce(), context_length=CONTEXT) as opened:
+    with DraftingService(cache, tokenizer, cost=FREE, executor=AtOnce(), context_length=CONTEXT) as opened:
         yield opened
 
 

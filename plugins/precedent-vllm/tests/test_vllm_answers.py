@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.vllm_batch import SECRET
-from helpers.vllm_http import ANSWER, ASK, PROMPT, FakeServer, Wrap, asked, closed, kept, noted
+from helpers.vllm_fakes import ANSWER, ASK, PROMPT, SECRET, FakeServer, Wrap, asked, closed, kept
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -22,13 +21,6 @@ from precedent_vllm.counts import written_to
 from precedent_vllm.keeper import Keeper
 from precedent_vllm.note import Note
 from precedent_vllm.settings import Settings
-
-
-async def test_without_a_store_answers_are_not_looked_at(wrap: Wrap) -> None:
-    app, server = wrap(tenant="north", store=None)
-    await asked(app, ASK, state=server.state)
-    assert noted(server).tenant == "north"
-    assert "return_token_ids" not in server.bodies[-1]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -69,14 +61,6 @@ async def test_a_client_that_goes_away_leaves_nothing(wrap: Wrap, tmp_path: Path
         await asked(app, {**ASK, "stream": True}, state=server.state, leaves_after=messages)
     closed(app)
     assert not (tmp_path / "cache.db").exists()
-
-
-async def test_answers_without_ids_are_not_asked_for_any(wrap: Wrap) -> None:
-    """Responses and messages have no token ids in vLLM: they are drafted for, not stored."""
-    app, server = wrap(tenant="north")
-    await asked(app, {"input": "Where is order 17?"}, path="/v1/responses", state=server.state)
-    assert noted(server) == Note(tenant="north", query="user: Where is order ?")
-    assert "return_token_ids" not in server.bodies[-1]
 
 
 async def test_metrics_gain_the_counts_of_all_processes(wrap: Wrap, tmp_path: Path) -> None:
@@ -122,14 +106,6 @@ async def test_the_store_is_open_and_its_embedder_loaded_before_the_first_answer
     await asked(app, type="lifespan", state=server.state)
     assert len(embedder.texts) == 1
     assert kept(tmp_path) == []
-
-
-@pytest.mark.parametrize("settings", [{"store": None}, {"on": False}])
-async def test_a_server_that_stores_nothing_opens_nothing(wrap: Wrap, settings: dict[str, Any]) -> None:
-    embedder = Noting()
-    app, server = wrap(tenant="north", **{"embedder": embedder, **settings})
-    await asked(app, type="lifespan", state=server.state)
-    assert not embedder.texts
 
 
 def test_a_store_that_is_not_ready_at_the_start_is_tried_again(

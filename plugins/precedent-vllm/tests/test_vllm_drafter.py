@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.vllm_batch import NORTH, ORDER, SECRET, FakeRunner, FakeVllm, config
+from helpers.vllm_fakes import NORTH, SECRET, FakeRunner, FakeVllm, config
 
-from precedent.cache import Completion, SpeculationCache
-from precedent.errors import CacheError, CacheMismatchError, UnsupportedError
+from precedent.errors import CacheError, UnsupportedError
 from precedent_engines import DraftingService
-from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import scripted_tokenizer
 from precedent_vllm import Drafter
 from precedent_vllm.settings import Settings
@@ -51,14 +49,6 @@ def test_drafting_that_fails_costs_drafts_only(
     assert drafter.counts()["precedent:failed_steps"] == {"": 2}
 
 
-def test_a_request_that_cannot_begin_early_costs_drafts_only(
-    drafter: Drafter, caplog: pytest.LogCaptureFixture
-) -> None:
-    drafter.arrived({"a": None})  # type: ignore[dict-item]
-    assert caplog.text.count("drafting failed") == 1
-    assert drafter.counts()["precedent:failed_steps"] == {"": 1}
-
-
 def test_a_store_that_is_away_leaves_the_prompt(
     drafter: Drafter,
     runner: FakeRunner,
@@ -82,17 +72,6 @@ def test_a_store_that_is_away_leaves_the_prompt(
     assert drafter.counts()["precedent:store_failures"][""] >= 3
     runner.add("d", [1, 2, 3], NORTH)
     assert runner.step(drafter, {"d": [40]})["d"][:2] == [41, 42]
-
-
-def test_a_store_of_another_tokenizer_is_refused_at_the_start(tmp_path: Path) -> None:
-    """It keeps vLLM from starting, and says why."""
-    with SpeculationCache.open(tmp_path / "cache.db", embedder=HashEmbedder()) as kept:
-        kept.insert(Completion(token_ids=tuple(ORDER), tokenizer="of another", model="", tenant="north"))
-    scripted_tokenizer().save_pretrained(tmp_path / "model")
-    other = config()
-    other.model_config.tokenizer = str(tmp_path / "model")
-    with pytest.raises(CacheMismatchError, match="other tokenizers only"):
-        Drafter(other, FakeVllm(), Settings(store=str(tmp_path / "cache.db"), secret=SECRET))
 
 
 @pytest.mark.parametrize(("of_two", "drafts"), [(1.1, True), (1e6, False)])

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.vllm_http import ANSWER, ASK, Wrap, asked, closed, kept, noted
+from helpers.vllm_fakes import ANSWER, ASK, Wrap, asked, closed, kept, noted
 
-from precedent_server.keys import revoke_key
 from precedent_vllm.note import MAX_CHARACTERS
 
 
@@ -65,13 +64,6 @@ async def test_without_a_valid_key_nothing_passes(
     assert server.scopes == []
 
 
-async def test_a_revoked_key_is_refused_at_once(wrap: Wrap, keys: dict[str, str], tmp_path: Path) -> None:
-    app, server = wrap(api_keys=tmp_path / "keys.json")
-    assert (await asked(app, ASK, key=keys["desk"], state=server.state)).status == 200
-    revoke_key(tmp_path / "keys.json", "desk")
-    assert (await asked(app, ASK, key=keys["desk"], state=server.state)).status == 401
-
-
 async def test_open_routes_and_questions_of_browsers_need_no_key(
     wrap: Wrap, keys: dict[str, str], tmp_path: Path
 ) -> None:
@@ -95,13 +87,6 @@ async def test_without_keys_and_tenant_nothing_is_stored(wrap: Wrap, tmp_path: P
     assert "return_token_ids" not in server.bodies[-1]
     closed(app)
     assert not (tmp_path / "cache.db").exists()
-
-
-async def test_a_server_without_keys_may_have_one_tenant(wrap: Wrap, tmp_path: Path) -> None:
-    app, server = wrap(tenant="north")
-    await asked(app, ASK, state=server.state)
-    closed(app)
-    assert kept(tmp_path) == [("north", tuple(ANSWER))]
 
 
 async def test_speculation_off_is_neither_drafted_nor_stored(wrap: Wrap, tmp_path: Path) -> None:

@@ -14,20 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 from pytest_socket import enable_socket
 
 pytest.importorskip("vllm", reason="make test-vllm installs vLLM in an environment of its own")
 
-from helpers.vllm_server import VllmServer
-from helpers.vllm_traffic import (
-    GREEDY,
+from helpers.vllm_server import (
     QUESTIONS,
+    VllmServer,
     at_once,
     chat,
     desk_runs,
-    messages,
     plain_answers,
     samples,
     streamed,
@@ -110,11 +107,6 @@ def test_greedy_texts_are_those_without_speculation(server: VllmServer, plain: P
     assert settled(server, keys["desk"], before, len(plain.answers))[RECALLED] > 15 * len(QUESTIONS)
 
 
-@pytest.mark.parametrize("question", QUESTIONS[:2])
-def test_streams_bring_the_same_texts(server: VllmServer, plain: Plain, keys: dict[str, str], question: str) -> None:
-    assert streamed(server.client(keys["desk"]), question) == plain.answers[question]
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 def test_an_agent_says_and_calls_the_same(
     server: VllmServer, plain: Plain, keys: dict[str, str], streaming: bool
@@ -165,48 +157,6 @@ def test_tenants_draft_from_their_own_answers_alone(server: VllmServer, plain: P
     before = server.resting()
     assert chat(lab, question) == plain.answers[question]
     assert settled(server, keys["lab"], before)[RECALLED] > 15
-
-
-def test_hostile_arguments_change_nothing(server: VllmServer, plain: Plain, keys: dict[str, str]) -> None:
-    question, lab = QUESTIONS[2], server.client(keys["lab"])
-    before = server.resting()
-    for xargs in ({"tenant": "shop"}, {"precedent_tenant": "shop", "other": "x" * 3_000_000}):
-        assert chat(lab, question, max_tokens=8, extra_body={"vllm_xargs": xargs}) == chat(lab, question, max_tokens=8)
-    with pytest.raises(openai.BadRequestError, match="the API key says"):
-        chat(lab, question, extra_body={"vllm_xargs": {"precedent": '{"tenant": "shop"}'}})
-    with pytest.raises(openai.AuthenticationError):
-        chat(server.client("pk-nobody"), question)
-    settled(server, keys["lab"], before, 4)
-
-
-def test_a_request_can_do_without(server: VllmServer, plain: Plain, keys: dict[str, str]) -> None:
-    before = server.resting()
-    found = chat(server.client(keys["desk"]), QUESTIONS[0], extra_body={"vllm_xargs": {"precedent": "off"}})
-    assert found == plain.answers[QUESTIONS[0]]
-    name = "vllm:spec_decode_num_draft_tokens_total"
-    assert server.counts()[name] == before[name]
-
-
-def test_a_prediction_is_drafted(server: VllmServer, plain: Plain, keys: dict[str, str]) -> None:
-    question, lab = QUESTIONS[4], server.client(keys["lab"])
-    guess = {"type": "content", "content": plain.answers[question]}
-    before = server.resting()
-    assert chat(lab, question, prediction=guess) == plain.answers[question]
-    assert settled(server, keys["lab"], before)["precedent:spec_decode_num_accepted_tokens_total:prediction"] >= 5
-    with pytest.raises(openai.BadRequestError, match="prediction"):
-        chat(lab, question, prediction={"type": "content", "content": "x" * 300_000})
-
-
-def test_a_client_that_goes_away_ends_its_request(server: VllmServer, plain: Plain, keys: dict[str, str]) -> None:
-    client, before = server.client(keys["desk"]), server.counts()
-    settings = {**GREEDY, "max_tokens": 2000, "extra_body": {"ignore_eos": True}}
-    with client.chat.completions.create(messages=messages(QUESTIONS[5]), stream=True, **settings) as stream:
-        for _ in range(5):
-            next(stream)
-    while server.counts()["vllm:num_requests_running"]:
-        pass
-    assert chat(client, QUESTIONS[5]) == plain.answers[QUESTIONS[5]]
-    assert server.counted(STORED, before[STORED] + 1) == before[STORED] + 1
 
 
 def test_after_a_restart_the_store_is_drafted_from(server: VllmServer, plain: Plain, keys: dict[str, str]) -> None:

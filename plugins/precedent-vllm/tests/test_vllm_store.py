@@ -13,8 +13,7 @@ from pytest_socket import enable_socket
 
 pytest.importorskip("vllm", reason="make test-vllm installs vLLM in an environment of its own")
 
-from helpers.vllm_server import VllmServer
-from helpers.vllm_traffic import QUESTIONS, chat
+from helpers.vllm_server import QUESTIONS, VllmServer, chat
 
 pytestmark = pytest.mark.vllm
 

@@ -17,7 +17,7 @@ from precedent.cli.doctor import doctor
 from precedent.cli.progress import Progress
 from precedent.cli.run import run
 from precedent.errors import ConfigError, PrecedentError
-from precedent.runtime.api_keys import hide_keys
+from precedent.runtime.plain_values import hide_keys
 
 BAD_INPUT = 2
 """Exit status for bad usage and bad input; 0 is success, 130 is Ctrl-C."""

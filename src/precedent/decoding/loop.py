@@ -8,7 +8,7 @@ from torch import Tensor
 
 from precedent.decoding.aids import Aids
 from precedent.decoding.proposal import Proposal, propose
-from precedent.decoding.sequence import DecodingSequence, StepResult
+from precedent.decoding.sequence import DecodingSequence, Emission
 from precedent.decoding.stats import TARGET
 from precedent.decoding.verification import Forward, Verified, counted, score, verify
 from precedent.drafters import Drafter, DrafterParts
@@ -22,6 +22,9 @@ from precedent.target import Target
 from precedent.tree import ROOT
 
 GROUP = "precedent.loops"
+
+StepObserver = Callable[[Verified, tuple[int, ...]], None]
+"""Sees a verified step of a sequence, and the tokens that it committed."""
 
 OBSERVER = "step observer"
 """The name of `DecodeLoop.on_verified` among the fences."""
@@ -37,7 +40,7 @@ class DecodeLoop:
 
     def __init__(self, target: Target, planner: Planner, fences: Fences | None = None) -> None:
         self.target, self.aids = target, Aids(planner, fences or Fences())
-        self.on_verified: Callable[[Verified, tuple[int, ...]], None] | None = None
+        self.on_verified: StepObserver | None = None
 
     @classmethod
     def planner(cls, cost: CostCurve) -> Planner:
@@ -52,7 +55,7 @@ class DecodeLoop:
     def close(self) -> None:
         """Release what the loop holds; no step follows."""
 
-    def step(self, sequences: Sequence[DecodingSequence]) -> list[StepResult]:
+    def step(self, sequences: Sequence[DecodingSequence]) -> list[Emission]:
         """Advance every sequence by one forward pass; returns one result per sequence, empty for one that failed."""
         try:
             proposals = self.propose(sequences)
@@ -60,7 +63,7 @@ class DecodeLoop:
             verified = self.verify(forward)
             committed = self.commit(verified)
             results = {each.sequence: self.accept(each) for each in committed}
-            return [results.get(sequence, StepResult()) for sequence in sequences]
+            return [results.get(sequence, Emission()) for sequence in sequences]
         finally:
             for sequence in sequences:
                 self.target.discard(sequence.slot)
@@ -95,15 +98,15 @@ class DecodeLoop:
                 each.sequence.fail(error, "committing")
         return [each for each in verified if each.sequence.error is None]
 
-    def accept(self, verified: Verified) -> StepResult:
+    def accept(self, verified: Verified) -> Emission:
         """Append the committed tokens; inform the planner, the drafters and the observer; update the statistics."""
         try:
             return self._accepted(verified)
         except Exception as error:
             verified.sequence.fail(error, "accounting for a verdict")
-            return StepResult()
+            return Emission()
 
-    def _accepted(self, verified: Verified) -> StepResult:
+    def _accepted(self, verified: Verified) -> Emission:
         sequence, tree, verdict, aids = verified.sequence, verified.rows.tree, verified.verdict, self.aids
         aids.planning(sequence, lambda: aids.planner.observe(verified.proposal.plan, tree, verified.accepted), None)
         chosen = [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
@@ -115,7 +118,7 @@ class DecodeLoop:
         if observer is not None:
             aids.fences.of(OBSERVER).run(lambda: observer(verified, token_ids), None)
         sequence.stats.count(tree, sources, verdict.spent_tv)
-        return StepResult(token_ids, sources, tuple(logprobs[: len(token_ids)]))
+        return Emission("", token_ids, sources, tuple(logprobs[: len(token_ids)]))
 
 
 def loop_class(name: str | None) -> type[DecodeLoop]:

@@ -17,8 +17,7 @@ from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.base import Asked, Candidates, DraftSession, Draw, DrawSession, DrawSource, ForwardSession
 from precedent.drafters.sessions import checked, match_budget
 from precedent.planning.gate import Without
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import PLANNER
+from precedent.planning.planner import PLANNER, Limits, Plan
 from precedent.runtime.fence import Fault
 from precedent.runtime.plain_values import is_whole
 from precedent.tree import EMPTY_TREE, NULL, ROOT, Candidate, CandidateTree, Sampled

@@ -10,8 +10,8 @@ from precedent.decoding.stats import GenerationStats
 from precedent.drafters.base import DraftSession, DrawSession, ForwardSession
 from precedent.drafters.request import Request
 from precedent.errors import PrecedentError
-from precedent.planning.plan import Limits
-from precedent.planning.trust import Trust
+from precedent.planning.calibration import Trust
+from precedent.planning.planner import Limits
 from precedent.runtime.failures import as_ours
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.sampling.rng import Rng, RngOf
@@ -19,12 +19,15 @@ from precedent.target import Slot
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one sequence gained in one step: the committed tokens and each one's source.
+class Emission:
+    """What one step added to a sequence: token ids, each token's source and, once they are detokenized, their text.
 
-    `logprobs` has one entry per token if the request asked for them, otherwise none.
+    A source is a drafter's name, or "target" for a token that the target model chose itself. `logprobs` has one entry
+    per token if `SamplingParams.logprobs` asked for them. Text may lag behind its tokens (an unfinished character, a
+    possible stop string) and may come without tokens.
     """
 
+    text: str = ""
     token_ids: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()

@@ -1,4 +1,4 @@
-"""Scores all trees in one forward pass and verifies them; on a GPU, the host waits once."""
+"""Scores all trees in one forward pass and verifies them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ from functools import partial
 from time import perf_counter
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from precedent.decoding.aids import Aids
 from precedent.decoding.proposal import Proposal
 from precedent.decoding.sequence import DecodingSequence
-from precedent.runtime.isolate import together
-from precedent.sampling.rng import KeyedRng
+from precedent.runtime.failures import together
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import Slot, Target
-from precedent.verify import Verdict, verifier_of
-from precedent.verify.ahead import COUPLED, MODES, Ahead, Scored, computed_alike, read_together
-
-DURING_A_FORWARD = 2e-3
-"""Seconds allowed for computing the masks of all nodes of a step's trees, while a GPU computes their rows."""
+from precedent.target.support import installed
+from precedent.verify import Pending, Verdict
 
 Rows = Callable[[Proposal, Tensor, Callable[[int], Tensor] | None], TargetRows]
 """`DecodeLoop.rows`: the rows to verify a scored tree by, given its logits and the hidden state after each node."""
@@ -60,16 +57,6 @@ class Verified:
     def sequence(self) -> DecodingSequence:
         """The sequence that made the proposal."""
         return self.proposal.sequence
-
-
-@dataclass(slots=True, eq=False)
-class _Prepared:
-    """A scored tree before its verdict; `scored` is set if the verdict is computed together with others'."""
-
-    proposal: Proposal
-    rows: TargetRows
-    decide: Callable[[], Verdict]
-    scored: Scored | None = None
 
 
 @contextmanager
@@ -110,10 +97,18 @@ def score(proposals: Sequence[Proposal], target: Target) -> Forward:
 
 def verify(forward: Forward, rows: Rows, aids: Aids) -> list[Verified]:
     """Verify all trees and tell the planner what the forward took. A sequence that fails carries its error."""
-    started = perf_counter()
-    prepared = _prepared_together(forward, rows, started + DURING_A_FORWARD)
-    if any(on_accelerator(logits) for _, logits in forward.scored):
-        forward.seconds += perf_counter() - started  # a GPU has only started when `score` returns
+    started, pending = perf_counter(), list[tuple[Proposal, Pending]]()
+    for proposal, logits in forward.scored:
+        try:
+            pending.append((proposal, _pending(proposal, logits, rows, forward.hidden)))
+        except Exception as error:
+            proposal.sequence.fail(error, "verifying")
+    for package in installed():
+        package.verify_ahead([each for _, each in pending])
+    if forward.scored and forward.scored[0][1].is_cuda:  # a GPU has only started when `score` returns
+        if any(each.ahead is None for _, each in pending):
+            torch.cuda.synchronize(forward.scored[0][1].device)
+        forward.seconds += perf_counter() - started
     if forward.num_tries == 1 and forward.scored and forward.settled:
         sizes = [(len(each.tree) + 1, each.sequence.prefix) for each, _ in forward.scored]
         num_rows = sum(size for size, _ in sizes)
@@ -122,58 +117,24 @@ def verify(forward: Forward, rows: Rows, aids: Aids) -> list[Verified]:
     for proposal, _ in forward.scored:
         proposal.sequence.stats.forward_seconds += forward.seconds
     verified = []
-    with counted([each.proposal.sequence for each in prepared], "verify_seconds"):
-        for each in prepared:
+    with counted([proposal.sequence for proposal, _ in pending], "verify_seconds"):
+        for proposal, each in pending:
             try:
-                verified.append(Verified(each.proposal, each.rows, each.decide()))
+                verified.append(Verified(proposal, each.rows, each.verdict()))
             except Exception as error:
-                each.proposal.sequence.fail(error, "verifying")
+                proposal.sequence.fail(error, "verifying")
     return verified
 
 
-def on_accelerator(logits: Tensor) -> bool:
-    """Whether reading a number means waiting for a GPU."""
-    return logits.is_cuda
-
-
-def _prepared_together(forward: Forward, rows: Rows, until: float) -> list[_Prepared]:
-    """Prepare every verdict; compute what can be computed in advance and read it at once."""
-    prepared = []
-    for proposal, logits in forward.scored:
-        try:
-            prepared.append(_prepared(proposal, logits, rows, until, forward.hidden))
-        except Exception as error:
-            proposal.sequence.fail(error, "verifying")
-    of = {each.scored: each.proposal.sequence for each in prepared if each.scored is not None}
-    pending = dict[Ahead, None]()
-    for group in computed_alike(list(of)):
-        # the shared `Ahead` of a group, once per member
-        computed = together(
-            group, lambda some: [Ahead(some)] * len(some), lambda scored, error: of[scored].fail(error, "verifying")
-        )
-        pending |= dict.fromkeys(ahead for _, ahead in computed)
-    read_together(list(pending))
-    return [each for each in prepared if each.proposal.sequence.error is None]
-
-
-def _prepared(
-    proposal: Proposal,
-    logits: Tensor,
-    rows_of: Rows,
-    until: float,
-    hidden: Callable[[Slot, int, int], Tensor] | None,
-) -> _Prepared:
-    sequence, request, rng = proposal.sequence, proposal.sequence.request, proposal.sequence.rng()
-    logits, at_once = logits[:, : request.num_tokens], on_accelerator(logits)
-    if at_once and sequence.bitwise and request.mode == COUPLED:
-        logits, at_once = logits.cpu(), False  # a GPU's cumulative sums are not bitwise reproducible
+def _pending(
+    proposal: Proposal, logits: Tensor, rows_of: Rows, hidden: Callable[[Slot, int, int], Tensor] | None
+) -> Pending:
+    sequence, request = proposal.sequence, proposal.sequence.request
+    logits = logits[:, : request.num_tokens]
+    if sequence.bitwise and request.mode == "coupled":
+        logits = logits.cpu()  # a GPU's cumulative sums are not bitwise reproducible
     rows = rows_of(proposal, logits, None if hidden is None else partial(_hidden_state, hidden, sequence))
-    constrained = rows.constrained(until) if at_once and request.mode in MODES else None
-    if constrained is not None and isinstance(rng, KeyedRng):
-        scored = Scored(rows.tree, constrained, rng, request.mode)
-        return _Prepared(proposal, constrained, scored.verdict, scored)
-    decide = verifier_of(request.mode)(rows.tree, rows)
-    return _Prepared(proposal, rows, lambda: decide(rng))
+    return Pending(rows, sequence.rng(), request.mode)
 
 
 def _hidden_state(hidden: Callable[[Slot, int, int], Tensor], sequence: DecodingSequence, node: int) -> Tensor:

@@ -9,22 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from precedent.decoding.sequence import Emission
     from precedent.engine.delivery import ResultObserver
     from precedent.engine.engine import Engine
-    from precedent.engine.generation import Emission, Generation, GenerationResult
+    from precedent.engine.generation import Generation, GenerationResult
     from precedent.engine.options import EngineOptions
-    from precedent.engine.prometheus import prometheus_text
 
-__all__ = ["Emission", "Engine", "EngineOptions", "Generation", "GenerationResult", "ResultObserver", "prometheus_text"]
+__all__ = ["Emission", "Engine", "EngineOptions", "Generation", "GenerationResult", "ResultObserver"]
 
 _HOMES = {
-    "Emission": "generation",
-    "Engine": "engine",
-    "EngineOptions": "options",
-    "Generation": "generation",
-    "GenerationResult": "generation",
-    "ResultObserver": "delivery",
-    "prometheus_text": "prometheus",
+    "Emission": "decoding.sequence",
+    "Engine": "engine.engine",
+    "EngineOptions": "engine.options",
+    "Generation": "engine.generation",
+    "GenerationResult": "engine.generation",
+    "ResultObserver": "engine.delivery",
 }
 
 
@@ -32,4 +31,4 @@ def __getattr__(name: str) -> object:
     """Import a public name from the module that defines it."""
     if name not in __all__:
         raise AttributeError(f"module 'precedent.engine' has no attribute {name!r}")
-    return getattr(import_module(f"precedent.engine.{_HOMES[name]}"), name)
+    return getattr(import_module(f"precedent.{_HOMES[name]}"), name)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 from precedent.cache import Completion
 from precedent.engine.generation import GenerationResult
@@ -29,17 +28,8 @@ def write_back_to(store: CompletionKeeper, asked: Completion, result: Generation
     store(replace(asked, token_ids=result.token_ids, text=result.text))
 
 
-class _Report(NamedTuple):
-    """A result that is reported when its `job` is done, at the latest at `until`, by the fences' clock."""
-
-    until: float
-    sequence: QueuedSequence
-    result: GenerationResult
-    job: Future[None]
-
-
 class Finisher:
-    """Stores completions on another thread and reports them, at the latest after a deadline.
+    """Stores completions on another thread and reports them, at the latest after the fences' deadline.
 
     So a reported completion is a stored one, unless storing fails, is switched off or takes too long: none of these
     fails or delays an answer further. All methods belong to the worker's thread.
@@ -47,44 +37,38 @@ class Finisher:
 
     def __init__(self, executor: Executor, fences: Fences) -> None:
         self._executor, self._fences = executor, fences
-        self._reporting: deque[_Report] = deque()
+        self._reporting: deque[tuple[float, Callable[[], None], list[Future[object]]]] = deque()
 
     def __call__(self, sequence: QueuedSequence, result: GenerationResult) -> None:
         """Store and report the result of a sequence."""
-        if not any(self._fences.of(name).is_on for name in sequence.actions):
-            sequence.generation.finish(result)
-            return
-        try:
-            job = self._executor.submit(self._store_and_report, sequence, result)
-        except RuntimeError:  # the interpreter is exiting
-            self._store_and_report(sequence, result)
-            return
-        self._reporting.append(_Report(self._fences.clock() + self._fences.deadline, sequence, result, job))
+        report, jobs = partial(sequence.generation.finish, result), list[Future[object]]()
+        for name, action in sequence.actions.items():
+            fence = self._fences.of(name)
+            job = fence.submit(self._executor, action, result)
+            if job is not None:
+                jobs.append(job)
+            else:  # the interpreter is exiting, unless the action is switched off
+                fence.run(partial(action, result), None)
+        self._reporting.append((self._fences.clock() + self._fences.deadline, report, jobs))
+        for job in jobs:
+            job.add_done_callback(lambda _: report() if all(each.done() for each in jobs) else None)
+        self.seconds_left()
 
     def seconds_left(self) -> float | None:
         """Report what takes too long to store; returns the seconds until the next deadline, None without one."""
         while self._reporting:
-            left = self._reporting[0].until - self._fences.clock()
-            if left > 0 and not self._reporting[0].job.done():
+            until, report, jobs = self._reporting[0]
+            left = until - self._fences.clock()
+            if left > 0 and not all(job.done() for job in jobs):
                 return left
-            self._end(self._reporting.popleft())
+            self._reporting.popleft()
+            report()
         return None
 
     def close(self) -> None:
         """Wait for what is being stored, at most until its deadline, and report all results."""
-        while self._reporting:
-            report = self._reporting.popleft()
-            wait([report.job], timeout=max(0.0, min(report.until - self._fences.clock(), self._fences.deadline)))
-            self._end(report)
-
-    def _end(self, report: _Report) -> None:
-        if not report.job.done() or report.job.cancelled():
-            for name in report.sequence.actions:
-                self._fences.of(name).fault(TimeoutError(f"not done after {self._fences.deadline:g} seconds"))
-        report.job.cancel()
-        report.sequence.generation.finish(report.result)
-
-    def _store_and_report(self, sequence: QueuedSequence, result: GenerationResult) -> None:
-        for name, action in sequence.actions.items():
-            self._fences.of(name).run(partial(action, result), None)
-        sequence.generation.finish(result)
+        if self._reporting:
+            self._fences.settle()
+        for _, report, _ in self._reporting:
+            report()
+        self._reporting.clear()

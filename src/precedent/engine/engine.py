@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from precedent.cache import Completion, model_fingerprint, prompt_fingerprint, tokenizer_fingerprint
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
-from precedent.decoding.loop import loop_class
-from precedent.decoding.microscope import Microscope
+from precedent.decoding.loop import StepObserver, loop_class
+from precedent.decoding.sequence import Emission
 from precedent.decoding.stats import GenerationStats
 from precedent.drafters import Drafter, DrafterParts, Request, load_drafters
 from precedent.drafters.recall.drafter import RecallDrafter
@@ -33,7 +33,7 @@ from precedent.engine.checks import (
     unless_switched_off,
 )
 from precedent.engine.delivery import OBSERVER, WRITE_BACK, CompletionKeeper, Finisher, ResultObserver, write_back_to
-from precedent.engine.generation import Emission, Generation, GenerationResult
+from precedent.engine.generation import Generation, GenerationResult
 from precedent.engine.health import STALLED_SECONDS, EngineHealth
 from precedent.engine.kept_prefixes import KeptPrefixes
 from precedent.engine.loading import DraftModels, loaded_draft, loaded_target
@@ -44,7 +44,7 @@ from precedent.engine.sequence import QueuedSequence
 from precedent.engine.shared import opened_cache
 from precedent.engine.warm_up import REMEMBERED, RememberedCosts, compile_inner_loops, costs_of
 from precedent.engine.worker import Worker
-from precedent.grammar import Grammar, GrammarConstraint, GrammarEngine, GuidanceEngine
+from precedent.grammar import Grammar, GrammarConstraint, GuidanceEngine
 from precedent.planning.costs import CostCurve
 from precedent.runtime.background import Background
 from precedent.runtime.fence import Fences
@@ -142,7 +142,7 @@ class Engine(OfOneProcess):
         self.planner = found.planner(cost or costs_of(self.target, remembered, self._fences.of(REMEMBERED)))
         release_workers()  # the model was loaded and timed on this thread, and runs on another
         self._end_ids = end_token_ids(self.target, tokenizer)
-        self._grammars: GrammarEngine = GuidanceEngine(tokenizer, self._end_ids)
+        self._grammars: GuidanceEngine = GuidanceEngine(tokenizer, self._end_ids)
         self.admission = Admission(self.target, limits := options.limits or EngineLimits(), self.kept_prefixes)
         loop, finish = found(self.target, self.planner, self._fences), Finisher(self._executor, self._fences)
         remember = partial(remembered.write, self.planner.cost)
@@ -183,7 +183,7 @@ class Engine(OfOneProcess):
         self._drafters[drafter.name] = drafter
 
     @property
-    def grammars(self) -> GrammarEngine:
+    def grammars(self) -> GuidanceEngine:
         """Compiles grammars for this engine's tokenizer."""
         self.check_process()
         return self._grammars
@@ -353,12 +353,15 @@ class Engine(OfOneProcess):
     def longest_wait(self) -> float:
         """Seconds for which the first of the requests that wait for memory has waited."""
         self.check_process()
-        return self._worker.longest_wait()
+        return self._worker.scheduler.longest_wait()
 
-    def watch_steps(self, number: int) -> Microscope:
-        """Keep the last `number` steps for inspection; their candidates are words of other callers."""
+    def watch_steps(self, observer: StepObserver | None) -> None:
+        """Show every verified step to `observer` from now on, on the engine's thread; None ends it.
+
+        Its candidates are words of other callers.
+        """
         self.check_process()
-        return self._worker.watch_steps(number)
+        self._worker.scheduler.loop.on_verified = observer
 
     def close(self) -> None:
         """Cancel all requests and wait until the worker has ended; closing twice is harmless. The cache stays open.

@@ -9,25 +9,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from precedent.decoding.sequence import Emission
 from precedent.decoding.stats import GenerationStats
 from precedent.errors import RequestCancelled
 from precedent.runtime.process import OfOneProcess
 from precedent.sampling.logprobs import TokenLogprob
-
-
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """What one step added: text (detokenized, scanned for stop strings), token ids, and each token's source.
-
-    A source is a drafter's name, or "target" for a token that the target model chose itself. `logprobs` has one entry
-    per token if `SamplingParams.logprobs` asked for them. Text may lag behind its tokens (an unfinished character, a
-    possible stop string) and may come without tokens.
-    """
-
-    text: str
-    token_ids: tuple[int, ...] = ()
-    sources: tuple[str, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

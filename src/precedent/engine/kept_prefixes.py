@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from precedent.cache import Completion
 from precedent.cache.prefixes import bytes_of
 from precedent.cache.records import digest
 from precedent.drafters import DrafterParts
+from precedent.runtime.recomputable import sealed, unsealed
 from precedent.target import Slot, Target
 from precedent.target.prefix_pool import WORTH_KEEPING
 from precedent.text.prompt import FixedPart
@@ -39,8 +39,8 @@ MAX_WAITING_BYTES = 256 * 2**20
 FORMAT = 1
 """Increase it whenever files of before must not be read."""
 
-TOKENS, SEAL = "token_ids", "seal"
-"""The tensors of a file that are not keys and values."""
+TOKENS = "token_ids"
+"""The tensor of a file that is not keys and values."""
 
 
 class KeptPrefixes:
@@ -117,7 +117,7 @@ class KeptPrefixes:
         text = self.fixed_part.text(token_ids)  # the cache's `redact` sees the tokens as a completion
         try:
             if self._cache.lets_pass(Completion(tuple(token_ids), self._tokenizer, "", tenant, text=text)):
-                self._files.write(tenant, name, sealed(name, token_ids, rows), generation)
+                self._files.write(tenant, name, content_of(name, token_ids, rows), generation)
         except OSError as error:
             if not isinstance(error, FileNotFoundError):  # a full disk, for example
                 self._files.read_only = True
@@ -129,33 +129,15 @@ class KeptPrefixes:
         return digest(self._model, bytes_of(tenant), tokens, size=16).hex()
 
 
-def sealed(name: str, token_ids: Sequence[int], rows: Sequence[Tensor]) -> bytes:
-    """The content of the file `name`: tokens, what `Target.save` returned, and a seal over all of it."""
-    tensors = {TOKENS: torch.tensor(token_ids, dtype=torch.int64)}
-    tensors |= {f"{number:04}": part for number, part in enumerate(rows)}
-    return save({**tensors, SEAL: _seal(name, tensors)})
+def content_of(name: str, token_ids: Sequence[int], rows: Sequence[Tensor]) -> bytes:
+    """The content of the file `name`: tokens and what `Target.save` returned, under a seal."""
+    tensors = {f"{number:04}": part for number, part in enumerate(rows)}
+    return sealed(save({TOKENS: torch.tensor(token_ids, dtype=torch.int64), **tensors}), name)
 
 
 def opened(content: bytes, name: str, token_ids: Sequence[int]) -> list[Tensor]:
-    """The rows in a file. Raises ValueError unless all of it is sound."""
-    try:
-        tensors = load(content)
-        seal = tensors.pop(SEAL)
-        is_sound = torch.equal(seal, _seal(name, tensors))
-    except (SafetensorError, KeyError, AssertionError, RuntimeError) as error:
-        raise ValueError(f"it cannot be read: {error!r}") from error
-    if not is_sound:
-        raise ValueError("it is damaged, or of another model or tenant")
+    """The rows in a file. Raises ValueError unless all of it is sound, and of this name and these tokens."""
+    tensors = load(unsealed(content, name))
     if tensors.pop(TOKENS).tolist() != list(token_ids):
         raise ValueError("it holds other tokens")
     return [tensors[key] for key in sorted(tensors)]
-
-
-def _seal(name: str, tensors: dict[str, Tensor]) -> Tensor:
-    """A digest of names, types, shapes and bytes, `[32]`."""
-    hashed = hashlib.sha256(name.encode())
-    for key in sorted(tensors):
-        part = tensors[key]
-        hashed.update(f" {key} {part.dtype} {list(part.shape)} ".encode())
-        hashed.update(part.reshape(-1).view(torch.uint8).numpy().data)
-    return torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)

@@ -11,7 +11,7 @@ from collections import deque
 from time import perf_counter
 
 from precedent.decoding.loop import DecodeLoop
-from precedent.decoding.sequence import StepResult
+from precedent.decoding.sequence import Emission
 from precedent.engine.admission import Admission
 from precedent.engine.delivery import Finisher
 from precedent.engine.generation import cancelled_error
@@ -185,7 +185,7 @@ class Scheduler:
             sequence.stats.plain_seconds += len(result.token_ids) * plain
             self._deliver(sequence, result)
 
-    def _deliver(self, sequence: QueuedSequence, result: StepResult) -> None:
+    def _deliver(self, sequence: QueuedSequence, result: Emission) -> None:
         if sequence.error is None:
             try:
                 sequence.deliver(result)

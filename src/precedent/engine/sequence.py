@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from precedent.decoding.sequence import DecodingSequence, StepResult
+from precedent.decoding.sequence import DecodingSequence, Emission
 from precedent.drafters import Drafter
 from precedent.drafters.base import Session
 from precedent.drafters.sessions import begin_all, end_all
-from precedent.engine.generation import Emission, Generation, GenerationResult
+from precedent.engine.generation import Generation, GenerationResult
 from precedent.runtime.fence import Fences
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.target import Slot, Target
@@ -78,7 +78,7 @@ class QueuedSequence(DecodingSequence):
         with suppress(AttributeError):  # starting it failed
             del self.slot
 
-    def deliver(self, result: StepResult) -> None:
+    def deliver(self, result: Emission) -> None:
         """Pass a step's tokens to the caller. A stop string cuts the answer and ends the sequence."""
         text, kept = self.text.push(result.token_ids)
         if kept < len(result.token_ids) or self.text.stopped:

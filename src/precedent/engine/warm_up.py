@@ -18,12 +18,11 @@ from functools import cache
 import torch
 from platformdirs import user_cache_path
 
-from precedent.planning.costs import CostCurve
-from precedent.planning.step_costs import START_UP_WIDTHS, StepCosts
+from precedent.planning.costs import START_UP_WIDTHS, CostCurve, StepCosts
 from precedent.planning.warm_up import compile_drafting
 from precedent.runtime.fence import Fence
 from precedent.runtime.instructions import FEATURES
-from precedent.runtime.processor import processor
+from precedent.runtime.machine_load import processor
 from precedent.runtime.recomputable import sealed, unsealed
 from precedent.sampling.coupling import coupled_choice
 from precedent.target import Target

@@ -11,7 +11,6 @@ from time import perf_counter
 
 import torch
 
-from precedent.decoding.microscope import Microscope
 from precedent.engine.health import EngineHealth
 from precedent.engine.metrics import EngineMetrics
 from precedent.engine.scheduler import Scheduler
@@ -35,7 +34,7 @@ class Worker(OfOneProcess):
     instead = "load the model there"
 
     def __init__(self, scheduler: Scheduler, ended: Callable[[], None]) -> None:
-        self._scheduler, self._ended, self.closed = scheduler, ended, False
+        self.scheduler, self._ended, self.closed = scheduler, ended, False
         self._inbox: queue.SimpleQueue[QueuedSequence | Callable[[], None] | None] = queue.SimpleQueue()
         self._round_began: float | None = None
         self._received = perf_counter()
@@ -56,7 +55,7 @@ class Worker(OfOneProcess):
         """Evict all idle conversations before the next round, without waiting; does nothing once it is closed."""
         with self._gate:
             if self.is_here and not self.closed:
-                self._inbox.put(self._scheduler.admission.drop_idle)
+                self._inbox.put(self.scheduler.admission.drop_idle)
 
     def stop(self) -> None:
         """Ask the thread to end after the current round, without waiting; safe on any thread, any number of times."""
@@ -77,15 +76,11 @@ class Worker(OfOneProcess):
 
     def metrics(self) -> EngineMetrics:
         """A snapshot of the scheduler's metrics; requests that it has not received yet count as waiting."""
-        return self._scheduler.metrics(0 if self.closed else self._inbox.qsize())
-
-    def longest_wait(self) -> float:
-        """Seconds for which the first of the waiting requests has waited for memory."""
-        return self._scheduler.longest_wait()
+        return self.scheduler.metrics(0 if self.closed else self._inbox.qsize())
 
     def health(self, stalled_seconds: float) -> EngineHealth:
         """Whether requests are served. A thread is stalled if it works on one thing for so long."""
-        scheduler, began, now = self._scheduler, self._round_began, perf_counter()
+        scheduler, began, now = self.scheduler, self._round_began, perf_counter()
         failing = scheduler.outcomes.failing()
         seconds = now - began if began is not None else 0.0 if self._inbox.empty() else now - self._received
         if self.closed:
@@ -94,12 +89,6 @@ class Worker(OfOneProcess):
             failing = f"the engine's thread has not advanced for {seconds:.0f} s while requests wait"
         return EngineHealth(failing, scheduler.fences.degraded())
 
-    def watch_steps(self, number: int) -> Microscope:
-        """Keep the last `number` steps from now on, instead of any that were watched before."""
-        watched = Microscope(number)
-        self._scheduler.loop.on_verified = watched
-        return watched
-
     @torch.inference_mode()
     def _run(self) -> None:
         failure: PrecedentError = RequestCancelled("the engine was closed before the request was finished")
@@ -107,7 +96,7 @@ class Worker(OfOneProcess):
             while self._receive():
                 with computing():
                     self._round_began = perf_counter()
-                    self._scheduler.round()
+                    self.scheduler.round()
                     self._round_began = None
         except BaseException as error:  # whatever it is, no caller may be left waiting
             log.exception("the worker of an engine failed; the engine is closed")
@@ -121,12 +110,12 @@ class Worker(OfOneProcess):
 
     def _receive(self) -> bool:
         """Receive new requests, waiting while there is nothing to do; False if the thread should end."""
-        while self._scheduler.idle or not self._inbox.empty():
+        while self.scheduler.idle or not self._inbox.empty():
             if self._inbox.empty():
                 with computing():
                     release_workers()
             try:
-                received = self._inbox.get(timeout=self._scheduler.finish.seconds_left())
+                received = self._inbox.get(timeout=self.scheduler.finish.seconds_left())
             except queue.Empty:  # time to report a completion that takes too long to store
                 continue
             finally:
@@ -138,7 +127,7 @@ class Worker(OfOneProcess):
 
     def _take(self, received: QueuedSequence | Callable[[], None]) -> None:
         if isinstance(received, QueuedSequence):
-            self._scheduler.waiting.append(received)
+            self.scheduler.waiting.append(received)
         else:
             received()
 
@@ -149,7 +138,7 @@ class Worker(OfOneProcess):
             if received is not None:
                 self._take(received)
         try:
-            self._scheduler.fail_all(failure)
+            self.scheduler.fail_all(failure)
         finally:
-            self._scheduler.finish.close()
+            self.scheduler.finish.close()
             self._ended()

@@ -6,7 +6,6 @@ Use `Engine.submit(grammar=JsonSchema.of({…}))`. Descriptions are data (`spec`
 from precedent.grammar.closing import closed
 from precedent.grammar.constraint import GrammarConstraint
 from precedent.grammar.guidance import GuidanceEngine, check_installed, is_installed, unenforceable
-from precedent.grammar.matching import GrammarEngine, TokenMatcher
 from precedent.grammar.spec import (
     ANY_OBJECT,
     Answer,
@@ -25,13 +24,11 @@ __all__ = [
     "CallForm",
     "Grammar",
     "GrammarConstraint",
-    "GrammarEngine",
     "GuidanceEngine",
     "JsonSchema",
     "Lark",
     "Reasoning",
     "Regex",
-    "TokenMatcher",
     "Tool",
     "check_installed",
     "closed",

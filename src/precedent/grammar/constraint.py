@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from time import perf_counter
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from precedent.grammar.matching import TokenMatcher, Words
+from precedent.grammar.guidance import GuidanceMatcher, Words
 from precedent.runtime.placing import placed
 from precedent.target import common_prefix
 
@@ -25,7 +23,7 @@ class GrammarConstraint:
     If a path has left the grammar or has ended, its row stays unmasked, because nothing there can be accepted.
     """
 
-    def __init__(self, matcher: TokenMatcher, end_token_ids: Iterable[int]) -> None:
+    def __init__(self, matcher: GuidanceMatcher, end_token_ids: Iterable[int]) -> None:
         self._matcher, self._end_ids = matcher, frozenset(end_token_ids)
         self._path: list[int] = []
         self._masks: OrderedDict[tuple[int, ...], Words | None] = OrderedDict()
@@ -33,19 +31,7 @@ class GrammarConstraint:
     def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
         """Mask the tokens that the grammar forbids after `output_ids`; at a dead end, all of them."""
         words = self._words(tuple(output_ids))
-        return row if words is None else row.masked_fill(_forbidden([words], row[None])[0], -torch.inf)
-
-    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor | None:
-        """Mask each row; None if the masks are not computed by the time `until`, which can happen in free text.
-
-        Masks computed so far are kept. Paths are visited in sorted order, so that neighbours share their prefix.
-        """
-        words = dict[tuple[int, ...], Words | None]()
-        for path in sorted(paths):
-            if perf_counter() > until:
-                return None
-            words[path] = self._words(path)
-        return rows.masked_fill(_forbidden([words[path] for path in paths], rows), -torch.inf)
+        return row if words is None else row.masked_fill(_forbidden(words, row), -torch.inf)
 
     def forced(self, output_ids: Sequence[int]) -> tuple[int, ...]:
         """The tokens that must follow, up to the first choice or the end of the answer."""
@@ -87,27 +73,14 @@ class GrammarConstraint:
         return len(self._path) == len(path)
 
 
-def _forbidden(masks: Sequence[Words | None], rows: Tensor) -> Tensor:
-    """The forbidden tokens of each row, `[rows, vocab_size]` bool on the rows' device.
-
-    Ids beyond the end of a mask are forbidden; without a mask (None), all tokens are allowed.
-    """
-    size = rows.shape[-1]
-    forbidden = np.full((len(masks), (size + 7) // 8), 0xFF, dtype=np.uint8)
-    for row, words in zip(forbidden, masks, strict=True):
-        given = row if words is None else words.view(np.uint8)[: row.size]
-        row[: given.size] ^= given
-    return _spread(forbidden, rows.device)[:, :size]
-
-
-def _spread(bits: NDArray[np.uint8], device: torch.device) -> Tensor:
-    """Unpack `[rows, bytes]` to `[rows, 8 * bytes]` bool; moves the bytes first, which are an eighth of the data."""
-    if device.type == "cpu":
-        return torch.from_numpy(np.unpackbits(bits, axis=1, bitorder="little")).view(torch.bool)
-    return unpacked(placed(bits, device))
-
-
-def unpacked(bits: Tensor) -> Tensor:
-    """Unpack bytes `[rows, bytes]` to bits, lowest first, `[rows, 8 * bytes]` bool on the same device."""
-    spread: Tensor = bits[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return spread.bitwise_and_(1).flatten(1).bool()
+def _forbidden(words: Words, row: Tensor) -> Tensor:
+    """The forbidden tokens of a row, `[vocab_size]` bool on its device; those beyond the end of the mask are too."""
+    size = row.shape[-1]
+    bits = np.full((size + 7) // 8, 0xFF, dtype=np.uint8)
+    given = words.view(np.uint8)[: bits.size]
+    bits[: given.size] ^= given
+    if row.is_cpu:
+        return torch.from_numpy(np.unpackbits(bits, bitorder="little")).view(torch.bool)[:size]
+    # on a GPU the bytes are moved first, which are an eighth of the data
+    spread: Tensor = placed(bits, row.device)[:, None] >> torch.arange(8, dtype=torch.uint8, device=row.device)
+    return spread.bitwise_and_(1).flatten().bool()[:size]

@@ -11,16 +11,19 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from precedent.errors import GrammarError, UnsupportedError
 from precedent.grammar.lark import to_lark
-from precedent.grammar.matching import Words
 from precedent.grammar.spec import Grammar, JsonSchema
 from precedent.text.tool_schema import referenced
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerBase
+
+Words = NDArray[np.int32]
+"""One bit per token, the lowest bit of the first word for token 0: `[ceil(vocab_size / 32)]`."""
 
 _GRAMMAR_LINE = re.compile(r"\n *\d+ \| ")
 _DEAD_END = "NoExtension"
@@ -150,8 +153,6 @@ def _problem(schema: JsonSchema) -> str | None:
 class GuidanceEngine:
     """Compiles grammars for one tokenizer; converting the tokenizer takes seconds and happens at the first grammar."""
 
-    name = "llguidance"
-
     def __init__(self, tokenizer: PreTrainedTokenizerBase, end_token_ids: Iterable[int]) -> None:
         self._tokenizer, self._end_ids = tokenizer, sorted(end_token_ids)
         self._converted: LLTokenizer | None = None
@@ -200,7 +201,7 @@ def compiled(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
 
 
 class GuidanceMatcher:
-    """A `TokenMatcher` on llguidance. Its matchers do not recover from an error, so a failed one is replaced."""
+    """The position of one answer in its grammar. A failed matcher of llguidance is replaced."""
 
     def __init__(self, start: LLMatcher, vocab_size: int) -> None:
         self._start, self._matcher = start, start.deep_copy()
@@ -208,7 +209,7 @@ class GuidanceMatcher:
         self._num_words = (vocab_size + 31) // 32
 
     def allowed(self) -> Words:
-        """The tokens that may follow, none at a dead end.
+        """The tokens that may follow, none at a dead end; end tokens only where the grammar accepts.
 
         Raises GrammarError if the grammar becomes too complex for llguidance.
         """

@@ -8,6 +8,7 @@ plan: plain decoding. A draft model costs sequential steps, so its draws compete
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
@@ -15,15 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 from precedent.drafters.base import NODE, Candidates, DrawSource, Nodes
-from precedent.planning.calibration import Calibration, learn_from_verdict
+from precedent.planning.calibration import Calibration, Trust, learn_from_verdict, outcomes_by_source
 from precedent.planning.choose import BEST, BEST_BITS, Choice, choose_nodes, choose_path
-from precedent.planning.costs import CheckedCosts, CostCurve, is_time
+from precedent.planning.costs import CheckedCosts, CostCurve, Probes, is_time
 from precedent.planning.gate import Gate, Without
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.probing import Probes
-from precedent.runtime.compiled import Floats, Int32s
+from precedent.runtime.compiled import Floats, Int32s, Int64s
 from precedent.runtime.fence import Fault
-from precedent.tree import ROOT, CandidateTree
+from precedent.tree import ROOT, CandidateTree, TreeBuilder
 
 PLANNER = "planner"
 """The planner's name among the aids of an engine."""
@@ -39,6 +38,61 @@ RUNNER_UP_PRIOR = 0.15
 
 DEEPEST_DRAW = 6
 """Draws from this depth on share one calibration bin."""
+
+
+_NONE = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sequence allows in this step: nodes, draws, tokens until its limit, and the tokens that end it.
+
+    `requests` counts the requests in the step, including this one. `rows_beside` and `tokens_beside` are the others'
+    rows and expected tokens: all of them wait for a node, so it pays off only if it raises their common rate. `trust`
+    is this request's experience with each source; `prefix` is the number of tokens that each node sees before the tree.
+    `one_path` allows a single path, for an engine that verifies no trees.
+    """
+
+    max_nodes: int
+    max_draws: int
+    max_depth: int
+    end_token_ids: frozenset[int]
+    requests: int = 1
+    rows_beside: int = 0
+    tokens_beside: float = 0.0
+    trust: Trust = field(default_factory=Trust)
+    prefix: int = 0
+    one_path: bool = False
+
+
+@dataclass(slots=True)
+class Plan:
+    """A step's plan: fixed candidates already in the builder; draws and runners-up still to be made.
+
+    `choice` records how the fixed candidates were chosen from those of the drafters `names`, of which drafter i
+    proposed the next `counts[i]`; None if none were proposed. `expected_tokens` counts the fixed candidates and the
+    target's own token; `trust` learns their outcomes.
+    """
+
+    builder: TreeBuilder = field(default_factory=TreeBuilder)
+    draws: dict[str, int] = field(default_factory=dict)
+    runners_up: dict[str, int] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    counts: Int64s = field(default_factory=lambda: _NONE)
+    choice: Choice | None = None
+    expected_tokens: float = 1.0
+    trust: Trust = field(default_factory=Trust)
+
+    def learn(self, parents: Int32s, verdict: Floats) -> None:
+        """Update the request's trust with the outcomes of each drafter's candidates (see `learn_from_verdict`)."""
+        if self.choice is not None:
+            outcomes = outcomes_by_source(self.choice.believed, self.counts, self.choice.node_of, parents, verdict)
+            self.trust.learn(self.names, outcomes)
+
+    @property
+    def estimates(self) -> Floats:
+        """Probabilities that fixed candidates are accepted once their parents are, `[num_fixed]`."""
+        return np.empty(0) if self.choice is None else self.choice.estimates
 
 
 class SourceNames(dict[int, tuple[str, ...]]):

@@ -12,10 +12,8 @@ from precedent.drafters.outcomes import outcomes, outcomes_of_votes
 from precedent.drafters.prediction import PredictionDrafter
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.request import Request
-from precedent.planning.costs import CostCurve
-from precedent.planning.plan import Limits
-from precedent.planning.planner import Planner
-from precedent.planning.step_costs import WINDOW, StepCosts
+from precedent.planning.costs import WINDOW, CostCurve, StepCosts
+from precedent.planning.planner import Limits, Planner
 
 
 @cache

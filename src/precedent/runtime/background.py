@@ -90,6 +90,19 @@ class Background(Executor, OfOneProcess):
                 thread.join()
 
 
+class AtOnce(Executor):
+    """Runs work at once, on the submitting thread, where there is nothing to overlap."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run the call now; its future carries the result or exception."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 @contextmanager
 def long_work() -> Iterator[None]:
     """A block that a `Background` thread leaves when the process exits; on other threads it has no effect."""

@@ -1,11 +1,17 @@
-"""Turns failures of other libraries into this package's errors, with the cause attached."""
+"""Turns failures of other libraries into this package's errors, and finds whose failure one is."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
 from precedent.errors import GenerationError, PrecedentError
 from precedent.runtime.plain_values import first_line
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 """Words in the plain RuntimeError that torch raises on a CPU and on some accelerators."""
@@ -35,3 +41,26 @@ def as_ours(error: Exception, doing: str) -> PrecedentError:
     failure = GenerationError(f"{type(error).__name__} while {doing}: {first_line(error)}")
     failure.__cause__ = error
     return failure
+
+
+def together(
+    items: Sequence[Item],
+    act: Callable[[Sequence[Item]], Sequence[Result]],
+    fail: Callable[[Item, Exception], None],
+) -> list[tuple[Item, Result]]:
+    """Call `act` on all items at once; if it raises, on each alone, and call `fail` for those that raise again.
+
+    `act` returns one result per item and may be called more than once. Returns the items that succeeded, with their
+    results.
+    """
+    if not items:
+        return []
+    try:
+        return list(zip(items, act(items), strict=True))
+    except Exception as error:
+        if is_out_of_memory(error):
+            error.with_traceback(None)  # its frames hold the very tensors that did not fit
+        if len(items) == 1:
+            fail(items[0], error)
+            return []
+    return [pair for item in items for pair in together([item], act, fail)]

@@ -1,16 +1,16 @@
-"""How much processor time other programs take: it decides whether a measured time can be trusted.
+"""The machine: how much processor time other programs take, by Linux's `/proc/stat`, and what processor it has.
 
-Reads Linux's `/proc/stat`, or elsewhere psutil if it is installed.
+The time decides whether a measured time can be trusted.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 STAT = Path("/proc/stat")
 
@@ -64,7 +64,7 @@ def share_of_others(before: CpuTimes | None, after: CpuTimes | None) -> float | 
 
 def cpu_times(stat: Path = STAT) -> CpuTimes | None:
     """The times now; None if the system does not report them."""
-    busy = _from_proc(stat) or _from_psutil()
+    busy = _from_proc(stat)
     if busy is None:
         return None
     own = os.times()
@@ -85,11 +85,11 @@ def _from_proc(stat: Path) -> tuple[float, int] | None:
     return (ticks / os.sysconf("SC_CLK_TCK"), len(columns)) if columns else None
 
 
-def _from_psutil() -> tuple[float, int] | None:
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name: from `/proc/cpuinfo` on Linux, from Python's `platform` elsewhere."""
     try:
-        psutil: Any = importlib.import_module("psutil")
-    except ImportError:
-        return None
-    times = psutil.cpu_times()._asdict()
-    idle = {"idle", "iowait", "guest", "guest_nice"}
-    return sum(seconds for name, seconds in times.items() if name not in idle), psutil.cpu_count()
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from numbers import Integral, Real
 from operator import index
@@ -98,3 +99,14 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's text, without its final punctuation; its class's name if the text is empty."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(" .:") if lines else type(error).__name__
+
+
+KEY_PREFIX = "pk-"
+"""Begins every API key, so that people and scanners of published code recognise one."""
+
+_KEY = re.compile(re.escape(KEY_PREFIX) + r"[A-Za-z0-9_-]{20,}")
+
+
+def hide_keys(text: str) -> str:
+    """A text without the keys in it, and without long pieces of keys."""
+    return _KEY.sub(f"{KEY_PREFIX}…", text)

@@ -5,17 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
-
-class LogitRows(Protocol):
-    """The rows of a scored tree (`precedent.sampling.target_rows.TargetRows`)."""
-
-    def logits(self, node: int, /) -> Tensor:
-        """Constrained logits after `node`, `[vocab_size]`."""
+from precedent.sampling.target_rows import TargetRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +25,7 @@ class TokenLogprob:
 
 
 def logprobs_of(
-    rows: LogitRows, nodes: Sequence[int], token_ids: Sequence[int], num_top: int | None
+    rows: TargetRows, nodes: Sequence[int], token_ids: Sequence[int], num_top: int | None
 ) -> tuple[TokenLogprob, ...]:
     """The log-probabilities of `token_ids`, each of which follows its node in `nodes`; empty if `num_top` is None.
 

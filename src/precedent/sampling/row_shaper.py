@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 RowShaper = Callable[[Sequence[int], "Tensor"], "Tensor"]
 """`(output_ids, logits_row [vocab_size]) -> logits_row`: applies constraints, given the text that precedes the row.
 
-It must not write to the given row, which is used again.
+It must not write to the given row, which is used again, nor wait for its device: on a GPU all rows of a tree are shaped
+while the forward that computes them may still be running.
 """
 
 
@@ -25,28 +26,6 @@ class ForcesTokens(Protocol):
         Each is the only token that the constraint does not mask after those before it. `()` is always correct, just
         slower. Called once per step; the constraint's effect on rows must not depend on it.
         """
-
-
-@runtime_checkable
-class ShapesTogether(Protocol):
-    """A constraint that shapes many rows in a few operations. Optional for a constraint.
-
-    On a GPU all rows of a tree are shaped while the forward that computes them may still be running, so anything that
-    waits for the device waits for the whole forward.
-    """
-
-    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor | None:
-        """Shape every row of `rows` `[len(paths), vocab_size]` as calling the constraint with that row's path does.
-
-        The numbers must be the same. Must not write to `rows` or read anything back from its device. Returns None if
-        the host cannot finish by `until` (seconds of `perf_counter`); the constraint is then called for each row that
-        the walk visits.
-        """
-
-
-def shaped_rows(constraint: RowShaper, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor | None:
-    """Shape all rows at once, each with its own path; None if the constraint can only shape them one by one."""
-    return constraint.shape_all(paths, rows, until) if isinstance(constraint, ShapesTogether) else None
 
 
 def forced_tokens(constraint: RowShaper, output_ids: Sequence[int]) -> tuple[int, ...]:

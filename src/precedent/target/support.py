@@ -8,7 +8,7 @@ state) implements only the hooks below them. Everything that a package leaves ou
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from precedent.target.kv.rows import Forward, RowMasks
     from precedent.target.kv.shape import KVShape
     from precedent.target.runner import Runner
+    from precedent.verify import Pending
 
 GROUP = "precedent.models"
 
@@ -171,6 +172,9 @@ class ModelSupport:
         reason, for a model that needs more than they compute.
         """
         return None
+
+    def verify_ahead(self, pending: Sequence[Pending]) -> None:
+        """Set `Pending.ahead` of a step's trees whose verdicts are found faster together than row by row."""
 
     def backend(self, runner: Runner, kv_shape: KVShape, options: TargetOptions) -> Backend | None:
         """Return what computes some forwards of an examined model; None where it does not fit.

@@ -6,7 +6,7 @@ Verification has two halves: a `Verifier` called with a tree and its rows uses n
 with `rng` decides.
 
 * `traversal` (lazy tests; block verification on a chain) and `topdown` (eager tests; token verification on a chain):
-  `recursion` for a CPU, `ahead` for a GPU, one `walk`;
+  one `recursion`, one `walk`;
 * `greedy` (exact match with the argmax) and `coupled` (exact match with the token that the seed's noise chooses):
   `exact_match`.
 
@@ -31,7 +31,18 @@ from precedent.verify.recursion import RowWeights
 from precedent.verify.verdict import Verdict
 from precedent.verify.walk import walk
 
-__all__ = ["LOSSLESS", "Decide", "RowWeights", "Verdict", "Verifier", "prepare", "verifier_of", "verify", "walk"]
+__all__ = [
+    "LOSSLESS",
+    "Decide",
+    "Pending",
+    "RowWeights",
+    "Verdict",
+    "Verifier",
+    "prepare",
+    "verifier_of",
+    "verify",
+    "walk",
+]
 
 Decide = Callable[[Rng], Verdict]
 Prepare = Callable[[CandidateTree, TargetRows], Decide]
@@ -93,6 +104,25 @@ def _installed_verifier(mode: str) -> Verifier:
         raise ConfigError(f"mode={mode!r}: write parameters as name=value, separated by commas")
     verifier: Verifier = mode_factory(mode)({key.strip(): value.strip() for key, _, value in pairs})
     return verifier
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A scored tree that waits for its verdict in a step.
+
+    `ahead` returns the verdict where a package found it together with others' (`ModelSupport.verify_ahead`).
+    """
+
+    rows: TargetRows
+    rng: Rng
+    mode: str
+    ahead: Callable[[], Verdict] | None = None
+
+    def verdict(self) -> Verdict:
+        """Decide. Raises GenerationError for a visited row that cannot be sampled from."""
+        if self.ahead is not None:
+            return self.ahead()
+        return verifier_of(self.mode)(self.rows.tree, self.rows)(self.rng)
 
 
 def prepare(tree: CandidateTree, rows: TargetRows, mode: str) -> Decide:

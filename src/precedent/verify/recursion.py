@@ -22,7 +22,7 @@ from torch import Tensor
 
 from precedent.sampling.rng import Rng
 from precedent.tree import NULL, ROOT, Candidate, CandidateTree, Fixed, Sampled
-from precedent.verify.weights import NEXT, Weights
+from precedent.verify.walk import NEXT, Weights
 
 CANCELLATION = 1e-3  # once a mass falls below this share of its original sum, it is summed again
 

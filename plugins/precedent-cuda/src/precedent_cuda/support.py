@@ -5,7 +5,7 @@ The other modules are imported where they are needed: most processes have this p
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from precedent.errors import UnsupportedError
@@ -16,6 +16,7 @@ from precedent_cuda import StaticSettings
 if TYPE_CHECKING:
     from precedent.target.kv.shape import KVShape
     from precedent.target.runner import Runner
+    from precedent.verify import Pending
 
 
 class CudaSupport(ModelSupport):
@@ -46,6 +47,18 @@ class CudaSupport(ModelSupport):
             raise UnsupportedError(
                 f"{name} cannot run as CUDA graphs: {hindrance}; leave cuda_graphs out"
             ) from hindrance
+
+    def verify_ahead(self, pending: Sequence[Pending]) -> None:
+        """Find the verdicts of all trees on a GPU with a single wait for it."""
+        if any(on_gpu(each) for each in pending):
+            from precedent_cuda.ahead import verify_ahead
+
+            verify_ahead([each for each in pending if on_gpu(each)])
+
+
+def on_gpu(pending: Pending) -> bool:
+    """Whether reading a number of the rows means waiting for a GPU."""
+    return pending.rows.raw.is_cuda
 
 
 def _wanted(runner: Runner, options: TargetOptions) -> bool:

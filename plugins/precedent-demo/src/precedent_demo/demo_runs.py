@@ -22,7 +22,7 @@ from precedent.engine.generation import GenerationResult
 from precedent.engine.options import EngineOptions
 from precedent.langchain import ChatPrecedent
 from precedent.planning.costs import CostCurve
-from precedent.runtime.processor import processor
+from precedent.runtime.machine_load import processor
 from precedent_demo.conversation import run_request
 from precedent_demo.desk import OrderDesk
 from precedent_demo.requests import Request

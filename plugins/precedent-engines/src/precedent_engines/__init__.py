@@ -4,8 +4,7 @@ It stands on the same drafters, stores and planner as the engine, and knows no t
 is given and reports what was committed. Importing it loads neither torch nor transformers.
 """
 
-from precedent_engines.metrics import ServiceMetrics
-from precedent_engines.service import DRAFTERS, DraftingService
+from precedent_engines.service import DRAFTERS, DraftingService, ServiceMetrics
 from precedent_engines.session import DraftingSession
 
 __all__ = ["DRAFTERS", "DraftingService", "DraftingSession", "ServiceMetrics"]

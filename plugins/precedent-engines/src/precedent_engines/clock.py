@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 
+from precedent.planning.costs import StepCosts
 from precedent.planning.planner import Planner
-from precedent.planning.step_costs import StepCosts
 
 Clock = Callable[[], float]
 """Seconds since some moment."""
 
-TRIED_STEPS = 12
-"""Steps in which widths are tried while nothing is known about their cost."""
-
-SHARES = (1.0, 0.0, 0.25)
-"""Shares of the longest draft that are tried in turn: otherwise a width that is never used would never be measured."""
+SHARES = (1.0, 0.0, 0.25) * 4
+"""Shares of the longest draft in the first steps, while no cost is known: a width must be used to be measured."""
 
 
 class StepClock:
@@ -34,7 +31,7 @@ class StepClock:
 
     def most(self, wanted: int) -> int:
         """The longest draft in the coming step, if `wanted` are."""
-        return wanted if self._unknown is None else int(wanted * SHARES[self._tried % len(SHARES)])
+        return wanted if self._unknown is None else int(wanted * SHARES[self._tried])
 
     def began(self) -> None:
         """A request began, so the present step also computes its prompt."""
@@ -42,19 +39,18 @@ class StepClock:
 
     def called(self, stepped: bool) -> None:
         """The next call begins; `stepped` says whether tokens were committed since the last one."""
-        if self._width and stepped:
-            self._learn(self._width, (self._now() - self._since) * 1e3)
-
-    def returned(self, width: int) -> None:
-        """A call ends; the step that follows computes `width` tokens of all requests together."""
-        self._width, self._since = width, self._now()
-
-    def _learn(self, width: int, milliseconds: float) -> None:
+        if not self._width or not stepped:
+            return
+        width, milliseconds = self._width, (self._now() - self._since) * 1e3
         if self._unknown is None:
             self._planner.observe_forward(width, milliseconds)
             return
         self._tried += 1
         self._best[width] = min(milliseconds, self._best.get(width, milliseconds))
-        if self._tried == TRIED_STEPS:
+        if self._tried == len(SHARES):
             self._unknown.begin(self._best)
             self._unknown = None
+
+    def returned(self, width: int) -> None:
+        """A call ends; the step that follows computes `width` tokens of all requests together."""
+        self._width, self._since = width, self._now()

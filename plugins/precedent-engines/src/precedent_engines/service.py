@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -13,24 +14,29 @@ from typing import TYPE_CHECKING, Any, Self
 from precedent.cache import Completion, Embedder, SpeculationCache, prompt_fingerprint
 from precedent.cache.records import check_tenant
 from precedent.cache.store_url import Place
-from precedent.drafters import Drafter, DrafterParts, load_drafters
+from precedent.config import SamplingParams
+from precedent.drafters import DrafterParts, Request, load_drafters
 from precedent.errors import ConfigError, EngineClosedError
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Planner
-from precedent.planning.step_costs import StepCosts
 from precedent.planning.warm_up import compile_drafting
 from precedent.runtime.background import Background
 from precedent.runtime.fence import Fences
+from precedent.runtime.plain_values import shown
 from precedent.runtime.process import OfOneProcess, check_fork
-from precedent.text.codec import TokenizerCodec
-from precedent.text.templates import Template
-from precedent_engines.batch import Batch
-from precedent_engines.checks import check_drafters, curve_of, token_ids_of, whole_number
+from precedent.text.templates import Template, Templates
 from precedent_engines.clock import Clock
 from precedent_engines.health import StoreHealth, check_tokenizer
-from precedent_engines.incoming import Incoming, fingerprint_of
-from precedent_engines.metrics import ServiceMetrics
-from precedent_engines.session import DraftingSession
+from precedent_engines.requests import (
+    check_drafters,
+    curve_of,
+    fingerprint_of,
+    prediction_ids,
+    room_after,
+    token_ids_of,
+    whole_number,
+)
+from precedent_engines.session import Batch, DraftingSession
 from precedent_engines.tokenizer import codec_of
 
 if TYPE_CHECKING:
@@ -42,53 +48,55 @@ DRAFTERS = ("recall", "prompt", "template", "prediction")
 WITHOUT_TENANT = ("prompt", "template", "prediction")
 """Those that draft only from what a request brings itself."""
 
+NO_TENANT = ""
+"""The tenant of a request without one; no completion can have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceMetrics:
+    """Counts since the service was opened, under vLLM's names where it has one.
+
+    `num_drafts` counts chains and trees with at least one token, `num_draft_tokens` their tokens,
+    `num_accepted_tokens` those that were committed (without the target's own), `accepted_by_source` the same by the
+    drafter that is credited. `failures_by_drafter` counts requests that went on without a drafter, or without the
+    planner or its step costs, because it failed; `degraded` names what is switched off for that. `store_failures`
+    counts calls to the store that failed; `store_away` says whether the last one did.
+    """
+
+    running: int = 0
+    num_requests: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_by_source: Mapping[str, int] = field(default_factory=dict)
+    failures_by_drafter: Mapping[str, int] = field(default_factory=dict)
+    degraded: tuple[str, ...] = ()
+    store_failures: int = 0
+    store_away: bool = False
+
 
 class DraftingService(OfOneProcess):
     """Drafts for the requests of another engine; holds no model and needs no torch.
 
-    Threads of its own embed, search and read; `begin`, `chain` and `chains` never wait for them, nor for the store. If
-    the store fails, requests go on with what can be drafted from the prompt; that is logged once and counted. Any
-    thread may use a service; a process forked after it was opened may not, and gets UnsupportedError.
+    `store` is an open speculation cache, its folder, file or URL, or None. `tokenizer` is a transformers tokenizer, a
+    tokenizer.json, a folder that holds one, or a Hugging Face id. `embedder` is that of a store given by its place.
+    `cost` gives milliseconds of the other engine's step by its width in tokens, `{1: 20.0, 16: 26.0}`; None learns it
+    from the time between calls. `context_length` is the longest prompt plus answer, in tokens (None: not checked).
+    `executor` embeds, searches, reads and stores, and is shut down with the service (None: two threads of its own).
+
+    `begin`, `chain` and `chains` never wait for those threads, nor for the store. If the store fails, requests go on
+    with what can be drafted from the prompt; that is logged once and counted. Any thread may use a service; a process
+    forked after it was opened may not, and gets UnsupportedError.
+
+    Raises CacheMismatchError if the store holds completions of other tokenizers only, ConfigError for an unknown or
+    unsuitable drafter, ModelLoadError for a tokenizer that cannot be read, and CacheError for a store that cannot be
+    opened. A database server that does not answer is no error: it is tried again while requests run.
     """
 
     instead = "open it in the process that uses it"
 
     def __init__(
         self,
-        cache: SpeculationCache | None,
-        codec: TokenizerCodec,
-        drafters: Sequence[str] = DRAFTERS,
-        *,
-        num_tokens: int | None = None,
-        cost: CostCurve | None = None,
-        context_length: int | None = None,
-        executor: Executor | None = None,
-        clock: Clock = perf_counter,
-        owns_cache: bool = False,
-    ) -> None:
-        check_fork()
-        check_drafters(drafters)
-        self.cache, self.health = cache, StoreHealth()
-        self._codec, self._incoming = codec, Incoming(codec, num_tokens, context_length)
-        self._owned = cache if owns_cache else None
-        self._executor = executor or Background(2, "precedent-service")
-        fences = Fences(switch_off=False)  # a store that is away answers at once, and says when it is back
-        parts = DrafterParts(
-            codec.fingerprint, self._executor, cache, codec=codec, report=self.health.report, fences=fences
-        )
-        self._drafters = {drafter.name: drafter for drafter in load_drafters(drafters, parts)}
-        self._batch = Batch(Planner(cost or StepCosts()), clock)
-        self._sessions: dict[str, DraftingSession] = {}
-        self._gate, self._closed, self._num_requests = threading.Lock(), False, 0
-        compile_drafting()
-        if cache is not None:
-            check_tokenizer(cache, codec.fingerprint, self.health)
-            if "recall" in self._drafters:
-                self._executor.submit(cache.warm_up).add_done_callback(self.health.report)
-
-    @classmethod
-    def open(
-        cls,
         store: SpeculationCache | Place | None,
         tokenizer: PreTrainedTokenizerBase | str | Path,
         drafters: Sequence[str] = DRAFTERS,
@@ -97,33 +105,36 @@ class DraftingService(OfOneProcess):
         cost: CostCurve | Mapping[int, float] | None = None,
         context_length: int | None = None,
         executor: Executor | None = None,
-    ) -> Self:
-        """Open a service on a speculation cache: an open one, its folder, file or URL, or None for none.
-
-        `tokenizer` is a transformers tokenizer, a tokenizer.json, a folder that holds one, or a Hugging Face id.
-        `embedder` is that of a store given by its place. `cost` gives milliseconds of the other engine's step by its
-        width in tokens, `{1: 20.0, 16: 26.0}`; None learns it from the time between calls. `context_length` is the
-        longest prompt plus answer, in tokens (None: not checked). `executor` embeds, searches, reads and stores, and is
-        shut down with the service (None: two threads of its own). Raises CacheMismatchError if the store holds
-        completions of other tokenizers only, ConfigError for an unknown or unsuitable drafter, ModelLoadError for a
-        tokenizer that cannot be read, and CacheError for a store that cannot be opened. A database server that does not
-        answer is no error: it is tried again while requests run.
-        """
+        clock: Clock = perf_counter,
+    ) -> None:
         check_fork()
         check_drafters(drafters)
-        curve, (codec, num_tokens) = curve_of(cost), codec_of(tokenizer)
+        curve, (self._codec, self._num_tokens) = curve_of(cost), codec_of(tokenizer)
         if context_length is not None:
             whole_number(context_length, "context_length", least=1)
-        cache = _opened(store, embedder)
+        self._context_length = context_length
+        self.cache, self.health = _opened(store, embedder), StoreHealth()
+        self._owned = None if self.cache is store else self.cache
         try:
-            return cls(
-                cache, codec, drafters, num_tokens=num_tokens, cost=curve, context_length=context_length,
-                executor=executor, owns_cache=cache is not store,
-            )  # fmt: skip
+            if self.cache is not None:
+                check_tokenizer(self.cache, self._codec.fingerprint, self.health)
         except BaseException:
-            if cache is not None and cache is not store:
-                cache.close()
+            if self._owned is not None:
+                self._owned.close()
             raise
+        self._executor = executor or Background(2, "precedent-service")
+        fences = Fences(switch_off=False)  # a store that is away answers at once, and says when it is back
+        parts = DrafterParts(
+            self._codec.fingerprint, self._executor, self.cache, codec=self._codec, report=self.health.report,
+            fences=fences,
+        )  # fmt: skip
+        self._drafters = {drafter.name: drafter for drafter in load_drafters(drafters, parts)}
+        self._batch = Batch(Planner(curve), clock)
+        self._sessions: dict[str, DraftingSession] = {}
+        self._gate, self._closed, self._num_requests = threading.Lock(), False, 0
+        compile_drafting()
+        if self.cache is not None and "recall" in self._drafters:
+            self._executor.submit(self.cache.warm_up).add_done_callback(self.health.report)
 
     def begin(
         self,
@@ -151,19 +162,34 @@ class DraftingService(OfOneProcess):
         context, CacheError for an invalid tenant name, and EngineClosedError after `close`.
         """
         self.check_process()
-        request = self._incoming.request(
-            request_id, prompt_ids, tenant, query, workflow_step, tools, end_token_ids, prediction, templates
+        if tenant is not None:
+            check_tenant(tenant)
+        for name, text in (("request_id", request_id), ("query", query), ("workflow_step", workflow_step)):
+            if not isinstance(text, str):
+                raise ConfigError(f"{name}={shown(text)} must be a text")
+        prompt = tuple(token_ids_of(prompt_ids, "the prompt's ids"))
+        room = room_after(len(prompt), self._context_length)
+        request = Request(
+            request_id=request_id,
+            prompt_ids=prompt,
+            sampling=SamplingParams(),
+            tenant=tenant or NO_TENANT,
+            query=query,
+            workflow_step=workflow_step,
+            tools=fingerprint_of(tools),
+            num_tokens=self._num_tokens,
+            end_token_ids=frozenset(token_ids_of(end_token_ids, "the end tokens")),
+            prediction=prediction_ids(prediction, self._codec, room),
+            templates=tuple(Templates(templates)),
         )
-        room = self._incoming.room_after(len(request.prompt_ids))
         with self._gate:
             if self._closed:
                 raise EngineClosedError("this drafting service is closed: open another one")
             if request_id in self._sessions:
                 raise ConfigError(f"request {request_id!r} is being drafted for already: end its session first")
-            session = DraftingSession(
-                self._batch, request, self._batch.begin(self._drafters_for(tenant), request), room, self._ended
-            )
-            self._sessions[request_id] = session
+            allowed = {name: each for name, each in self._drafters.items() if tenant or name in WITHOUT_TENANT}
+            begun = self._batch.begin(allowed, request)
+            self._sessions[request_id] = session = DraftingSession(self._batch, request, begun, room, self._ended)
             self._num_requests += 1
         return session
 
@@ -254,13 +280,9 @@ class DraftingService(OfOneProcess):
         if self._owned is not None:
             self._owned.close()
 
-    def _drafters_for(self, tenant: str | None) -> dict[str, Drafter]:
-        """All drafters; without a tenant, those that draft from the request alone."""
-        return {name: each for name, each in self._drafters.items() if tenant is not None or name in WITHOUT_TENANT}
-
-    def _ended(self, session: DraftingSession) -> None:
+    def _ended(self, request_id: str) -> None:
         with self._gate:
-            self._sessions.pop(session.request_id, None)
+            self._sessions.pop(request_id, None)
 
     def __enter__(self) -> Self:
         return self

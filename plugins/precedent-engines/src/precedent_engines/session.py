@@ -1,39 +1,115 @@
-"""One request of a drafting service."""
+"""The requests of a drafting service: a session for each, and the batch in which they are drafted for together."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import suppress
+from threading import RLock
+from time import perf_counter
 
 import numpy as np
 
-from precedent.drafters.base import DraftSession
+from precedent.drafters import Drafter, DraftSession, DrawSession
 from precedent.drafters.outcomes import outcomes
 from precedent.drafters.request import Request
-from precedent.drafters.sessions import Matching, end_all, match_budget
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import PLANNER, Planner
-from precedent.planning.trust import Trust
-from precedent.runtime.fence import Fault
+from precedent.drafters.sessions import Matching, begin_all, end_all, match_budget, match_together
+from precedent.errors import UnsupportedError
+from precedent.planning.calibration import Trust
+from precedent.planning.costs import STEP_COSTS
+from precedent.planning.planner import PLANNER, Limits, Plan, Planner
+from precedent.runtime.fence import Fault, Fences, Result
 from precedent.runtime.process import OfOneProcess
-from precedent.tree import CandidateTree
-from precedent_engines.checks import token_ids_of, whole_number
-
-if TYPE_CHECKING:
-    from precedent_engines.batch import Batch
+from precedent.tree import CandidateTree, TreeBuilder
+from precedent_engines.clock import Clock, StepClock
+from precedent_engines.requests import token_ids_of, whole_number
 
 ENDLESS = 2**31
 """Tokens that fit into a context whose length is not known."""
 
 
-class OtherRequests(NamedTuple):
-    """How many requests a step has, and the rows and expected tokens of those planned so far, without this one's."""
+class Batch:
+    """The planner, what it learns, and the counts that all sessions share; one thread at a time drafts."""
 
-    requests: int
-    rows: int
-    tokens: float
+    def __init__(self, planner: Planner, clock: Clock = perf_counter) -> None:
+        self.planner, self.clock, self.lock = planner, StepClock(planner, clock), RLock()
+        self.num_drafts = self.num_draft_tokens = 0
+        self.accepted_by_source, self.fences = Counter[str](), Fences()
+
+    def begin(self, drafters: Mapping[str, Drafter], request: Request) -> dict[str, DraftSession]:
+        """A session of every drafter; one that fails to begin, or is switched off, is left out.
+
+        Raises UnsupportedError for a drafter that samples from a model.
+        """
+        begun = begin_all(drafters, request, self.fences)
+        sampling = [name for name, session in begun.items() if isinstance(session, DrawSession)]
+        if sampling:
+            end_all(begun, self.fences)
+            raise UnsupportedError(f"the drafter {sampling[0]!r} samples from a model, which a service does not do")
+        with self.lock:
+            self.clock.began()
+        return begun
+
+    def chains(self, sessions: Sequence[DraftingSession], max_tokens: int) -> list[list[int]]:
+        """One chain per session, in this order."""
+        with self.lock:
+            return [_tokens(plan) for plan in self._plans(sessions, max_tokens, one_path=True)]
+
+    def tree(self, session: DraftingSession, max_nodes: int) -> CandidateTree:
+        """One session's tree of fixed candidates."""
+        with self.lock:
+            (plan,) = self._plans([session], max_nodes, one_path=False)
+            return self.planning(lambda: self._tree(plan), TreeBuilder()).build()
+
+    def planning(self, act: Callable[[], Result], otherwise: Result) -> Result:
+        """What the planner answers; after a fault, `otherwise`. What it learned is dropped once it is switched off."""
+        if not (self.fences.of(PLANNER).is_on and self.fences.of(STEP_COSTS).is_on):
+            return otherwise
+        try:
+            return act()
+        except Exception as error:
+            fence = self.fences.of(error.aid if isinstance(error, Fault) else PLANNER)
+            fence.fault(error)
+            if not fence.is_on:
+                with suppress(Exception):
+                    self.planner.forget()
+            return otherwise
+
+    def _tree(self, plan: Plan) -> TreeBuilder:
+        builder = TreeBuilder()
+        if plan.choice is not None:
+            builder.add_fixed_tree(_tokens(plan), plan.choice.parents.tolist(), self.planner.sources_of(plan))
+        return builder
+
+    def _plans(self, sessions: Sequence[DraftingSession], most: int, *, one_path: bool) -> list[Plan]:
+        """Plan for each session, given the rows and expected tokens of the others planned so far."""
+        stepped = [session.settle() for session in sessions]
+        self.fences.of(STEP_COSTS).run(lambda: self.clock.called(any(stepped)), None)
+        most = self.clock.most(most)
+        matched = [session.matching(most) for session in sessions]
+        match_together(matched)
+        running = sum(not session.over for session in sessions)
+        rows, tokens, plans = running, float(running), list[Plan]()
+        for session, found in zip(sessions, matched, strict=True):
+            limits = Limits(
+                max_nodes=most,
+                max_draws=0,
+                max_depth=session.room - 1,
+                end_token_ids=session.end_token_ids,
+                requests=running,
+                rows_beside=max(0, rows - 1),
+                tokens_beside=max(0.0, tokens - 1.0),
+                trust=session.trust,
+                one_path=one_path,
+            )
+            plan = session.plan(found, limits)
+            count = len(_tokens(plan))
+            rows, tokens = rows + count, tokens + plan.expected_tokens - 1.0
+            self.num_drafts, self.num_draft_tokens = self.num_drafts + bool(count), self.num_draft_tokens + count
+            plans.append(plan)
+        self.clock.returned(rows)
+        return plans
 
 
 class DraftingSession(OfOneProcess):
@@ -51,16 +127,15 @@ class DraftingSession(OfOneProcess):
         request: Request,
         drafting: dict[str, DraftSession],
         room: int | None,
-        ended: Callable[[DraftingSession], None],
+        ended: Callable[[str], object],
     ) -> None:
-        self.request_id = request.request_id
         self._batch, self._request, self._drafting = batch, request, drafting
-        self._room = ENDLESS if room is None else room
+        self.end_token_ids, self.trust = request.end_token_ids, Trust()
+        self.room = ENDLESS if room is None else room
         self._pending: list[int] = []
         self._plan: Plan | None = None
         self._last: int | None = None
-        self._trust = Trust()
-        self._ended: Callable[[DraftingSession], None] | None = ended
+        self._ended: Callable[[str], object] | None = ended
         self.over = False
         """True once the answer has ended, or the session: nothing more is drafted."""
 
@@ -95,21 +170,20 @@ class DraftingSession(OfOneProcess):
         if ended is None or not self.is_here:
             return
         with self._batch.lock:  # another thread may be drafting for a batch with this session
-            self.settle(self._batch.planner, self._batch.accepted_by_source)
+            self.settle()
             self.over, drafting = True, self._drafting
             self._drafting, self._plan = {}, None
         end_all(drafting, self._batch.fences)
-        ended(self)
+        ended(self._request.request_id)
 
-    def settle(self, planner: Planner, accepted_by_source: Counter[str]) -> bool:
+    def settle(self) -> bool:
         """Learn from the tokens committed since the last plan, and pass them on; returns whether there were any."""
-        if not self._pending or self.over:
-            self._pending.clear()
-            return False
         committed, self._pending = self._pending, []
+        if not committed or self.over:
+            return False
         plan, self._plan = self._plan, None
         if plan is not None and plan.choice is not None:
-            self._batch.planning(lambda: self._learn(plan, committed, planner, accepted_by_source), None)
+            self._batch.planning(lambda: self._learn(plan, committed), None)
         failed: dict[str, Exception] = {}
         for name, session in self._drafting.items():
             try:
@@ -117,48 +191,43 @@ class DraftingSession(OfOneProcess):
             except Exception as error:
                 failed[name] = error
         self._leave_out(failed)
-        self._room -= len(committed)
-        self.over = not self._request.end_token_ids.isdisjoint(committed)
+        self.room -= len(committed)
+        self.over = not self.end_token_ids.isdisjoint(committed)
         return True
 
-    def _learn(self, plan: Plan, committed: Sequence[int], planner: Planner, accepted_by_source: Counter[str]) -> None:
+    def matching(self, most: int) -> Matching:
+        """What is asked of the drafters for the next step: nothing if the answer or the context has ended."""
+        asked = self._drafting if most > 0 and self.room > 1 and not self.over else {}
+        return Matching(asked, match_budget(most, self._last), self._request.num_tokens)
+
+    def plan(self, matched: Matching, limits: Limits) -> Plan:
+        """Plan the next step with what was matched; a drafter that failed is left out from then on."""
+        self._leave_out(matched.failed)
+        planner = self._batch.planner
+        self._plan = plan = self._batch.planning(lambda: _planned(planner, matched, limits), Plan())
+        if matched.sessions:
+            self._last = len(_tokens(plan))
+        return plan
+
+    def _learn(self, plan: Plan, committed: Sequence[int]) -> None:
         assert plan.choice is not None
-        parents = plan.choice.parents
+        planner, parents = self._batch.planner, plan.choice.parents
         verdict = outcomes(plan.choice.token_ids, parents, np.array(committed, dtype=np.int32))
         planner.learn(plan, parents, verdict)
         accepted = (verdict[:-1] > 0.0).nonzero()[0].tolist()
         if accepted:
             sources = planner.sources_of(plan)
-            accepted_by_source.update(sources[node][0] for node in accepted)
-
-    def matching(self, most: int) -> Matching:
-        """What is asked of the drafters for the next step: nothing if the answer or the context has ended."""
-        asked = self._drafting if most > 0 and self._room > 1 and not self.over else {}
-        return Matching(asked, match_budget(most, self._last), self._request.num_tokens)
-
-    def plan(self, planner: Planner, matched: Matching, most: int, others: OtherRequests, *, one_path: bool) -> Plan:
-        """Plan the next step with what was matched; a drafter that failed is left out from then on."""
-        self._leave_out(matched.failed)
-        limits = Limits(
-            max_nodes=most,
-            max_draws=0,
-            max_depth=self._room - 1,
-            end_token_ids=self._request.end_token_ids,
-            requests=others.requests,
-            rows_beside=others.rows,
-            tokens_beside=others.tokens,
-            trust=self._trust,
-            one_path=one_path,
-        )
-        self._plan = plan = self._batch.planning(lambda: _planned(planner, matched, limits), Plan())
-        if matched.sessions:
-            self._last = 0 if plan.choice is None else plan.choice.token_ids.size
-        return plan
+            self._batch.accepted_by_source.update(sources[node][0] for node in accepted)
 
     def _leave_out(self, failed: Mapping[str, Exception]) -> None:
         for name, error in failed.items():
             self._batch.fences.of(name).fault(error)
             end_all({name: self._drafting.pop(name)}, self._batch.fences)
+
+
+def _tokens(plan: Plan) -> list[int]:
+    found: list[int] = [] if plan.choice is None else plan.choice.token_ids.tolist()
+    return found
 
 
 def _planned(planner: Planner, matched: Matching, limits: Limits) -> Plan:

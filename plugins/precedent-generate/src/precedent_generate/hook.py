@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -79,23 +79,71 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Speculation:
-    """The drafters, the tenant and the cache of one call."""
+    """The drafters, the tenant and the cache of one call, and the prepared model that they draft for."""
 
+    prepared: Prepared
     drafters: dict[str, Drafter]
     tenant: str
     cache: SpeculationCache | None
     tokenizer: Any
     write_back: bool
-    queries: dict[tuple[int, ...], str] = field(default_factory=dict)
 
     def query(self, prompt_ids: tuple[int, ...]) -> str:
         """The recall query: the end of the prompt, as text."""
-        if self.tokenizer is None:
+        if self.cache is None:
             return ""
-        if prompt_ids not in self.queries:
-            end = list(prompt_ids[-QUERY_TOKENS:])
-            self.queries[prompt_ids] = str(self.tokenizer.decode(end, skip_special_tokens=True))
-        return self.queries[prompt_ids]
+        return str(self.tokenizer.decode(list(prompt_ids[-QUERY_TOKENS:]), skip_special_tokens=True))
+
+    def begin(
+        self,
+        prompt_ids: tuple[int, ...],
+        processors: RowProcessors,
+        others: Sequence[_Row],
+        criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+    ) -> _Row:
+        """Begin the drafters, prefill, and build the sequence of one row."""
+        prepared, width = self.prepared, processors.ids(()).shape[1]
+        # coupled noise, not fresh random numbers: with the user's seed set again, the cache may hold what that seed
+        # wrote
+        seed = int(torch.randint(2**62, ()))
+        request = Request(
+            request_id=secrets.token_hex(8),
+            prompt_ids=prompt_ids,
+            sampling=SamplingParams(temperature=1.0, seed=seed) if config.do_sample else SamplingParams(),
+            tenant=self.tenant,
+            query=self.query(prompt_ids),
+            mode="coupled" if config.do_sample else "greedy",
+            shape=processors.unkept,
+            end_token_ids=end_token_ids(criteria),
+        )
+        with prepared.lock:
+            sequence = DecodingSequence(
+                request=replace(request, shape=processors),
+                slot=_prefilled(prompt_ids, others, prepared),
+                max_tokens=(criteria.max_length or prepared.target.context_length) - width,
+                rng_of=entropy_rng(seed),
+                sessions=begin_all(self.drafters, request, prepared.fences),
+                stats=GenerationStats(mode=request.mode),
+            )
+        return _Row(prompt_ids, processors, RowStop(criteria, processors.batch, len(others)), sequence)
+
+    def store(self, rows: Sequence[_Row]) -> None:
+        """Write finished answers back; a failure of the cache fails no answer."""
+        if self.cache is None or not self.write_back:
+            return
+        for row in rows:
+            output = row.sequence.output_ids
+            completion = Completion(
+                token_ids=tuple(output),
+                tokenizer=fingerprint_of(self.tokenizer),
+                model=self.prepared.fingerprint,
+                tenant=self.tenant,
+                query=self.query(row.prompt_ids),
+                prompt_fingerprint=prompt_fingerprint(row.prompt_ids),
+                text=str(self.tokenizer.decode(output, skip_special_tokens=True)),
+            )
+            self.prepared.fences.of(WRITE_BACK).run(partial(self.cache.insert, completion), 0)
 
 
 @computing()
@@ -141,8 +189,7 @@ def generate(
     True
     """
     dropped = dropped_by_generate(model)
-    call = (logits_processor, stopping_criteria, generation_config, model_inputs, dropped)
-    check_call(model, input_ids, *call)
+    check_call(model, input_ids, logits_processor, stopping_criteria, generation_config, model_inputs, dropped)
     penalties = SamplingParams(
         frequency_penalty=frequency_penalty, presence_penalty=presence_penalty, logit_bias=logit_bias or {}
     )
@@ -157,7 +204,7 @@ def generate(
     try:
         for prompt_ids in _unpadded(input_ids, model_inputs.get("attention_mask")):
             of_row = RowProcessors(processors, input_ids, len(rows), keep=keep)
-            rows.append(_started(prompt_ids, of_row, rows, prepared, speculation, stopping_criteria, generation_config))
+            rows.append(speculation.begin(prompt_ids, of_row, rows, stopping_criteria, generation_config))
         if dropped.streamer is not None:
             rows[0].put = dropped.streamer.put
         _decode(rows, prepared)
@@ -166,7 +213,7 @@ def generate(
             end_all(row.sequence.sessions, prepared.fences)
     if dropped.streamer is not None:
         dropped.streamer.end()
-    _store(rows, prepared, speculation)
+    speculation.store(rows)
     return _output(rows, input_ids, generation_config)
 
 
@@ -186,7 +233,8 @@ def _speculation(
     default = ("prompt",) if cache is None else ("recall", "prompt")
     wanted = (default if drafters is None else drafters) if allowed.enabled else ()
     fingerprint = "" if tokenizer is None else fingerprint_of(tokenizer)
-    return _Speculation(prepared.drafters(wanted, cache, fingerprint), tenant, cache, tokenizer, allowed.write_back)
+    made = prepared.drafters(wanted, cache, fingerprint)
+    return _Speculation(prepared, made, tenant, cache, tokenizer, allowed.write_back)
 
 
 def _unpadded(input_ids: Tensor, mask: Tensor | None) -> list[tuple[int, ...]]:
@@ -195,43 +243,6 @@ def _unpadded(input_ids: Tensor, mask: Tensor | None) -> list[tuple[int, ...]]:
         return [tuple(row) for row in input_ids.tolist()]
     seen = mask.to(input_ids.device) != 0
     return [tuple(row[visible].tolist()) for row, visible in zip(input_ids, seen, strict=True)]
-
-
-def _started(
-    prompt_ids: tuple[int, ...],
-    processors: RowProcessors,
-    others: Sequence[_Row],
-    prepared: Prepared,
-    speculation: _Speculation,
-    criteria: StoppingCriteriaList,
-    config: GenerationConfig,
-) -> _Row:
-    """Begin the drafters, prefill, and build the sequence of one row."""
-    ends, width = end_token_ids(criteria), processors.ids(()).shape[1]
-    # coupled noise, not fresh random numbers: with the user's seed set again, the cache may hold what that seed wrote
-    seed = int(torch.randint(2**62, ()))
-    sampling = SamplingParams(temperature=1.0, seed=seed) if config.do_sample else SamplingParams()
-    request = Request(
-        request_id=secrets.token_hex(8),
-        prompt_ids=prompt_ids,
-        sampling=sampling,
-        tenant=speculation.tenant,
-        query=speculation.query(prompt_ids) if speculation.cache is not None else "",
-        mode="coupled" if config.do_sample else "greedy",
-        shape=processors.unkept,
-        end_token_ids=ends,
-    )
-    with prepared.lock:
-        slot = _prefilled(prompt_ids, others, prepared)
-        sequence = DecodingSequence(
-            request=replace(request, shape=processors),
-            slot=slot,
-            max_tokens=(criteria.max_length or prepared.target.context_length) - width,
-            rng_of=entropy_rng(seed),
-            sessions=begin_all(speculation.drafters, request, prepared.fences),
-            stats=GenerationStats(mode=request.mode),
-        )
-    return _Row(prompt_ids, processors, RowStop(criteria, processors.batch, len(others)), sequence)
 
 
 def _prefilled(prompt_ids: tuple[int, ...], others: Sequence[_Row], prepared: Prepared) -> Slot:
@@ -247,29 +258,10 @@ def _decode(rows: Sequence[_Row], prepared: Prepared) -> None:
     running, loop = list(rows), DecodeLoop(prepared.target, prepared.planner, prepared.fences)
     while running:
         with prepared.lock, fitted_team(prepared.target.runner.team):
-            sequences = [row.sequence for row in running]
-            results = loop.step(sequences)
+            results = loop.step([row.sequence for row in running])
         for row, result in zip(running, results, strict=True):
             row.take(result.token_ids)
         running = [row for row in running if not row.sequence.finished]
-
-
-def _store(rows: Sequence[_Row], prepared: Prepared, speculation: _Speculation) -> None:
-    """Write finished answers back; a failure of the cache fails no answer."""
-    if speculation.cache is None or not speculation.write_back:
-        return
-    for row in rows:
-        output = row.sequence.output_ids
-        completion = Completion(
-            token_ids=tuple(output),
-            tokenizer=fingerprint_of(speculation.tokenizer),
-            model=prepared.fingerprint,
-            tenant=speculation.tenant,
-            query=speculation.query(row.prompt_ids),
-            prompt_fingerprint=prompt_fingerprint(row.prompt_ids),
-            text=str(speculation.tokenizer.decode(output, skip_special_tokens=True)),
-        )
-        prepared.fences.of(WRITE_BACK).run(partial(speculation.cache.insert, completion), 0)
 
 
 def _output(rows: Sequence[_Row], input_ids: Tensor, config: GenerationConfig) -> GenerateOutput | Tensor:

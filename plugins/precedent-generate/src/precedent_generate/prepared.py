@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from time import perf_counter
+from functools import cached_property
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -16,24 +16,19 @@ from precedent.cache import SpeculationCache, model_fingerprint, tokenizer_finge
 from precedent.drafters import Drafter, DrafterParts, load_drafters
 from precedent.engine.warm_up import compile_inner_loops
 from precedent.errors import ConfigError
+from precedent.planning.costs import StepCosts
 from precedent.planning.planner import Planner
-from precedent.planning.step_costs import START_UP_WIDTHS, StepCosts
 from precedent.runtime.background import Background
 from precedent.runtime.fence import Fences
 from precedent.runtime.process import Lock, check_fork, computing, this_process
 from precedent.target import TargetModel
-from precedent.tree import chain
 from precedent_generate.twin import state_of, twin_of
-
-PREFIX_TOKENS = 33
-TRIES = 2
-"""Forward passes per width to start the cost curve; afterwards it learns from every step."""
 
 Speculators = Sequence[str | Drafter]
 """Names of installed drafters, or drafters themselves."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Prepared:
     """A model ready for our loop. Hold `lock` during a step, because all running calls share planner and drafters.
 
@@ -49,14 +44,11 @@ class Prepared:
     fences: Fences = field(default_factory=Fences)
     _cache: SpeculationCache | None = None
     _named: dict[tuple[str, str], Drafter] = field(default_factory=dict)
-    _fingerprint: str = ""
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """The model's fingerprint, stored with every completion."""
-        if not self._fingerprint:
-            self._fingerprint = model_fingerprint(self.target.model.config.to_dict(), self.target.model.state_dict())
-        return self._fingerprint
+        return model_fingerprint(self.target.model.config.to_dict(), self.target.model.state_dict())
 
     def drafters(self, wanted: Speculators, cache: SpeculationCache | None, tokenizer: str) -> dict[str, Drafter]:
         """The drafters of a call by name; those given by name are kept with their indices. Raises ConfigError."""
@@ -100,8 +92,10 @@ def prepared_for(model: PreTrainedModel) -> Prepared:
             return known
         compile_inner_loops()
         target = TargetModel(twin_of(model))
-        planner = Planner(_cost_of(target)) if known is None else known.planner
-        _PREPARED[model] = Prepared(target, planner, state)
+        if known is None:
+            costs = StepCosts()
+            costs.measure(target.measure_costs, lambda: target.threads)
+        _PREPARED[model] = Prepared(target, Planner(costs) if known is None else known.planner, state)
         return _PREPARED[model]
 
 
@@ -111,20 +105,3 @@ def fingerprint_of(tokenizer: Any) -> str:
     if known is None or known[0] != len(tokenizer):
         known = _TOKENIZERS[tokenizer] = (len(tokenizer), tokenizer_fingerprint(tokenizer))
     return known[1]
-
-
-def _cost_of(target: TargetModel) -> StepCosts:
-    """Measure a cost curve with a few forward passes after a short prefix."""
-    slot = target.new_slot()
-    target.prefill(slot, [0] * PREFIX_TOKENS)
-    best = {width: min(_milliseconds(target, slot, width) for _ in range(TRIES)) for width in START_UP_WIDTHS}
-    costs = StepCosts()
-    costs.begin(best, target.runner.threads)
-    return costs
-
-
-def _milliseconds(target: TargetModel, slot: Any, width: int) -> float:
-    started = perf_counter()
-    target.score([(slot, chain([0] * (width - 1)))])
-    target.discard(slot)
-    return (perf_counter() - started) * 1e3

@@ -12,12 +12,11 @@ from precedent.drafters.base import DrawSource
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.recall.drafter import RecallDrafter, RecallSession
 from precedent.errors import ConfigError
+from precedent.planning.calibration import Trust
 from precedent.planning.choose import Choice
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import Planner
-from precedent.planning.trust import Trust
+from precedent.planning.planner import Limits, Plan, Planner
+from precedent.runtime.background import AtOnce
 from precedent.runtime.compiled import Floats, Int32s
-from precedent.runtime.inline_executor import AtOnce
 from precedent_replay.pool import Pool
 
 IDEAS = {

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from precedent.cli.speedup import Sample, speedup
 from precedent.decoding.stats import Percentiles
-from precedent.runtime.processor import processor
+from precedent.runtime.machine_load import processor
 
 if TYPE_CHECKING:
     from precedent_replay.bench_lineup import Timing

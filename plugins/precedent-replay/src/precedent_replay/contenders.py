@@ -9,13 +9,41 @@ import numpy as np
 from precedent.config import SamplingParams
 from precedent.drafters.base import Drafter, DraftSession
 from precedent.drafters.request import Request
-from precedent.planning.calibration import Reliability
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import Planner
-from precedent.planning.trust import Trust
+from precedent.planning.calibration import Trust
+from precedent.planning.planner import Limits, Plan, Planner
 from precedent.runtime.compiled import Floats
 from precedent.tree import ROOT, CandidateTree
 from precedent_replay.turns import Turn
+
+
+class Reliability:
+    """Predicted against observed acceptance: of the candidates predicted at 0.3, 30 % should be accepted."""
+
+    def __init__(self, num_bins: int = 10) -> None:
+        self._predicted, self._observed, self._seen = np.zeros(num_bins), np.zeros(num_bins), np.zeros(num_bins)
+        self._squares = 0.0
+
+    def observe(self, predicted: Floats, accepted: Floats) -> None:
+        """Count predictions in (0, 1], `[n]`, and their outcomes, 0 or 1, `[n]`."""
+        numbers = np.minimum((predicted * self._seen.size).astype(np.int64), self._seen.size - 1)
+        np.add.at(self._predicted, numbers, predicted)
+        np.add.at(self._observed, numbers, accepted)
+        np.add.at(self._seen, numbers, 1.0)
+        self._squares += float(((predicted - accepted) ** 2).sum())
+
+    def as_dict(self) -> dict[str, object]:
+        """The Brier score (mean squared error, 0 is perfect) and the reliability curve."""
+        total = self._seen.sum()
+        bins = [
+            {
+                "predicted": round(self._predicted[i] / seen, 4),
+                "observed": round(self._observed[i] / seen, 4),
+                "candidates": int(seen),
+            }
+            for i, seen in enumerate(self._seen)
+            if seen
+        ]
+        return {"brier_score": round(self._squares / total, 5) if total else 0.0, "bins": bins}
 
 
 class Contender:

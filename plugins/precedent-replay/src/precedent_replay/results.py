@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from precedent.planning.calibration import Reliability
+from precedent_replay.contenders import Reliability
 from precedent_replay.lineup import Entry
 from precedent_replay.settings import MEASURED, Settings
 from precedent_replay.simulate import Report, Tally

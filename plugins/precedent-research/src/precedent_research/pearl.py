@@ -28,7 +28,7 @@ from precedent.config import SpeculationConfig
 from precedent.decoding.aids import Aids
 from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.proposal import Proposal, faults_of
-from precedent.decoding.sequence import DecodingSequence, StepResult
+from precedent.decoding.sequence import DecodingSequence, Emission
 from precedent.decoding.verification import Forward, Verified
 from precedent.drafters import Drafter, DrafterParts, Request
 from precedent.drafters.base import Candidates, Draw, DrawSource
@@ -38,12 +38,11 @@ from precedent.drafters.model.place import Place
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.planning.costs import CostCurve
 from precedent.planning.gate import FAR_BEHIND, Gate
-from precedent.planning.plan import Limits, Plan
-from precedent.planning.planner import MARGIN, Planner, Step
+from precedent.planning.planner import MARGIN, Limits, Plan, Planner, Step
 from precedent.runtime.background import Background
 from precedent.runtime.fence import Fences
 from precedent.sampling.rng import Rng
-from precedent.sampling.row_shaper import RowShaper, shaped_rows
+from precedent.sampling.row_shaper import RowShaper
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import TargetModel
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
@@ -394,7 +393,7 @@ class PearlLoop(DecodeLoop):
             each.verdict = without_made_up(each.verdict, each.rows.tree, len(each.proposal.tree))
         return super().commit(verified)
 
-    def accept(self, verified: Verified) -> StepResult:
+    def accept(self, verified: Verified) -> Emission:
         """Accept as usual, and count the step if samples are still at hand: the committed text agrees with them."""
         result = super().accept(verified)
         stats = verified.sequence.stats
@@ -471,12 +470,6 @@ class _ExceptAfter:
     def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
         """Shape one row."""
         return row if tuple(output_ids) in self.texts else self.shape(output_ids, row)
-
-    def shape_all(self, paths: Sequence[tuple[int, ...]], rows: Tensor, until: float) -> Tensor | None:
-        """Shape all rows at once, if the constraint can; the made-up rows come last."""
-        number = sum(path not in self.texts for path in paths)
-        shaped = shaped_rows(self.shape, paths[:number], rows[:number], until)
-        return None if shaped is None else torch.cat((shaped, rows[number:]))
 
 
 def _ahead_of(sequence: DecodingSequence) -> Iterator[tuple[str, PearlSession]]:

@@ -15,8 +15,9 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from precedent.config import SamplingParams
+from precedent.decoding.sequence import Emission
 from precedent.decoding.stats import TARGET
-from precedent.engine.generation import Emission, Generation, GenerationResult
+from precedent.engine.generation import Generation, GenerationResult
 from precedent.errors import ConfigError, PromptError, UnsupportedError
 from precedent.text.assembly import TextAssembler
 from precedent.text.end_tokens import end_token_ids

@@ -13,8 +13,9 @@ from openai.types.completion_usage import CompletionTokensDetails, CompletionUsa
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from precedent.decoding.sequence import Emission
 from precedent.engine.engine import Engine
-from precedent.engine.generation import Emission, Generation, GenerationResult
+from precedent.engine.generation import Generation, GenerationResult
 from precedent.langchain.logprobs import openai_logprobs
 from precedent.langchain.telemetry import current_span, describe_result
 from precedent.sampling.logprobs import TokenLogprob

@@ -16,7 +16,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from precedent import __version__
-from precedent.engine.prometheus import CONTENT_TYPE
 from precedent.langchain.profile import profile_of_engine
 from precedent_server.access import caller_of
 from precedent_server.access_log import HEADER, AccessLog
@@ -27,6 +26,7 @@ from precedent_server.description import description
 from precedent_server.embeddings import embeddings
 from precedent_server.errors import FAILED, ApiError, api_error, stopping
 from precedent_server.keys import Caller
+from precedent_server.prometheus import CONTENT_TYPE
 from precedent_server.responses import responses
 from precedent_server.serving import Served, Serving
 

@@ -20,7 +20,6 @@ from starlette.responses import JSONResponse, Response
 
 from precedent.cache import SpeculationCache
 from precedent.cache.records import MAX_COUNT
-from precedent.decoding.microscope import SeenStep
 from precedent.errors import CacheError
 from precedent.pages.colours import Palette
 from precedent.pages.tree_picture import SeenTree, tree_svg
@@ -29,6 +28,7 @@ from precedent_server.access import check_local
 from precedent_server.bodies import parsed
 from precedent_server.errors import FAILED, ApiError
 from precedent_server.keys import Caller
+from precedent_server.microscope import SeenStep
 from precedent_server.serving import Served, Serving
 from precedent_server.transport import read_body
 

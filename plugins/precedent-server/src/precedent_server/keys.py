@@ -28,7 +28,7 @@ from pydantic_core import from_json
 from precedent.cache.files import new_file, wait_for_folder
 from precedent.cache.records import check_tenant
 from precedent.errors import CacheError, ConfigError
-from precedent.runtime.api_keys import PREFIX, hide_keys
+from precedent.runtime.plain_values import KEY_PREFIX, hide_keys
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ def add_key(path: Path, name: str, tenant: str, role: str = "use") -> str:
 
     Raises ConfigError, and changes nothing, if the name is taken, a value is invalid or the file cannot be changed.
     """
-    key = PREFIX + secrets.token_urlsafe(32)
+    key = KEY_PREFIX + secrets.token_urlsafe(32)
     added = StoredKey(
         name=_checked_name(name),
         tenant=_checked_tenant(tenant),

@@ -17,10 +17,8 @@ from typing import Any, Literal, TypeVar
 
 from precedent.cache import Bounds, SpeculationCache
 from precedent.cache.store_url import Place
-from precedent.decoding.microscope import Microscope
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
-from precedent.engine.prometheus import counter_text, prometheus_text
 from precedent.errors import ConfigError
 from precedent.langchain.chat_model import ChatPrecedent
 from precedent.runtime.background import Background
@@ -30,7 +28,9 @@ from precedent_server.access import NO_RULES, AccessRules
 from precedent_server.errors import FAILED, ApiError, stopping
 from precedent_server.following import Following
 from precedent_server.keys import KeyFile
+from precedent_server.microscope import Microscope
 from precedent_server.places import Quota
+from precedent_server.prometheus import counter_text, prometheus_text
 from precedent_server.settings import ServerLimits
 
 Result = TypeVar("Result")
@@ -64,7 +64,9 @@ class Served:
 
         `sampling` replaces OpenAI's default of temperature 1.
         """
-        microscope = engine.watch_steps(kept_steps) if kept_steps else None
+        microscope = Microscope(kept_steps) if kept_steps else None
+        if microscope is not None:
+            engine.watch_steps(microscope)
         return cls(name, engine, ChatPrecedent.from_engine(engine), {"temperature": 1.0, **sampling}, microscope)
 
     def settings_of(self, given: Mapping[str, Any], most_tokens: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from precedent.engine.generation import Emission
+from precedent.decoding.sequence import Emission
 from precedent.text.assembly import IncrementalDetokenizer, hidden_tokens, special_token_ids
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +14,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote, unquote
 
-from precedent.cache import SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.cache.records import check_tenant
 from precedent.errors import CacheError, ConfigError, PrecedentError, UnsupportedError
 from precedent_engines.health import StoreHealth, check_tokenizer
 from precedent_engines.tokenizer import codec_of
-from precedent_sglang.choice import chosen
+from precedent_sglang.plugin import check_version
 from precedent_sglang.server import NoAnswer, ServerError, ServerInfo, SGLangServer
-from precedent_sglang.versions import check_version
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,6 +29,9 @@ _log = logging.getLogger(__name__)
 
 PREFIX = "precedent"
 MAX_TOKENS = 50_000
+NEAREST = 64
+"""Completions recalled for each query."""
+
 REMEMBERED = 32
 """Queries of coming requests that a background refill looks at."""
 
@@ -221,3 +223,37 @@ def _check(info: ServerInfo, max_tokens: int) -> None:
             f"max_tokens={max_tokens} must be a positive number, and twice that must fit into the server's "
             f"--speculative-ngram-external-corpus-max-tokens, which is {info.corpus_tokens}"
         )
+
+
+def chosen(
+    cache: SpeculationCache, queries: Sequence[str], *, tenant: str, tokenizer: str, max_tokens: int
+) -> list[str]:
+    """Texts of at most `max_tokens` tokens together, the nearest completion last.
+
+    Last because SGLang prefers the continuation that it saw last. Without queries the tenant's latest completions are
+    taken. Raises CacheError.
+    """
+    ranked = _nearest(cache, queries, tenant, tokenizer) if queries else cache.since(tenant, tokenizer)[::-1]
+    return list(_fitting(ranked, max_tokens))[::-1]
+
+
+def _nearest(cache: SpeculationCache, queries: Sequence[str], tenant: str, tokenizer: str) -> Iterator[Completion]:
+    similarity: dict[int, float] = {}
+    for query in dict.fromkeys(queries):
+        for hit in cache.recall(query, tenant=tenant, tokenizer=tokenizer, k=NEAREST):
+            similarity[hit.completion_id] = max(hit.similarity, similarity.get(hit.completion_id, -1.0))
+    found = {one.id: one for one in cache.among(similarity, tenant=tenant)}
+    for completion_id in sorted(similarity, key=lambda each: (-similarity[each], -each)):
+        if completion_id in found:  # else it was forgotten meanwhile
+            yield found[completion_id]
+
+
+def _fitting(ranked: Iterable[Completion], max_tokens: int) -> Iterator[str]:
+    """The texts that fit, each once; a separator counts as a token."""
+    seen, left = set[str](), max_tokens
+    for one in ranked:
+        cost = len(one.token_ids) + 1
+        if one.text and one.text not in seen and cost <= left:
+            seen.add(one.text)
+            left -= cost
+            yield one.text

@@ -7,20 +7,48 @@ not come from LangChain are not checked.
 
 from __future__ import annotations
 
+import json
+import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage
 from langchain_core.tracers.context import register_configure_hook
 
-from precedent_testing.scripted_prompt import BEGIN, Said, missing, turns_of
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+BEGIN, END = "<|im_start|>", "<|im_end|>"
+
+_IGNORED = re.compile(r'[\s"\\]')
+"""White space and JSON quoting: templates trim the former, and tool formats differ in the latter."""
+
+_ROLES_OF = {"tool": ("tool", "user")}
+"""Templates put tool results into user turns or into tool turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of a ChatML prompt; a prompt in another form is one turn without a role."""
+
+    role: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One message: its `texts` appear in one turn of the prompt, in this order. A call gives its name and arguments."""
+
+    role: str
+    texts: tuple[str, ...]
+
+
+Role = TypeVar("Role", Turn, Said)
 
 _ROLE_OF_TYPE = {"human": "user", "ai": "assistant", "function": "tool", "developer": "system"}
 
@@ -43,7 +71,7 @@ class Listener(BaseCallbackHandler):
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Record a chat model's messages."""
-        self._note(run_id, [one for message in messages[0] for one in said_in(message)])
+        self._note(run_id, [one for message in messages[0] for one in _said_in(message)])
 
     def on_llm_start(self, serialized: dict[str, Any], prompts: list[str], *, run_id: UUID, **kwargs: Any) -> None:
         """Record a text model's prompt."""
@@ -104,7 +132,7 @@ def _pieces(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> li
     return [str(tokenizer.decode(piece)) for piece in pieces]
 
 
-def said_in(message: BaseMessage) -> Iterator[Said]:
+def _said_in(message: BaseMessage) -> Iterator[Said]:
     """What a message says: first the tool results in its content blocks, then its own text and calls."""
     blocks = [block for block in message.content if isinstance(block, Mapping)] if message.content else []
     for block in blocks:
@@ -146,3 +174,89 @@ def _leaves(value: Any) -> Iterator[str]:
             yield from _leaves(one)
     elif isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
         yield str(value)
+
+
+def turns_of(pieces: Iterable[str]) -> list[Turn]:
+    """The closed turns of a prompt that was cut before every `BEGIN`; leaves out the turn that it opens."""
+    before, *turns = (piece.removeprefix(BEGIN) for piece in pieces)
+    if not turns:
+        return [Turn("", before)]
+    closed = [turn.rpartition(END)[0] for turn in turns if END in turn]
+    return [Turn(role, text) for role, _, text in (turn.partition("\n") for turn in closed)]
+
+
+def missing(said: Sequence[Said], turns: Sequence[Turn]) -> str | None:
+    """Describe how the turns differ from the messages; None if they hold all of them and nothing else.
+
+    Turns must be in the order of the messages, except system messages, which templates may move; a template may also
+    add one system message. A prompt that is not ChatML is searched as a whole, in any order.
+    """
+    if [turn.role for turn in turns] == [""]:
+        return _first_missing(said, turns)
+    system, others = _split_system(turns)
+    expected, _ = _split_system(said)
+    if len(system) > 1 + len(expected):
+        return f"no message says {system[-1].text!r}, which the prompt has as system"
+    return _first_missing(expected, system or others) or _first_out_of_place(said, others)
+
+
+def _split_system(all_of_them: Sequence[Role]) -> tuple[list[Role], list[Role]]:
+    """Split into system items and others."""
+    system = [one for one in all_of_them if one.role == "system"]
+    return system, [one for one in all_of_them if one.role != "system"]
+
+
+def _first_missing(said: Sequence[Said], turns: Sequence[Turn]) -> str | None:
+    """The first message that no turn holds."""
+    lost = (one for one in said if all(_end_in(turn, one, 0, ordered=False) is None for turn in turns))
+    return next(map(_words, lost), None)
+
+
+def _first_out_of_place(said: Sequence[Said], turns: Sequence[Turn]) -> str | None:
+    """The first message, system messages aside, that is out of place, or the first turn that belongs to no message."""
+    at, end = -1, 0
+    for before, one in zip((None, *said), said, strict=False):
+        if one.role == "system":
+            continue
+        results = before is not None and before.role == one.role == "tool"
+        # if results are in user turns, those of one turn's calls share a turn
+        place = _place(one, turns, at, end, stay=results and turns[at].role == "user")
+        if place is None:
+            return _words(one)
+        at, end = place
+    if at == len(turns) - 1:
+        return None
+    return f"no message says {turns[at + 1].text!r}, which the prompt has as {turns[at + 1].role}"
+
+
+def _place(one: Said, turns: Sequence[Turn], at: int, end: int, *, stay: bool) -> tuple[int, int] | None:
+    """The turn that holds a message, and where the message ends in it: the next turn, or this one if both merged."""
+    here, following = (at, end), (at + 1, 0)
+    for number, start in (here, following) if stay else (following, here):
+        if 0 <= number < len(turns) and turns[number].role in _ROLES_OF.get(one.role, (one.role,)):
+            found = _end_in(turns[number], one, start)
+            if found is not None:
+                return number, found
+    return None
+
+
+def _end_in(turn: Turn, one: Said, start: int, *, ordered: bool = True) -> int | None:
+    """Where the texts of a message end within a turn, as an offset into the compared text."""
+    body = _compared(turn.text)
+    for text in one.texts:
+        forms = (_compared(text), _compared(json.dumps(text, ensure_ascii=False)))
+        found = [(body.find(form, start), len(form)) for form in forms]
+        ends = [place + length for place, length in found if place >= 0]
+        if not ends:
+            return None
+        start = min(ends) if ordered else 0
+    return start
+
+
+def _compared(text: str) -> str:
+    """A text without the characters that templates and tool formats may change."""
+    return _IGNORED.sub("", text)
+
+
+def _words(one: Said) -> str:
+    return f"it lacks the {one.role} message, or has it elsewhere: {' … '.join(one.texts)!r}"

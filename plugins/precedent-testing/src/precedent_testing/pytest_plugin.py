@@ -5,8 +5,8 @@ Nothing heavy is imported before a test asks for a fixture.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,18 +16,11 @@ if TYPE_CHECKING:
     from precedent_testing.scripted_engine import Script
 
 
-class EngineMaker(Protocol):
-    """The type of the fixture `precedent_engine`."""
+EngineMaker = Callable[..., "Engine"]
+"""The fixture `precedent_engine`: an engine for a script, and settings of `scripted_model_engine`."""
 
-    def __call__(self, script: Script, **settings: Any) -> Engine:
-        """Create an engine that answers from `script`; `settings` are those of `scripted_model_engine`."""
-
-
-class LosslessAssertion(Protocol):
-    """The type of the fixture `assert_lossless`."""
-
-    def __call__(self, llm: Any, *inputs: Any, **kwargs: Any) -> Runs:
-        """Fail unless speculation changes no answer; see `precedent_testing.lossless.assert_lossless`."""
+LosslessAssertion = Callable[..., "Runs"]
+"""The fixture `assert_lossless`: see `precedent_testing.lossless.assert_lossless`."""
 
 
 @pytest.fixture

@@ -19,13 +19,12 @@ from torch import Tensor
 from precedent.engine.engine import Engine, Generation, ResultObserver
 from precedent.engine.options import EngineOptions
 from precedent.planning.costs import CostCurve
-from precedent.runtime.inline_executor import AtOnce
+from precedent.runtime.background import AtOnce
 from precedent.target import TargetModel
 from precedent.target.contract import Commit, Slot
 from precedent.tree import ROOT, CandidateTree
 from precedent_testing.overheard import LISTENER
-from precedent_testing.scripted_engine import Script, answers_of
-from precedent_testing.scripted_text import WEIGHTS, ScriptedText, forbidden
+from precedent_testing.scripted_engine import WEIGHTS, Script, ScriptedText, answers_of, forbidden
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 if TYPE_CHECKING:

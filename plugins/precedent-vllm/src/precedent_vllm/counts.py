@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from threading import Event, Lock, Thread
 
-from precedent_engines import ServiceMetrics
-
 _log = logging.getLogger(__name__)
 
 SECONDS = 1.0
@@ -29,20 +27,6 @@ HELP = {
     "precedent:stored_answers": "Finished answers that were stored.",
     "precedent:unstored_answers": "Finished answers that could not be stored.",
 }
-
-
-def drafted(metrics: ServiceMetrics, refused: int, failures: int) -> Series:
-    """A worker's counts."""
-    return {
-        "precedent:spec_decode_num_accepted_tokens": {
-            f'source="{source}"': number for source, number in metrics.accepted_by_source.items()
-        },
-        "precedent:spec_decode_num_draft_tokens": {"": metrics.num_draft_tokens},
-        "precedent:drafted_requests": {"": metrics.num_requests},
-        "precedent:refused_requests": {"": refused},
-        "precedent:failed_steps": {"": failures},
-        "precedent:store_failures": {"": metrics.store_failures},
-    }
 
 
 class Publisher:

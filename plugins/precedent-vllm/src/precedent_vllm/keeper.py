@@ -83,9 +83,7 @@ class Keeper:
 
     def _opened(self) -> DraftingService:
         if self._service is None:
-            self._service = DraftingService.open(
-                self._settings.store, self._tokenizer, (), embedder=self._settings.embedder
-            )
+            self._service = DraftingService(self._settings.store, self._tokenizer, (), embedder=self._settings.embedder)
         return self._service
 
     def _done(self, written: Future[int]) -> None:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
-from precedent_server.keys import Caller, KeyFile
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from precedent_server.access import caller_of
+from precedent_server.errors import ApiError
+from precedent_server.keys import KeyFile
 from precedent_vllm.answers import Events, Gathered, written
 from precedent_vllm.counts import prometheus_text
 from precedent_vllm.keeper import Keeper
-from precedent_vllm.requests import DRAFTED, Passed, Refusal, passed
+from precedent_vllm.requests import DRAFTED, Passed, passed
 from precedent_vllm.settings import Settings
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Middleware:
     The key's name is the workflow step. Raises ConfigError for settings that do not fit.
     """
 
-    def __init__(self, app: App, settings: Settings | None = None) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings | None = None) -> None:
         self._app, self._settings = app, settings or Settings.read()
         self._keys = KeyFile(self._settings.api_keys) if self._settings.api_keys else None
         self._keeper: Keeper | None = None
@@ -55,43 +55,39 @@ class Middleware:
             return
         try:
             await self._answer(scope, receive, send)
-        except Refusal as refusal:
-            await _refuse(refusal, scope, send)
+        except ApiError as error:
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008, "reason": str(error)})
+            else:
+                refusal = JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+                await refusal(scope, receive, send)
+        except ClientDisconnect:
+            _log.debug("a client went away while it sent its request")
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path.rstrip("/") == "/metrics" and self._settings.folder is not None:
-            await self._app(_with_headers(scope, drop=(b"accept-encoding",)), receive, self._with_counts(send))
+            headers = MutableHeaders(raw=list(scope["headers"]))
+            del headers["accept-encoding"]
+            await self._app({**scope, "headers": headers.raw}, receive, _Whole(send, self._with_counts))
             return
-        asked = scope["type"] == "http" and scope["method"] == "OPTIONS"  # a browser's question brings no key
-        caller = None if asked or path in OPEN else self._caller(scope)
+        asks = scope["type"] == "http" and scope["method"] == "OPTIONS"  # a browser's question brings no key
+        tenant, step = self._settings.tenant, ""
+        if self._keys is not None and not asks and path not in OPEN:
+            caller = caller_of(HTTPConnection(scope), self._keys)
+            tenant, step = caller.tenant, caller.name
         if scope["type"] != "http" or scope["method"] != "POST" or path not in DRAFTED or not self._drafts:
             await self._app(scope, receive, send)
             return
-        raw = await _body(receive)
-        if raw is not None:
-            await self._draft(scope, receive, send, self._passed(scope, path, caller, raw))
-
-    def _caller(self, scope: Scope) -> Caller | None:
-        """Who asks; None on a server without keys. Raises Refusal without a valid key."""
-        if self._keys is None:
-            return None
-        scheme, _, key = _header(scope, b"authorization").partition(" ")
-        caller = self._keys.caller(key.strip()) if scheme.lower() == "bearer" and key.strip() else None
-        if caller is None:
-            message = "this server needs an API key: send the header 'Authorization: Bearer KEY'"
-            raise Refusal(message, status=401, code="invalid_api_key")
-        return caller
-
-    def _passed(self, scope: Scope, path: str, caller: Caller | None, raw: bytes) -> Passed:
-        tenant, step = (caller.tenant, caller.name) if caller else (self._settings.tenant, "")
+        raw = await _body(Request(scope, receive))
         longest = CHARACTERS_PER_TOKEN * scope["app"].state.vllm_config.model_config.max_model_len
-        return passed(raw, path, tenant, step, longest, self._settings)
+        await self._draft(scope, receive, send, passed(raw, path, tenant, step, longest, self._settings))
 
     async def _draft(self, scope: Scope, receive: Receive, send: Send, request: Passed) -> None:
         """Have vLLM answer; gather its token ids if the answer is to be stored."""
-        told = _with_headers(scope, {b"content-length": str(len(request.body)).encode()})
-        before = _Body(request.body, receive)
+        headers = MutableHeaders(raw=list(scope["headers"]))
+        headers["content-length"] = str(len(request.body))
+        told, before = {**scope, "headers": headers.raw}, _read_before(request.body, receive)
         if request.stored is None:
             await self._app(told, before, send)
             return
@@ -105,13 +101,10 @@ class Middleware:
             self._keeper = Keeper(self._settings, scope["app"].state.vllm_config.model_config.tokenizer)
         return self._keeper
 
-    def _with_counts(self, send: Send) -> Send:
-        async def counted(body: bytes) -> bytes:
-            if self._keeper is not None:
-                await asyncio.to_thread(self._keeper.publish)
-            return body + (await asyncio.to_thread(prometheus_text, self._settings.folder)).encode()
-
-        return _Whole(send, counted)
+    async def _with_counts(self, body: bytes) -> bytes:
+        if self._keeper is not None:
+            await asyncio.to_thread(self._keeper.publish)
+        return body + (await asyncio.to_thread(prometheus_text, self._settings.folder)).encode()
 
     def _living(self, scope: Scope, send: Send) -> Send:
         """Opens the store before the server starts, and closes it when the server has ended."""
@@ -125,20 +118,6 @@ class Middleware:
             await send(message)
 
         return living
-
-
-class _Body:
-    """`receive` of a request whose body was read already."""
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body: bytes | None = body
-        self._receive = receive
-
-    async def __call__(self) -> Message:
-        if self._body is None:
-            return await self._receive()  # the client's going away
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}
 
 
 class _Whole:
@@ -156,7 +135,9 @@ class _Whole:
         self._body += message.get("body", b"")
         if not message.get("more_body", False):
             body = await self._changed(self._body)
-            await self._send(_with_headers(self._start, {b"content-length": str(len(body)).encode()}))
+            headers = MutableHeaders(raw=list(self._start["headers"]))
+            headers["content-length"] = str(len(body))
+            await self._send({**self._start, "headers": headers.raw})
             await self._send({"type": "http.response.body", "body": body})
 
 
@@ -171,7 +152,7 @@ class _Answer:
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            kind = _header(message, b"content-type")
+            kind = Headers(raw=list(message["headers"])).get("content-type", "")
             if kind.startswith("application/json"):
                 self._through = _Whole(self._send, self._json)
             elif kind.startswith("text/event-stream"):
@@ -191,39 +172,22 @@ class _Answer:
         return body if self.gathered.shows_ids else written(told)
 
 
-async def _body(receive: Receive) -> bytes | None:
-    """The whole body; None if the client went away. Raises Refusal for one that is too long."""
-    pieces, length, more = list[bytes](), 0, True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            return None
-        pieces.append(message.get("body", b""))
-        length, more = length + len(pieces[-1]), message.get("more_body", False)
+async def _body(request: Request) -> bytes:
+    """The whole body. Raises ClientDisconnect, and ApiError for one that is too long."""
+    pieces, length = list[bytes](), 0
+    async for piece in request.stream():
+        pieces.append(piece)
+        length += len(piece)
         if length > MAX_BODY_BYTES:
-            raise Refusal(f"the body has more than {MAX_BODY_BYTES} bytes", status=413)
+            raise ApiError(f"the body has more than {MAX_BODY_BYTES} bytes", status=413)
     return b"".join(pieces)
 
 
-def _header(message: MutableMapping[str, Any], name: bytes) -> str:
-    found = next((value for key, value in message.get("headers", ()) if key.lower() == name), b"")
-    return bytes(found).decode("latin-1")
+def _read_before(body: bytes, receive: Receive) -> Receive:
+    """`receive` of a request whose body was read already: it, then the client's going away."""
+    rest = [{"type": "http.request", "body": body, "more_body": False}]
 
+    async def received() -> Message:
+        return rest.pop() if rest else await receive()
 
-def _with_headers(
-    message: MutableMapping[str, Any], new: dict[bytes, bytes] | None = None, drop: tuple[bytes, ...] = ()
-) -> dict[str, Any]:
-    """A copy with some headers replaced."""
-    new = new or {}
-    kept = [(key, value) for key, value in message.get("headers", ()) if key.lower() not in (*drop, *new)]
-    return {**message, "headers": [*kept, *new.items()]}
-
-
-async def _refuse(refusal: Refusal, scope: Scope, send: Send) -> None:
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008, "reason": str(refusal)})
-        return
-    body = refusal.body()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return received

@@ -16,6 +16,9 @@ from precedent.errors import ConfigError
 NAME = "precedent"
 """The argument, in a request's `vllm_xargs` and in vLLM's `SamplingParams.extra_args`."""
 
+OFF = "off"
+"""What a request writes instead of a note to be decoded without speculation."""
+
 MAX_CHARACTERS = 16_000_000
 """A longer text is not even looked at."""
 

@@ -5,8 +5,6 @@ Seen in vLLM 0.32.0; 0.33.0 has the same code.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -17,28 +15,19 @@ PROBES = ((0.5, 1.25, 3.0), (2.0, 0.75, 0.125))
 """Two, since memory that was not written may by chance hold what the first one expects."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """`right` tries vLLM's module `rejection_sampler`, `mend` changes it, `what` says what happens otherwise."""
-
-    right: Callable[[Any], bool]
-    mend: Callable[[Any], None]
-    what: str
-
-
 def check(sampler: Any, *, mendable: bool, version: str) -> None:
     """Try vLLM's module `rejection_sampler`, and mend it where that is known to help; may be called again.
 
     Raises UnsupportedError where it is wrong and stays so.
     """
-    for fault in FAULTS:
-        if fault.right(sampler):
+    for right, mend, otherwise in FAULTS:
+        if right(sampler):
             continue
         if mendable:
-            fault.mend(sampler)
-        if not mendable or not fault.right(sampler):
+            mend(sampler)
+        if not mendable or not right(sampler):
             raise UnsupportedError(
-                f"vLLM {version} samples wrongly on this machine: {fault.what}; this version cannot be mended from "
+                f"vLLM {version} samples wrongly on this machine: {otherwise}; this version cannot be mended from "
                 "outside: install Triton for CPUs, another version of vLLM, or run without speculation"
             )
 
@@ -48,12 +37,13 @@ def expands(sampler: Any) -> bool:
     import torch
 
     ends = torch.tensor(COUNTS).cumsum(0).to(torch.int32)
-    for values in PROBES:
-        given = torch.tensor(values)
-        expected = torch.repeat_interleave(given, torch.tensor(COUNTS))
-        if not torch.equal(sampler.expand_batch_to_tokens(given, ends, sum(COUNTS)), expected):
-            return False
-    return True
+    return all(
+        torch.equal(
+            sampler.expand_batch_to_tokens(torch.tensor(values), ends, sum(COUNTS)),
+            torch.repeat_interleave(torch.tensor(values), torch.tensor(COUNTS)),
+        )
+        for values in PROBES
+    )
 
 
 class Expand:
@@ -97,14 +87,11 @@ def _mend_no_rows(sampler: Any) -> None:
 
 
 FAULTS = (
-    Fault(
+    (
         expands,
         _mend_expand,
         "its CPU kernel expand_kernel writes into a copy, and speculating rows get arbitrary temperatures",
     ),
-    Fault(
-        takes_no_rows,
-        _mend_no_rows,
-        "a request with top_k ends the whole engine in a step without drafts",
-    ),
+    (takes_no_rows, _mend_no_rows, "a request with top_k ends the whole engine in a step without drafts"),
 )
+"""How each fault is found and mended, and what happens otherwise."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from precedent.cache import tools_fingerprint
 from precedent.text.query import recall_query
+from precedent_server.errors import ApiError
 from precedent_vllm.note import NAME, Note, seal
 from precedent_vllm.settings import Settings
 
@@ -22,20 +23,6 @@ LAST_CHARACTERS = 600
 """Of a bare prompt, what recall's query is made from; of longer messages recall takes as many from the beginning."""
 
 _ON = {"on": True, "off": False}
-
-
-class Refusal(Exception):
-    """An answer of the middleware's own, in OpenAI's error form."""
-
-    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param, self.status, self.code = param, status, code
-
-    def body(self) -> bytes:
-        """The answer's JSON."""
-        kind = "authentication_error" if self.status == 401 else "invalid_request_error"
-        told = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return json.dumps({"error": told}).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +41,7 @@ class Passed:
 def passed(raw: bytes, path: str, tenant: str | None, step: str, longest: int | None, settings: Settings) -> Passed:
     """Read a body and write the one for vLLM.
 
-    `longest` bounds a prediction in characters. A body that vLLM will refuse anyway passes as it came. Raises Refusal.
+    `longest` bounds a prediction in characters. A body that vLLM will refuse anyway passes as it came. Raises ApiError.
     """
     try:
         body = json.loads(raw)
@@ -80,19 +67,23 @@ def passed(raw: bytes, path: str, tenant: str | None, step: str, longest: int | 
 
 def _switch(said: Any) -> bool:
     if not isinstance(said, str) or said not in _ON:
-        raise Refusal(f"{NAME} in vllm_xargs must be 'on' or 'off': the API key says whose request it is", "vllm_xargs")
+        raise ApiError(
+            f"{NAME} in vllm_xargs must be 'on' or 'off': the API key says whose request it is", param="vllm_xargs"
+        )
     return _ON[said]
 
 
 def _prediction(said: Any, longest: int | None) -> str | None:
-    """The text of OpenAI's `prediction`. Raises Refusal for what is none, and for one longer than the context."""
+    """The text of OpenAI's `prediction`. Raises ApiError for what is none, and for one longer than the context."""
     if said is None:
         return None
     if not isinstance(said, dict) or said.get("type") != "content" or not isinstance(said.get("content"), str | list):
-        raise Refusal("prediction must be {'type': 'content', 'content': a text}", "prediction")
+        raise ApiError("prediction must be {'type': 'content', 'content': a text}", param="prediction")
     text = _text(said["content"])
     if longest is not None and len(text) > longest:
-        raise Refusal(f"prediction has {len(text)} characters, which no answer of this model can have", "prediction")
+        raise ApiError(
+            f"prediction has {len(text)} characters, which no answer of this model can have", param="prediction"
+        )
     return text or None
 
 

@@ -13,7 +13,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from precedent.runtime.isolate import together
+from precedent.runtime.failures import together
 from precedent.target import Slot, TargetModel
 from precedent.tree import CandidateTree
 

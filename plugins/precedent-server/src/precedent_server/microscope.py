@@ -31,7 +31,7 @@ class SeenStep:
 
 
 class Microscope:
-    """An observer (`DecodeLoop.on_verified`) that keeps the last steps with candidates. Any thread may read it."""
+    """An observer (`Engine.watch_steps`) that keeps the last steps with candidates. Any thread may read it."""
 
     def __init__(self, num_steps: int) -> None:
         self._lock, self._number = threading.Lock(), 0

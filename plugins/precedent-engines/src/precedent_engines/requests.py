@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
+from typing import Any
 
+from precedent.cache import tools_fingerprint
 from precedent.cache.records import MAX_TOKEN_ID
 from precedent.drafters import check_known
-from precedent.errors import ConfigError, PromptError
-from precedent.planning.costs import CostCurve
-from precedent.planning.step_costs import StepCosts
+from precedent.errors import ConfigError, ContextOverflowError, PromptError
+from precedent.planning.costs import CostCurve, StepCosts
 from precedent.runtime.plain_values import is_number, is_whole, shown
+from precedent.text.codec import TokenizerCodec
 
 OF_A_TARGET = ("draft-model", "block-draft", "eagle", "mtp", "grammar")
 """Drafters that need a target model or its rows of logits."""
@@ -54,3 +56,41 @@ def curve_of(cost: CostCurve | Mapping[int, float] | None) -> CostCurve:
     if not fits or not all(is_whole(w) and w > 0 and is_number(ms) and ms > 0 for w, ms in cost.items()):
         raise ConfigError(f"cost={shown(cost)} must give milliseconds by width in tokens, like {{1: 20.0, 16: 26.0}}")
     return CostCurve.through({int(width): float(milliseconds) for width, milliseconds in cost.items()})
+
+
+def fingerprint_of(tools: str | Sequence[Mapping[str, Any]]) -> str:
+    """The fingerprint of tools that are given as their schemas, or as their fingerprint."""
+    return tools if isinstance(tools, str) else tools_fingerprint(tools)
+
+
+def room_after(num_tokens: int, context_length: int | None) -> int | None:
+    """Tokens that fit behind a prompt, None if not known. Raises PromptError or ContextOverflowError for none."""
+    if not num_tokens:
+        raise PromptError("the prompt is empty: give at least one token")
+    if context_length is None:
+        return None
+    if num_tokens >= context_length:
+        raise ContextOverflowError(
+            f"the prompt has {num_tokens} tokens, the context holds {context_length}: no answer fits"
+        )
+    return context_length - num_tokens
+
+
+def prediction_ids(prediction: str | Sequence[int] | None, codec: TokenizerCodec, room: int | None) -> tuple[int, ...]:
+    """The prediction's ids; a text that is too long however it is tokenized is refused before that."""
+    ids: tuple[int, ...] = ()
+    length = ""
+    if not isinstance(prediction, str):
+        ids = tuple(token_ids_of(() if prediction is None else prediction, "the prediction's ids"))
+    elif room is not None and len(prediction) > room * codec.longest_token:
+        length = f"{len(prediction)} characters"
+    else:
+        ids = codec.answer_ids(prediction)
+    if room is not None and len(ids) > room:
+        length = f"{len(ids)} tokens"
+    if length:
+        raise ContextOverflowError(
+            f"the prediction has {length}, and the context has room for {room} tokens after the prompt: "
+            "shorten it, or leave it out"
+        )
+    return ids

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from precedent.runtime.placing import placed
 from precedent.tree import NULL, SMALLEST_MASS, Sampled
-from precedent.verify.weights import Weights
+from precedent.verify.walk import Weights
 
 
 @dataclass(frozen=True, slots=True)
