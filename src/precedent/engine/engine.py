@@ -19,7 +19,7 @@ from precedent.decoding.sequence import Emission
 from precedent.decoding.stats import GenerationStats
 from precedent.drafters import Drafter, DrafterParts, Request, load_drafters
 from precedent.drafters.recall.drafter import RecallDrafter
-from precedent.drafters.together import begin_early
+from precedent.drafters.sessions import begin_early
 from precedent.engine.admission import Admission
 from precedent.engine.checks import (
     MOST_QUERY_CHARACTERS,
