@@ -16,25 +16,14 @@ def python_in(section: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", SECTIONS[section], re.DOTALL)
 
 
-def passes(folder: Path) -> str:
-    """The summary of pytest on a folder of its own."""
+def test_a_drafter_is_added_and_a_store_tested_as_written(tmp_path: Path) -> None:
+    names = ("my_drafter.py", "test_my_drafter.py", "test_my_store.py")
+    for name, text in zip(names, python_in("Add a drafter") + python_in("Add a store"), strict=True):
+        (tmp_path / name).write_text(text)
     program = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    done = run(["-c", program, "-q", "-p", "no:cacheprovider", "--import-mode=prepend", folder], cwd=folder)
+    done = run(["-c", program, "-q", "-p", "no:cacheprovider", "--import-mode=prepend", tmp_path], cwd=tmp_path)
     assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
-def test_a_drafter_is_added_as_written(tmp_path: Path) -> None:
-    drafter, test = python_in("Add a drafter")
-    (tmp_path / "my_drafter.py").write_text(drafter)
-    (tmp_path / "test_my_drafter.py").write_text(test)
-    assert "passed" in passes(tmp_path)
-
-
-def test_a_store_is_tested_as_written(tmp_path: Path) -> None:
-    (test,) = python_in("Add a store")
-    (tmp_path / "test_my_store.py").write_text(test)
-    assert "passed" in passes(tmp_path)
+    assert "passed" in done.stdout
 
 
 def test_a_tool_format_is_made_as_written() -> None:

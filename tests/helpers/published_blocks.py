@@ -7,12 +7,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention, silu
-from transformers import PreTrainedModel
 
-from helpers.published_heads import COVERED, Weights
+from helpers.published_heads import (
+    COVERED,
+    HEADS,
+    HIDDEN,
+    INNER,
+    KV_HEADS,
+    VOCAB,
+    Formula,
+    Randoms,
+    Weights,
+    renumbering,
+)
 
-HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB, MASK = 48, 40, 4, 2, 16, 259, 258
+DIM, MASK = 16, 258
 
 ZLAB: dict[str, Any] = {
     "architectures": ["DFlashDraftModel"], "attention_bias": False, "attention_dropout": 0.0,
@@ -54,58 +63,39 @@ FORMS = {"z-lab": ZLAB, "speculators": SPECULATORS}
 
 def block_weights(config: dict[str, Any], covered: Sequence[int] | None = None, seed: int = 0) -> Weights:
     """A draft's tensors under the names that its makers publish; with a head of its own for the tokens `covered`."""
-    generator = torch.Generator().manual_seed(seed)
-    inside = config.get("transformer_layer_config") or config
-
-    def random(*size: int) -> Tensor:
-        return torch.randn(*size, generator=generator, dtype=torch.float64) * size[-1] ** -0.5
-
-    def norm(size: int = HIDDEN) -> Tensor:
-        return 1.0 + 0.3 * random(size) * size**0.5
-
-    weights: Weights = {"fc.weight": random(HIDDEN, 2 * HIDDEN), "hidden_norm.weight": norm(), "norm.weight": norm()}
+    inside, random = config.get("transformer_layer_config") or config, Randoms(seed)
+    weights: Weights = {"fc.weight": random(HIDDEN, 2 * HIDDEN)}
+    weights |= {"hidden_norm.weight": random.norm(), "norm.weight": random.norm()}
     for number in range(inside["num_hidden_layers"]):
         layer = f"layers.{number}."
-        for name, rows in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
-            weights[f"{layer}self_attn.{name}_proj.weight"] = random(rows * DIM, HIDDEN)
-        weights[f"{layer}self_attn.o_proj.weight"] = random(HIDDEN, HEADS * DIM)
-        for name in ("q", "k"):
-            weights[f"{layer}self_attn.{name}_norm.weight"] = norm(DIM)
-        for name in ("gate", "up"):
-            weights[f"{layer}mlp.{name}_proj.weight"] = random(INNER, HIDDEN)
-        weights[f"{layer}mlp.down_proj.weight"] = random(HIDDEN, INNER)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            weights[f"{layer}{name}.weight"] = norm()
+        weights |= random.products(layer, DIM, HIDDEN)
+        weights |= {f"{layer}self_attn.{name}_norm.weight": random.norm(DIM) for name in ("q", "k")}
+        weights |= random.gated(layer)
+        weights |= {f"{layer}{name}.weight": random.norm() for name in ("input_layernorm", "post_attention_layernorm")}
     if covered is None:
         return weights
-    marked = torch.zeros(VOCAB, dtype=torch.bool)
-    marked[list(covered)] = True
-    offsets = torch.tensor(list(covered)) - torch.arange(len(covered))
-    return weights | {"lm_head.weight": 3 * random(len(covered), HIDDEN), "d2t": offsets, "t2d": marked}
+    return weights | {"lm_head.weight": 3 * random(len(covered), HIDDEN)} | renumbering(covered)
 
 
-class BlockFormula:
+class BlockFormula(Formula):
     """A draft written out (2602.06036, section 3): the rows of a block see each other and the fused states before."""
 
-    def __init__(self, config: dict[str, Any], weights: Weights, target: PreTrainedModel, reads: Sequence[int]) -> None:
-        self._config, self._weights, self._target, self._reads = config, weights, target, tuple(reads)
-        self._inside = config.get("transformer_layer_config") or config
+    dim = DIM
 
     @torch.inference_mode()
     def block(self, text: Sequence[int]) -> Tensor:
         """Logits of the positions behind a text, over the rows of the head, `[block_size - 1, num_head_tokens]`."""
-        output = self._target(input_ids=torch.tensor([list(text)]), output_hidden_states=True, use_cache=False)
-        states = torch.cat([output.hidden_states[number][0, :-1] for number in self._reads], -1)
-        fused = self._normed(states @ self._weights["fc.weight"].T, "hidden_norm")
+        fused = self.normed(self._product(self.states(text)[:-1], "fc"), "hidden_norm")
         table: Any = self._target.get_input_embeddings()
-        size = self._config["block_size"]
-        hidden = table.weight[torch.tensor([text[-1], *[MASK] * (size - 1)])]
+        hidden = table.weight[torch.tensor([text[-1], *[MASK] * (self._config["block_size"] - 1)])]
         for number in range(self._inside["num_hidden_layers"]):
             kinds = self._inside.get("layer_types") or ["full_attention"] * (number + 1)
-            hidden = self._layer(f"layers.{number}.", hidden, fused, self._seen(kinds[number], len(fused)))
+            name, mask = f"layers.{number}.", self._seen(kinds[number], len(fused))
+            read = self.normed(hidden, f"{name}input_layernorm")
+            hidden = self.gated(name, hidden + self.attended(name, read, torch.cat([fused, read]), mask))
         head: Any = self._target.get_output_embeddings()
         rows = self._weights.get("lm_head.weight", head.weight)
-        return self._normed(hidden, "norm")[1:] @ rows.T
+        return self.normed(hidden, "norm")[1:] @ rows.T
 
     def _seen(self, kind: str, length: int) -> Tensor | None:
         """Which keys the rows of a block see: all, or in a window those before them that are near."""
@@ -114,32 +104,3 @@ class BlockFormula:
         places = torch.arange(length + self._config["block_size"])
         distance = places[length:, None] - places
         return (distance >= 0) & (distance < self._inside["sliding_window"])
-
-    def _layer(self, name: str, hidden: Tensor, fused: Tensor, mask: Tensor | None) -> Tensor:
-        read = self._normed(hidden, f"{name}input_layernorm")
-        both = torch.cat([fused, read])
-        heads = {
-            part: (rows @ self._weights[f"{name}self_attn.{part}_proj.weight"].T)
-            .view(len(rows), -1, DIM)
-            .transpose(0, 1)
-            for part, rows in (("q", read), ("k", both), ("v", both))
-        }
-        for part in ("q", "k"):
-            normed = self._normed(heads[part], f"{name}self_attn.{part}_norm")
-            heads[part] = self._turned(normed, len(both) - normed.shape[1])
-        wide = [heads[part].repeat_interleave(HEADS // KV_HEADS, 0) for part in ("k", "v")]
-        seen = scaled_dot_product_attention(heads["q"], *wide, attn_mask=mask).transpose(0, 1).flatten(1)
-        hidden = hidden + seen @ self._weights[f"{name}self_attn.o_proj.weight"].T
-        inner = self._normed(hidden, f"{name}post_attention_layernorm")
-        gate, up, down = (self._weights[f"{name}mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))
-        return hidden + (silu(inner @ gate.T) * (inner @ up.T)) @ down.T
-
-    def _turned(self, rows: Tensor, first: int) -> Tensor:
-        theta = (self._inside.get("rope_parameters") or self._inside)["rope_theta"]
-        angles = torch.arange(first, first + rows.shape[1])[:, None] / theta ** (torch.arange(0, DIM, 2) / DIM)
-        cos, sin = (part.repeat(1, 2).double() for part in (angles.cos(), angles.sin()))
-        left, right = rows.chunk(2, -1)
-        return rows * cos + torch.cat([-right, left], -1) * sin
-
-    def _normed(self, rows: Tensor, name: str) -> Tensor:
-        return rows * (rows.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * self._weights[f"{name}.weight"]

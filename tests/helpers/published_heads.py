@@ -75,45 +75,66 @@ FORMS = {"SafeAILab": SAFEAILAB, "SpecForge": SPECFORGE, "speculators": SPECULAT
 Weights = dict[str, Tensor]
 
 
+class Randoms:
+    """Random tensors of a seed, opinionated enough for tests."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, *size: int) -> Tensor:
+        return torch.randn(*size, generator=self._generator, dtype=torch.float64) * size[-1] ** -0.5
+
+    def norm(self, size: int = HIDDEN) -> Tensor:
+        return 1.0 + 0.3 * self(size) * size**0.5
+
+    def products(self, layer: str, dim: int, width: int, hidden: int = HIDDEN) -> Weights:
+        """The projections of attention, which reads rows of `width` numbers."""
+        return {
+            f"{layer}self_attn.{name}_proj.weight": self(*size)
+            for name, *size in (
+                ("q", HEADS * dim, width),
+                ("k", KV_HEADS * dim, width),
+                ("v", KV_HEADS * dim, width),
+                ("o", hidden, HEADS * dim),
+            )
+        }
+
+    def gated(self, layer: str, hidden: int = HIDDEN) -> Weights:
+        """The three products of the part behind attention."""
+        sizes = (("gate", INNER, hidden), ("up", INNER, hidden), ("down", hidden, INNER))
+        return {f"{layer}mlp.{name}_proj.weight": self(*size) for name, *size in sizes}
+
+
+def renumbering(covered: Sequence[int], vocab: int = VOCAB) -> Weights:
+    """How a head of fewer tokens names those of its target."""
+    marked = torch.zeros(vocab, dtype=torch.bool)
+    marked[list(covered)] = True
+    return {"d2t": torch.tensor(list(covered)) - torch.arange(len(covered)), "t2d": marked}
+
+
 def random_weights(config: dict[str, Any], covered: Sequence[int] = COVERED, seed: int = 0) -> Weights:
-    """A head's tensors under the names that its makers publish, opinionated enough for tests."""
-    generator = torch.Generator().manual_seed(seed)
+    """A head's tensors under the names that its makers publish."""
     inside = config.get("transformer_layer_config") or config
-    first, hidden, wide = ("layers.0." if inside is not config else "midlayer."), inside["hidden_size"], 2
-
-    def random(*size: int) -> Tensor:
-        return torch.randn(*size, generator=generator, dtype=torch.float64) * size[-1] ** -0.5
-
-    def norm(size: int = hidden) -> Tensor:
-        return 1.0 + 0.3 * random(size) * size**0.5
-
-    weights: Weights = {}
+    first, hidden = ("layers.0." if inside is not config else "midlayer."), inside["hidden_size"]
+    random, weights = Randoms(seed), Weights()
     for number in range(inside["num_hidden_layers"]):
         layer = first if number == 0 else f"layers.{number}."
-        width = hidden * (wide if number == 0 else 1)
-        for name, rows in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
-            weights[f"{layer}self_attn.{name}_proj.weight"] = random(rows * DIM, width)
-        weights[f"{layer}self_attn.o_proj.weight"] = random(hidden, HEADS * DIM)
-        for name in ("gate", "up"):
-            weights[f"{layer}mlp.{name}_proj.weight"] = random(INNER, hidden)
-        weights[f"{layer}mlp.down_proj.weight"] = random(hidden, INNER)
+        weights |= random.products(layer, DIM, hidden * (2 if number == 0 else 1), hidden) | random.gated(layer, hidden)
         for name in ("input_layernorm", "post_attention_layernorm", *["hidden_norm"] * (number == 0)):
-            weights[f"{layer}{name}.weight"] = norm()
+            weights[f"{layer}{name}.weight"] = random.norm(hidden)
         if inside.get("model_type") == "qwen3":
-            weights |= {f"{layer}self_attn.{name}_norm.weight": norm(DIM) for name in ("q", "k")}
+            weights |= {f"{layer}self_attn.{name}_norm.weight": random.norm(DIM) for name in ("q", "k")}
     read = (config.get("target_hidden_size") or hidden) * 3
     weights |= {
         "fc.weight": random(hidden, read),
-        "norm.weight": norm(),
+        "norm.weight": random.norm(hidden),
         "lm_head.weight": 3 * random(len(covered), hidden),
     }
     if config.get("norm_before_fc"):
-        weights["input_norm.weight"] = norm(read)
+        weights["input_norm.weight"] = random.norm(read)
     if config.get("fc_norm"):
-        weights |= {f"fc_norm.{number}.weight": norm(read // 3) for number in range(3)}
-    marked = torch.zeros(inside["vocab_size"], dtype=torch.bool)
-    marked[list(covered)] = True
-    return weights | {"d2t": torch.tensor(list(covered)) - torch.arange(len(covered)), "t2d": marked}
+        weights |= {f"fc_norm.{number}.weight": random.norm(read // 3) for number in range(3)}
+    return weights | renumbering(covered, inside["vocab_size"])
 
 
 def write_head(folder: Path, config: dict[str, Any], weights: Weights, *, older: bool = False) -> Path:
@@ -128,47 +149,83 @@ def write_head(folder: Path, config: dict[str, Any], weights: Weights, *, older:
     return folder
 
 
-class EagleFormula:
-    """A head written out over whole texts, without any cache (2503.01840, section 3.1).
+class Formula:
+    """A draft written out over whole texts, without any cache; `dim` is the width of its heads."""
+
+    dim = DIM
+
+    def __init__(self, config: dict[str, Any], weights: Weights, target: PreTrainedModel, reads: Sequence[int]) -> None:
+        self._config, self._weights, self._target, self._reads = config, weights, target, tuple(reads)
+        self._inside = config.get("transformer_layer_config") or config
+
+    @torch.inference_mode()
+    def states(self, ids: Sequence[int]) -> Tensor:
+        """What the draft reads of a text: the outputs of layers side by side, from transformers itself."""
+        output = self._target(input_ids=torch.tensor([list(ids)]), output_hidden_states=True, use_cache=False)
+        return torch.cat([output.hidden_states[number][0] for number in self._reads], -1)
+
+    def attended(self, name: str, read: Tensor, keys: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
+        """What rows `read` take from `keys`, whose last ones they are."""
+        heads = {}
+        for part, rows in (("q", read), ("k", keys), ("v", keys)):
+            heads[part] = (
+                self._product(rows, f"{name}self_attn.{part}_proj").view(len(rows), -1, self.dim).transpose(0, 1)
+            )
+            if f"{name}self_attn.{part}_norm.weight" in self._weights:
+                heads[part] = self.normed(heads[part], f"{name}self_attn.{part}_norm")
+            if part != "v":
+                heads[part] = self._turned(heads[part], len(keys) - len(rows))
+        wide = [heads[part].repeat_interleave(HEADS // KV_HEADS, 0) for part in ("k", "v")]
+        seen = scaled_dot_product_attention(heads["q"], *wide, attn_mask=mask, is_causal=causal)
+        return self._product(seen.transpose(0, 1).flatten(1), f"{name}self_attn.o_proj")
+
+    def gated(self, name: str, hidden: Tensor) -> Tensor:
+        """The part of a layer behind attention, added."""
+        inner = self.normed(hidden, f"{name}post_attention_layernorm")
+        gate, up = (self._product(inner, f"{name}mlp.{part}_proj") for part in ("gate", "up"))
+        return hidden + self._product(silu(gate) * up, f"{name}mlp.down_proj")
+
+    def normed(self, rows: Tensor, name: str) -> Tensor:
+        epsilon = self._inside.get("rms_norm_eps", 1e-6)
+        return rows * (rows.pow(2).mean(-1, keepdim=True) + epsilon).rsqrt() * self._weights[f"{name}.weight"]
+
+    def _product(self, rows: Tensor, name: str) -> Tensor:
+        return rows @ self._weights[f"{name}.weight"].T
+
+    def _turned(self, rows: Tensor, first: int) -> Tensor:
+        theta = (self._inside.get("rope_parameters") or self._inside).get("rope_theta", 10000.0)
+        places = torch.arange(first, first + rows.shape[1])[:, None]
+        angles = places / theta ** (torch.arange(0, self.dim, 2) / self.dim)
+        cos, sin = (part.repeat(1, 2).double() for part in (angles.cos(), angles.sin()))
+        left, right = rows.chunk(2, -1)
+        return rows * cos + torch.cat([-right, left], -1) * sin
+
+
+class EagleFormula(Formula):
+    """A head written out (2503.01840, section 3.1).
 
     `step(states, ids)` gives the logits over the target's vocabulary and what is fed back, for every position.
     """
 
-    def __init__(self, config: dict[str, Any], weights: Weights, target: PreTrainedModel, reads: Sequence[int]) -> None:
-        self._config, self._weights, self._reads = config, weights, tuple(reads)
-        self._inside = config.get("transformer_layer_config") or config
-        self._target = target
-        own = weights.get("embed_tokens.weight")
-        self._table = target.get_input_embeddings().weight if own is None else own  # type: ignore[union-attr]
-
-    @torch.inference_mode()
-    def states(self, ids: list[int]) -> Tensor:
-        """What the head reads of a text: the outputs of layers side by side, from transformers itself."""
-        output = self._target(input_ids=torch.tensor([ids]), output_hidden_states=True, use_cache=False)
-        return torch.cat([output.hidden_states[number][0] for number in self._reads], -1)
-
     def fused(self, states: Tensor) -> Tensor:
-        weights = self._weights
-        if "input_norm.weight" in weights:
-            states = self._normed(states, "input_norm")
-        if "fc_norm.0.weight" in weights:
+        if "input_norm.weight" in self._weights:
+            states = self.normed(states, "input_norm")
+        if "fc_norm.0.weight" in self._weights:
             parts = states.chunk(3, -1)
-            states = torch.cat([self._normed(part, f"fc_norm.{n}") for n, part in enumerate(parts)], -1)
-        return states @ weights["fc.weight"].T
+            states = torch.cat([self.normed(part, f"fc_norm.{n}") for n, part in enumerate(parts)], -1)
+        return self._product(states, "fc")
 
     @torch.inference_mode()
     def step(self, fused: Tensor, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Logits `[tokens, vocab_size]` and what a next draw reads, for `ids[i]` beside `fused[i]`."""
-        embedded, hidden = self._table[torch.tensor(list(ids))].detach(), fused
+        table: Any = self._weights.get("embed_tokens.weight", self._target.get_input_embeddings().weight)  # type: ignore[union-attr]
+        embedded, hidden = table[torch.tensor(list(ids))].detach(), fused
         for number in range(self._inside["num_hidden_layers"]):
             hidden = self._layer(number, embedded, hidden)
-        normed = self._normed(hidden, "norm")
-        kept = normed @ self._weights["lm_head.weight"].T
+        normed = self.normed(hidden, "norm")
+        kept = self._product(normed, "lm_head")
         logits = kept.new_full((len(kept), self._inside["vocab_size"]), -torch.inf)
-        covered = torch.arange(kept.shape[1])
-        if "d2t" in self._weights:
-            covered = covered + self._weights["d2t"]
-        logits[:, covered] = kept
+        logits[:, torch.arange(kept.shape[1]) + self._weights.get("d2t", 0)] = kept
         return logits, normed if self._config.get("norm_output") else hidden
 
     def draws(self, ids: list[int], count: int) -> list[int]:
@@ -181,39 +238,14 @@ class EagleFormula:
         return drawn
 
     def _layer(self, number: int, embedded: Tensor, hidden: Tensor) -> Tensor:
-        first = "midlayer." if f"midlayer.{'hidden_norm'}.weight" in self._weights else "layers.0."
+        first = "midlayer." if "midlayer.hidden_norm.weight" in self._weights else "layers.0."
         name = first if number == 0 else f"layers.{number}."
-        residual, read = hidden, self._normed(hidden, f"{name}input_layernorm") if number else hidden
+        residual, read = hidden, self.normed(hidden, f"{name}input_layernorm") if number else hidden
         if number == 0:
-            states = self._normed(hidden, f"{name}hidden_norm")
+            states = self.normed(hidden, f"{name}hidden_norm")
             residual = states if self._config.get("norm_before_residual") else hidden
-            read = torch.cat([self._normed(embedded, f"{name}input_layernorm"), states], -1)
-        hidden = residual + self._attended(name, read)
-        inner = self._normed(hidden, f"{name}post_attention_layernorm")
-        gate, up, down = (self._weights[f"{name}mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))
-        return hidden + (silu(inner @ gate.T) * (inner @ up.T)) @ down.T
-
-    def _attended(self, name: str, read: Tensor) -> Tensor:
-        parts = {part: read @ self._weights[f"{name}self_attn.{part}_proj.weight"].T for part in ("q", "k", "v")}
-        heads = {part: rows.view(len(rows), -1, DIM).transpose(0, 1) for part, rows in parts.items()}
-        for part in ("q", "k"):
-            if f"{name}self_attn.{part}_norm.weight" in self._weights:
-                heads[part] = self._normed(heads[part], f"{name}self_attn.{part}_norm")
-            heads[part] = self._turned(heads[part])
-        wide = [heads[part].repeat_interleave(HEADS // KV_HEADS, 0) for part in ("k", "v")]
-        seen = scaled_dot_product_attention(heads["q"], *wide, is_causal=True)
-        return seen.transpose(0, 1).flatten(1) @ self._weights[f"{name}self_attn.o_proj.weight"].T
-
-    def _turned(self, rows: Tensor) -> Tensor:
-        theta = (self._inside.get("rope_parameters") or self._inside).get("rope_theta", 10000.0)
-        angles = torch.arange(rows.shape[1])[:, None] / theta ** (torch.arange(0, DIM, 2) / DIM)
-        cos, sin = (part.repeat(1, 2).double() for part in (angles.cos(), angles.sin()))
-        left, right = rows.chunk(2, -1)
-        return rows * cos + torch.cat([-right, left], -1) * sin
-
-    def _normed(self, rows: Tensor, name: str) -> Tensor:
-        epsilon = self._inside.get("rms_norm_eps", 1e-6)
-        return rows * (rows.pow(2).mean(-1, keepdim=True) + epsilon).rsqrt() * self._weights[f"{name}.weight"]
+            read = torch.cat([self.normed(embedded, f"{name}input_layernorm"), states], -1)
+        return self.gated(name, residual + self.attended(name, read, read, None, causal=True))
 
 
 def small_target(model_type: str = "llama", **settings: Any) -> PreTrainedModel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 from langchain_core.load import load as langchain_load
@@ -12,6 +12,7 @@ from helpers.standard_answers import TEXT, THINK
 
 Details = dict[Literal["invoke", "stream"], list[Any]]
 SCRIPTED, OTHER = "scripted-model", "other-model"
+DETAILS = ["reasoning_output", "cache_read_input"]
 
 
 def admit(monkeypatch: pytest.MonkeyPatch, chat_model: type) -> None:
@@ -29,42 +30,10 @@ class Offered:
     chat_model_class: Any
     chat_model_params: Any
 
-    @property
-    def has_tool_calling(self) -> bool:
-        return True
-
-    @property
-    def has_tool_choice(self) -> bool:
-        return True
-
-    @property
-    def has_structured_output(self) -> bool:
-        return True
-
-    @property
-    def supports_json_mode(self) -> bool:
-        return True
-
-    @property
-    def returns_usage_metadata(self) -> bool:
-        return True
-
-    @property
-    def supports_model_override(self) -> bool:
-        return True
-
-    @property
-    def model_override_value(self) -> str:
-        return OTHER
-
-    @property
-    def supports_anthropic_inputs(self) -> bool:
-        return True
-
-    @property
-    def supported_usage_metadata_details(self) -> Details:
-        details = ["reasoning_output", "cache_read_input"]
-        return {"invoke": details, "stream": details}
+    has_tool_calling = has_tool_choice = has_structured_output = supports_json_mode = True
+    returns_usage_metadata = supports_model_override = supports_anthropic_inputs = True
+    model_override_value = OTHER
+    supported_usage_metadata_details: ClassVar[Details] = {"invoke": DETAILS, "stream": DETAILS}
 
     def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
         """The second of two equal requests: all of its prompt but the last token was read before."""

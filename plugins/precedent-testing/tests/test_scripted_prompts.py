@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,11 +16,9 @@ from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
     FunctionMessage,
-    FunctionMessageChunk,
     HumanMessage,
     HumanMessageChunk,
     SystemMessage,
-    SystemMessageChunk,
     ToolMessage,
     ToolMessageChunk,
 )
@@ -165,6 +163,13 @@ HARMLESS: list[list[Any]] = [
     ],
     [HumanMessage("a"), FunctionMessage(name="f", content="b"), HumanMessage("c")],
     [
+        HumanMessageChunk("a"),
+        AIMessageChunk("b", tool_calls=[{"name": "f", "args": {"a": 1}, "id": "1"}]),
+        ToolMessageChunk("c", tool_call_id="1"),
+        AIMessageChunk("d"),
+        HumanMessage("e"),
+    ],
+    [
         HumanMessage("a"),
         AIMessage([{"type": "web_search_call", "id": "1"}, {"type": "refusal", "refusal": "No."}, {"type": "x"}]),
         HumanMessage("b"),
@@ -172,30 +177,12 @@ HARMLESS: list[list[Any]] = [
 ]
 
 
-CHUNKS: dict[type, Any] = {
-    AIMessage: AIMessageChunk,
-    FunctionMessage: FunctionMessageChunk,
-    HumanMessage: HumanMessageChunk,
-    SystemMessage: SystemMessageChunk,
-    ToolMessage: ToolMessageChunk,
-}
-
-
-def streamed(messages: Iterable[Any]) -> list[Any]:
-    """The messages as the chunks into which a stream is merged."""
-    fields = ("content", "additional_kwargs", "name", "tool_calls", "tool_call_id", "status")
-    return [
-        CHUNKS[type(one)](**{name: getattr(one, name) for name in fields if hasattr(one, name)}) for one in messages
-    ]
-
-
-@pytest.mark.parametrize("told", [list, streamed], ids=["messages", "chunks"])
 @pytest.mark.parametrize("messages", HARMLESS, ids=range(len(HARMLESS)))
 @pytest.mark.parametrize(
     "tokenizer", [TOKENIZER, PARTICULAR, NOT_CHATML], ids=["ChatML", "no system, users alternate", "another form"]
 )
-def test_whatever_langchain_holds_is_found_in_its_prompt(messages: list[Any], tokenizer: Any, told: Any) -> None:
-    assert model(tokenizer=tokenizer).invoke(told(messages)).content == "fine"
+def test_whatever_langchain_holds_is_found_in_its_prompt(messages: list[Any], tokenizer: Any) -> None:
+    assert model(tokenizer=tokenizer).invoke(messages).content == "fine"
 
 
 TEXTS = st.text('ab \n"\\é<|>{}', max_size=6)
@@ -218,14 +205,14 @@ MESSAGES = st.lists(
 
 
 @settings(max_examples=60)
-@given(MESSAGES, st.sampled_from([list, streamed]))
-def test_whatever_is_said_is_found_in_its_prompt(messages: list[Any], told: Any) -> None:
-    assert model().invoke(told(messages)).content == "fine"
+@given(MESSAGES)
+def test_whatever_is_said_is_found_in_its_prompt(messages: list[Any]) -> None:
+    assert model().invoke(messages).content == "fine"
 
 
 @settings(max_examples=40)
-@given(MESSAGES, st.data(), st.sampled_from([list, streamed]))
-def test_whatever_is_lost_is_missed(messages: list[Any], data: st.DataObject, told: Any) -> None:
+@given(MESSAGES, st.data())
+def test_whatever_is_lost_is_missed(messages: list[Any], data: st.DataObject) -> None:
     """Any one message, told from all others by its number."""
     for number, message in enumerate(messages):
         message.content = f"{message.content} number {number};"
@@ -234,7 +221,7 @@ def test_whatever_is_lost_is_missed(messages: list[Any], data: st.DataObject, to
     with pytest.MonkeyPatch.context() as patches:
         damaged(patches, lose)
         with pytest.raises(AssertionError, match="the prompt is not what LangChain was asked"):
-            model().invoke(told(messages))
+            model().invoke(messages)
 
 
 async def test_requests_from_elsewhere_are_left_alone() -> None:
