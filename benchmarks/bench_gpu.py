@@ -1,4 +1,4 @@
-"""The target on a GPU: steps against the memory's floor, attention variants, graphs, verification, decoding, agents.
+"""The target on a GPU: steps against the memory's floor, attention, graphs, verification, decoding, agents.
 
     python benchmarks/bench_gpu.py [--parts steps decoding] [--minutes 9] [--json gpu.json]
 
@@ -37,7 +37,7 @@ from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import Pending, Verdict, verify
 from precedent_cuda import StaticSettings
 from precedent_cuda.ahead import verify_ahead
-from precedent_cuda.attention import ORDERED, VARIANTS, StaticRows
+from precedent_cuda.attention import StaticRows, attend, ordered
 from precedent_demo.demo_runs import MEMORY, TENANT, Run, Turn
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -210,7 +210,7 @@ def batch_times(setting: Setting) -> Iterator[Row]:
 
 
 def attention_times(setting: Setting) -> Iterator[Row]:
-    """One layer's attention by every variant, and its relative error against float64."""
+    """One layer's attention by torch and by our kernels, and its relative error against float64."""
     config = setting.model.config
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     dim = config.hidden_size // heads
@@ -218,15 +218,15 @@ def attention_times(setting: Setting) -> Iterator[Row]:
         rows = one_sequence(setting.device, length, tokens)
         sizes = (1, heads, tokens, dim), (kv_heads, length + tokens, dim), (kv_heads, length + tokens, dim)
         query, keys, values = (torch.randn(size, device=setting.device, dtype=setting.model.dtype) for size in sizes)
-        exact = VARIANTS["split"](query.double(), keys.double(), values.double(), rows, dim**-0.5)
+        exact = ordered(query.double(), keys.double(), values.double(), rows, dim**-0.5)
         floor = (keys.nbytes + values.nbytes) / setting.bandwidth * 1e6
-        for name, variant in (VARIANTS | ORDERED).items():
+        for name, compute in (("torch", ordered), ("kernels", attend)):
             setting.check_time()
             row: Row = {"length": length, "tokens": tokens, "variant": name, "floor_us": floor}
             try:
-                attend = partial(variant, query, keys, values, rows, dim**-0.5)
-                row["error"] = float((attend().double() - exact).norm() / exact.norm())
-                yield {**row, "us": 1e3 * setting.milliseconds(attend)}
+                attended = partial(compute, query, keys, values, rows, dim**-0.5)
+                row["error"] = float((attended().double() - exact).norm() / exact.norm())
+                yield {**row, "us": 1e3 * setting.milliseconds(attended)}
             except Exception as error:  # one variant alone: Triton may be absent
                 yield {**row, "failed": failed(error)}
 
@@ -239,7 +239,7 @@ def one_sequence(device: torch.device, length: int, tokens: int) -> StaticRows:
         ancestors[1:, 1:] = torch.from_numpy(tree.ancestors)
     within, zero = torch.arange(tokens, device=device), torch.zeros(1, dtype=torch.long, device=device)
     return StaticRows(
-        row_of=within[None], slot_of=within, first_rows=zero, counts=zero + tokens, starts=zero,
+        slot_of=within, first_rows=zero, counts=zero + tokens, starts=zero,
         lengths=zero + length, ancestors=ancestors[None].to(device), longest=length + tokens,
     )  # fmt: skip
 

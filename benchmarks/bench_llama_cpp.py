@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from measuring import options, run
+from precedent.engine.options import EngineOptions
 from precedent.target.load.source import DEMO_TARGET, packaged_file
 from precedent_replay.bench_lineup import Lineup, Timing
 from precedent_replay.bench_prompts import order_desk_prompts, trace_prompts
@@ -49,7 +50,7 @@ class LlamaContestant:
 
 def measure(given: Namespace) -> dict[str, Any]:
     torch.set_num_threads(given.threads)
-    lineup = Lineup(DEMO_TARGET, None, None, None, given.max_tokens)
+    lineup = Lineup(DEMO_TARGET, EngineOptions(), given.max_tokens)
     llama = LlamaContestant(given.gguf or packaged_file(), given.threads, given.max_tokens)
     ways = {
         "llama.cpp, plain": llama,

@@ -24,7 +24,6 @@ from torch import Tensor
 from measuring import options, run, seconds
 from precedent.config import SamplingParams
 from precedent.drafters import load_draft
-from precedent.sampling.coupling import coupled_noise
 from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
@@ -33,6 +32,7 @@ from precedent.target.load.loading import DEMO_TARGET, load_target
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import RowWeights, prepare
 from precedent.verify.recursion import Residual
+from precedent_cuda.noise import coupled_noise
 
 TEXTS = (
     "The river rose in the night, and by morning the bridge to the village was gone. People stood on the bank and",

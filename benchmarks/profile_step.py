@@ -18,17 +18,17 @@ from unittest.mock import patch
 
 from measuring import options, run
 from precedent import Engine, SamplingParams, SpeculationConfig
-from precedent.target import attention
 from precedent_cpu import linear as cpu_linear
 from precedent_cpu import norm as cpu_norm
 from precedent_cpu import row_layer
+from precedent_cpu import support as cpu_support
 
 PROMPT = "".join(f"Order {n}: the lamp was sent on Monday and will arrive on Thursday.\n" for n in range(1001, 1030))
 PARTS: dict[str, tuple[Any, str]] = {
     "layers in one piece": (row_layer, "run_on_team"),
     "products": (cpu_linear, "row_product"),
     "norms": (cpu_norm, "norm_rows"),
-    "attention": (attention, "row_attention"),
+    "attention": (cpu_support, "row_attention"),
 }
 COLOURS = ("#e0a93b", "#4c78a8", "#72b7b2", "#54a24b", "#bab0ac", "#f58518", "#e45756", "#b279a2")
 

@@ -51,13 +51,3 @@ def test_the_docs_name_only_files_that_exist(page: str) -> None:
     named = re.findall(r"`([\w/]+(?:\.py|\.jinja|/))`", (ROOT / "docs" / page).read_text(encoding="utf-8"))
     assert [name for name in named if not (PACKAGE / name).exists()] == []
     assert named
-
-
-def test_the_table_of_chat_models_names_only_tests_that_exist() -> None:
-    table = (ROOT / "docs" / "explanation" / "chat-models.md").read_text(encoding="utf-8").split("## Features")[1]
-    named = re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", table.split("\n## ")[0])
-    assert len(named) > 10
-    for file, test in named:
-        (path,) = (ROOT / "tests").rglob(file)
-        source = path.read_text(encoding="utf-8")
-        assert f"def {test}" in source, f"{file} has no {test}"

@@ -1,19 +1,4 @@
-"""Every error Precedent raises on purpose.
-
-PrecedentError
-├── ConfigError            a setting is wrong (also a ValueError); the message says what to write instead
-├── UnsupportedError       a combination of features, or a kind of model, that is not supported
-├── ModelLoadError         a model, draft model or tokenizer cannot be loaded or does not fit
-├── PromptError            the messages or the prompt cannot be used (also a ValueError)
-│   └── ContextOverflowError   prompt and answer do not fit into the model's context
-├── CacheError             the speculation cache cannot be opened, read or written
-│   └── CacheMismatchError     the file belongs to another format, tokenizer or embedder
-├── CapacityError          a request needs more memory than the engine may ever use for it
-├── EngineClosedError      the engine was closed before this request was submitted
-├── GenerationError        a running request failed; the others continue
-│   └── GrammarError           its grammar became too complex to enforce, or its constraints exclude every token
-└── RequestCancelled       the caller cancelled this request, or closed the engine before it finished
-"""
+"""Every error Precedent raises on purpose."""
 
 from __future__ import annotations
 
@@ -23,7 +8,7 @@ class PrecedentError(Exception):
 
 
 class ConfigError(PrecedentError, ValueError):
-    """A setting is wrong."""
+    """A setting is wrong; the message says what to write instead."""
 
 
 class UnsupportedError(PrecedentError):

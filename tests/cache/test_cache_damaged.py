@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from helpers.cache_files import COUNT, PAGE, changed, contents, damaged, fill, filled, logged, tokens_in, write
+from helpers.cache_files import COUNT, PAGE, changed, contents, fill, filled, tokens_in
 from helpers.forked import Program
 
 from precedent.cache import Selection, SpeculationCache, SQLiteStore, verify_cache
@@ -47,15 +47,6 @@ def test_one_warning_names_the_file_the_reason_and_what_recovers_it(tmp_path, ca
     caplog.clear()
     assert tokens_in(file) == [1]
     assert caplog.records == []
-
-
-def test_the_log_goes_with_the_file(tmp_path):
-    found = logged(tmp_path / "a")
-    file = write(tmp_path / "b", {"": found[""][:PAGE], "-wal": found["-wal"][: 3 * PAGE]})
-    before = contents(file)
-    assert tokens_in(file) == []
-    assert contents(kept(file)) == before
-    assert not Path(f"{file}-wal").exists()
 
 
 def test_every_file_that_was_set_aside_is_kept(tmp_path):
@@ -151,54 +142,12 @@ def test_processes_that_open_a_damaged_file_at_once_set_it_aside_once(tmp_path):
 # --- damaged structure -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.99])
-def test_a_truncated_file_is_damaged(tmp_path, share):
-    file = filled(tmp_path)
-    content = file.read_bytes()
-    file.write_bytes(content[: int(len(content) * share)])
-    damaged(file, ".")
-
-
-def test_a_file_that_lost_more_than_its_log_holds_is_damaged(tmp_path):
-    file = filled(tmp_path)
-    store = SQLiteStore.open(file)
-    fill(store, range(100, 101))
-    found = contents(file)
-    store.close()
-    file = write(tmp_path / "b", {"": found[""][: 5 * PAGE], "-wal": found["-wal"]})
-    damaged(file, "pages are missing at its end, more than its log can hold")
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "DELETE FROM meta",
-        "UPDATE meta SET value = 'x' WHERE key = 'epoch'",
-        "DELETE FROM sqlite_sequence",
-        "UPDATE sqlite_sequence SET seq = 9223372036854775807",
-    ],
-)
-def test_rows_that_every_cache_has_are_looked_for(tmp_path, statement):
-    file = filled(tmp_path)
-    changed(file, statement)
-    damaged(file, "has no epoch|number of the last record")
-
-
 def test_a_meta_row_that_goes_while_the_cache_is_open_is_a_clear_error(tmp_path):
     store = SQLiteStore.open(filled(tmp_path))
     changed(tmp_path / "precedent.sqlite", "DELETE FROM meta")
     with pytest.raises(CacheError, match="has no epoch"):
         store.epoch()
     store.close()
-
-
-@pytest.mark.parametrize(
-    "value", ['{"name": 1, "fingerprint": "x", "dimension": 4}', "[" * 100_000, '{"name": "x"}', "7"]
-)
-def test_a_damaged_embedder_is_damage(tmp_path, value):
-    file = filled(tmp_path)
-    changed(file, f"UPDATE meta SET value = '{value}' WHERE key = 'embedder'")
-    damaged(file, "record of its embedder is damaged")
 
 
 def test_an_index_that_disagrees_with_its_table_is_found(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -205,6 +206,7 @@ def test_a_damaged_export_is_one_clear_error(exported: Path, harm: str) -> None:
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
+NOT_FINITE = base64.b64encode(np.full(EMBEDDER.dimension, np.nan, "<f4").tobytes()).decode()
 
 
 @pytest.mark.parametrize(
@@ -214,7 +216,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
         {"hits": -1}, {"created": "now"}, {"created": float("nan")}, {"text": None}, {"id": "x"}, {"query": 1e999},
         {"token_ids": None}, {"token_ids": [[1, 2]]}, {"token_ids": [1.0]}, {"token_ids": [True]}, {"token_ids": [-1]},
         {"token_ids": [2**31]}, {"token_ids": []}, {"vector": "x"}, {"vector": 7}, {"vector": "AAAA"},
-        {"vector": "AADAfw=="}, {"vector": "AACAPw=="},
+        {"vector": "AADAfw=="}, {"vector": "AACAPw=="}, {"vector": NOT_FINITE},
     ],
 )  # fmt: skip
 def test_a_record_of_another_kind_is_refused_whoever_wrote_it(exported: Path, harm: dict[str, Any]) -> None:

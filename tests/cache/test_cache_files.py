@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import sqlite3
@@ -16,11 +15,11 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from helpers.cache_files import COUNT, PAGE, changed, contents, damaged, fill, filled, logged, refused, tokens_in, write
+from helpers.cache_files import COUNT, changed, contents, fill, filled, logged, refused, tokens_in, write
 from helpers.forked import Program, run
 
 from precedent.cache import Selection, SpeculationCache, SQLiteStore, database, verify_cache
-from precedent.cache.database import SCHEMA, connect, create_file
+from precedent.cache.database import connect, create_file
 from precedent.cache.files import database_path
 from precedent.cache.inspection import inspecting
 from precedent.errors import CacheError, CacheMismatchError
@@ -45,18 +44,13 @@ def test_any_path_may_hold_a_cache_readable_by_its_owner_only(tmp_path, name):
     assert [file.name for file in (tmp_path / name).iterdir()] == ["precedent.sqlite"]
 
 
-@pytest.mark.parametrize("path", ["", "a\x00b", "x" * 5000])
+@pytest.mark.parametrize("path", ["", "a\x00b", "x" * 5000, "file/cache"])
 def test_an_impossible_path_is_refused(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
+    Path("file").write_text("mine")
     with pytest.raises(CacheError):
         SQLiteStore.open(path)
-
-
-def test_a_path_below_a_file_is_refused(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(CacheError, match="cannot open"):
-        SQLiteStore.open(tmp_path / "file" / "cache")
-    assert (tmp_path / "file").read_text() == "mine"
+    assert Path("file").read_text() == "mine"
 
 
 def test_a_missing_file_is_not_created_unasked(tmp_path):
@@ -104,9 +98,7 @@ def test_what_a_killed_creation_left_is_swept_up(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"some notes of mine\n" * 50, b"SQLite format 3\x00", b"SQLite format 3\x00" + bytes(4096)],
-    ids=["text", "magic only", "magic and zeros"],
+    "content", [b"some notes of mine\n" * 50, b"SQLite format 3\x00", b"SQLite format 3\x00" + bytes(4096)]
 )
 def test_a_file_that_is_no_database_is_refused(tmp_path, content):
     file = tmp_path / "notes.sqlite"
@@ -118,52 +110,30 @@ def test_a_file_that_is_no_database_is_refused(tmp_path, content):
 def test_another_programs_database_is_refused(tmp_path, journal):
     """Also while that program has it open."""
     file = tmp_path / "other.db"
-    connection = sqlite3.connect(file, isolation_level=None)
-    connection.execute(f"PRAGMA journal_mode={journal}")
-    connection.execute("CREATE TABLE completion (id INTEGER PRIMARY KEY, tenant TEXT)")
-    refused(file, "not a cache")
-    connection.close()
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA journal_mode={journal}")
+        connection.execute("CREATE TABLE completion (id INTEGER PRIMARY KEY, tenant TEXT)")
+        refused(file, "not a cache")
     refused(file, "not a cache")
 
 
 PLANTED = {
-    "its 'trigger' 'planted'": "CREATE TRIGGER planted AFTER INSERT ON completion BEGIN "
-    "DELETE FROM completion WHERE id = new.id; END",
-    "its 'view' 'planted'": "CREATE VIEW planted AS SELECT * FROM completion",
-    "its 'table' 'planted'": "CREATE TABLE planted (x)",
-    "its 'index' 'planted'": "CREATE INDEX planted ON completion (abs(accepted - 9223372036854775807))",
-    "its 'table' 'completion'": "ALTER TABLE completion ADD COLUMN more TEXT DEFAULT 'x'",
+    "CREATE TRIGGER planted AFTER INSERT ON completion BEGIN DELETE FROM completion WHERE id = new.id; END": "trigger",
+    "CREATE VIEW planted AS SELECT * FROM completion": "view",
+    "CREATE TABLE planted (x)": "table",
+    "CREATE INDEX planted ON completion (abs(accepted - 9223372036854775807))": "index",
+    "ALTER TABLE completion ADD COLUMN more TEXT DEFAULT 'x'": "'table' 'completion'",
+    "PRAGMA user_version=999": "has cache format 999, .*reads 1; .*upgrade",
+    "PRAGMA application_id=7": "another program's",
 }
 
 
-@pytest.mark.parametrize("said", PLANTED)
-def test_a_schema_that_is_not_ours_is_refused(tmp_path, said):
+@pytest.mark.parametrize("statement", PLANTED)
+def test_a_schema_that_is_not_ours_is_refused(tmp_path, statement):
     """With the first of them, `insert` would return the id of a record that is not there."""
-    file = filled(tmp_path)
-    changed(file, PLANTED[said])
-    refused(file, re.escape(said))
-
-
-def test_every_object_of_the_schema_is_checked(tmp_path):
-    names = sqlite3.connect(":memory:")
-    names.executescript(SCHEMA)
-    objects = names.execute("SELECT type, name FROM sqlite_master WHERE sql NOT NULL AND name NOT LIKE 'sqlite%'")
-    for kind, name in objects.fetchall():
-        file = filled(tmp_path / name)
-        changed(file, f"DROP {kind} {name}")
-        refused(file, "is not a cache's")
-    changed(file, "PRAGMA writable_schema=ON", "DELETE FROM sqlite_master")
-    refused(file, "is not a cache's")
-
-
-@pytest.mark.parametrize(
-    ("pragma", "says"),
-    [("user_version=999", "has cache format 999, .*reads 1; .*upgrade"), ("application_id=7", "another program's")],
-)
-def test_another_format_or_mark_is_refused(tmp_path, pragma, says):
-    file = filled(tmp_path)
-    changed(file, f"PRAGMA {pragma}")
-    refused(file, says)
+    file, said = filled(tmp_path), PLANTED[statement]
+    changed(file, statement)
+    refused(file, f"its '{said}' 'planted'" if said.isalpha() else said)
 
 
 @pytest.mark.parametrize("path", [None, "a.db"])
@@ -209,21 +179,6 @@ def test_another_embedder_is_refused_when_opening(tmp_path):
 # --- logs ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
-def test_a_checkpoint_that_was_cut_short_costs_nothing(tmp_path, share):
-    """The file has grown to a part of what its header says, the last page is torn, and the log is whole."""
-    found = logged(tmp_path / "a")
-    begin, end = len(found[""]), len(found["folded"])
-    torn = found["folded"][: begin + int(share * (end - begin)) - int(share * 100)]
-    file = write(tmp_path / "b", {"": torn, "-wal": found["-wal"]})
-    before = contents(file)
-    assert verify_cache(file).findings == ()
-    with pytest.raises(CacheMismatchError, match="embedder"):
-        SQLiteStore.open(file, embedder=HashEmbedder())
-    assert contents(file) == before, "a look folds nothing in"
-    assert tokens_in(file) == [*range(COUNT), *range(100, 100 + COUNT)]
-
-
 def test_looking_while_another_process_writes_believes_no_torn_state(tmp_path):
     """One process stores and folds its log in without a pause, while this one looks at the files again and again."""
     code = """
@@ -257,27 +212,6 @@ def test_looking_while_another_process_writes_believes_no_torn_state(tmp_path):
         writer.stdin.close()
         written = int(writer.stdout.readline())
     assert tokens_in(tmp_path / "precedent.sqlite")[-1] == written
-
-
-@pytest.mark.parametrize("left", [b"", b"\x00"], ids=["no byte", "one byte"])
-def test_sqlite_never_sees_an_empty_file_beside_its_log(tmp_path, left):
-    """It would take the file for new and delete the log, which holds everything."""
-    file = write(tmp_path / "b", {"": left, "-wal": logged(tmp_path / "a")["-wal"]})
-    damaged(file, "it is empty")
-
-
-def test_the_torn_end_of_a_log_is_no_damage(tmp_path):
-    """A transaction that a power cut tore was never acknowledged: its last frame may be on disk without its first."""
-    found = logged(tmp_path / "a")
-    log = bytearray(found["-wal"])
-    frames = (len(log) - 32) // (PAGE + 24)
-    ends = [n for n in range(frames) if any(log[32 + n * (PAGE + 24) + 4 : 32 + n * (PAGE + 24) + 8])]
-    begin = 32 + (ends[-2] + 1) * (PAGE + 24)
-    assert ends[-1] > ends[-2] + 1, "the last transaction has several frames"
-    log[begin + 200] ^= 1
-    file = write(tmp_path / "b", {"": found[""], "-wal": bytes(log)})
-    assert verify_cache(file).findings == ()
-    assert len(tokens_in(file)) == 2 * COUNT - 1
 
 
 def test_a_log_that_cannot_be_read_here_is_not_left_out_silently(tmp_path):
@@ -356,10 +290,9 @@ def test_a_read_only_cache_is_used_warns_once_and_stores_nothing(tmp_path, caplo
 def test_a_file_that_may_not_be_written_opens_read_only(tmp_path, monkeypatch):
     file = filled(tmp_path)
     monkeypatch.setattr("precedent.cache.sqlite_store.os.access", lambda path, mode: Path(path) != file)
-    store = SQLiteStore.open(file)
-    assert store.stats().read_only
-    assert store.insert(completion(100), unit_vector(1), EMBEDDER) == 0
-    store.close()
+    with closing(SQLiteStore.open(file)) as store:
+        assert store.stats().read_only
+        assert store.insert(completion(100), unit_vector(1), EMBEDDER) == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write everywhere")

@@ -49,22 +49,6 @@ def test_the_index_equals_brute_force(count, dimension, k):
     assert [hit.completion_id for hit in nearest][: 1 + (count > 1)] == sorted({ids[count // 2], ids[0]}, reverse=True)
 
 
-def test_partitions_are_found_alone_and_completely(store):
-    """What must be found is found; what must not is never: random inserts into six partitions, all asked after each."""
-    random = np.random.default_rng(1)
-    keys = [(tenant, tokenizer) for tenant in ("a", "b", "c") for tokenizer in ("t1", "t2")]
-    expected: dict[tuple[str, str], dict[int, np.ndarray]] = {key: {} for key in keys}
-    index = SimilarityIndex(store)
-    for n in range(60):
-        key = keys[random.integers(len(keys))]
-        vector = unit_rows(random, 1, 8)[0]
-        expected[key][insert(store, n, vector, *key)] = vector
-        for asked in keys:
-            hits = index.search(vector, *asked, 1000)
-            exact = {row_id: float(held @ vector) for row_id, held in expected[asked].items()}
-            assert {hit.completion_id: hit.similarity for hit in hits} == pytest.approx(exact, abs=1e-6)
-
-
 def test_k_limits_and_an_unknown_partition_is_empty(store):
     index = SimilarityIndex(store)
     assert index.search(unit_vector(0), "default", "tok", 5) == []

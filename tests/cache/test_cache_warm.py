@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import sqlite3
 from pathlib import Path
 
 import pytest
-from helpers.forked import run
 from langchain_core.load import dumps
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, Generation
@@ -176,43 +174,3 @@ def test_a_foreign_database_is_refused_by_name(tmp_path):
         connection.execute("CREATE TABLE other (x)")
     with pytest.raises(PromptError, match="no table full_llm_cache"):
         from_cache(tmp_path / "x.db", SQLiteStore.open())
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from precedent.cache import SQLiteStore
-from precedent.cache.filling import Vectors
-from precedent.langchain.recorded_answers import AnswerReader, store_answers
-from precedent.text.traces import read_trajectories
-from precedent_testing.embedders import HashEmbedder
-from precedent_testing.tiny_models import byte_tokenizer
-
-store = SQLiteStore.open(sys.argv[1])
-reader = AnswerReader(byte_tokenizer())
-def progress(number):
-    os.kill(os.getpid(), signal.SIGKILL)
-calls = read_trajectories([Path(sys.argv[2])], reader.skipped.add)
-store_answers(store, calls, reader, Vectors(store, HashEmbedder()), progress)
-"""
-
-
-def test_it_goes_on_after_a_kill(tmp_path):
-    names = [first + second for first in "abcdefghij" for second in "abcdefghij"]
-    chats = [
-        {"messages": [{"role": "user", "content": f"And {name}?"}, {"role": "assistant", "content": f"Yes, {name}."}]}
-        for name in names
-    ]
-    path = log(tmp_path, *chats)
-    assert run(["-c", KILLED, tmp_path / "cache", path]).returncode == -signal.SIGKILL
-    store = SQLiteStore.open(tmp_path / "cache")
-    assert store.stats().records == 64  # one batch, which was acknowledged
-    embedder = HashEmbedder()
-    embedded = []
-    embed = embedder.embed
-    embedder.embed = lambda texts: embedded.extend(texts) or embed(texts)
-    reader = AnswerReader(byte_tokenizer())
-    filled = store_answers(store, read_trajectories([path]), reader, Vectors(store, embedder))
-    assert (filled.stored, filled.known, len(embedded)) == (36, 64, 36)
-    assert sorted(texts(store)) == sorted(f"Yes, {name}." for name in names)
-    store.close()

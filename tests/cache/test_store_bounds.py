@@ -77,22 +77,6 @@ def test_saved_tokens_per_byte_decide_and_fade():
     store.close()
 
 
-def test_completions_expire_at_their_age():
-    clock = Clock()
-    store = SQLiteStore.open(bounds=Bounds(max_age=10 * HOUR), clock=clock)
-    old = add(store, 1)
-    clock.now += 6 * HOUR
-    young = add(store, 2)
-    assert ids(store) == [old, young]
-    clock.now += 5 * HOUR
-    store.credit({young: (1, 0)})
-    assert ids(store) == [young]
-    clock.now += 6 * HOUR
-    newest = add(store, 3)
-    assert ids(store) == [newest]
-    store.close()
-
-
 def test_what_is_too_old_goes_when_the_cache_is_opened(tmp_path):
     store = SQLiteStore.open(tmp_path)
     add(store, 1)

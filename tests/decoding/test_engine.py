@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -23,10 +22,8 @@ from precedent.errors import CapacityError, ContextOverflowError, EngineClosedEr
 from precedent.planning.costs import CostCurve
 from precedent.target import Slot
 from precedent.tree import CandidateTree
-from precedent_server.microscope import Microscope
 from precedent_testing.drafters import OracleDrafter
 from precedent_testing.embedders import HashEmbedder
-from precedent_testing.scripted_model import scripted_model_engine
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 # Answers
@@ -85,15 +82,6 @@ def test_what_is_kept_of_a_conversation_does_not_depend_on_what_was_drafted() ->
 
 
 # Where an answer ends
-
-
-def test_a_stop_string_ends_the_answer_before_itself(engine: Engine) -> None:
-    plain = engine.submit(PROMPT, SamplingParams(max_tokens=40), speculation=PLAIN).result()
-    stop = plain.text[10:13]
-    cut = engine.submit(PROMPT, SamplingParams(max_tokens=40, stop=(stop,)), query="order").result()
-    assert cut.text == plain.text[: plain.text.index(stop)]
-    assert cut.finish_reason == "stop"
-    assert plain.token_ids[: len(cut.token_ids)] == cut.token_ids
 
 
 def test_max_tokens_is_exact_under_speculation_and_the_context_ends_an_answer(engine: Engine) -> None:
@@ -162,20 +150,6 @@ def test_broken_logits_inside_a_drafted_answer_are_named_by_their_position(
     assert recalling.submit(PROMPT, sampling).result().finish_reason == "length", "the engine goes on"
 
 
-def test_a_draft_model_whose_probabilities_are_nan_is_left_out_and_bends_no_answer() -> None:
-    """Sampling compares with the distribution that was drawn from; a proposal by argmax needs none."""
-    draft = tiny_causal_lm("llama", seed=22, num_hidden_layers=1)
-    with torch.no_grad():
-        draft.get_output_embeddings().weight[7] = torch.nan
-    only = SpeculationConfig(drafters=("draft-model",))
-    with closing(make_engine(draft_model=draft)) as running:
-        sampled = running.submit(PROMPT, SamplingParams(temperature=1.0, max_tokens=9), speculation=only).result()
-        assert len(sampled.token_ids) == 9
-        assert running.metrics().faults["draft-model"] == 1
-        greedy, plain = (running.submit(PROMPT, SamplingParams(max_tokens=9), speculation=s) for s in (only, PLAIN))
-        assert greedy.result().token_ids == plain.result().token_ids
-
-
 # Log-probabilities
 
 
@@ -198,47 +172,6 @@ def test_logprobs_are_those_of_a_plain_forward_over_the_answer(
         best = row.topk(3)
         assert [token for token, _ in one.top] == best.indices.tolist()
         assert [value for _, value in one.top] == pytest.approx(best.values.tolist(), abs=1e-9)
-
-
-def test_logprobs_come_with_their_tokens_if_asked_for(engine: Engine) -> None:
-    """Also where a stop string cuts the answer; what is masked is no alternative."""
-    generation = engine.submit(PROMPT, SamplingParams(max_tokens=8, logprobs=0))
-    emissions, whole = list(generation), generation.result()
-    assert all(len(one.logprobs) == len(one.token_ids) for one in emissions)
-    assert tuple(entry for one in emissions for entry in one.logprobs) == whole.logprobs
-    assert all(entry.top == () for entry in whole.logprobs)
-    stop = engine.tokenizer.decode([whole.token_ids[3]])
-    stopped = SamplingParams(max_tokens=8, logprobs=0, stop=(stop,))
-    cut = engine.submit(PROMPT, stopped, prediction=whole.token_ids).result()
-    assert len(cut.logprobs) == len(cut.token_ids) <= 4
-    masked = engine.submit(PROMPT, SamplingParams(max_tokens=4, logprobs=20, repetition_penalty=1.3)).result()
-    assert all(value > -math.inf for one in masked.logprobs for _, value in one.top)
-    assert engine.submit(PROMPT, SamplingParams(max_tokens=4)).result().logprobs == ()
-
-
-# Watched steps
-
-
-@pytest.mark.parametrize("max_tokens", [6, 200])
-def test_watched_steps_and_the_tokens_before_them_make_up_the_answer(max_tokens: int) -> None:
-    """Also of an answer that its limit cuts short; watching changes nothing."""
-    said, texts = "one two three four five six seven eight nine ten", []
-    for watch in (False, True):
-        with closing(scripted_model_engine(lambda prompt: said)) as engine:
-            watched, prompt = Microscope(100), engine.tokenizer.encode("count: ")
-            if watch:
-                engine.watch_steps(watched)
-            result = engine.submit(prompt, SamplingParams(max_tokens=max_tokens), prediction=said).result()
-            texts.append(result.text)
-    assert texts[0] == texts[1]
-    known, at, steps = [*prompt, *result.token_ids], len(prompt), watched.steps()[::-1]
-    for step in steps:  # steps without candidates are not kept
-        found = [*step.before, *(step.tree.token_ids[node] for node in step.path), step.next_token]
-        starts = range(at - len(step.before), len(known) - len(step.before))
-        start = next(place for place in starts if known[place : place + len(found)] == found[: len(known) - place])
-        at = start + len(step.before) + 1
-        assert len(step.estimates) == len(step.tree)
-    assert sum(len(step.path) for step in steps) > 3
 
 
 # Streams, read in threads and tasks, cancelled at any token

@@ -7,6 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -372,7 +373,7 @@ def test_an_embedder_that_fails_changes_no_answer(trial: Trial, name: str) -> No
     trial.embedder.answer = EMBEDDINGS.get(name, lambda made: trial.hangs() and made)
     trial.check(engine, "recall", "prompt")
     assert sum(engine.metrics().faults.values()) >= 3
-    assert name != "hangs" or engine.health().status == "degraded"
+    assert name != "hangs" or "the speculation cache" in engine.health().degraded
 
 
 @pytest.mark.parametrize("call", ["recall", "among", "credit", "epoch", "since", "ids"])
@@ -594,13 +595,13 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("how", "broken", "mode", "fails_in"), some([("", "never", "traversal", 2), *FAULTS], 5))
+@pytest.mark.parametrize(("how", "broken", "mode", "fails_in"), some([("", "never", "traversal", 2), *FAULTS], 3))
 def test_a_draft_model_or_a_planner_that_fails_keeps_the_distribution(
     how: str, broken: str, mode: str, fails_in: int
 ) -> None:
     """Also if the failure depends on what was drawn: what is in the tree is verified."""
-    draft, model = toy_model("draft", 4, plain=True), toy_model("target", 4, plain=True)
-    target, found = TabledModel(lambda token_ids: model(token_ids[1:]).log()), defaultdict(float)
+    draft, model = toy_model("draft", 3, plain=True), toy_model("target", 3, plain=True)
+    target, found, num_faults = TabledModel(lambda token_ids: model(token_ids[1:]).log()), defaultdict(float), 0
 
     class Drafting:
         name = "draft-model"
@@ -609,13 +610,18 @@ def test_a_draft_model_or_a_planner_that_fails_keeps_the_distribution(
             return DrawsFrom(draft, BROKEN[broken], how)
 
     def answer(rng: Rng) -> tuple[int, ...]:
-        sampling, rng_of = SamplingParams(temperature=1.0, max_tokens=2), lambda n: RngOfAStep(rng, n)
+        nonlocal num_faults
+        sampling, rng_of = SamplingParams(temperature=1.0, max_tokens=3), lambda n: RngOfAStep(rng, n)
         sequence = start(target, [Drafting()], sampling, prompt=(0,), mode=mode, rng_of=rng_of, ends=frozenset())
-        return run(target, sequence, DecodeLoop(target, DrawsTwo(fails_in)))
+        output = run(target, sequence, DecodeLoop(target, DrawsTwo(fails_in), fences := Fences()))
+        num_faults += sum(fences.faults().values())
+        return output
 
     with torch.inference_mode():
         for probability, output in enumerate_outcomes(answer):
             found[output] += probability
-    for (first, second), mass in found.items():
-        assert mass == pytest.approx(float(model(())[first]) * float(model((first,))[second]), abs=1e-12)
+    for path, mass in found.items():
+        expected = prod(float(model(path[:place])[token]) for place, token in enumerate(path))
+        assert mass == pytest.approx(expected, abs=1e-12)
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
+    assert num_faults, "the fault was met"

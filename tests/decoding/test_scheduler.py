@@ -6,7 +6,6 @@ import gc
 import weakref
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 from helpers.scheduling import (
@@ -292,19 +291,6 @@ def test_tokens_that_do_not_exist_are_never_scored(target: WatchedTarget) -> Non
 # What is measured
 
 
-def test_the_cost_curve_learns_one_forward_per_step_over_all_rows(target: WatchedTarget) -> None:
-    """Not one observation per sequence: the time is that of the whole width."""
-    scheduler, seen = scheduler_on(target), []
-    scheduler.loop.aids.planner.cost.observe = lambda width, *_: seen.append(width)  # type: ignore[method-assign]
-    requests = [request_for(target, prompt_of(6, i), OracleDrafter([1, 2, 3]), max_tokens=9) for i in range(3)]
-    add(scheduler, *requests)
-    until_all_run(scheduler, 3)
-    seen.clear()
-    drafted = sum(r.stats.num_draft_tokens for r in requests)
-    scheduler.round()
-    assert seen == [3 + sum(r.stats.num_draft_tokens for r in requests) - drafted]
-
-
 def test_a_request_knows_how_long_its_caller_waited(target: WatchedTarget) -> None:
     """Every token but the first emission's counts once; gaps add up to the time between first and last emission."""
     scheduler, request = scheduler_on(target), request_for(target, prompt_of(6), max_tokens=20)
@@ -319,21 +305,3 @@ def test_a_request_knows_how_long_its_caller_waited(target: WatchedTarget) -> No
     assert all(type(value) is int for value in latency.values())
     assert 0 < latency["inter_token_latency_p50"] <= latency["inter_token_latency_p95"] <= latency["longest_gap"]
     assert latency["time_to_first_token"] < latency["e2e_request_latency"]
-
-
-@pytest.mark.parametrize("together", [1, 3])
-def test_the_speed_is_estimated_against_plain_steps_of_the_same_requests(target: WatchedTarget, together: int) -> None:
-    """Alone a plain step is one row; beside two others it is three, and every token would have taken one."""
-    scheduler = scheduler_on(target)
-    cost = scheduler.loop.aids.planner.cost
-    cost.table, cost.observe = np.arange(1.0, cost.table.size + 1), lambda *_: None  # type: ignore[method-assign]
-    requests = [request_for(target, prompt_of(6, i), OracleDrafter([1, 2, 3]), max_tokens=9) for i in range(together)]
-    assert requests[0].stats.as_dict()["estimated_speedup"] is None
-    add(scheduler, *requests)
-    until_all_run(scheduler, together)
-    before = [(request.stats.plain_seconds, request.stats.num_output_tokens) for request in requests]
-    scheduler.round()
-    for stats, (seconds, tokens) in zip((request.stats for request in requests), before, strict=True):
-        assert (gained := stats.num_output_tokens - tokens) > 0
-        assert stats.plain_seconds - seconds == pytest.approx(gained * together / 1e3)
-        assert stats.estimated_speedup == stats.plain_seconds / stats.decode_seconds

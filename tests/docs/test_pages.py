@@ -15,7 +15,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-HISTORY = ("decisions",)
 
 sys.path.insert(0, str(ROOT / ".ci"))
 try:
@@ -36,11 +35,6 @@ ALL = [
 
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
-
-
-def current() -> list[Path]:
-    """The pages that describe the present version."""
-    return [page for page in PAGES if page.parent.name not in HISTORY]
 
 
 @cache
@@ -86,15 +80,8 @@ def test_a_broken_link_and_a_missing_anchor_are_seen(tmp_path: Path) -> None:
     assert list(broken(page)) == ["gone.md", "#there", "x.png"]
 
 
-@pytest.mark.parametrize("page", current(), ids=name_of)
-def test_every_name_of_ours_is_there(page: Path) -> None:
-    """Dotted names, in prose and in imports."""
-    text = page.read_text(encoding="utf-8")
-    named = set(re.findall(r"`(precedent(?!\.sqlite)(?:\.\w+)+)", text))
-    for module, names in re.findall(r"^from (precedent[\w.]*) import (.+)$", text, re.MULTILINE):
-        named |= {f"{module}.{name}" for name in re.findall(r"\w+", names)}
-    assert [name for name in sorted(named - ENTRY_POINTS) if not is_there(name)] == []
-
+CURRENT = [page for page in PAGES if page.parent.name != "decisions"]
+"""The pages that describe the present version."""
 
 GROUPS = ("commands", "drafters", "judges", "loops", "models", "modes", "stores", "tool_formats")
 ENTRY_POINTS = {f"precedent.{group}" for group in (*GROUPS, "speculation")}
@@ -115,30 +102,26 @@ def is_there(name: str) -> bool:
 
 
 @cache
-def files_by_name() -> dict[str, list[Path]]:
-    files: dict[str, list[Path]] = {}
-    for path in ROOT.rglob("test_*.py"):
-        if not {".venv", ".venv-vllm", ".venv-llama-cpp", ".venv-clients"} & set(path.parts):
-            files.setdefault(path.name, []).append(path)
+def sources_by_file() -> dict[str, str]:
+    """The text of the test files of each name."""
+    files: dict[str, str] = {}
+    for path in (*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("plugins/*/tests/**/test_*.py")):
+        files[path.name] = files.get(path.name, "") + path.read_text(encoding="utf-8")
     return files
 
 
-@pytest.mark.parametrize("page", current(), ids=name_of)
-def test_every_test_that_a_page_names_is_there(page: Path) -> None:
-    missing = []
-    for file, test in re.findall(r"`(?:[\w/]+/)?(test_\w+\.py)(?:::(\w+))?", page.read_text(encoding="utf-8")):
-        sources = [path.read_text(encoding="utf-8") for path in files_by_name().get(file, ())]
-        if not any(re.search(rf"(def|class) {test}\b", source) for source in sources):
-            missing.append(f"{file}::{test}")
-    assert missing == []
-
-
-@pytest.mark.parametrize("page", current(), ids=name_of)
-def test_every_program_that_a_page_names_is_there(page: Path) -> None:
-    named = re.findall(
-        r"(?:python |^|`)((?:tests|examples|plugins)/[\w/.-]+\.(?:py|sh|ipynb))", page.read_text(encoding="utf-8")
-    )
-    assert [name for name in named if not (ROOT / name).exists()] == []
+@pytest.mark.parametrize("page", CURRENT, ids=name_of)
+def test_a_page_names_only_what_there_is(page: Path) -> None:
+    """Dotted names, in prose and in imports; tests; and programs."""
+    text = page.read_text(encoding="utf-8")
+    named = set(re.findall(r"`(precedent(?!\.sqlite)(?:\.\w+)+)", text))
+    for module, names in re.findall(r"^from (precedent[\w.]*) import (.+)$", text, re.MULTILINE):
+        named |= {f"{module}.{name}" for name in re.findall(r"\w+", names)}
+    assert [name for name in sorted(named - ENTRY_POINTS) if not is_there(name)] == []
+    tests = re.findall(r"`(?:[\w/]+/)?(test_\w+\.py)(?:::(\w+))?", text)
+    assert [one for one in tests if not re.search(rf"(def|class) {one[1]}\b", sources_by_file().get(one[0], ""))] == []
+    programs = re.findall(r"(?:python |^|`)((?:tests|examples|plugins)/[\w/.-]+\.(?:py|sh|ipynb))", text)
+    assert [name for name in programs if not (ROOT / name).exists()] == []
 
 
 def test_nothing_on_a_page_says_where_it_was_current() -> None:

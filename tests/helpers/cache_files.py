@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from pathlib import Path
 
@@ -66,20 +65,6 @@ def refused(file: Path, match: str, kind: type[CacheError] = CacheMismatchError)
             use(file)
         assert "\n" not in str(caught.value)
     assert contents(file) == before
-
-
-def damaged(file: Path, match: str) -> None:
-    """Verifying finds it and opening without creating raises; then it is set aside, and the cache starts empty."""
-    before = contents(file)
-    (finding,) = verify_cache(file).findings
-    assert finding.kind == "structure"
-    assert re.search(match, finding.detail), finding.detail
-    with pytest.raises(CacheError, match=match) as caught:
-        SQLiteStore.open(file, create=False)
-    assert "\n" not in str(caught.value)
-    assert contents(file) == before
-    assert tokens_in(file) == []
-    assert contents(file.with_name(f"{file.name}.damaged")) == before
 
 
 def tokens_in(file: Path) -> list[int]:

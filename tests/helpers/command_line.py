@@ -10,5 +10,5 @@ from precedent.cli.app import main
 def precedent(*arguments: object) -> int:
     """Run the command line with these arguments; returns its exit status."""
     with pytest.raises(SystemExit) as ended:
-        main(arguments=[str(one) for one in arguments])
+        main([str(one) for one in arguments])
     return int(ended.value.code or 0)

@@ -40,6 +40,16 @@ LOOK_UP = {
         "parameters": {"type": "object", "properties": {"number": {"type": "string"}}, "required": ["number"]},
     },
 }
+
+
+def strictly(value: bool) -> dict[str, Any]:
+    return {**LOOK_UP, "function": {**LOOK_UP["function"], "strict": value}}  # type: ignore[dict-item]
+
+
+def described(**schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": schema}
+
+
 BY_NAME = {"type": "function", "function": {"name": "look_up"}}
 
 SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -66,13 +76,7 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"speculation": {"mode": "greedy"}}, {"speculation": {"mode": "greedy"}}),
     (
         {"speculation": SpeculationConfig(enabled=False, drafters=("prompt",), write_back=False)},
-        {
-            "speculation": {
-                "enabled": False,
-                "drafters": ["prompt"],
-                "write_back": False,
-            }
-        },
+        {"speculation": {"enabled": False, "drafters": ["prompt"], "write_back": False}},
     ),
     ({"drafters": ["prompt"]}, {"speculation": {"drafters": ["prompt"]}}),
     ({"drafters": []}, {"speculation": {"drafters": []}}),
@@ -111,38 +115,21 @@ ONLY_IN_CALLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"tools": [LOOK_UP], "tool_choice": BY_NAME},
     ),
     ({"tools": [look_up], "parallel_tool_calls": False}, {"tools": [LOOK_UP], "parallel_tool_calls": False}),
-    (
-        {"tools": [look_up], "strict": True},
-        {"tools": [{**LOOK_UP, "function": {**LOOK_UP["function"], "strict": True}}]},  # type: ignore[dict-item]
-    ),
-    (
-        {"tools": [look_up], "strict_tools": False},
-        {"tools": [{**LOOK_UP, "function": {**LOOK_UP["function"], "strict": False}}]},  # type: ignore[dict-item]
+    *(
+        ({"tools": [look_up], name: value}, {"tools": [strictly(value)]})
+        for name, value in (("strict", True), ("strict_tools", False))
     ),
     ({"tools": []}, {}),
     ({"response_format": {"type": "text"}}, {}),
     ({"response_format": {"type": "json_object"}}, {"response_format": {"type": "json_object"}}),
     ({"format": "json"}, {"response_format": {"type": "json_object"}}),
-    (
-        {"response_format": Order},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "Order", "schema": ORDER}}},
-    ),
+    ({"response_format": Order}, {"response_format": described(name="Order", schema=ORDER)}),
     (
         {"response_format": Order, "strict": True},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "Order", "schema": ORDER, "strict": True}}},
+        {"response_format": described(name="Order", schema=ORDER, strict=True)},
     ),
     (
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "o", "strict": False, "schema": {"type": "object"}},
-            }
-        },
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "o", "strict": False, "schema": {"title": "o", "type": "object"}},
-            }
-        },
+        {"response_format": described(name="o", strict=False, schema={"type": "object"})},
+        {"response_format": described(name="o", strict=False, schema={"title": "o", "type": "object"})},
     ),
 ]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.tools import StructuredTool
 
-from helpers.scripted_agents import Desk, ScriptedChat, call, transcript
+from helpers.scripted_agents import Answer, Desk, ScriptedChat, call, calls, script, transcript
 
 W7, W8 = call("look_up", order="W7"), call("look_up", order="W8")
 CHANGE = call("change", order="W7")
@@ -49,8 +51,23 @@ def way(name: str) -> Run:
     return ways[name]
 
 
-def agent_of(desk: Desk, answer: Any, *middleware: Any, **options: Any) -> Any:
-    return create_agent(ScriptedChat(answer=answer), list(desk.tools().values()), middleware=middleware, **options)
+def saying(*turns: dict[str, Any] | list[dict[str, Any]]) -> Answer:
+    """The script of a model that makes these calls, turn by turn, and then says "ok"."""
+    return script(*(calls(*(turn if isinstance(turn, list) else [turn])) for turn in turns), AIMessage("ok"))
+
+
+def reading(act: Callable[[str], Any], name: str = "look_up", **options: Any) -> StructuredTool:
+    """A tool that answers what a function or coroutine function makes of its order."""
+    made: Any = {"coroutine" if inspect.iscoroutinefunction(act) else "func": act}
+    return StructuredTool.from_function(**made, name=name, description="A tool.", **options)
+
+
+def agent_on(tools: Any, answer: Answer, *middleware: Any, **options: Any) -> Any:
+    return create_agent(ScriptedChat(answer=answer), tools, middleware=middleware, **options)
+
+
+def agent_of(desk: Desk, answer: Answer, *middleware: Any, **options: Any) -> Any:
+    return agent_on(list(desk.tools().values()), answer, *middleware, **options)
 
 
 def plain(answer: Any, **options: Any) -> list[Any]:

@@ -89,14 +89,12 @@ class Desk:
     def __init__(self) -> None:
         self.version = 0
         self.read: list[tuple[str, Any]] = []
-        self.threads: list[str] = []
         self.lock = threading.Lock()
 
     def look_up(self, order: str) -> str:
         """Look up an order."""
         with self.lock:
             self.read.append(("look_up", order))
-            self.threads.append(threading.current_thread().name)
             return json.dumps({"order": order, "version": self.version, "customer": f"C{order[1:]}"})
 
     def customer(self, customer: str) -> str:

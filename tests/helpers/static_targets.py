@@ -11,6 +11,7 @@ from torch import Tensor
 from helpers.hybrids import random_ids, random_tree
 from precedent.target import Slot, TargetModel
 from precedent_cuda import StaticSettings
+from precedent_cuda.attention import StaticRows
 from precedent_testing.tiny_models import tiny_causal_lm
 
 WITHOUT_GRAPHS = StaticSettings(arena_tokens=8192, capture=False)
@@ -53,3 +54,9 @@ def alike(
         for one, other, slot, twin in zip(found, expected, ours, theirs, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
             torch.testing.assert_close(keys_and_values(slot), keys_and_values(twin), rtol=0, atol=tolerance)
+
+
+def reversed_lineage(rows: StaticRows) -> Tensor:
+    """In place of `StaticRows.lineage`: a row, then its ancestors up to the root."""
+    width = rows.width
+    return width - 1 - rows.ancestors.logical_not().flip(-1).to(torch.uint8).sort(dim=-1, stable=True).indices

@@ -1,4 +1,7 @@
-"""Settings of model, call and run reach the engine; what cannot be is refused before anything runs."""
+"""Settings of model, call and run reach the engine; what cannot be is refused before anything runs.
+
+The recorded refusals (`tests/golden`) hold the texts of most errors, and `test_langchain_fuzz` their kind.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +11,29 @@ from typing import Any
 import pytest
 from helpers.order_chat import TOKENIZER, look_up
 from helpers.scripted_kinds import HALF, MODELS, asked, scripted, text_of
+from helpers.small_engines import PROMPT, make_engine
 from langchain_core import exceptions as theirs
 from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import tool
 from pydantic import BaseModel, create_model
 
 from precedent.config import SamplingParams, SpeculationConfig
-from precedent.errors import (
-    ConfigError,
-    ContextOverflowError,
-    GenerationError,
-    ModelLoadError,
-    PrecedentError,
-    PromptError,
-    UnsupportedError,
-)
+from precedent.errors import ConfigError, ContextOverflowError, GenerationError, ModelLoadError, PromptError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
+from precedent.text.templates import Template, Templates
 from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
-# Settings of the model and of the call
+# Settings
 
 
-def test_settings_of_the_model_and_of_the_call_reach_the_engine() -> None:
+def test_settings_of_the_model_the_call_and_the_run_reach_the_engine() -> None:
     model = scripted(temperature=0.5, top_k=9, seed=1, tenant="north", max_tokens=7, stop=["three", "x"])
     model.invoke("hi")
     call = {"temperature": 0.25, "seed": 2, "max_tokens": 5, "tenant": "south", "workflow_step": "refund"}
-    model.invoke("hi", **call, speculation=False, stop=["two", "x"])
+    model.invoke("hi", {"metadata": {"workflow_step": "north"}}, **call, speculation=False, stop=["two", "x"])
     model.invoke("hi", speculation={"max_nodes": 4}, drafters=["recall"], temperature=None)
-    model.invoke("hi", drafters=[])
+    model.invoke("hi", {"metadata": {"lc_agent_name": "desk", "langgraph_node": "model"}}, drafters=[])
     first, second, third, fourth = model.engine.requests
     assert (first.sampling.temperature, first.sampling.top_k, first.sampling.seed) == (0.5, 9, 1)
     assert (first.tenant, first.workflow_step, first.speculation, first.sampling.max_tokens) == ("north", "", None, 7)
@@ -45,7 +42,10 @@ def test_settings_of_the_model_and_of_the_call_reach_the_engine() -> None:
     assert second.speculation == SpeculationConfig(enabled=False)
     assert third.speculation == SpeculationConfig(max_nodes=4, drafters=("recall",))
     assert third.sampling.temperature == 0.5
-    assert fourth.speculation.drafters == ()
+    assert (fourth.speculation.drafters, fourth.workflow_step) == ((), "desk/model")
+    own = scripted(metadata={"workflow_step": "west"})
+    list(own.stream("hi"))
+    assert asked(own).workflow_step == "west"
 
 
 SAMPLED = (
@@ -55,25 +55,14 @@ SAMPLED = (
 
 
 @MODELS
-@pytest.mark.parametrize("name", SAMPLED)
-def test_none_is_the_default_in_the_constructor_and_the_models_own_in_a_call(kind: Any, name: str) -> None:
-    model = scripted(kind, **{name: None})
-    model.invoke("hi", **{name: None})
-    assert asked(model).sampling == SamplingParams()
-    assert getattr(kind(model="m", **{name: None}), name) == kind.model_fields[name].default
-    own = {"temperature": 0.5, "max_tokens": 7, "frequency_penalty": 0.5, "logit_bias": {5: 1.0}}
-    model = scripted(kind, **own)
-    model.invoke("hi", **{name: None})
-    assert asked(model).sampling == SamplingParams(**own)
-
-
-@MODELS
-def test_penalties_and_biases_reach_the_engine(kind: Any) -> None:
-    model = scripted(kind, frequency_penalty=0.5, logit_bias={"7": -100}, stop_token_ids=[9])
-    model.invoke("hi", presence_penalty=-1)
-    sampling = asked(model).sampling
-    assert (sampling.frequency_penalty, sampling.presence_penalty) == (0.5, -1.0)
-    assert (sampling.logit_bias, sampling.stop_token_ids) == ({7: -100.0}, (9,))
+def test_none_is_the_default_in_the_constructor_and_the_models_own_in_a_call(kind: Any) -> None:
+    own = {"temperature": 0.5, "max_tokens": 7, "frequency_penalty": 0.5, "logit_bias": {"5": 1}, "stop_token_ids": [9]}
+    for name in SAMPLED:
+        for fields in ({name: None}, own):
+            model = scripted(kind, **fields)
+            model.invoke("hi", **{name: None})
+            assert asked(model).sampling == SamplingParams(**(own if fields is own else {}))
+        assert getattr(kind(model="m", **{name: None}), name) == kind.model_fields[name].default
 
 
 @MODELS
@@ -89,14 +78,6 @@ def test_one_text_is_one_stop_and_not_its_letters(kind: Any, way: str) -> None:
     }[way]()
     assert said == "STO one "
     assert asked(model).sampling.stop == ("STOP",)
-
-
-@MODELS
-@pytest.mark.parametrize("stop", [[3], [""], "", {"a"}, b"x", ["\ud800"]])
-def test_a_stop_that_is_no_text_is_refused_by_its_value(kind: Any, stop: Any) -> None:
-    for ask in (lambda: scripted(kind).invoke("hi", stop=stop), lambda: scripted(kind, stop=stop)):
-        with pytest.raises(ConfigError, match="stop"):
-            ask()
 
 
 def test_query_and_tools_reach_the_engine_in_every_form_of_tool() -> None:
@@ -130,88 +111,113 @@ def test_query_and_tools_reach_the_engine_in_every_form_of_tool() -> None:
         model.bind_tools([change_address, other])
 
 
-# Settings of the run
+# Known answers
+
+
+@tool
+def open_document(document_id: str) -> str:
+    """Open a document."""
+    return document_id
 
 
 @pytest.mark.parametrize(
-    "way", ["invoke", "stream", "ainvoke", "astream", "batch", "events", "v3", "stream=True", "nested"]
+    "prediction",
+    [
+        "Done.",
+        {"type": "content", "content": "Done."},
+        {"content": "Done."},
+        {"type": "content", "content": [{"type": "text", "text": "Do"}, {"type": "text", "text": "ne."}]},
+    ],
 )
-async def test_the_runs_metadata_names_the_step_on_every_way(way: str) -> None:
+def test_a_prediction_reaches_the_engine_in_every_form(prediction: Any) -> None:
     model = scripted()
-    config: Any = {"metadata": {"lc_agent_name": "desk", "langgraph_node": "model"}}
-    if way == "invoke":
-        model.invoke("hi", config)
-    elif way == "stream":
-        list(model.stream("hi", config))
-    elif way == "ainvoke":
-        await model.ainvoke("hi", config)
-    elif way == "astream":
-        _ = [chunk async for chunk in model.astream("hi", config)]
-    elif way == "batch":
-        model.batch(["hi"], config)
-    elif way == "events":
-        _ = [event async for event in model.astream_events("hi", config, version="v2")]
-    elif way == "v3":
-        assert model.stream_events("hi", config, version="v3").output.content
-    elif way == "stream=True":
-        model.invoke("hi", config, stream=True)
-    else:
-        RunnableLambda(model.invoke).invoke("hi", config)
-    (request,) = model.engine.requests
-    assert request.workflow_step == "desk/model"
+    model.invoke("Hello", prediction=prediction)
+    list(model.bind_tools([open_document], prediction=prediction).stream("Hello"))
+    model.invoke("Hello", prediction=None)
+    assert [request.prediction for request in model.engine.requests] == ["Done.", "Done.", None]
 
 
-def test_the_models_own_metadata_counts_and_the_call_wins() -> None:
-    model = scripted(metadata={"workflow_step": "west"})
-    list(model.stream("hi"))
-    model.invoke("hi")
-    model.invoke("hi", {"metadata": {"workflow_step": "north"}}, workflow_step="south")
-    assert [request.workflow_step for request in model.engine.requests] == ["west", "west", "south"]
+@pytest.mark.parametrize("prediction", [7, {"type": "image", "content": "x"}, {"content": [7]}, {}, ["x"]])
+def test_a_prediction_in_another_form_is_refused_in_one_line(prediction: Any) -> None:
+    model = scripted()
+    with pytest.raises(ConfigError, match="neither a text nor") as refused:
+        model.invoke("Hello", prediction=prediction)
+    assert "\n" not in str(refused.value)
+    assert model.engine.requests == []
+
+
+def test_bound_tools_and_premade_responses_become_templates() -> None:
+    premade = "Document {document_id} is open."
+    model = scripted(templates=[premade])
+    model.invoke("Hello")
+    model.bind_tools([open_document]).invoke("Hello")
+    model.bind_tools([open_document], templates=[]).invoke("Hello")
+    model.bind_tools([open_document], tool_choice="none").invoke("Hello", templates=Templates(["Bye."]))
+    texts = [[template.text for template in request.templates] for request in model.engine.requests]
+    call = Template(("<tool_call>\n" + '{"name": "open_document", "arguments": {"document_id": "',)).text
+    assert (texts[0], texts[1][0], texts[3]) == ([premade], premade, ["Bye."])
+    assert texts[1][1].startswith(call)
+    assert texts[2] == texts[1][1:]
+    with pytest.raises(ConfigError, match="nothing between the holes"):
+        scripted(templates=["Hello {a}{b}"])
+
+
+def test_a_right_prediction_saves_steps_and_a_wrong_guess_costs_time_and_never_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, sampling = make_engine(), SamplingParams(max_tokens=48)
+    expected = engine.submit(PROMPT, sampling, speculation=SpeculationConfig(enabled=False)).result()
+    right = engine.submit(PROMPT, sampling, prediction=expected.token_ids).result()
+    assert right.token_ids == expected.token_ids
+    assert right.stats.accepted_by_source["prediction"] >= 40
+    ids = list(expected.token_ids)
+    guesses: list[dict[str, Any]] = [
+        {"prediction": [*ids[:5], 2**31 - 1, 100_000, -7, *ids[5:]]},
+        {"prediction": "Order 17 was sent on Monday."},
+        {"templates": [Template.parse("an order {order_id} and some words that the model never says")]},
+    ]
+    for guess in guesses:
+        alone = SpeculationConfig(drafters=(min(guess).rstrip("s"),))
+        assert engine.submit(PROMPT, sampling, speculation=alone, **guess).result().token_ids == expected.token_ids
+    monkeypatch.setenv("PRECEDENT_SPECULATION", "of")
+    with pytest.raises(ConfigError, match="PRECEDENT_SPECULATION='of' is neither 'on' nor 'off'"):
+        PrecedentLLM.from_engine(engine).invoke("hi")
+    engine.close()
 
 
 # Refusals
 
 
-async def every_way(model: Any, error: type[Exception], said: str, /, **call: Any) -> None:
-    """Each way of a call raises, and nothing runs."""
+@MODELS
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ({"temperature": "warm"}, "temperature='warm' must be 0"),
+        (
+            {"metadata": {"a": "b"}},
+            r"a call takes no 'metadata': it belongs to the run: write config=\{",
+        ),
+        ({"run_id": None}, "a call takes no 'run_id': it belongs to the run"),
+    ],
+    ids=str,
+)
+async def test_a_bad_call_is_refused_on_every_way_as_langchains_error_too(kind: Any, call: Any, said: str) -> None:
+    model = scripted(kind)
     for ask in (
         lambda: model.invoke("hi", **call),
         lambda: list(model.stream("hi", **call)),
         lambda: model.batch(["hi"], **call),
         lambda: model.bind(**call).invoke("hi"),
     ):
-        with pytest.raises(error, match=said):
+        with pytest.raises(theirs.ModelInvalidRequestError, match=said) as refused:
             ask()
+        assert isinstance(refused.value, ConfigError)
     for coroutine in (model.ainvoke("hi", **call), model.abatch(["hi"], **call)):
-        with pytest.raises(error, match=said):
+        with pytest.raises(theirs.ModelInvalidRequestError, match=said):
             await coroutine
-    with pytest.raises(error, match=said):
+    with pytest.raises(theirs.ModelInvalidRequestError, match=said):
         _ = [one async for one in model.astream("hi", **call)]
     assert model.engine.requests == []
-
-
-@MODELS
-@pytest.mark.parametrize("name", ["metadata", "tags", "callbacks", "run_name", "run_id"])
-async def test_what_belongs_to_the_run_is_refused_in_a_call_with_where_it_goes(kind: Any, name: str) -> None:
-    said = rf"a call takes no '{name}': it belongs to the run: write config=\{{\"{name}\": …\}}"
-    await every_way(scripted(kind), ConfigError, said, **{name: {"a": "b"}})
-    with pytest.raises(ConfigError, match=said):
-        scripted(kind).invoke("hi", **{name: None})
-
-
-REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"temperature": "warm"}, ConfigError, "temperature='warm' must be 0"),
-    ({"stop": [3]}, ConfigError, r"stop=\[3\]"),
-    ({"n": 2}, UnsupportedError, "n=2 is not supported"),
-    ({"model": "other"}, UnsupportedError, "model='other' is not loaded, and a call loads nothing"),
-]
-
-
-@MODELS
-@pytest.mark.parametrize(("call", "error", "said"), REFUSED, ids=str)
-async def test_a_bad_call_is_refused_as_langchains_error_too(kind: Any, call: Any, error: Any, said: str) -> None:
-    await every_way(scripted(kind), error, said, **call)
-    await every_way(scripted(kind), theirs.ModelInvalidRequestError, said, **call)
 
 
 @MODELS
@@ -237,23 +243,6 @@ async def test_errors_of_prompts_runs_and_engines_are_langchains_as_well(kind: A
         failing.invoke("hi")
     with pytest.raises(GenerationError, match="0 answers"):
         await failing.ainvoke("hi")
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({}, "model is missing: give a Hugging Face id or a folder as model=…"),
-        ({"model": "m", "max_tokens": 1.5}, "max_tokens=1.5"),
-        ({"model": "m", "logit_bias": {"a": 1}}, "logit_bias="),
-        ({"model": "m", "bitwise": "yes"}, "bitwise='yes' must be True or False"),
-        ({"model": "m", "chat_template_kwargs": 3}, "chat_template_kwargs=3 must be a dict"),
-        ({"model": "m", "tenant": "x" * 201}, "give at most 200"),
-    ],
-)
-def test_a_wrong_field_is_one_line_before_anything_is_loaded(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as refused:
-        ChatPrecedent(**fields)
-    assert "\n" not in str(refused.value)
 
 
 # Texts that are none, and what is too deep
@@ -299,11 +288,10 @@ def deep(number: int) -> dict[str, Any]:
     "ask",
     [
         lambda schema: scripted().with_structured_output(schema).invoke("hi"),
-        lambda schema: scripted().with_structured_output(schema, method="function_calling").invoke("hi"),
         lambda schema: scripted().bind_tools([schema]).invoke("hi"),
         lambda schema: scripted().invoke("hi", response_format={"name": "deep", "schema": schema}),
     ],
-    ids=["json_schema", "function_calling", "a tool", "response_format"],
+    ids=["json_schema", "a tool", "response_format"],
 )
 def test_a_schema_too_deep_to_walk_is_refused_and_one_that_is_not_works(ask: Any) -> None:
     for number in (60, 5000):
@@ -319,22 +307,7 @@ def test_a_message_too_deep_to_walk_is_refused_before_langchain_walks_through_it
         scripted(cache=InMemoryCache()).invoke([HumanMessage("x"), AIMessage("", tool_calls=[call])])
 
 
-@pytest.mark.parametrize("given", [3, None, [3], [("human",)], [{"role": "x", "content": "y"}], {"a": 1}])
-@MODELS
-def test_an_input_that_is_no_message_is_a_prompt_error(kind: Any, given: Any) -> None:
-    with pytest.raises(PromptError):
-        scripted(kind).invoke(given)
-
-
-# What LangChain asks about the model
-
-
-def test_parameters_for_traces() -> None:
-    model = ChatPrecedent(model="m", temperature=0.5, max_tokens=9, stop=["a"])
-    params = model._get_ls_params(stop=["b"])
-    assert (params["ls_provider"], params["ls_model_name"], params["ls_stop"]) == ("precedent", "m", ["a", "b"])
-    assert (params["ls_temperature"], params["ls_max_tokens"]) == (0.5, 9)
-    assert ChatPrecedent(model_name="m").model == model.model_name == "m"
+# LangChain's answer caches
 
 
 @MODELS
@@ -370,13 +343,9 @@ QWEN = (
 )
 
 
-def thinking(**fields: Any) -> Any:
-    return scripted(tokenizer=chatml_tokenizer(chat_template=QWEN), **fields)
-
-
 @pytest.mark.parametrize("told", [{"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning": False}], ids=str)
 def test_what_a_template_is_told_counts_in_prompts_token_counts_and_keys(told: dict[str, Any]) -> None:
-    model, plain = thinking(**told), thinking()
+    model, plain = (scripted(tokenizer=chatml_tokenizer(chat_template=QWEN), **fields) for fields in (told, {}))
     model.invoke("hi")
     plain.invoke("hi", **told)
     assert asked(model).prompt == asked(plain).prompt
@@ -385,9 +354,6 @@ def test_what_a_template_is_told_counts_in_prompts_token_counts_and_keys(told: d
     assert model._get_llm_string() != plain._get_llm_string() != plain._get_llm_string(**told)
     model.invoke("hi", reasoning=True)
     assert asked(model).prompt.endswith("assistant\n"), "the call has the last word"
-
-
-@pytest.mark.parametrize("wrong", [{"messages": []}, {"tools": []}, {"enable_thinkng": True}, 3, {1: 2}], ids=str)
-def test_a_template_is_not_told_what_it_cannot_be(wrong: Any) -> None:
-    with pytest.raises(PrecedentError):
-        thinking().invoke("hi", chat_template_kwargs=wrong)
+    for wrong in ({"messages": []}, {"tools": []}, {"enable_thinkng": True}, 3, {1: 2}):
+        with pytest.raises((ConfigError, PromptError)):
+            plain.invoke("hi", chat_template_kwargs=wrong)

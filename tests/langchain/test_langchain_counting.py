@@ -35,10 +35,7 @@ OWN = {
         "{{ raise_exception('No user query found in messages.') }}{% endif %}"
     )
     + TURNS.replace("FROM", ""),
-    "from the first": (  # fails with an error of Python's
-        "{{ '<|im_start|>user\n' + messages[0].content + '<|im_end|>\n' if messages[0].role == 'user' else 1 / 0 }}"
-    )
-    + TURNS.replace("FROM", "1"),
+    "from the first": "{{ 1 / 0 if messages[0].role != 'user' else '' }}" + TURNS.replace("FROM", ""),
 }
 TOKENIZERS_OF_ALL = {
     **TOKENIZERS,
@@ -79,17 +76,9 @@ def test_every_part_of_a_conversation_has_a_count(name: str) -> None:
             )
             assert texts < model.get_num_tokens_from_messages(part) < whole + 250 * len(part), (start, end)
     assert model.get_num_tokens_from_messages([]) == 0
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_a_part_that_the_template_refuses_counts_as_under_one_that_takes_it_and_is_refused_in_a_call(name: str) -> None:
-    engine: Any = ScriptedEngine(chatml_tokenizer(chat_template=TURNS.replace("FROM", "")), ["x"])
-    exact, model = ChatPrecedent.from_engine(engine), scripted(name)
-    for part in (TALK[4:5], [TALK[4], TALK[4], TALK[6]], TALK[6:]):
-        expected = exact.get_num_tokens_from_messages(part)
-        assert abs(model.get_num_tokens_from_messages(part) - expected) <= 10 * len(part)  # names of roles differ
-    with pytest.raises(PromptError, match="chat template"):
-        model.invoke([TALK[4]])
+    if name in OWN:
+        with pytest.raises(PromptError, match="chat template"):
+            model.invoke([TALK[4]])
 
 
 @ALL

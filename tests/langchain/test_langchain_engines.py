@@ -6,22 +6,27 @@ import copy
 import gc
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.order_chat import TOKENIZER
+from helpers.order_chat import TOKENIZER, look_up
 from helpers.scripted_kinds import scripted, text_of
 from helpers.small_engines import load_by
+from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.runnables import ConfigurableField
 
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
+from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_engine import ScriptedEngine
 from precedent_testing.scripted_model import scripted_model_engine
-from precedent_testing.tiny_models import tiny_causal_lm
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
 @pytest.fixture
@@ -38,26 +43,20 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def test_weights_are_loaded_once_and_only_when_needed(loads: list[dict[str, Any]]) -> None:
+async def test_weights_are_loaded_once_when_needed_and_copies_share_them(loads: list[dict[str, Any]]) -> None:
     fields = {"draft_model": "d", "device": "cpu", "dtype": "float32", "model_kwargs": {"revision": "v2"}}
     model = ChatPrecedent(model="m", **fields)
     assert loads == []
     model.batch(["hi"] * 8)
-    assert loads == [{"target": "m", "tokenizer": None, "options": EngineOptions(**fields)}]
-    ChatPrecedent(model="m", cuda_graphs=True, **fields).invoke("hi")
-    assert [load["options"].cuda_graphs for load in loads] == [False, True], "other options, another engine"
-
-
-async def test_copies_that_langchain_makes_share_the_engine(loads: list[dict[str, Any]]) -> None:
-    model = ChatPrecedent(model="m")
     configurable = model.configurable_fields(temperature=ConfigurableField(id="temperature"))
-    for temperature in (0.0, 0.5):
-        await configurable.with_config(configurable={"temperature": temperature}).ainvoke("hi")
+    await configurable.with_config(configurable={"temperature": 0.5}).ainvoke("hi")
     copy.deepcopy(model).invoke("hi")
     model.model_copy(update={"seed": 3}).invoke("hi")
-    assert len(loads) == 1
+    assert loads == [{"target": "m", "tokenizer": None, "options": EngineOptions(**fields)}]
     engine: Any = model.engine
-    assert [request.sampling.temperature for request in engine.requests] == [0.0, 0.5, 0.0, 0.0]
+    assert [request.sampling.temperature for request in engine.requests[8:]] == [0.5, 0.0, 0.0]
+    ChatPrecedent(model="m", cuda_graphs=True, **fields).invoke("hi")
+    assert [load["options"].cuda_graphs for load in loads] == [False, True], "other options, another engine"
 
 
 def test_from_model_hands_over_the_weights(loads: list[dict[str, Any]]) -> None:
@@ -75,13 +74,6 @@ def test_from_model_hands_over_the_weights(loads: list[dict[str, Any]]) -> None:
     for given in ((TOKENIZER, object()), ("folder/name", "folder/name")):
         with pytest.raises(ConfigError, match=r"takes a transformers model and its tokenizer.*ChatPrecedent\(model=…"):
             ChatPrecedent.from_model(*given)
-
-
-@pytest.mark.parametrize("given", [True, 3])
-def test_a_cache_that_is_none_is_refused_before_weights_are_loaded(loads: list[dict[str, Any]], given: Any) -> None:
-    with pytest.raises(ConfigError, match=f"a {type(given).__name__} names no cache: give a folder"):
-        ChatPrecedent(model="m", speculation_cache=given).invoke("hi")
-    assert loads == []
 
 
 # Let go
@@ -117,9 +109,12 @@ def test_unload_frees_the_weights_for_everyone_and_the_next_call_loads_them_agai
         one.unload()
         one.unload()  # nothing is there any more, which harms nobody
     assert [one() is None for one in loaded] == [True] * 3
+    ChatPrecedent(model="a").engine.close()
+    assert ChatPrecedent(model="a").invoke("hi").text == "from a", "an engine that was closed is not shared"
+    assert len(loaded) == 5
 
 
-def test_of_a_model_that_was_handed_over_the_engine_goes_and_the_weights_stay() -> None:
+def test_what_was_handed_over_stays_its_owners() -> None:
     weights = tiny_causal_lm("llama", vocab_size=len(TOKENIZER))
     for kind in (ChatPrecedent, PrecedentLLM):
         model: Any = kind.from_model(weights, TOKENIZER, max_tokens=4)
@@ -129,16 +124,38 @@ def test_of_a_model_that_was_handed_over_the_engine_goes_and_the_weights_stay() 
         gc.collect()
         assert engine() is None
         assert text_of(model.invoke("hi")) == said
-    assert weights(torch.tensor([[1]])).logits.shape == (1, 1, len(TOKENIZER)), "still its owner's"
-
-
-def test_an_engine_that_was_handed_over_is_its_owners_to_close_and_is_not_shared_then(
-    loaded: list[weakref.ref[Any]],
-) -> None:
+    assert weights(torch.tensor([[1]])).logits.shape == (1, 1, len(TOKENIZER))
     with pytest.raises(UnsupportedError, match=r"close that one with engine.close\(\)"):
         scripted().unload()
-    with pytest.raises(ConfigError, match="speculation_cache belongs to the engine"):
-        scripted(speculation_cache="x.db")
-    ChatPrecedent(model="a").engine.close()
-    assert ChatPrecedent(model="a").invoke("hi").text == "from a"
-    assert len(loaded) == 2
+
+
+# Prefixes that outlive the process
+
+SYSTEM = SystemMessage("You look after orders. " * 5)
+
+
+@contextmanager
+def started(folder: Path, **settings: Any) -> Iterator[ChatPrecedent]:
+    """A chat model as a new process has it."""
+    settings = {"speculation_cache": folder, "keep_prefixes": True, "embedder": HashEmbedder(), **settings}
+    chat = ChatPrecedent.from_model(tiny_causal_lm(seed=21), byte_tokenizer(), max_tokens=3, **settings)
+    yield chat
+    chat.engine.close()
+
+
+def reused(chat: Any, question: str, **told: Any) -> int:
+    """How many tokens of the prompt were not computed."""
+    answer = chat.invoke([SYSTEM, HumanMessage(question)], **told)
+    return answer.usage_metadata["input_token_details"]["cache_read"]
+
+
+def test_after_a_restart_another_question_of_the_tenant_finds_system_turn_and_tools(tmp_path: Path) -> None:
+    with started(tmp_path, tenant_from="metadata") as chat:
+        reused(chat.bind_tools([look_up]), "where is order 17")
+        assert list(tmp_path.rglob("*.safetensors")) == [], "a run that is nobody's keeps nothing"
+        assert reused(chat.bind_tools([look_up]), "where is order 17", tenant="shop") == 0
+    with started(tmp_path, tenant="shop") as chat:
+        assert reused(chat, "where is order 17") == 0, "without the tools it is another beginning"
+        with_tools = reused(chat.bind_tools([look_up]), "is 18 late?")
+        assert with_tools > len(SYSTEM.content) + len(look_up.description)
+        assert reused(chat.bind_tools([look_up]), "is 18 late?", tenant="other") == 0

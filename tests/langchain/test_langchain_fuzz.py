@@ -1,42 +1,217 @@
 """Whatever is given to a constructor or a call is taken, or refused with an error of ours that says what was wrong.
 
-The model is a real one, tiny, that follows a script; `helpers.argument_strategies` says what is given.
+The model is a real one, tiny, that follows a script. The values, which come from the signatures, are of the type of a
+field or an argument, of any other, and as users of other chat models write them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from decimal import Decimal
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import numpy as np
 import pytest
-from helpers.argument_strategies import (
-    ANYTHING,
-    CALL,
-    FIELDS,
-    KINDS,
-    MESSAGES,
-    SCHEMAS,
-    TOOLS,
-    WITH_TOOLS,
-    mostly,
-    values_of,
-)
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
+from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 from precedent.cache import SpeculationCache
+from precedent.config import SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.errors import PrecedentError
-from precedent.langchain import ChatPrecedent
+from precedent.langchain import ChatPrecedent, PrecedentLLM
+from precedent.langchain.arguments import FROM_LANGCHAIN, OF_THE_CALL
 from precedent.langchain.exceptions import _BOTH
+from precedent.langchain.synonyms import HARMLESS, HINTS, IDLE, OF_LOADING, SAME
 from precedent.runtime.background import AtOnce
+from precedent.text.templates import Templates
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import ScriptedTarget, fixed_cost, scripted_tokenizer
 from precedent_testing.tiny_models import tiny_causal_lm
+
+# Values
+
+
+class Plan(BaseModel):
+    """A plan."""
+
+    steps: list[str]
+
+
+class Step(TypedDict):
+    """A step."""
+
+    name: str
+
+
+@tool
+def look_up(number: str) -> str:
+    """Look up an order."""
+    return number
+
+
+def nested(depth: int) -> Any:
+    """A schema with so many schemas in it."""
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return {"title": "Nested", **schema}
+
+
+ODD = st.sampled_from(
+    [
+        *("\ud800", "a\udfff", "", " ", "\x00", "{", "{a}", "json", "auto", "any", "none", "cpu", "greedy", "recal"),
+        *(math.nan, math.inf, -1, 0, 1, 1.5, 2**70, -(2**70), 10**400, True, False, b"x", 1 + 2j, Decimal(1)),
+        *(np.float32(0.5), np.int64(3), np.array([1, 2]), torch.tensor(1), torch.bfloat16, Path("x")),
+        *(object(), int, print, Plan, Step, look_up, Plan(steps=[]), SpeculationConfig(), Templates(["a {b}"])),
+        *([], {}, (), [[]], [None], {"type": "text"}, {"a": {1: "\ud800"}}, nested(40), nested(900)),
+    ]
+)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | ODD,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3) | st.integers() | st.none(), inner, max_size=3)
+        | st.tuples(inner)
+    ),
+    max_leaves=6,
+)
+
+
+def mostly(usual: st.SearchStrategy[Any], other: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """One in eight is another (`one_of` would count the branches of both)."""
+    return st.integers(0, 7).flatmap(lambda number: other if number == 7 else usual)
+
+
+ALPHABET = st.characters(codec="utf-8")
+FITTING_SCHEMAS = st.sampled_from([Plan, Step, Plan.model_json_schema(), {"type": "object"}, nested(3)])
+SCHEMAS = mostly(FITTING_SCHEMAS, st.just(nested(900)) | ANYTHING)
+FITTING_TOOLS = st.sampled_from(
+    [
+        *(look_up, Plan, Step),
+        {"type": "function", "function": {"name": "f"}},
+        {"name": "g", "schema": {"type": "object"}},
+    ]
+)
+ODD_TOOLS = st.sampled_from(
+    [{"type": "function", "function": {"name": "f", "description": "\ud800"}}, {"type": "web_search"}, len, nested(900)]
+)
+TOOLS = st.lists(mostly(FITTING_TOOLS, ODD_TOOLS | ANYTHING), max_size=2)
+WHAT_FITS: dict[str, st.SearchStrategy[Any]] = {
+    "temperature": st.floats(0, 2),
+    "top_k": st.integers(0, 50),
+    "top_p": st.floats(0.1, 1),
+    "min_p": st.floats(0, 0.5),
+    "repetition_penalty": st.floats(0.5, 2),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), st.floats(-2, 2)),
+    "logit_bias": st.dictionaries(st.integers(0, 500) | st.sampled_from(["7"]), st.floats(-100, 100), max_size=3),
+    "max_tokens": st.integers(1, 8),
+    "stop": st.lists(st.text(ALPHABET, min_size=1, max_size=3), max_size=2) | st.text(ALPHABET, min_size=1),
+    "stop_token_ids": st.lists(st.integers(0, 500), max_size=3),
+    "top_logprobs": st.integers(0, 20),
+    "tenant": st.text(ALPHABET, min_size=1, max_size=5),
+    "workflow_step": st.text(ALPHABET, max_size=5),
+    "tools": TOOLS,
+    "tool_choice": st.sampled_from([None, "auto", "none", "any"]),
+    "parallel_tool_calls": st.booleans(),
+    "response_format": st.builds(lambda schema: {"type": "json_schema", "json_schema": {"schema": schema}}, SCHEMAS),
+    "format": SCHEMAS,
+    "speculation": st.booleans() | st.fixed_dictionaries({"max_nodes": st.integers(0, 40)}),
+    "drafters": st.lists(st.sampled_from(["recall", "prompt", "template", "grammar", "prediction"]), max_size=3),
+    "max_nodes": st.integers(0, 40),
+    "prediction": st.text(ALPHABET) | st.builds(lambda text: {"type": "content", "content": text}, st.text(ALPHABET)),
+    "templates": st.lists(st.sampled_from(["Order {number}.", "Sent.", "{{ {a}"]), max_size=2, unique=True),
+    "chat_template_kwargs": st.just({}),
+    "reasoning": st.sampled_from([None, None, False, "low"]),
+    "model": st.just("fuzzed"),
+    **dict.fromkeys(("strict", "strict_tools"), st.sampled_from([True, False, "auto"])),
+    "stream": st.booleans(),
+    **dict.fromkeys(("ls_structured_output_format", "structured_output_format", "learning"), st.none()),
+    "cache": st.booleans(),
+    "callbacks": st.just([]),
+    "metadata": st.dictionaries(st.sampled_from(["workflow_step", "x"]), st.text(ALPHABET), max_size=2),
+    "custom_get_token_ids": st.just(len),
+    "disable_streaming": st.booleans() | st.just("tool_calling"),
+    "output_version": st.sampled_from([None, "v0", "v1"]),
+}
+"""Values that are meant to be taken, where the annotation alone does not tell."""
+
+PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    **{str: st.text(max_size=6), int: st.integers(), float: st.floats(), bool: st.booleans(), type(None): st.none()}
+}
+
+
+def of_type(annotation: Any) -> st.SearchStrategy[Any]:
+    """Values of a type, or anything for a class that only its owners make."""
+    parts = [of_type(part) for part in get_args(annotation)]
+    origin = get_origin(annotation)
+    if annotation in PLAIN:
+        return PLAIN[annotation]
+    if origin in (Union, UnionType):
+        return st.one_of(parts)
+    if origin is Literal:
+        return st.sampled_from(get_args(annotation))
+    if origin in (list, tuple):
+        return st.lists(parts[0], max_size=2).map(origin)
+    return st.dictionaries(*parts, max_size=2) if origin is dict else parts[0] if origin is Annotated else ANYTHING
+
+
+def values_of(name: str, annotation: Any) -> st.SearchStrategy[Any]:
+    """Values that fit, by what is known of the name or by its type, and now and then any other."""
+    return mostly(WHAT_FITS[name] if name in WHAT_FITS else of_type(annotation), ANYTHING)
+
+
+def one_of(named: dict[str, Any]) -> st.SearchStrategy[tuple[str, Any]]:
+    return st.one_of([st.tuples(st.just(name), values_of(name, kind)) for name, kind in named.items()])
+
+
+OF_OTHERS = one_of(dict.fromkeys((*SAME, *OF_LOADING, *HARMLESS, *HINTS, *IDLE), Any))
+
+
+def arguments(named: dict[str, Any], most: int = 3) -> st.SearchStrategy[dict[str, Any]]:
+    """Some of the named arguments, now and then one of another chat model, with values."""
+    return st.lists(mostly(one_of(named), OF_OTHERS), min_size=1, max_size=most).map(dict)
+
+
+def fields_of(kind: type[BaseModel]) -> dict[str, Any]:
+    return {name: field.annotation for name, field in kind.model_fields.items()}
+
+
+FIELDS = {kind: arguments(fields_of(kind)) for kind in (ChatPrecedent, PrecedentLLM)}
+TYPES = {**dict.fromkeys((*OF_THE_CALL, *FROM_LANGCHAIN), Any), **fields_of(ChatPrecedent)}
+CALL = arguments({name: TYPES[name] for name in (*OF_THE_CALL, *FROM_LANGCHAIN)})
+WITH_TOOLS = arguments({name: TYPES[name] for name in OF_THE_CALL if name != "tools"}, 2)
+KINDS = st.sampled_from([ChatPrecedent, PrecedentLLM])
+
+
+TEXTS = st.text(st.characters(codec=None) | st.sampled_from("\ud800\udfff"), max_size=6)
+MESSAGES = st.lists(
+    st.builds(HumanMessage, TEXTS)
+    | st.builds(SystemMessage, st.lists(st.builds(lambda text: {"type": "text", "text": text}, TEXTS), max_size=2))
+    | st.builds(
+        lambda text, args: AIMessage(text, tool_calls=[{"name": "look_up", "args": args, "id": "1"}]),
+        TEXTS,
+        st.dictionaries(TEXTS, ANYTHING, max_size=2),
+    )
+    | st.builds(lambda text, call: ToolMessage(text, tool_call_id=call), TEXTS, TEXTS)
+    | st.builds(HumanMessage, st.lists(st.dictionaries(st.sampled_from(["type", "text", "x"]), TEXTS), max_size=2)),
+    max_size=3,
+)
+
+
+# Examples
 
 MOST_TOKENS = 4
 """Of an answer, unless the example says otherwise."""

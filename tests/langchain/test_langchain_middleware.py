@@ -46,8 +46,7 @@ def call(name: str, number: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {{"number": "{number}"}}}}\n</tool_call>'
 
 
-CALL, FAILING = call("look_up", "7"), call("fail", "7")
-BROKEN = '<tool_call>\n{"name": "look_up", "arguments": {"nu\n</tool_call>'
+CALL, BROKEN = call("look_up", "7"), '<tool_call>\n{"name": "look_up", "arguments": {"nu\n</tool_call>'
 QUESTION: Any = {"messages": [("user", "Where is order 7?")]}
 SCRIPT = [
     ("user", "Where is order 7?"),
@@ -58,16 +57,11 @@ SCRIPT = [
 
 
 def agent_on(engine: Any, *, tools: Any = (look_up,), **middleware: Any) -> Any:
-    return create_agent(
-        ChatPrecedent.from_engine(engine),
-        tools=list(tools),
-        middleware=[SpeculationMiddleware(**middleware)],
-        context_schema=Context,
-        name="desk",
-    )
+    model, between = ChatPrecedent.from_engine(engine), [SpeculationMiddleware(**middleware)]
+    return create_agent(model, list(tools), middleware=between, context_schema=Context, name="desk")
 
 
-def scripted(answers: Any = SCRIPT, **settings: Any) -> ScriptedEngine:
+def scripted(answers: Any = SCRIPT, **settings: Any) -> Any:
     return ScriptedEngine(chatml_tokenizer(), answers, **settings)
 
 
@@ -86,32 +80,28 @@ CANCELLING = [
 
 
 @pytest.mark.parametrize("max_burst", [1, 50])
-@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
-async def test_an_agent_calls_two_tools_in_parallel_and_one_after_them(way: str, max_burst: int) -> None:
-    engine: Any = scripted(CANCELLING, max_burst=max_burst)
+async def test_an_agent_calls_two_tools_in_parallel_and_one_after_them(max_burst: int) -> None:
+    engine = scripted(CANCELLING, max_burst=max_burst)
     agent = create_agent(ChatPrecedent.from_engine(engine), tools=[look_up, cancel], name="desk")
-    if way.endswith("invoke"):
-        state = await agent.ainvoke(CANCEL) if way == "ainvoke" else agent.invoke(CANCEL)
+    for state in (agent.invoke(CANCEL), await agent.ainvoke(CANCEL)):
         messages = state["messages"]
         results = [message.content for message in messages if isinstance(message, ToolMessage)]
         assert results == [text for role, text in CANCELLING if role == "tool"]
         assert [len(message.tool_calls) for message in messages if isinstance(message, AIMessage)] == [2, 1, 0]
         assert messages[-1].content == "Order 7 is cancelled."
-    else:
-        streamed = (
-            [chunk async for chunk, _ in agent.astream(CANCEL, stream_mode="messages")]
-            if way == "astream"
-            else [chunk for chunk, _ in agent.stream(CANCEL, stream_mode="messages")]
-        )
+    for streamed in (
+        [chunk for chunk, _ in agent.stream(CANCEL, stream_mode="messages")],
+        [chunk async for chunk, _ in agent.astream(CANCEL, stream_mode="messages")],
+    ):
         chunks = [chunk for chunk in streamed if isinstance(chunk, AIMessageChunk)]
         assert "".join(chunk.text for chunk in chunks) == "One is open.Order 7 is cancelled."
         pieces = [part for chunk in chunks for part in chunk.tool_call_chunks]
         assert [part["name"] for part in pieces if part["name"]] == ["look_up", "look_up", "cancel"]
         arguments = "".join(part["args"] or "" for part in pieces)
         assert arguments == '{"number": "1042"}{"number": "7"}{"number": "7"}'
-    assert [request.workflow_step for request in engine.requests] == ["desk/model"] * 3
-    assert engine.requests[-1].query.startswith("actions: look_up look_up cancel\n")
-    for earlier, later in zip(engine.requests, engine.requests[1:], strict=False):
+    assert [request.workflow_step for request in engine.requests] == ["desk/model"] * 12
+    assert engine.requests[2].query.startswith("actions: look_up look_up cancel\n")
+    for earlier, later in zip(engine.requests[:2], engine.requests[1:3], strict=True):
         known = earlier.prompt_ids + earlier.generation.result().token_ids
         assert later.prompt_ids[: len(known)] == known, "the next prompt begins with what was read and written before"
 
@@ -128,22 +118,23 @@ def test_a_broken_call_is_answered_with_an_error_and_the_agent_goes_on() -> None
 # Tenants, steps and budgets
 
 
-async def test_the_runtimes_context_names_the_tenant_of_every_call() -> None:
+async def test_the_runtimes_context_names_the_tenant_and_steps_and_budgets_may_depend_on_the_request() -> None:
     engine = scripted()
-    agent = agent_on(engine, tenant=lambda runtime: runtime.context["org"], workflow="orders", budget=5)
+    settings = {"workflow": lambda one: f"turn {len(one.messages)}", "budget": lambda one: 2 * len(one.messages)}
+    agent = agent_on(engine, tenant=lambda runtime: runtime.context["org"], **settings)
     agent.invoke(QUESTION, context={"org": "acme"})
     await agent.ainvoke(QUESTION, context={"org": "bolt"})
-    assert [request.tenant for request in engine.requests] == ["acme", "acme", "bolt", "bolt"]
-    assert {request.workflow_step for request in engine.requests} == {"orders"}
-    assert {request.speculation.max_nodes for request in engine.requests if request.speculation} == {5}
-
-
-def test_steps_and_budgets_may_depend_on_the_request() -> None:
-    engine: Any = scripted()
-    settings = {"workflow": lambda one: f"turn {len(one.messages)}", "budget": lambda one: 2 * len(one.messages)}
-    agent_on(engine, **settings).invoke(QUESTION)
-    assert [request.workflow_step for request in engine.requests] == ["turn 1", "turn 3"]
-    assert [request.speculation.max_nodes for request in engine.requests] == [2, 6]
+    agent_on(engine, workflow="orders", budget=5).invoke(QUESTION)
+    assert [request.tenant for request in engine.requests] == ["acme", "acme", "bolt", "bolt", "default", "default"]
+    assert [one.workflow_step for one in engine.requests] == [
+        "turn 1",
+        "turn 3",
+        "turn 1",
+        "turn 3",
+        "orders",
+        "orders",
+    ]
+    assert [request.speculation.max_nodes for request in engine.requests] == [2, 6, 2, 6, 5, 5]
 
 
 def test_without_settings_the_runs_own_metadata_names_the_step_and_no_tenant() -> None:
@@ -210,27 +201,19 @@ def test_only_a_run_that_ended_well_teaches_unless_answers_are_learned_at_once(k
         run = Learned([f"{CALL}\n{BROKEN}", "Sorry."])
         run.agent.invoke(QUESTION)
     else:
-        run = Learned([FAILING, "never"], tools=[fail], **({"learn_from": None} if kind == "at once" else {}))
+        script = [call("fail", "7"), "never"]
+        run = Learned(script, tools=[fail], **({"learn_from": None} if kind == "at once" else {}))
         with pytest.raises(RuntimeError, match="down"):
             run.agent.invoke(QUESTION)
     assert len(run.texts()) == (kind == "at once")
     run.engine.close()
 
 
-ANSWERED = AIMessage("done")
-CALLING = AIMessage("", tool_calls=[{"name": "f", "args": {}, "id": "1"}])
-
-
-@pytest.mark.parametrize(
-    ("messages", "expected"),
-    [
-        ([HumanMessage("hi"), ANSWERED], True),
-        ([HumanMessage("hi"), CALLING], False),
-        ([HumanMessage("hi"), CALLING, ToolMessage("x", tool_call_id="1", status="error"), ANSWERED], False),
-        ([HumanMessage("hi"), CALLING, ToolMessage("x", tool_call_id="1"), ANSWERED], True),
-        ([HumanMessage("hi")], False),
-        ([], False),
-    ],
-)
-def test_what_ended_well_means(messages: list[Any], expected: bool) -> None:
-    assert ended_well({"messages": messages}) is expected
+def test_what_ended_well_means() -> None:
+    asked, answered = HumanMessage("hi"), AIMessage("done")
+    calling = AIMessage("", tool_calls=[{"name": "f", "args": {}, "id": "1"}])
+    failed = ToolMessage("x", tool_call_id="1", status="error")
+    for messages in ([], [asked], [asked, calling], [asked, calling, failed, answered]):
+        assert not ended_well({"messages": messages})
+    for messages in ([asked, answered], [asked, calling, ToolMessage("x", tool_call_id="1"), answered]):
+        assert ended_well({"messages": messages})

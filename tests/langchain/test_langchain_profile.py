@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -39,85 +39,79 @@ def saved(folder: Path, template: Any = CHAT) -> Path:
     return folder
 
 
-def a_folder(tmp_path: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    return {"model": str(saved(tmp_path / "model", {"default": CHAT, "tool_use": hermes_template()}))}
+def a_folder(place: Path) -> dict[str, Any]:
+    return {"model": str(saved(place / "model", {"default": CHAT, "tool_use": hermes_template()}))}
 
 
-def a_gguf_file(tmp_path: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    return {"model": str(write_gguf(tmp_path / "model.gguf", tiny(), TOKENIZER)), "dtype": "float32"}
+def a_gguf_file(place: Path) -> dict[str, Any]:
+    return {"model": str(write_gguf(place / "model.gguf", tiny(), TOKENIZER)), "dtype": "float32"}
 
 
-def a_cached_id(tmp_path: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    return {"model": "owner/tiny", "cache_dir": str(downloaded(tmp_path)), "local_files_only": True}
-
-
-def downloaded(cache: Path) -> Path:
+def a_cached_id(place: Path) -> dict[str, Any]:
     """A model in the layout of Hugging Face's cache."""
-    place = cache / "models--owner--tiny"
-    saved(place / "snapshots" / "abc")
-    (place / "refs").mkdir()
-    (place / "refs" / "main").write_text("abc")
-    return cache
+    repository = place / "models--owner--tiny"
+    saved(repository / "snapshots" / "abc")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    return {"model": "owner/tiny", "cache_dir": str(place), "local_files_only": True}
 
 
-def an_adapter(tmp_path: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+def an_adapter(place: Path) -> dict[str, Any]:
     peft = pytest.importorskip("peft")
-    base = saved(tmp_path / "base")
-    lora = peft.LoraConfig(r=2, target_modules=["q_proj"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, about how peft uses it
-        wrapped = peft.get_peft_model(tiny(), lora)
-    wrapped.peft_config["default"].base_model_name_or_path = str(base)
-    wrapped.save_pretrained(tmp_path / "adapter")
-    return {"model": str(tmp_path / "adapter")}
+        wrapped = peft.get_peft_model(tiny(), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    wrapped.peft_config["default"].base_model_name_or_path = str(saved(place / "base"))
+    wrapped.save_pretrained(place / "adapter")
+    return {"model": str(place / "adapter")}
 
 
-def objects(tmp_path: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+def objects(place: Path) -> dict[str, Any]:
     return {}
-
-
-Made = Callable[[Path, pytest.MonkeyPatch], dict[str, Any]]
-SOURCES: list[Made] = [
-    *(a_folder, a_gguf_file, a_cached_id, an_adapter, objects),
-]
 
 
 def chat(arguments: dict[str, Any]) -> ChatPrecedent:
     return ChatPrecedent(**arguments) if arguments else ChatPrecedent.from_model(tiny(), TOKENIZER)
 
 
-@pytest.mark.parametrize("made", SOURCES, ids=lambda made: made.__name__)
-def test_the_profile_is_the_same_before_and_after_loading(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = made(tmp_path, monkeypatch)
+@pytest.fixture(autouse=True)
+def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+
+
+BY_SOURCE = pytest.mark.parametrize("made", [a_folder, a_gguf_file, a_cached_id, an_adapter, objects])
+
+
+@BY_SOURCE
+def test_the_profile_is_the_same_before_and_after_loading(made: Any, tmp_path: Path) -> None:
+    arguments = made(tmp_path)
     before = chat(arguments)
     assert before.profile is not None
     assert before.profile["max_input_tokens"] == 1024
     assert before.profile["tool_calling"] is before.profile["structured_output"] is True
-    engine = before.engine
-    try:
+    with closing(before.engine) as engine:
         assert engine.context_length == 1024
         assert chat(arguments).profile == ChatPrecedent.from_engine(engine).profile == before.profile
-    finally:
-        engine.close()
 
 
-@pytest.mark.parametrize("template", ["mistral", CHAT, "[INST]{{ tools }}{{ messages }}[TOOL_CALLS]</think>"])
-@pytest.mark.parametrize("made", [a_folder, a_gguf_file], ids=lambda made: made.__name__)
-def test_a_chat_template_that_is_given_has_its_profile_from_the_start(
-    made: Made, template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = {**made(tmp_path, monkeypatch), "chat_template": template}
+@pytest.mark.parametrize("template", ["mistral", "[INST]{{ tools }}{{ messages }}[TOOL_CALLS]</think>"])
+@pytest.mark.parametrize("made", [a_folder, a_gguf_file])
+def test_a_chat_template_that_is_given_has_its_profile_from_the_start(made: Any, template: str, tmp_path: Path) -> None:
+    arguments = {**made(tmp_path), "chat_template": template}
     before = chat(arguments).profile
     assert before is not None
     assert before["reasoning_output"] is ("</think>" in template)
-    engine = chat(arguments).engine
-    try:
+    with closing(chat(arguments).engine) as engine:
         assert ChatPrecedent.from_engine(engine).profile == before
-    finally:
-        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "forced", "held"), [("hermes", True, True), ("qwen3-coder", False, True), ("harmony", False, False)]
+)
+def test_a_call_can_be_forced_where_a_grammar_can_hold_it(name: str, forced: bool, held: bool, tmp_path: Path) -> None:
+    profile = ChatPrecedent(model=str(saved(tmp_path / "model", MODELS[name].template))).profile
+    assert profile is not None
+    assert (profile["tool_calling"], profile["tool_choice"], profile["structured_output"]) == (True, forced, held)
 
 
 class Answer(BaseModel):
@@ -133,16 +127,6 @@ def test_agents_are_built_alike_from_the_first_run_on() -> None:
     assert (profile["max_input_tokens"], profile["image_inputs"]) == (8192, False)
     assert profile["tool_calling"] is profile["tool_choice"] is profile["structured_output"] is True
     assert ChatPrecedent(model=DEMO_TARGET, profile={"max_input_tokens": 7}).profile == {"max_input_tokens": 7}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_call_can_be_forced_where_a_grammar_can_hold_it(name: str, tmp_path: Path) -> None:
-    folder = saved(tmp_path / "model", MODELS[name].template)
-    profile = ChatPrecedent(model=str(folder)).profile
-    assert profile is not None
-    assert profile["tool_calling"] is True
-    assert profile["tool_choice"] is (name in ("hermes", "llama-json", "mistral", "mistral-args"))
-    assert profile["structured_output"] is (name != "harmony")
 
 
 def test_a_folder_that_cannot_be_loaded_has_no_profile(tmp_path: Path) -> None:

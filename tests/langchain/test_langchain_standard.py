@@ -1,8 +1,9 @@
 """LangChain's own standard tests on a real tiny model that follows a script, in five ways of drafting.
 
-Plain, with a draft model, from a cold and a warm cache, with a prediction. Nothing is marked as an expected failure,
-and skipped are only the tests of pictures, sound, files and recorded servers. The suites ask little of an answer, so
-the engine looks at prompts: what a user, a tool or an earlier call said must be there (`precedent_testing.overheard`).
+Plain, from a warm cache with a draft model, and exhaustively with a draft model, a cold cache and a prediction alone.
+Nothing is marked as an expected failure, and skipped are only the tests of pictures, sound, files and recorded servers.
+The suites ask little of an answer, so the engine looks at prompts: what a user, a tool or an earlier call said must be
+there (`precedent_testing.overheard`).
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Drafted(InProcess):
 
 
 class Warm(InProcess):
-    cached = "warm"
+    draft_model, cached = True, "warm"
 
 
 class WithPrediction(InProcess):
@@ -91,15 +92,16 @@ class TestPlain(InProcess, ChatModelIntegrationTests):
     speculation = False
 
 
+class TestWarm(Warm, ChatModelIntegrationTests): ...
+
+
+@pytest.mark.exhaustive
 class TestDrafted(Drafted, ChatModelIntegrationTests): ...
 
 
 @pytest.mark.exhaustive
 class TestCold(InProcess, ChatModelIntegrationTests):
     cached = "cold"
-
-
-class TestWarm(Warm, ChatModelIntegrationTests): ...
 
 
 @pytest.mark.exhaustive

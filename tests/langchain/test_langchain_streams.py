@@ -6,12 +6,11 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from helpers.order_chat import Streaming, engine_of, scripted
+from helpers.order_chat import Streaming, scripted
 from langchain_core.messages import AIMessageChunk
 
 from precedent.cache import SpeculationCache
@@ -52,12 +51,6 @@ def test_a_streaming_handler_sees_every_text() -> None:
     handler = Streaming()
     message = scripted("Hello there", max_burst=3).invoke("hi", {"callbacks": [handler]}, stream=True)
     assert "".join(handler.texts) == message.content == "Hello there"
-
-
-async def test_async_streams_stay_on_the_callers_thread() -> None:
-    model = scripted("Hello there", max_burst=3)
-    assert {threading.current_thread() async for _ in model.astream("hi")} == {threading.main_thread()}
-    assert len(engine_of(model).requests) == 1
 
 
 # On a real engine
@@ -116,19 +109,6 @@ async def test_sixteen_async_streams_half_of_them_cancelled(llm: ChatPrecedent, 
     assert answers[::2] == [TEXT] * 8
     assert all(isinstance(answer, asyncio.CancelledError) for answer in answers[1::2])
     assert await asyncio.to_thread(is_idle, engine)
-
-
-def test_each_chunk_may_be_taken_on_another_thread(llm: ChatPrecedent) -> None:
-    """As LangChain's default `astream` does with the sync one."""
-    modes, text, stream = set(), "", llm.stream("hi")
-    for _ in iter(int, 1):
-        with ThreadPoolExecutor(max_workers=1) as elsewhere:
-            chunk = elsewhere.submit(next, stream, None).result()
-            modes.add(elsewhere.submit(torch.is_inference_mode_enabled).result())
-        if chunk is None:
-            break
-        text += str(chunk.content)
-    assert (text, modes) == (TEXT, {False})
 
 
 @pytest.mark.parametrize("way", ["stream", "astream", "events", "invoke"])

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from helpers.tenants import KINDS, TOKENIZER, Model, echo, model_of, tenants
 from langchain.agents import create_agent
 from langchain_core.caches import InMemoryCache
 from langchain_core.messages import HumanMessage
@@ -18,33 +17,30 @@ from precedent import SpeculationCache
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.langchain import ChatPrecedent, PrecedentLLM, RecordingCache
 from precedent_testing.embedders import HashEmbedder
-from precedent_testing.scripted_engine import ScriptedEngine
+from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 from precedent_testing.scripted_model import scripted_model_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore::langchain_core._api.beta_decorator.LangChainBetaWarning")
 
+TOKENIZER = chatml_tokenizer()
+Model = ChatPrecedent | PrecedentLLM
+KINDS: tuple[type[Model], ...] = (ChatPrecedent, PrecedentLLM)
 BY_KIND = pytest.mark.parametrize("kind", KINDS)
 
 
+def echo(prompt: str) -> str:
+    return f"said {len(prompt)}"
+
+
+def model_of(kind: type[Model], **fields: Any) -> Any:
+    return kind.from_engine(ScriptedEngine(TOKENIZER, echo), **fields)
+
+
+def tenants(model: Any) -> list[str]:
+    return [request.tenant for request in model.engine.requests]
+
+
 # Every way in, and every place where a run could name a tenant
-
-
-async def in_a_stream_of_events(model: Any, config: Any) -> None:
-    _ = [event async for event in model.astream_events("hi", config, version="v2")]
-
-
-async def in_a_protocol_stream(model: Any, config: Any) -> None:
-    if isinstance(model, ChatPrecedent):
-        assert model.stream_events("hi", config, version="v3").output.content
-    else:
-        model.invoke("hi", config)
-
-
-async def in_an_async_protocol_stream(model: Any, config: Any) -> None:
-    if isinstance(model, ChatPrecedent):
-        _ = [event async for event in await model.astream_events("hi", config, version="v3")]
-    else:
-        await model.ainvoke("hi", config)
 
 
 async def in_a_graph(model: Any, config: Any) -> None:
@@ -58,96 +54,94 @@ async def in_a_graph(model: Any, config: Any) -> None:
     await graph.ainvoke({"messages": [HumanMessage("hi")]}, config)
 
 
-async def in_an_agent(model: Any, config: Any) -> None:
-    if isinstance(model, ChatPrecedent):
-        create_agent(model, tools=[]).invoke({"messages": [("user", "hi")]}, config)
-    else:
-        model.invoke("hi", config)
-
-
-async def drained(stream: Any) -> None:
-    async for _ in stream:
-        pass
-
-
 async def done(result: Any) -> None:
-    if isinstance(result, Iterator):
+    if hasattr(result, "__aiter__"):
+        _ = [one async for one in result]
+    elif isinstance(result, Iterator):
         list(result)
     elif hasattr(result, "__await__"):
-        await result
+        await done(await result)
 
 
 MOST = ConfigurableField(id="most")
 WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "invoke": lambda model, config: done(model.invoke("hi", config)),
     "ainvoke": lambda model, config: done(model.ainvoke("hi", config)),
-    "stream": lambda model, config: done(model.stream("hi", config)),
-    "astream": lambda model, config: drained(model.astream("hi", config)),
+    "stream": lambda model, config: done(model.stream("hi", config, tenant=None)),
+    "astream": lambda model, config: done(model.astream("hi", config)),
     "batch": lambda model, config: done(model.batch(["hi"], config)),
     "batch of one by one": lambda model, config: done(model.batch(["hi"], {**config, "max_concurrency": 1})),
     "batch of configs": lambda model, config: done(model.batch(["hi"], [config])),
     "batch as completed": lambda model, config: done(model.batch_as_completed(["hi"], config)),
     "abatch": lambda model, config: done(model.abatch(["hi"], config)),
-    "events": in_a_stream_of_events,
-    "protocol": in_a_protocol_stream,
-    "async protocol": in_an_async_protocol_stream,
+    "events": lambda model, config: done(model.astream_events("hi", config, version="v2")),
     "with config": lambda model, config: done(model.with_config(config).invoke("hi")),
     "bound": lambda model, config: done(model.bind(max_tokens=3, tenant=None).invoke("hi", config)),
-    "streamed with None": lambda model, config: done(model.stream("hi", config, tenant=None)),
     "retried": lambda model, config: done(model.with_retry().invoke("hi", config)),
     "falling back": lambda model, config: done(model.with_fallbacks([model]).stream("hi", config)),
     "chained": lambda model, config: done((RunnableLambda(str) | model).invoke("hi", config)),
     "nested": lambda model, config: done(RunnableLambda(model.invoke).invoke("hi", config)),
     "graph": in_a_graph,
-    "agent": in_an_agent,
     "configurable": lambda model, config: done(model.configurable_fields(max_tokens=MOST).invoke("hi", config)),
     "alternatives": lambda model, config: done(
         model.configurable_alternatives(ConfigurableField(id="which"), other=model).stream("hi", config)
     ),
 }
-
-PLACES: dict[str, Callable[[Any], Any]] = {
-    "metadata": lambda tenant: {"metadata": {"tenant": tenant}},
-    "configurable": lambda tenant: {"configurable": {"tenant": tenant}},
-    "both": lambda tenant: {"metadata": {"tenant": tenant}, "configurable": {"tenant": "other"}},
+CHAT_WAYS: dict[str, Callable[[Any, Any], Any]] = {
+    "protocol": lambda model, config: done(iter([model.stream_events("hi", config, version="v3").output])),
+    "async protocol": lambda model, config: done(model.astream_events("hi", config, version="v3")),
+    "agent": lambda model, config: done(create_agent(model, []).invoke({"messages": [("user", "hi")]}, config)),
 }
+BY_WAY = pytest.mark.parametrize(
+    ("kind", "way"),
+    [*((kind, way) for way in WAYS for kind in KINDS), *((ChatPrecedent, way) for way in CHAT_WAYS)],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
+
+
+async def taken(way: str, model: Any, config: Any) -> None:
+    await {**WAYS, **CHAT_WAYS}[way](model, config)
+
+
+def run_of(tenant: Any) -> Any:
+    """A run that names a tenant in its metadata; `configurable`, which clients fill in as well, is never read."""
+    return {"metadata": {"tenant": tenant}, "configurable": {"tenant": "other"}}
+
+
 UNUSABLE = [None, 7, "", ["north"], {"tenant": "north"}, "x" * 201, "two\nlines", "\ud800"]
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_run_chooses_a_tenant_only_where_the_model_takes_it_from_there(way: str) -> None:
-    for kind in KINDS:
-        fixed = model_of(kind, tenant="fixed", metadata={"tenant": "of the model"})
-        unset = model_of(kind)
-        for place in PLACES.values():
-            for named in ("north", 7):
-                await WAYS[way](fixed, place(named))
-                await WAYS[way](unset, place(named))
-            model = model_of(kind, tenant_from="metadata")
-            await WAYS[way](model, place("north"))
-            assert tenants(model) == ["north"]
-            assert model.engine.requests[0].speculation is None, "the engine's own"
-        assert set(tenants(fixed)) == {"fixed"}
-        assert set(tenants(unset)) == {"default"}
+@BY_WAY
+async def test_a_run_chooses_a_tenant_only_where_the_model_takes_it_from_there(kind: Any, way: str) -> None:
+    """And the step where it says it: LangChain hands a run's metadata on in a different way on each way in."""
+    fixed, unset = model_of(kind, tenant="fixed", metadata={"tenant": "of the model"}), model_of(kind)
+    for named in ("north", 7):
+        await taken(way, fixed, run_of(named))
+        await taken(way, unset, run_of(named))
+    model = model_of(kind, tenant_from="metadata")
+    await taken(way, model, run_of("north"))
+    assert tenants(model) == ["north"]
+    assert model.engine.requests[0].speculation is None, "the engine's own"
+    assert set(tenants(fixed)) == {"fixed"}
+    assert set(tenants(unset)) == {"default"}
+    await taken(way, unset, {"metadata": {"workflow_step": "desk"}})
+    assert unset.engine.requests[-1].workflow_step == "desk"
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_run_that_names_nobody_shares_nothing(way: str, caplog: Any) -> None:
-    for kind in KINDS:
-        model = model_of(kind, tenant_from="metadata")
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            await WAYS[way](model, {})
-            for place in ("metadata", "configurable"):
-                for named in UNUSABLE:
-                    await WAYS[way](model, PLACES[place](named))
-        told = tenants(model)
-        assert len(told) == 1 + 2 * len(UNUSABLE) == len(set(told))
-        assert all(tenant.startswith("nobody-") and type(tenant) is str for tenant in told)
-        drafters = tuple(name for name in model.engine.speculation.drafters if name != "recall")
-        for request in model.engine.requests:
-            assert (request.speculation.write_back, request.speculation.drafters) == (False, drafters)
-        assert caplog.text.count("names no tenant: it neither reads nor writes the cache") == 1
+@BY_WAY
+async def test_a_run_that_names_nobody_shares_nothing(kind: Any, way: str, caplog: Any) -> None:
+    model = model_of(kind, tenant_from="metadata")
+    with caplog.at_level(logging.WARNING):
+        await taken(way, model, {})
+        for named in UNUSABLE:
+            await taken(way, model, run_of(named))
+    told = tenants(model)
+    assert len(told) == 1 + len(UNUSABLE) == len(set(told))
+    assert all(tenant.startswith("nobody-") and type(tenant) is str for tenant in told)
+    drafters = tuple(name for name in model.engine.speculation.drafters if name != "recall")
+    for request in model.engine.requests:
+        assert (request.speculation.write_back, request.speculation.drafters) == (False, drafters)
+    assert caplog.text.count("names no tenant: it neither reads nor writes the cache") == 1
 
 
 @BY_KIND
@@ -200,7 +194,7 @@ def test_structured_output_is_the_runs() -> None:
 async def test_a_batch_is_of_one_tenant_and_step_where_runs_name_it() -> None:
     configs: Any = [{"metadata": {"tenant": "north"}}, {"metadata": {"tenant": "south"}}]
     model = model_of(PrecedentLLM, tenant_from="metadata")
-    for several in (configs, [configs[0], {}], [configs[0], {"configurable": {"tenant": "south"}}]):
+    for several in (configs, [configs[0], {}]):
         with pytest.raises(UnsupportedError, match="cannot mix tenants"):
             model.batch(["a", "b"], several)
     for refused in (model_of(PrecedentLLM), model):

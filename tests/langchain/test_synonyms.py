@@ -111,16 +111,13 @@ def test_numbers_mean_what_they_mean_elsewhere(name: str, given: Any, ours: str,
         assert getattr(asked(model).sampling, ours) == meant
 
 
-@pytest.mark.parametrize("name", [*(name for name, ours in SAME.items() if ours == "max_tokens"), "max_tokens"])
-def test_an_answer_without_a_limit_is_told_what_to_write(name: str) -> None:
-    for value in (-1, -2, "-1"):
-        refused("without a limit: write max_tokens=", **{name: value})
-
-
-@pytest.mark.parametrize("value", ["warm", "", "nan", "0.5.1", "inf", [1], True])
-@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k", "seed", "num_predict"])
-def test_what_is_no_number_is_refused_by_name(name: str, value: Any) -> None:
-    refused(f"^{SAME.get(name, name)}=", **{name: value})
+def test_values_that_are_none_and_answers_without_a_limit_are_refused_by_name() -> None:
+    for name in (*(name for name, ours in SAME.items() if ours == "max_tokens"), "max_tokens"):
+        for value in (-1, -2, "-1"):
+            refused("without a limit: write max_tokens=", **{name: value})
+    for name in ("temperature", "top_p", "top_k", "seed", "num_predict"):
+        for value in ("warm", "", "nan", "0.5.1", "inf", [1], True):
+            refused(f"^{SAME.get(name, name)}=", **{name: value})
 
 
 @pytest.mark.parametrize(
@@ -148,42 +145,51 @@ def test_thinking_is_switched_off_where_the_template_can_and_refused_where_not(n
             scripted(**fields).invoke("hi", **call)
 
 
-@pytest.mark.parametrize("name", OF_LOADING)
-def test_arguments_of_from_pretrained_go_into_model_kwargs(name: str) -> None:
-    assert PrecedentLLM(model="m", model_kwargs={"a": 1}, **{name: "x"}).model_kwargs == {"a": 1, name: "x"}
-    assert ChatPrecedent(model="m", **{name: None}).model_kwargs is None
-    with pytest.raises(ConfigError, match=f"{name}= is also in model_kwargs=: give it once"):
-        ChatPrecedent(model="m", model_kwargs={name: 1}, **{name: "x"})
-    with pytest.raises(ConfigError, match="model_kwargs cannot be set for a model object"):
-        ChatPrecedent.from_model(object(), object(), **{name: "x"})
+# Where names belong
 
 
-@pytest.mark.parametrize("name", ["temperature", "stop", "tools"])
-def test_arguments_of_a_call_do_not_go_to_the_loading_of_weights(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"model_kwargs says how weights are loaded: write {name}="):
-        ChatPrecedent(model="m", model_kwargs={name: 1})
+def of_the_constructor(kind: Any = ChatPrecedent, /, **arguments: Any) -> str:
+    """What the constructor says of arguments that it refuses."""
+    with pytest.raises(ConfigError) as refusal:
+        kind(model="m", **arguments)
+    return str(refusal.value)
 
 
-@pytest.mark.parametrize("name", [*OF_THE_ENGINE, *OF_LOADING, "streaming"])
-def test_what_belongs_to_the_engine_is_refused_in_a_call(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"a call takes no '{name}': it belongs in the constructor"):
-        scripted().invoke("hi", **{name: "x"})
+def of_a_call(error: type[Exception] = ConfigError, kind: Any = ChatPrecedent, /, **arguments: Any) -> str:
+    engine: Any = ScriptedEngine(chatml_tokenizer(), ["x"])
+    with pytest.raises(error) as refusal:
+        kind.from_engine(engine).invoke("hi", **arguments)
+    return str(refusal.value)
 
 
-@pytest.mark.parametrize("name", sorted(set(OF_THE_CALL) - FIELDS))
-def test_what_belongs_to_a_call_is_refused_in_the_constructor(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"ChatPrecedent takes no '{name}': (it belongs in a call|write bind_tools)"):
+def test_arguments_of_from_pretrained_go_into_model_kwargs() -> None:
+    for name in OF_LOADING:
+        assert PrecedentLLM(model="m", model_kwargs={"a": 1}, **{name: "x"}).model_kwargs == {"a": 1, name: "x"}
+        assert ChatPrecedent(model="m", **{name: None}).model_kwargs is None
+        said = of_the_constructor(model_kwargs={name: 1}, **{name: "x"})
+        assert said == f"{name}= is also in model_kwargs=: give it once"
+        with pytest.raises(ConfigError, match="model_kwargs cannot be set for a model object"):
+            ChatPrecedent.from_model(object(), object(), **{name: "x"})
+    for name in ("temperature", "stop", "tools"):
+        said = of_the_constructor(model_kwargs={name: 1})
+        assert f"model_kwargs says how weights are loaded: write {name}=" in said
+
+
+def test_a_name_is_refused_where_it_does_not_belong_with_the_place_where_it_does() -> None:
+    for name in (*OF_THE_ENGINE, *OF_LOADING, "streaming"):
+        assert f"a call takes no '{name}': it belongs in the constructor" in of_a_call(**{name: "x"})
+    for name in sorted(set(OF_THE_CALL) - FIELDS):
+        said = of_the_constructor(**{name: "x"})
+        assert re.search(rf"ChatPrecedent takes no '{name}': (it belongs in a call|write bind_tools)", said)
+    for name in FOR_CHAT:
+        said = of_the_constructor(PrecedentLLM, **{name: True})
+        assert re.search(f"PrecedentLLM takes no '{name}': .* use ChatPrecedent", said)
+        if name in OF_THE_CALL:
+            said = of_a_call(UnsupportedError, PrecedentLLM, **{name: True})
+            assert f"{name} cannot be given to a text completion" in said
+    for name in IDLE:  # LangChain gives them to every chat model
         ChatPrecedent(model="m", **{name: "x"})
-
-
-@pytest.mark.parametrize("name", FOR_CHAT)
-def test_a_text_completion_says_that_chats_are_elsewhere(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"PrecedentLLM takes no '{name}': .* use ChatPrecedent"):
-        PrecedentLLM(model="m", **{name: True})
-    if name in OF_THE_CALL:
-        engine: Any = ScriptedEngine(chatml_tokenizer(), ["x"])
-        with pytest.raises(UnsupportedError, match=f"{name} cannot be given to a text completion"):
-            PrecedentLLM.from_engine(engine).invoke("hi", **{name: True})
+        assert f"a call takes no '{name}': it means nothing" in of_a_call(**{name: "x"})
 
 
 @pytest.mark.parametrize("name", HARMLESS)
@@ -196,18 +202,13 @@ def test_what_asks_for_nothing_is_taken_and_everything_else_of_it_refused(name: 
     refused(re.escape(f"{name}=7 is not supported: {HINTS[name]}"), UnsupportedError, **{name: 7})
 
 
-@pytest.mark.parametrize("name", [name for name in HINTS if name not in HARMLESS])
-def test_a_hint_says_what_to_write(name: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"a call takes no {name!r}: {HINTS[name]}")):
-        scripted().invoke("hi", **{name: "x"})
-    if name not in FIELDS:  # some belong to LangChain's constructor, and in a call to the run
-        with pytest.raises(ConfigError, match=re.escape(f"ChatPrecedent takes no {name!r}: {HINTS[name]}")):
-            ChatPrecedent(model="m", **{name: "x"})
-
-
-def test_hints_name_only_what_there_is() -> None:
+def test_a_hint_says_what_to_write_and_names_only_what_there_is() -> None:
     known = {*FIELDS, *OF_THE_CALL, *OF_LOADING, "base_url", "config"}
-    for hint in HINTS.values():
+    for name, hint in HINTS.items():
+        if name not in HARMLESS:
+            assert f"a call takes no {name!r}: {hint}" in of_a_call(**{name: "x"})
+            if name not in FIELDS:  # some belong to LangChain's constructor, and in a call to the run
+                assert f"ChatPrecedent takes no {name!r}: {hint}" in of_the_constructor(**{name: "x"})
         assert set(re.findall(r"(\w+)=", hint)) <= known, hint
         called = set(re.findall(r"(\w+)\(", hint)) - {"BitsAndBytesConfig", "ChatPrecedentServer"}
         assert all(hasattr(ChatPrecedent, method) for method in called), hint
@@ -229,13 +230,6 @@ def test_any_other_name_is_refused_in_one_line_with_all_known_ones(name: str) ->
     with pytest.raises(ConfigError, match=r"takes no .*known: .*\btemperature\b") as refusal:
         ChatPrecedent(model="m", **{name: 1})
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("name", IDLE)
-def test_what_langchain_gives_every_chat_model_is_taken_where_it_gives_it(name: str) -> None:
-    ChatPrecedent(model="m", **{name: "x"})
-    with pytest.raises(ConfigError, match=f"a call takes no '{name}': it means nothing .* leave it out"):
-        scripted().invoke("hi", **{name: "x"})
 
 
 def test_an_answer_cache_is_not_a_cache_to_draft_from(tmp_path: Path) -> None:

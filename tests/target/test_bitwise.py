@@ -1,4 +1,4 @@
-"""`bitwise=True`: the same bits whatever is drafted, reused, or answered beside it.
+"""`bitwise=True`: the same texts whatever is drafted, reused, or answered beside it.
 
 By rows, as on CPUs, and in forwards of one size, as on GPUs: there on a CPU, with torch's own products and no graphs.
 """
@@ -22,8 +22,7 @@ from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError
 from precedent.planning.costs import CostCurve
-from precedent.target import Slot, TargetModel
-from precedent.target.bitwise import MOST_ROWS
+from precedent.target import TargetModel
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -32,23 +31,10 @@ GREEDY, SEEDED = SamplingParams(max_tokens=40), SamplingParams(max_tokens=40, te
 WAYS = [pytest.param(None, id="rows", marks=by_rows), pytest.param(True, id="one size")]
 
 
-def kept(slot: Slot) -> list[torch.Tensor]:
-    """Keys and values of the slot's tokens, layer by layer."""
-    length = len(slot.token_ids)
-    return [each for index in range(len(slot.kv.layers)) for each in slot.kv.layer(index).rows(0, length)]
-
-
-def same_bits(one: Slot, other: Slot) -> bool:
-    return all(torch.equal(left, right) for left, right in zip(kept(one), kept(other), strict=True))
-
-
-def decode(target: TargetModel, slot: Slot, path: list[int]) -> list[torch.Tensor]:
-    """Plain decoding along a path; returns the logits before each of its tokens."""
-    rows = []
-    for token in path:
-        rows.append(target.plain_step(slot)[0].clone())
-        target.commit(slot, EMPTY_TREE, (), token)
-    return rows
+@lru_cache
+def made(way: Any) -> TargetModel:
+    """Made once: its proof takes some seconds."""
+    return TargetModel(model(), bitwise=True, cuda_graphs=way)
 
 
 @pytest.fixture(params=WAYS)
@@ -60,53 +46,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     return one_size()
 
 
-@lru_cache
-def target_of(way: Any, dtype: torch.dtype) -> TargetModel:
-    """Made once: its proof takes some seconds."""
-    return TargetModel(model(dtype), bitwise=True, cuda_graphs=way)
-
-
-@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-def target(request: pytest.FixtureRequest, way: Any) -> TargetModel:
-    return target_of(way, request.param)
-
-
-@pytest.mark.parametrize("length", [2, MOST_ROWS, MOST_ROWS + 2, 3 * MOST_ROWS + 7])
-def test_a_prompt_leaves_the_same_bits_however_it_was_computed(target: TargetModel, length: int) -> None:
-    """At once, in odd pieces, from a copied prefix, and token by token as plain decoding would."""
-    if target.arena is not None and length > 2 * MOST_ROWS:
-        pytest.skip("on a CPU every step computes as many rows as a forward has, and this is no other case there")
-    prompt = tokens(length, seed=length)
-    whole, pieces, decoded = (prefilled(target, *how) for how in ((prompt,), (prompt, 29), (prompt[:1],)))
-    forked = target.fork(whole, length // 2)
-    target.prefill(forked, prompt)
-    decode(target, decoded, prompt[1:])
-    for other in (pieces, forked, decoded):
-        assert same_bits(whole, other)
-
-
-@by_rows
-def test_without_it_pieces_of_a_prompt_round_otherwise() -> None:
-    """The test above can fail: beyond the rows that the kernels take, sums are grouped otherwise."""
-    target, prompt = TargetModel(model()), tokens(3 * MOST_ROWS, seed=1)
-    whole, decoded = prefilled(target, prompt), prefilled(target, prompt[:1])
-    decode(target, decoded, prompt[1:])
-    assert not same_bits(whole, decoded)
-
-
-def test_rows_do_not_depend_on_how_many_are_scored_beside_them(target: TargetModel) -> None:
-    """Trees of several sequences, more rows together than one forward takes, against each alone."""
-    slots, builder = [prefilled(target, tokens(30 + number, seed=number)) for number in range(4)], TreeBuilder()
-    for node, token in enumerate(tokens(MOST_ROWS - 8, seed=3)):
-        builder.add_fixed(ROOT if node < 3 else node - 3, token, "test")
-    tree = builder.build()
-    together = target.score([(slot, tree) for slot in slots])
-    for slot, rows in zip(slots, together, strict=True):
-        target.discard(slot)
-        assert torch.equal(target.score([(slot, tree)])[0], rows)
-        target.discard(slot)
-
-
 @pytest.fixture
 def cache() -> Iterator[SpeculationCache]:
     with SpeculationCache.open(embedder=HashEmbedder()) as opened:
@@ -115,7 +54,7 @@ def cache() -> Iterator[SpeculationCache]:
 
 @pytest.fixture
 def in_bfloat16(way: Any) -> TargetModel:
-    return target_of(way, torch.bfloat16)
+    return made(way)
 
 
 def engine_on(cache: SpeculationCache, target: TargetModel | None = None, **settings: Any) -> Engine:
@@ -186,5 +125,7 @@ def test_on_cuda_a_tree_gives_the_bits_of_plain_decoding(dtype: torch.dtype) -> 
             builder.add_fixed(node, token + 1, "test")
             node = builder.add_fixed(node, token, "test")
         scored = target.score([(whole, builder.build())])[0]
-        assert all(torch.equal(scored[2 * i], row) for i, row in enumerate(decode(target, decoded, path)))
+        for place, token in enumerate(path):
+            assert torch.equal(scored[2 * place], target.plain_step(decoded)[0])
+            target.commit(decoded, EMPTY_TREE, (), token)
     assert len(target.runner.backends[0].graphs) >= 1

@@ -35,7 +35,10 @@ MODELS = {
 }
 """Plain and fused layers, one sequence at a time, compressed keys, experts, states; and what float32 inside allows."""
 
-EVERY = pytest.mark.parametrize("name", MODELS)
+FEW = ("llama", "llama in float32", "stablelm", "qwen3_next")
+EVERY = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FEW else pytest.mark.exhaustive) for name in MODELS]
+)
 
 
 def model_of(name: str) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""Loading target models from folders, and every way in which that can fail."""
+"""Loading targets from folders and drafts beside them, and every way in which that can fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.saved_models import assert_one_clear_line, logits_of, saved
+from helpers.saved_models import PROMPT, assert_one_clear_line, logits_of, saved
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_module
@@ -20,7 +20,7 @@ from transformers.utils import logging
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.target import TargetModel
 from precedent.target.load import source as packaged
-from precedent.target.load.loading import DEMO_TARGET, load_target
+from precedent.target.load.loading import DEMO_TARGET, load_draft, load_target
 from precedent_testing.tiny_gguf import write_gguf
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -80,7 +80,7 @@ def missing_weights(tmp_path: Path) -> Path:
         (weights_file, "give the folder"),
         (unknown_architecture, "frobnicator"),
         (without_tokenizer, "the tokenizer of"),
-        (truncated_weights, "bytes and should have"),
+        (truncated_weights, "is cut short or damaged"),
         (missing_weights, "model.layers.1.mlp.up_proj.weight is missing"),
     ],
 )
@@ -146,6 +146,60 @@ def test_wrong_settings_are_refused_before_anything_is_loaded(settings: dict[str
     with pytest.raises(ConfigError, match=says) as caught:
         load_target("/no/such/folder", **settings)  # its absence would be a ModelLoadError
     assert_one_clear_line(caught.value)
+
+
+def test_a_draft_model_gets_the_dtype_of_its_target_and_an_object_stays_what_it_is(tmp_path: Path) -> None:
+    target, draft = tiny_causal_lm(), tiny_causal_lm(seed=1, dtype=torch.float32)
+    assert load_draft(saved(tmp_path, draft), target, byte_tokenizer()).dtype == target.dtype == torch.float64
+    assert load_draft(draft, target, byte_tokenizer()) is draft
+
+
+def test_a_draft_model_with_another_tokenizer_names_the_first_difference(tmp_path: Path) -> None:
+    other = saved(tmp_path / "draft", tiny_causal_lm(vocab_size=260), byte_tokenizer(merges=(("e", "r"),)))
+    with pytest.raises(ModelLoadError, match=r"token 256 is 'er' there and '<\|endoftext\|>' in the target") as caught:
+        load_draft(other, tiny_causal_lm(), byte_tokenizer())
+    assert_one_clear_line(caught.value)
+
+
+@pytest.mark.parametrize("width", [259, 264, 300])
+def test_a_draft_model_padded_to_another_width_fits_its_target(tmp_path: Path, width: int) -> None:
+    """Families of models share a tokenizer and pad the vocabulary differently; padding ids get probability 0."""
+    target = tiny_causal_lm(vocab_size=264)
+    draft = load_draft(saved(tmp_path, tiny_causal_lm(vocab_size=width, seed=1)), target, byte_tokenizer())
+    probs, plain = logits_of(draft).softmax(-1), logits_of(tiny_causal_lm(vocab_size=width, seed=1))[..., :264]
+    assert probs.shape[-1] == TargetModel(draft).vocab_size == 264
+    torch.testing.assert_close(probs[..., : plain.shape[-1]], plain.softmax(-1))
+    assert not probs[..., width:].any()
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_first_layers_compute_what_the_target_computes_up_to_there(model_type: str, count: int) -> None:
+    """They share its weights, and leave it as it was."""
+    target = tiny_causal_lm(model_type)
+    before = logits_of(target)
+    draft = load_draft(f"first-layers:{count}", target, byte_tokenizer())
+    with torch.inference_mode():
+        hidden = target.model(PROMPT, output_hidden_states=True).hidden_states[count]
+        expected = target.lm_head(target.model.norm(hidden))
+    assert draft.config.num_hidden_layers == count
+    torch.testing.assert_close(logits_of(draft), expected)
+    owned = {parameter.data_ptr() for parameter in target.parameters()}
+    assert {parameter.data_ptr() for parameter in draft.parameters()} < owned
+    assert target.config.num_hidden_layers == len(target.model.layers) == 3
+    assert torch.equal(logits_of(target), before)
+
+
+@pytest.mark.parametrize("spec", [f"first-layers:{count}" for count in ("0", "3", "-1", "", "x")])
+def test_a_wrong_number_of_first_layers_names_the_range(spec: str) -> None:
+    with pytest.raises(ConfigError, match="from 1 to 2"):
+        load_draft(spec, tiny_causal_lm(), byte_tokenizer())
+
+
+def test_first_layers_of_an_unknown_shape_of_model_are_refused() -> None:
+    gpt2 = tiny_causal_lm("gpt2", n_layer=2, n_embd=32, n_head=2)
+    with pytest.raises(UnsupportedError, match="first layers of a GPT2LMHeadModel"):
+        load_draft("first-layers:1", gpt2, byte_tokenizer())
 
 
 class TestPackagedTarget:

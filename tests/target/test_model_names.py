@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import json
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,10 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from helpers.published_heads import SPECFORGE, random_weights, small_target, write_head
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precedent.cache import SentenceTransformerEmbedder
-from precedent.drafters import kind_of, load_draft
-from precedent.errors import CacheError, ModelLoadError
+from precedent.errors import ModelLoadError
 from precedent.target.load.loading import load_config, load_target, load_tokenizer
 from precedent.target.load.source import DEMO_TARGET, check_name
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -122,13 +117,6 @@ def test_without_a_network_the_hub_is_asked_once(load: Any, hub: Hub) -> None:
     assert "hf download nobody/nothing" in str(caught.value)
 
 
-def test_so_is_it_for_an_embedder(hub: Hub) -> None:
-    pytest.importorskip("sentence_transformers")
-    with pytest.raises(CacheError, match="cannot load the embedder 'nobody/nothing'"):
-        SentenceTransformerEmbedder("nobody/nothing").embed(["text"])
-    assert len(hub.asked) == 1
-
-
 def test_a_hub_that_answers_is_asked_by_transformers_as_ever(hub: Hub) -> None:
     """A no is an answer: whatever transformers makes of it is said."""
     hub.answer = 404
@@ -156,17 +144,6 @@ def test_what_was_fetched_before_is_loaded_without_a_network(hub: Hub, tmp_path:
     model, tokenizer = load_target("somebody/something")
     assert model.dtype == torch.float32
     assert tokenizer.decode(tokenizer("order 66").input_ids) == "order 66"
-    assert len(hub.asked) == 1
-
-
-def test_so_is_a_published_draft(hub: Hub, tmp_path: Path) -> None:
-    """A snapshot of the hub is a folder of links; the id of its repository names it."""
-    repo = tmp_path / "hub" / "models--somebody--a-head"
-    blobs, snapshot = write_head(repo / "blobs", SPECFORGE, random_weights(SPECFORGE)), fetched_before(repo)
-    for file in blobs.iterdir():
-        (snapshot / file.name).symlink_to(file)
-    for name in ("somebody/a-head", snapshot):
-        assert kind_of(load_draft(name, small_target(), byte_tokenizer())) is not None
     assert len(hub.asked) == 1
 
 
@@ -202,21 +179,6 @@ def answered_by(hub: Hub) -> None:
     huggingface_hub.set_client_factory(lambda: HTTP.Client(transport=HTTP.MockTransport(hub)))
 
 
-@pytest.fixture
-def adapter(tmp_path: Path) -> Path:
-    """A LoRA adapter for a tiny model in another folder."""
-    peft = pytest.importorskip("peft")
-    saved_tiny(tmp_path / "base")
-    model = tiny_causal_lm(dtype=torch.float32)
-    lora = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of transformers, about how peft uses it
-        wrapped = peft.get_peft_model(model, lora)
-    wrapped.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
-    wrapped.save_pretrained(tmp_path / "adapter")
-    return tmp_path / "adapter"
-
-
 @pytest.mark.parametrize("kwargs", [{}, {"revision": "main"}])
 def test_an_adapter_is_loaded_by_its_id_from_the_hub_and_then_without_it(
     kwargs: dict[str, Any], hub: Hub, adapter: Path
@@ -230,11 +192,3 @@ def test_an_adapter_is_loaded_by_its_id_from_the_hub_and_then_without_it(
     for model in (fetched, again):
         torch.testing.assert_close(model(ids).logits, here(ids).logits)
     assert tokenizer("hi").input_ids == byte_tokenizer()("hi").input_ids
-
-
-def test_an_adapter_of_the_hub_without_its_base_says_how_to_merge_it(hub: Hub, adapter: Path) -> None:
-    config = adapter / "adapter_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": None}))
-    answered_by(AdapterHub(adapter))
-    with pytest.raises(ModelLoadError, match="merge it: "):
-        load_target("somebody/an-adapter")

@@ -83,39 +83,27 @@ def test_the_language_model_answers_as_the_whole_model_does(kind: str, tmp_path:
     assert not towers or kind == "qwen2_vl", "a tower for images takes no memory"
 
 
-def adapter_for(base: Path, folder: Path) -> Any:
-    """A LoRA adapter with random weights; returns the model that it makes of its base."""
-    peft = pytest.importorskip("peft")
-    model = tiny_causal_lm(dtype=torch.float32)
-    model.save_pretrained(base)
-    byte_tokenizer().save_pretrained(base)
-    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+def test_an_adapter_is_loaded_with_its_base_and_merged(adapter: Path) -> None:
+    import peft
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, about how peft uses it
-        wrapped = peft.get_peft_model(model, lora)
-    wrapped.peft_config["default"].base_model_name_or_path = str(base)
-    wrapped.save_pretrained(folder)
-    return wrapped.eval()
-
-
-def test_an_adapter_is_loaded_with_its_base_and_merged(tmp_path: Path) -> None:
-    wrapped = adapter_for(tmp_path / "base", tmp_path / "adapter")
-    model, tokenizer = load_target(tmp_path / "adapter", device="cpu")
+        wrapped = peft.PeftModel.from_pretrained(tiny_causal_lm(dtype=torch.float32), str(adapter)).eval()
+    model, tokenizer = load_target(adapter, device="cpu")
     ids = torch.tensor([PROMPT])
     with torch.inference_mode():
         torch.testing.assert_close(model(ids).logits, wrapped(input_ids=ids).logits, rtol=1e-3, atol=1e-3)
     assert type(model).__name__ == "LlamaForCausalLM"
     assert not [name for name, _ in model.named_parameters() if "lora" in name]
     assert tokenizer("hi").input_ids == byte_tokenizer()("hi").input_ids
-    assert precedent("doctor", tmp_path / "adapter") == 0
+    assert precedent("doctor", adapter) == 0
 
 
-def test_an_adapter_that_cannot_be_merged_says_how_to_do_it(tmp_path: Path) -> None:
+def test_an_adapter_that_cannot_be_merged_says_how_to_do_it(adapter: Path, tmp_path: Path) -> None:
     """Without a base, and with one that it does not fit."""
-    adapter_for(tmp_path / "base", tmp_path / "adapter")
     tiny_causal_lm(dtype=torch.float32, hidden_size=64, intermediate_size=96).save_pretrained(tmp_path / "base")
-    config = tmp_path / "adapter" / "adapter_config.json"
+    config = adapter / "adapter_config.json"
     for base in (str(tmp_path / "base"), None, ""):
         config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": base}))
         with pytest.raises(ModelLoadError, match="merge it: "):
-            load_target(tmp_path / "adapter", device="cpu")
+            load_target(adapter, device="cpu")

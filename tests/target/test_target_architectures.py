@@ -13,7 +13,6 @@ from transformers import AutoConfig
 
 from precedent.errors import UnsupportedError
 from precedent.target import KVCache, TargetModel
-from precedent.target.kv.layer_kinds import why_only_chains
 from precedent.target.support import check_supported
 from precedent.tree import EMPTY_TREE, ROOT
 from precedent_testing.tiny_models import tiny_causal_lm
@@ -139,18 +138,6 @@ def test_every_precision_scores_trees(dtype: torch.dtype) -> None:
     assert (logits[8] - expected).norm() < (1e-4 if dtype == torch.float32 else 0.1) * expected.norm()
 
 
-def test_offloaded_layers_are_no_hindrance() -> None:
-    """Where weights are fetched when a layer runs and inputs moved there, masks pass and KV lives where it ran."""
-    accelerate = pytest.importorskip("accelerate")
-    prompt, tree = random_ids(24, 30), random_tree(25, 8)
-    model = tiny_causal_lm("gemma3_text", **settings_of("gemma3_text"))
-    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
-    offloaded, whole = TargetModel(model), target_of("gemma3_text")
-    assert model.model.layers[0].mlp.up_proj.weight.is_meta
-    scored = [target.score([(prefilled(target, prompt), tree)])[0] for target in (offloaded, whole)]
-    torch.testing.assert_close(*scored, rtol=0, atol=EXACT)
-
-
 @pytest.mark.parametrize(
     ("model_type", "settings", "named"),
     [
@@ -165,23 +152,6 @@ def test_what_cannot_score_a_tree_is_refused_by_name(model_type: str, settings: 
     """The error names the model and the kind of layer that is in the way, before anything is loaded."""
     with pytest.raises(UnsupportedError, match=f"{model_type}.*{named}"):
         check_supported(AutoConfig.for_model(model_type, **settings))
-
-
-@pytest.mark.parametrize(
-    ("model_type", "settings", "named"),
-    [
-        ("bloom", {}, "ALiBi"),
-        ("falcon", {"alibi": True}, "ALiBi"),
-        ("gpt_neo", {}, "local windows"),
-        ("doge", {}, "dynamic mask"),
-    ],
-)
-def test_what_finds_keys_by_their_place_follows_single_paths(model_type: str, settings: dict, named: str) -> None:
-    """Its config tells that it scores no trees; a path has its keys where plain decoding has them."""
-    config = AutoConfig.for_model(model_type, **settings)
-    check_supported(config)
-    assert named in (why_only_chains(config.get_text_config()) or "")
-    assert why_only_chains(AutoConfig.for_model("llama")) is None
 
 
 def test_a_model_that_gets_a_tree_wrong_is_refused() -> None:
@@ -220,13 +190,3 @@ def test_the_context_ends_where_rotary_frequencies_would_switch(rope: dict, leng
         rope = {**rope, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     settings = settings_of("llama") | {"rope_parameters": {"rope_theta": 10000.0, **rope}}
     assert TargetModel(tiny_causal_lm("llama", **settings)).context_length == length
-
-
-@pytest.mark.parametrize("num_tokens", [1, 256, 257, 5000])
-def test_a_sequence_takes_the_bytes_that_were_announced(num_tokens: int) -> None:
-    """`kv_bytes` is what the buffers of a sequence of that length hold, rounding included."""
-    target = target_of("llama")
-    slot = target.new_slot()
-    slot.kv.reserve(num_tokens)
-    assert slot.kv.nbytes == target.kv_bytes(num_tokens)
-    assert num_tokens <= target.kv_bytes(num_tokens) / target.kv_shape.row_bytes < num_tokens * 1.125 + 256

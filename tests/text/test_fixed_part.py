@@ -54,12 +54,6 @@ def test_it_is_the_same_whatever_is_asked_or_nothing(questions: list[str]) -> No
 TOKENIZERS = (byte_tokenizer(), byte_tokenizer(MERGES))
 
 
-def test_later_turns_do_not_change_it() -> None:
-    tokenizer, first = byte_tokenizer(), told("where is order 17")
-    later = [*first, {"role": "assistant", "content": "sent"}, {"role": "user", "content": "when"}]
-    assert fixed(tokenizer, later, TOOLS) == fixed(tokenizer, first, TOOLS)
-
-
 def test_another_system_turn_tool_or_setting_has_another() -> None:
     part = FixedPart(byte_tokenizer())
     part._tokenizer.chat_template = "{{ mood }}" + CHATML

@@ -35,52 +35,38 @@ TOOLS = [
         },
     }
 ]
-THINK = {"open": "<think>", "close": "</think>", "content": "text"}
-PUBLIC: dict[str, dict[str, Any]] = {
-    "hermes": {
-        "start_anchor": "<|im_start|>assistant\n",
-        "fields": {
-            "reasoning_content": THINK,
-            "tool_calls": {
-                "open_pattern": r"\s*<tool_call>",
-                "close": "</tool_call>",
-                "repeats": True,
-                "content": "json",
-                "transform": {"type": "function", "function": "{content}"},
-            },
-            "content": {"content": "text", "close": "<|im_end|>"},
-        },
-    },
-    "qwen3-coder": {
-        "start_anchor": "<|im_start|>assistant\n",
-        "fields": {
-            "reasoning_content": THINK,
-            "tool_calls": {
-                "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-                "close_pattern": r"</function>\s*</tool_call>",
-                "repeats": True,
-                "content": "xml-inline",
-                "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
-                "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
-            },
-            "content": {"content": "text", "close": "<|im_end|>"},
-        },
-    },
-    "gemma4": {
-        "start_anchor": "<|turn>model\n",
-        "fields": {
-            "reasoning_content": {"open": "<|channel>thought\n", "close": "<channel|>", "content": "text"},
-            "tool_calls": {
-                "open_pattern": r"<\|tool_call>call:(?P<name>\w+)",
-                "close": "<tool_call|>",
-                "repeats": True,
-                "content": "json",
-                "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
-                "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
-            },
-            "content": {"content": "text", "close": "<turn|>"},
-        },
-    },
+CHATML, THINK, END = "<|im_start|>assistant\n", ("<think>", "</think>"), "<|im_end|>"
+NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+WHOLE = {"type": "function", "function": "{content}"}
+
+
+def template(
+    start: str, thoughts: tuple[str, str], end: str, transform: Any, field: str = "reasoning_content", **calls: Any
+) -> dict[str, Any]:
+    """A response template: how answers, thoughts and calls begin and end."""
+    fields = {
+        field: {"open": thoughts[0], "close": thoughts[1], "content": "text"},
+        "tool_calls": {"repeats": True, "transform": transform, **calls},
+        "content": {"content": "text", "close": end},
+    }
+    return {"start_anchor": start, "fields": fields}
+
+
+OF_TAGS = {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"}
+OF_BRACES = {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]}
+OF_GEMMA = {"open_pattern": r"<\|tool_call>call:(?P<name>\w+)", "close": "<tool_call|>"}
+OF_QWEN = {
+    "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+    "close_pattern": r"</function>\s*</tool_call>",
+}
+OF_HERMES = {"open_pattern": r"\s*<tool_call>", "close": "</tool_call>"}
+GEMMA_THOUGHTS = ("<|channel>thought\n", "<channel|>")
+PUBLIC = {
+    "hermes": template(CHATML, THINK, END, WHOLE, content="json", **OF_HERMES),
+    "qwen3-coder": template(CHATML, THINK, END, NAMED, content="xml-inline", content_args=OF_TAGS, **OF_QWEN),
+    "gemma4": template(
+        "<|turn>model\n", GEMMA_THOUGHTS, "<turn|>", NAMED, content="json", content_args=OF_BRACES, **OF_GEMMA
+    ),
 }
 """Response templates after those that transformers falls back to."""
 
@@ -120,20 +106,7 @@ def test_what_is_well_formed_is_read_as_transformers_reads_it(
 
 # Formats that are not known here
 
-OWN = {
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "thinking": {"open": "<mull>", "close": "</mull>", "content": "text"},
-        "tool_calls": {
-            "open": "<act>",
-            "close": "</act>",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"content": "text", "close": "<|im_end|>"},
-    },
-}
+OWN = template(CHATML, ("<mull>", "</mull>"), END, WHOLE, "thinking", open="<act>", close="</act>", content="json")
 ACT = '<act>{"name": "f", "arguments": {"n": 1}}</act>'
 
 

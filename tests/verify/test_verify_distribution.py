@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.enumeration import ExactStep, ToyModel, exact_step, toy_rows
-from helpers.known_weights import WAYS, Weighed, verifier_of, weighed
+from helpers.known_weights import WAYS, verifier_of
 from helpers.random_trees import Problem, always, independent_paths, random_problem, sibling_samples, toy_model
 
 from precedent.sampling.rng import Rng
@@ -198,6 +198,8 @@ def _weights(tree: CandidateTree, row: torch.Tensor, *, lazy: bool, way: str) ->
     """The weights that a mode would walk over, where the target has the same row everywhere."""
     if way == "row by row":
         return RowWeights(tree, lambda node: row, lazy=lazy)
+    from helpers.staged_weights import Weighed, weighed
+
     return weighed([Weighed(tree, row.expand(len(tree) + 1, -1), lazy)])()[0]
 
 

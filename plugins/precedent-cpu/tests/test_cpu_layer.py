@@ -214,28 +214,6 @@ def test_a_model_that_is_hooked_at_load_is_not_believed_untried() -> None:
     as_modules(target, scored(target, (3,))[0][0])
 
 
-def test_what_the_embeddings_gave_stays_as_it_was() -> None:
-    """Somebody may look at it by a hook; and rows of another dtype go the model's own way, which refuses them."""
-    target, seen = TargetModel(model_by_rows("llama", torch.bfloat16)), list[Tensor]()
-    target.model.model.embed_tokens.register_forward_hook(lambda module, args, output: seen.append(output))
-    scored(target, (3,))
-    rows = target.model.model.embed_tokens.weight
-    assert all(any(torch.equal(row, known) for known in rows) for row in seen[-1][0])
-    target.model.model.embed_tokens.float()
-    with pytest.raises(RuntimeError):
-        scored(target, (3,))
-
-
-def test_a_copy_of_a_model_stands_on_its_own() -> None:
-    """A deep copy does not read the original's weights, nor after those are gone."""
-    target = TargetModel(model_by_rows("llama", torch.float32))
-    expected, _ = scored(target, (3,))
-    copied = TargetModel(copy.deepcopy(target.model))
-    for parameter in target.model.parameters():
-        parameter.data.zero_()
-    torch.testing.assert_close(scored(copied, (3,))[0][0], expected[0], rtol=1e-4, atol=1e-4)
-
-
 def test_a_model_is_saved_as_it_was(tmp_path: Path) -> None:
     """Whole, by torch: what is loaded has the classes of the original, and can be a target again."""
     model = model_by_rows("llama", torch.bfloat16)

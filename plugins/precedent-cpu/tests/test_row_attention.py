@@ -8,7 +8,8 @@ from helpers.hybrids import random_tree
 from torch import Tensor
 
 from precedent_cpu.kernel_code import LANES
-from precedent_cpu.row_attention import QUERIES, VECTORS, Sight, fits, row_attention
+from precedent_cpu.row_attention import QUERIES, VECTORS, Sight, fits
+from precedent_cpu.row_layer import row_attention
 
 DIM = VECTORS * LANES
 DTYPES = [torch.bfloat16, torch.float32]
@@ -83,17 +84,3 @@ def test_nan_stays_with_those_who_see_it() -> None:
     found = row_attention(query, key, value, Sight(allowed.numpy(), 6), None)
     assert torch.equal(found[0, :, 0].isnan().any(-1), allowed[:, 3])
     assert not found[0, :, 1].isnan().any()
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        torch.zeros(1, 2, 1, DIM // 2),
-        torch.zeros(1, 2, 1, DIM, dtype=torch.float16),
-        torch.zeros(1, 2, 1, DIM).double(),
-    ],
-    ids=["narrow heads", "float16", "float64"],
-)
-def test_other_heads_keep_the_attention_they_had(query: Tensor) -> None:
-    """`fits` says no."""
-    assert not fits(query, query, query)

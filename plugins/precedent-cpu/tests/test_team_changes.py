@@ -9,12 +9,8 @@ import torch
 from helpers.row_models import BY_ROWS, DIM, PROMPT, fused_layers, model_by_rows, stored, wide_tree
 from helpers.teams import GivenTeam, equal
 
-from precedent.config import SamplingParams, SpeculationConfig
-from precedent.engine import Engine
-from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
 from precedent_cpu.row_attention import fits
-from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 pytestmark = pytest.mark.skipif(
     not fits(*[torch.zeros(1, 1, 1, DIM)] * 3), reason="torch runs on other threads here, or lacks fused operations"
@@ -54,20 +50,3 @@ def test_rows_do_not_depend_on_the_team(name: str, dtype: torch.dtype) -> None:
         team = GivenTeam(*sizes)
         assert equal(decoded(target, team), expected)
         assert set(team.chosen) == set(sizes)
-
-
-def test_a_text_does_not_depend_on_the_team() -> None:
-    """A whole request with a draft model, whose forwards change their team as well."""
-    model, draft = tiny_causal_lm("llama", scale=2.0), tiny_causal_lm("llama", seed=3, scale=2.0)
-    texts = []
-    for sizes in ((1,), (1, 2, 3)):
-        speculation = SpeculationConfig(drafters=("prompt", "draft-model"))
-        engine = Engine(model, byte_tokenizer(), name="tiny", draft_model=draft, cost=CostCurve())
-        engine.target.runner.team = GivenTeam(*sizes)
-        asked = engine.submit(
-            list(b"to be or not to be, to be"), SamplingParams(max_tokens=40), speculation=speculation
-        )
-        texts.append(asked.result().token_ids)
-        assert set(engine.target.runner.team.chosen) == set(sizes)
-        engine.close()
-    assert texts[0] == texts[1]

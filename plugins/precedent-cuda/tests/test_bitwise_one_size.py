@@ -7,20 +7,22 @@ from contextlib import closing
 import pytest
 import torch
 from helpers.bitwise_models import PLAIN, go_without_kernels, model, one_size, tokens
+from helpers.static_targets import reversed_lineage
 
 from precedent.config import SamplingParams
 from precedent.engine.engine import Engine
-from precedent.errors import ConfigError, UnsupportedError
+from precedent.errors import UnsupportedError
 from precedent.runtime.failures import OutOfMemory
 from precedent.target import TargetModel
-from precedent_cuda import StaticSettings, attention, static_runner
+from precedent_cuda import StaticSettings
+from precedent_cuda.attention import StaticRows
 from precedent_testing.tiny_models import byte_tokenizer
 
 
 def test_what_forwards_of_one_size_would_round_otherwise_is_found_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A negative control of the proof: attention that sums a tree apart from its prefix."""
+    """A negative control of the proof: the keys of a tree are summed in another order than committed ones."""
     go_without_kernels(monkeypatch)
-    monkeypatch.setattr(static_runner, "variant_named", lambda *arguments: attention.split)
+    monkeypatch.setattr(StaticRows, "lineage", property(reversed_lineage))
     with pytest.raises(UnsupportedError, match="round differently on this machine"):
         TargetModel(model(), bitwise=True, cuda_graphs=one_size())
 
@@ -30,10 +32,6 @@ def test_models_that_cannot_run_in_one_size_are_refused_by_name() -> None:
         TargetModel(model(family="mistral", sliding_window=8), bitwise=True, cuda_graphs=one_size())
     with pytest.raises(UnsupportedError, match=r"bitwise=True is not available for this llama: .*need CUDA devices"):
         TargetModel(model(), bitwise=True, cuda_graphs=StaticSettings())
-    with pytest.raises(ConfigError, match="no attention called 'split'; choose auto, ordered"):
-        TargetModel(
-            model(), bitwise=True, cuda_graphs=StaticSettings(capture=False, attention="split", arena_tokens=1024)
-        )
 
 
 def test_who_finds_no_place_in_forwards_of_one_size_is_refused_and_the_next_is_served(

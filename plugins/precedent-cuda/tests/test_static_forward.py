@@ -7,24 +7,41 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+from contextlib import closing
+from typing import Any
 
 import pytest
 import torch
 from helpers.hybrids import random_ids, random_tree
-from helpers.static_targets import alike, keys_and_values, plain_target, static_target
+from helpers.static_targets import WITHOUT_GRAPHS, alike, plain_target, static_target
 
+from precedent.config import SamplingParams, SpeculationConfig
+from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, UnsupportedError
-from precedent.target import TargetModel
+from precedent.planning.costs import CostCurve
+from precedent.target import Target, TargetModel
 from precedent.target.attention import attention
-from precedent.target.kv.cache import KVCache
-from precedent.target.kv.rows import chain_rows
+from precedent.target.load.first_layers import first_layers
 from precedent.target.model import target_of
 from precedent.tree import EMPTY_TREE
 from precedent_cuda import StaticSettings
+from precedent_cuda import attention as static_attention
 from precedent_cuda.arena import KEPT_FREE, KVArena
 from precedent_cuda.host_waits import HostWaits
-from precedent_cuda.static_forward import LEAST_KEYS, MOST_WIDTH, StaticForward, StaticShape, shape_for
-from precedent_testing.tiny_models import tiny_causal_lm
+from precedent_cuda.static_forward import LEAST_KEYS, MOST_WIDTH, StaticForward
+from precedent_drafts.borrowed import HEAD_TOKENS
+from precedent_drafts.trained import draft_beside, initial_weights
+from precedent_testing.target_contract import TargetContract
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
+
+
+class TestForwardsOfFixedSize(TargetContract):
+    """Rewinds, forks, saved prefixes, prompts in pieces and commits are those of any target."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def target(cls) -> Target:
+        return static_target()
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "olmo2", "phi3"])
@@ -33,7 +50,7 @@ def test_several_requests_and_trees_equal_ordinary_forwards(model_type: str) -> 
     static = static_target(model_type)
     before = static.runner.backends[0].forwards
     alike(static, plain_target(model_type), prompts=(40, 3, 17), rounds=4, widths=(9, 0, 5))
-    alike(static, plain_target(model_type), prompts=(30,), rounds=2, widths=(63,))
+    alike(static, plain_target(model_type), prompts=(MOST_WIDTH + 60,), rounds=2, widths=(63,))
     assert static.runner.backends[0].forwards >= before + 4 + 3, "rounds and prompts ran in forwards of fixed size"
 
 
@@ -43,39 +60,25 @@ def test_lengths_of_several_buckets_and_buffers_that_grow_into_other_regions() -
     alike(static_target(**settings), plain_target(**settings), prompts=(LEAST_KEYS - 8, 5), rounds=4, widths=(6, 3))
 
 
-def test_prompts_in_pieces_of_any_width_forks_and_rewinds() -> None:
-    """Also pieces wider than any size, which go another way, into the same arena."""
-    static, plain, prompt = static_target(), plain_target(), random_ids(5, MOST_WIDTH + 60)
-    ours, theirs = static.new_slot(), plain.new_slot()
-    before = static.runner.backends[0].forwards
-    for target, slot in ((static, ours), (plain, theirs)):
-        target.begin_prefill(slot, prompt)
-        for piece in (7, MOST_WIDTH + 1, 64):
-            target.continue_prefill(slot, prompt, piece)
-    assert static.runner.backends[0].forwards == before + 2
-    torch.testing.assert_close(keys_and_values(ours), keys_and_values(theirs), rtol=0, atol=1e-9)
-    branch, other = static.fork(ours, 30), plain.fork(theirs, 30)
-    for target, slot in ((static, branch), (plain, other)):
-        target.prefill(slot, [*prompt[:30], 1, 2, 3])
-    for pair in ((ours, theirs), (branch, other)):
-        first = static.plain_step(pair[0])
-        torch.testing.assert_close(first, plain.plain_step(pair[1]), rtol=0, atol=1e-9)
-        kept = first.clone()
-        static.score([(pair[0], random_tree(1, 3))])
-        assert torch.equal(first, kept), "logits stay when the next forward runs"
-    static.rewind(ours, 20)
-    static.prefill(ours, [*prompt[:20], 9])
-    plain.prefill(theirs, [*prompt[:20], 9])
-    torch.testing.assert_close(static.plain_step(ours), plain.plain_step(theirs), rtol=0, atol=1e-9)
+def test_logits_stay_when_the_next_forward_runs() -> None:
+    target = static_target()
+    slot = target.new_slot()
+    target.prefill(slot, random_ids(1, 9))
+    first = target.plain_step(slot)
+    kept = first.clone()
+    target.score([(slot, random_tree(1, 3))])
+    assert torch.equal(first, kept)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.slow
-def test_the_kernels_serve_a_whole_model() -> None:
+def test_the_kernels_serve_a_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter, in float32; on a GPU by themselves in the tests marked so."""
+    from precedent_cuda.triton_kernels import attend_in_order
+
+    monkeypatch.setattr(static_attention, "attend", attend_in_order)
     settings = {"dtype": torch.float32, "num_hidden_layers": 1}
-    kernels = StaticSettings(arena_tokens=1024, capture=False, attention="triton")
-    static = TargetModel(tiny_causal_lm(**settings), cuda_graphs=kernels)
+    static = TargetModel(tiny_causal_lm(**settings), cuda_graphs=StaticSettings(arena_tokens=1024, capture=False))
     alike(static, plain_target(**settings), prompts=(21, 8), rounds=2, widths=(7, 2), tolerance=1e-3)
 
 
@@ -144,20 +147,6 @@ def test_a_forward_of_fixed_size_never_waits_for_the_device() -> None:
     assert set(waits.names) == {"resolve_neg", "is_nonzero", "index"}
 
 
-def test_there_are_few_sizes_and_the_smallest_that_fits_is_taken() -> None:
-    kv = KVCache(TargetModel(tiny_causal_lm(num_hidden_layers=1)).kv_shape)
-
-    def rows(count: int) -> object:
-        return chain_rows(kv, [0] * count)
-
-    assert shape_for([rows(1)]) == StaticShape(1, 1, 1, LEAST_KEYS)
-    assert shape_for([rows(9)]) == StaticShape(16, 1, 16, LEAST_KEYS)
-    assert shape_for([rows(65), rows(1), rows(1)]) == StaticShape(72, 4, 72, LEAST_KEYS)
-    assert shape_for([rows(65)] * 32) == StaticShape(2304, 32, 72, LEAST_KEYS)
-    assert shape_for([rows(MOST_WIDTH + 1)]) is None
-    assert shape_for([rows(MOST_WIDTH), *[rows(1)] * 9]) is None, "its masks would be too many to send"
-
-
 def test_regions_of_an_arena_are_lent_once_and_joined_again() -> None:
     arena = KVArena(TargetModel(tiny_causal_lm(num_hidden_layers=1)).kv_shape, 1024).lent[0]
     first, second, third = (arena.take(256) for _ in range(3))
@@ -170,3 +159,43 @@ def test_regions_of_an_arena_are_lent_once_and_joined_again() -> None:
     assert arena.take(300) is None, "the first region is too small by itself"
     del second
     assert arena.take(512).start == KEPT_FREE, "the first two together"
+
+
+def drafted(target: TargetModel, draft: Any, sampling: SamplingParams) -> tuple[TargetModel, tuple[int, ...]]:
+    """The draft model of an engine, and what the engine answered."""
+    with closing(Engine(target, byte_tokenizer(), name="tiny", draft_model=draft)) as engine:
+        engine.planner.cost = CostCurve()
+        asked = SpeculationConfig(drafters=("draft-model",))
+        return engine._parts.draft_model, engine.submit(
+            random_ids(4, 60), sampling, speculation=asked
+        ).result().token_ids
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(max_tokens=24), SamplingParams(max_tokens=24, temperature=1.0)])
+def test_a_draft_model_runs_in_fixed_sizes_as_its_target_does(sampling: SamplingParams) -> None:
+    """A trained one, with a head of few tokens and an arena for as many as its target's; greedy texts are the same."""
+    static, plain = static_target(), plain_target()
+    drafts = [
+        draft_beside(one.model, (0, 1), {**initial_weights(one.model, (0, 1)), HEAD_TOKENS: torch.arange(0, 250, 2)})
+        for one in (static, plain)
+    ]
+    draft, text = drafted(static, drafts[0], sampling)
+    assert draft.arena.shape == draft.kv_shape != static.kv_shape
+    assert draft.arena_bytes // draft.kv_shape.row_bytes == static.arena_bytes // static.kv_shape.row_bytes
+    assert draft.runner.backends[0].forwards > 4
+    other, expected = drafted(plain, drafts[1], sampling)
+    assert other.arena is None
+    assert not sampling.greedy or text == expected
+
+
+def test_a_draft_model_that_cannot_run_in_fixed_sizes_goes_without_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    draft, text = drafted(static_target(), tiny_causal_lm("mistral", sliding_window=16), SamplingParams(max_tokens=9))
+    assert draft.arena is None
+    assert "the draft model runs without graphs: mistral" in caplog.text
+    model = tiny_causal_lm()
+    target = TargetModel(model, cuda_graphs=WITHOUT_GRAPHS)
+    early, again = drafted(target, first_layers(model, 1), SamplingParams(max_tokens=9))
+    assert early.arena is None, "an early exit reads its target's arena"
+    assert text == again

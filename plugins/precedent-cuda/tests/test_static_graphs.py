@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from precedent.target import TargetModel
-from precedent_cuda import StaticSettings
+from precedent_cuda import StaticSettings, graphs
 from precedent_cuda.graphs import GraphStore, Run
 from precedent_cuda.static_forward import LEAST_KEYS, StaticShape
 from precedent_testing.tiny_models import tiny_causal_lm
@@ -80,30 +80,33 @@ class Taping:
         """Nothing is held beside the tapes."""
 
 
-def store(capturer: Pretended, **bounds: int) -> GraphStore:
-    bounds = {"max_graphs": 2, "max_bytes": 1000, **bounds}
-    return GraphStore(lambda shape: torch.full((shape.rows, 3), float(shape.rows)), capturer, **bounds)
+def store(capturer: Pretended) -> GraphStore:
+    return GraphStore(lambda shape: torch.full((shape.rows, 3), float(shape.rows)), capturer)
 
 
 def size(rows: int) -> StaticShape:
     return StaticShape(rows, 1, rows, LEAST_KEYS)
 
 
-def test_a_size_is_captured_when_it_comes_again_and_the_least_used_makes_room() -> None:
+@pytest.mark.parametrize(("bound", "most"), [("MOST_GRAPHS", 2), ("MOST_BYTES", 19)])
+def test_a_size_is_captured_when_it_comes_again_and_all_are_dropped_beyond_a_bound(
+    bound: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, bound, most)
     capturer = Pretended()
-    graphs = store(capturer)
-    for rows in (2, 2, 4, 4, 2, 6, 6, 2, 4, 4):
-        assert graphs(size(rows)).shape == (rows, 3)
-    assert capturer.captured == [2, 4, 6, 4]
-    assert capturer.replayed == [2, 4, 2, 6, 2, 4], "the size that made room had to come twice again"
-    assert len(graphs) == 2
+    kept = store(capturer)
+    for rows in (2, 2, 4, 4, 2, 6, 6, 2, 4):
+        assert kept(size(rows)).shape == (rows, 3)
+    assert capturer.captured == [2, 4, 6, 2, 4]
+    assert capturer.replayed == [2, 4, 2, 6, 2, 4]
+    assert (len(kept), capturer.forgotten) == (1, 2)
 
 
 def test_operations_that_were_captured_serve_every_later_step_of_their_size() -> None:
     """Lengths, places, trees and tokens change under a replay: none of them was baked into its operations."""
     settings = StaticSettings(arena_tokens=8192, capture=False)
     static, taping = TargetModel(tiny_causal_lm(), cuda_graphs=settings), Taping()
-    static.runner.backends[0].graphs = GraphStore(static.runner.backends[0].run, taping, max_graphs=99, max_bytes=1)
+    static.runner.backends[0].graphs = GraphStore(static.runner.backends[0].run, taping)
     for prompts in ((40, 3, 17), (5, 61, 33)):  # other sequences, in other regions
         alike(static, plain_target(), prompts=prompts, rounds=5, widths=(9, 0, 5))
     assert taping.captured.count(StaticShape(24, 4, 16, LEAST_KEYS)) == 1
@@ -112,25 +115,25 @@ def test_operations_that_were_captured_serve_every_later_step_of_their_size() ->
 
 def test_what_cannot_be_captured_runs_without_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     capturer = Pretended()
-    graphs = store(capturer)
+    kept = store(capturer)
     for _ in range(4):
-        assert graphs(size(3)).eq(3).all()
-    assert (len(graphs), capturer.captured) == (0, [])
+        assert kept(size(3)).eq(3).all()
+    assert (len(kept), capturer.captured) == (0, [])
     assert [record.getMessage().count("not permitted") for record in caplog.records] == [1]
 
 
 def test_only_replays_and_sizes_that_stay_without_a_graph_tell_what_a_step_costs() -> None:
     """A first run is slower than its replays, and a capture takes a hundred times as long."""
-    graphs, settled = store(Pretended(), max_graphs=9), []
+    kept, settled = store(Pretended()), []
     for rows in (2, 2, 2, 3, 3, 3, 2):
-        graphs(size(rows))
-        settled.append(graphs.settled)
+        kept(size(rows))
+        settled.append(kept.settled)
     assert settled == [False, False, True, False, False, True, True]
 
 
 def test_a_target_says_whether_a_step_took_as_long_as_later_ones_will() -> None:
     target, settled = TargetModel(tiny_causal_lm(), cuda_graphs=StaticSettings(arena_tokens=1024, capture=False)), []
-    target.runner.backends[0].graphs = GraphStore(target.runner.backends[0].run, Taping(), max_graphs=9, max_bytes=100)
+    target.runner.backends[0].graphs = GraphStore(target.runner.backends[0].run, Taping())
     slot, homeless = target.new_slot(), target.new_slot()
     for each in (slot, homeless):
         target.prefill(each, random_ids(1, 600))
@@ -139,21 +142,6 @@ def test_a_target_says_whether_a_step_took_as_long_as_later_ones_will() -> None:
         target.discard(each)
         settled.append(target.runner.settled)
     assert settled == [False, False, True, False]
-
-
-def test_graphs_that_took_too_much_memory_are_dropped_together() -> None:
-    capturer = Pretended(nbytes=400)
-    graphs = store(capturer, max_graphs=9)
-    for rows in (2, 2, 4, 4, 6, 6):
-        graphs(size(rows))
-    assert (len(graphs), capturer.forgotten) == (0, 1)
-    graphs(size(2))
-    assert len(graphs) == 1, "it comes again, and fits"
-    greedy = Pretended(nbytes=2000)
-    graphs = store(greedy)
-    for _ in range(4):
-        graphs(size(2))
-    assert (len(greedy.captured), greedy.forgotten, len(graphs)) == (1, 1, 0)
 
 
 def on_cuda(dtype: torch.dtype, **settings: object) -> tuple[TargetModel, TargetModel]:
@@ -178,13 +166,13 @@ def test_on_cuda_a_replay_is_bit_for_bit_what_runs_without_a_graph() -> None:
     static, _ = on_cuda(torch.bfloat16, hidden_size=128, head_dim=32)
     slot, tree = static.new_slot(), random_tree(1, 7)
     static.prefill(slot, random_ids(1, 40))
-    graphs, static.runner.backends[0].graphs = static.runner.backends[0].graphs, None
+    kept, static.runner.backends[0].graphs = static.runner.backends[0].graphs, None
     without = static.score([(slot, tree)])[0]
-    static.runner.backends[0].graphs = graphs
+    static.runner.backends[0].graphs = kept
     for _ in range(3):
         static.discard(slot)
         assert torch.equal(static.score([(slot, tree)])[0], without)
-    assert len(graphs) >= 1
+    assert len(kept) >= 1
 
 
 @pytest.mark.gpu

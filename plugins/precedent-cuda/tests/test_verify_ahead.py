@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers.enumeration import toy_rows
 from helpers.even_ids import grammar_and_penalties
-from helpers.known_weights import WAYS, StagedWeights, Weighed, all_probs, verifier_of, weighed
+from helpers.known_weights import WAYS, verifier_of
 from helpers.operations import Operations
 from helpers.prefilled import (
     PROMPT,
@@ -27,6 +27,7 @@ from helpers.prefilled import (
     verified,
 )
 from helpers.random_trees import random_problem
+from helpers.staged_weights import StagedWeights, Weighed, all_probs, weighed
 from torch import Tensor
 
 from precedent.config import SamplingParams

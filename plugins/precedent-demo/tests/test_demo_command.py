@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-pytest.importorskip("precedent_demo")
+from helpers.command_line import precedent
 
 from precedent.cache import embedder
-from precedent.cli import app as cli
 from precedent.planning import costs as cost_curve
 from precedent_demo import conversation
 from precedent_demo.demo_runs import WAYS
@@ -37,10 +34,7 @@ def test_a_demo_of_one_request(
     monkeypatch.setattr("precedent_demo.MAX_TOKENS_PER_TURN", 8)
     monkeypatch.setattr(cost_curve, "START_UP_SECONDS", 0.0)
     given = ["--target", model, "--draft-model", "first-layers:1", "--requests", 1, "--json", figures, "--html", page]
-    monkeypatch.setattr(sys, "argv", ["precedent", "demo", *map(str, given)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert not ended.value.code
+    assert precedent("demo", *given) == 0
     found, shown = json.loads(figures.read_text(encoding="utf-8")), capsys.readouterr()
     assert [run["name"] for run in found["runs"]] == NAMES
     for run in found["runs"]:

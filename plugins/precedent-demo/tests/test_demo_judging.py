@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("precedent_demo")
-
 from helpers.expert_chat import expert_model, saying
 
 import precedent_demo
@@ -24,7 +21,7 @@ from precedent_demo.workflows import generate_requests
 from precedent_research.judge import HIDDEN, OF_ROWS, load_judge
 from precedent_research.judge_training.outcomes import load_outcome
 
-NUMBER = 20
+NUMBER = 8
 MODELS = Path(precedent_demo.__file__).parent / "models"
 
 
@@ -52,7 +49,7 @@ def test_a_run_comes_to_its_database_and_the_facts_told(served: Any) -> None:
         changed += state != desk.state()
         assert state is not None
         assert (outcome(run, saying("I do not know.")) is None) == bool(request.facts or request.calls)
-    assert 3 < changed < NUMBER
+    assert 0 < changed < NUMBER
 
 
 def test_a_run_of_something_else_is_refused(served: Any) -> None:

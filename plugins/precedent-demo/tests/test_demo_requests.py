@@ -7,9 +7,6 @@ import random
 from itertools import islice
 
 import pytest
-
-pytest.importorskip("precedent_demo")
-
 from helpers.expert_chat import expert_model, saying
 
 from precedent_demo import (
@@ -23,7 +20,7 @@ from precedent_demo import (
     run_request,
 )
 from precedent_demo.conversation import MAX_TURNS
-from precedent_demo.evaluation import Report
+from precedent_demo.evaluation import report
 from precedent_demo.logs import expert_messages
 from precedent_demo.requests import Customer
 from precedent_demo.wording import WORDINGS, Wording
@@ -49,7 +46,7 @@ def test_requests_are_deterministic_and_the_usual_set_begins_the_full_one() -> N
         assert make_requests(set_name, full=False, seed=3) == found[:usual]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_sets_share_no_customer_no_name_and_no_order(seed: int) -> None:
     desk = make_database(seed)
     customers, orders, names = [], [], []
@@ -86,22 +83,6 @@ def test_nothing_that_is_said_spells_out_a_call_or_leaves_a_blank(requests: list
             assert "{" not in text
 
 
-def test_every_tool_is_needed_by_some_request(requests: list[Request], template: OrderDesk) -> None:
-    needed = set()
-    for request in requests:
-        for message in expert_messages(request, template, random.Random(0)):
-            needed |= {call["function"]["name"] for call in message.get("tool_calls", [])}
-    assert needed == {tool.name for tool in make_tools(template)}
-
-
-def test_refused_and_declined_requests_change_nothing(requests: list[Request]) -> None:
-    late = [request for request in requests if request.workflow.startswith(("late", "out of", "track", "my "))]
-    declined = [request for request in requests if not request.goal.agrees]
-    assert late
-    assert declined
-    assert not any(request.calls for request in [*late, *declined])
-
-
 def one_request(requests: list[Request], **wanted: str) -> Request:
     return next(r for r in requests if all(getattr(r.goal, key) == value for key, value in wanted.items()))
 
@@ -116,8 +97,8 @@ def test_the_customer_answers_what_he_is_asked_once_and_then_goes(requests: list
     assert Customer(request).reply("Shall I cancel it?") == request.replies["confirm"]
 
 
-@pytest.mark.parametrize("number", range(len(WORKFLOWS)))
-def test_the_expert_solves_every_request_through_the_agent(
+@pytest.mark.parametrize("number", range(0, len(WORKFLOWS), 2))
+def test_the_expert_solves_every_request_through_the_agent_and_doing_nothing_solves_none(
     template: OrderDesk, requests: list[Request], number: int
 ) -> None:
     before, request = template.state(), requests[number]
@@ -126,14 +107,23 @@ def test_the_expert_solves_every_request_through_the_agent(
     assert any(answer.tool_calls for answer in transcript.answers)
     assert not any(answer.invalid_tool_calls for answer in transcript.answers)
     assert len(transcript.answers) < MAX_TURNS
+    idle = run_request(saying("I am happy to help you."), request, template)
+    assert not idle.solved_by_model or not (request.calls or request.facts)
+    assert idle.gold_reached == (not request.calls)
     assert template.state() == before
 
 
-def test_a_request_is_not_solved_by_doing_nothing(template: OrderDesk, requests: list[Request]) -> None:
-    for request in requests:
-        transcript = run_request(saying("I am happy to help you."), request, template)
-        assert not transcript.solved_by_model or not (request.calls or request.facts)
-        assert transcript.gold_reached == (not request.calls)
+def test_the_requests_need_every_tool_and_refused_and_declined_ones_change_nothing(
+    template: OrderDesk, requests: list[Request]
+) -> None:
+    late = [request for request in requests if request.workflow.startswith(("late", "out of", "track", "my "))]
+    declined = [request for request in requests if not request.goal.agrees]
+    assert late
+    assert declined
+    assert not any(request.calls for request in [*late, *declined])
+    talks = [expert_messages(request, template, random.Random(0)) for request in requests]
+    needed = {call["function"]["name"] for talk in talks for one in talk for call in one.get("tool_calls", [])}
+    assert needed == {tool.name for tool in make_tools(template)}
 
 
 def test_a_model_that_calls_for_ever_is_stopped(template: OrderDesk, requests: list[Request]) -> None:
@@ -163,13 +153,11 @@ def test_a_harmful_extra_call_has_a_real_effect_and_misses_the_gold_state(
 
 
 def test_a_report_counts_solved_requests_and_calls(template: OrderDesk, requests: list[Request]) -> None:
-    report = Report()
-    report.add(run_request(expert_model(requests[0], template), requests[0], template))
-    report.add(run_request(saying("No."), requests[1], template))
-    counted = report.as_dict()
+    models = expert_model(requests[0], template), saying("No.")
+    counted = report(run_request(model, one, template) for model, one in zip(models, requests, strict=False))
     assert (counted["solved"]["hits"], counted["solved"]["of"]) == (1, 2)
+    assert counted["solved"]["interval"] == pytest.approx([0.0945, 0.9055], abs=1e-3)
     assert counted["calls_parsed"]["rate"] == 1.0
-    assert counted["solved_by_workflow"][requests[0].workflow] == [1, 1]
 
 
 def test_both_packaged_drafts_are_there() -> None:

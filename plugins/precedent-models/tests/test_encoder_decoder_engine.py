@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
 import torch
 from helpers.enumeration import RngOfAStep
 from helpers.hybrids import random_ids
 from helpers.pearl import PlannerOfAllCandidates, in_place, run, start
-from helpers.two_sided import PROMPT, generated, model_of, target_of, two_sided_engine
+from helpers.two_sided import PROMPT, generated, model_of, two_sided_engine
 
 from precedent.cache import SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
@@ -69,16 +68,6 @@ def test_a_decoder_only_draft_model_drafts() -> None:
     assert drafted > 0
 
 
-@pytest.mark.parametrize("family", ["t5", "bart"])
-def test_a_draft_model_that_is_the_target_is_always_right(family: str) -> None:
-    """What it proposes is what the target says: its encoder has read the prompt, and its positions are right."""
-    sampling, drafters = SamplingParams(max_tokens=40), [PearlDrafter(target_of(family))]
-    sequence = start(target_of(family), drafters, sampling, prompt=PROMPT)
-    output = run(target_of(family), sequence, in_place(target_of(family), PlannerOfAllCandidates(3)))
-    assert output == generated(model_of(family), PROMPT, 40)[: len(output)]
-    assert sequence.stats.num_draft_tokens == sequence.stats.num_accepted_tokens > 20
-
-
 def test_the_prompt_drafter_copies_from_what_the_encoder_reads(engine: Engine) -> None:
     """An answer that must hold words of the prompt: the drafter finds them there, for the answer never said them."""
     grammar = JsonSchema('{"enum": ["order 18 on friday"]}')
@@ -87,20 +76,6 @@ def test_the_prompt_drafter_copies_from_what_the_encoder_reads(engine: Engine) -
     result = engine.submit(prompt, SamplingParams(max_tokens=40), speculation=asked, grammar=grammar).result()
     assert result.text == '"order 18 on friday"'
     assert result.stats.accepted_by_source["prompt"] > 8
-
-
-def test_relaxed_acceptance_accepts_more_and_beta_1_is_greedy(engine: Engine) -> None:
-    """SpecDec's rule on its own kind of model: a guess that is off at every fourth word."""
-    sampling = SamplingParams(max_tokens=32)
-    plain = engine.submit(PROMPT, sampling, speculation=PLAIN).result().token_ids
-    guess = [token if place % 4 else 65 for place, token in enumerate(plain)]
-    accepted = []
-    for beta, tau in ((1, 0), (259, 100)):
-        asked = SpeculationConfig(drafters=("prediction",), mode=f"lossy_top_beta:beta={beta},tau={tau}")
-        result = engine.submit(PROMPT, sampling, speculation=asked, prediction=guess).result()
-        accepted.append(result.stats.num_accepted_tokens / result.stats.num_steps)
-        assert (result.token_ids == plain) == (beta == 1)
-    assert accepted[1] > accepted[0] > 0.5
 
 
 def test_ragged_and_seeded_requests_together_equal_single_ones_whatever_was_proposed(engine: Engine) -> None:
@@ -115,17 +90,6 @@ def test_ragged_and_seeded_requests_together_equal_single_ones_whatever_was_prop
             for (prompt, one), guess in zip(asked, guesses, strict=True)
         ]
         assert [each.result().token_ids for each in running] == expected
-
-
-def test_stop_strings_and_grammar(engine: Engine) -> None:
-    sampling = SamplingParams(max_tokens=30, temperature=1.5, seed=1)
-    plain = engine.submit(PROMPT, sampling).result()
-    cut = next(text for text in plain.text if text.isascii() and text.isprintable())
-    stopped = engine.submit(PROMPT, replace(sampling, stop=(cut,))).result()
-    assert (stopped.text, stopped.finish_reason) == (plain.text[: plain.text.index(cut)], "stop")
-    grammar = JsonSchema('{"type": "object", "properties": {"n": {"enum": [17]}}, "required": ["n"]}')
-    written = engine.submit(PROMPT, SamplingParams(max_tokens=40), grammar=grammar).result()
-    assert written.text.replace(" ", "").replace("\n", "") == '{"n":17}'
 
 
 def test_the_longest_answer_does_not_depend_on_the_prompt() -> None:

@@ -11,10 +11,9 @@ from helpers.hybrids import random_ids
 from helpers.small_engines import PLAIN, PROMPT
 
 from precedent.cache import SpeculationCache
-from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
-from precedent.errors import CapacityError, UnsupportedError
-from precedent.grammar import JsonSchema
+from precedent.errors import UnsupportedError
 from precedent.planning.costs import CostCurve
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.sweep import tiny_model
@@ -57,23 +56,6 @@ def test_every_way_of_drafting_gives_the_plain_answer(engine: Engine) -> None:
     assert warm.stats.num_accepted_tokens > 10
 
 
-def test_grammar_and_prediction(engine: Engine) -> None:
-    """Forced tokens and the caller's own guess are drafts as on any model."""
-    schema = JsonSchema.of({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
-    sampling = SamplingParams(max_tokens=30)
-    plain, drafted = (
-        engine.submit(PROMPT, sampling, grammar=schema, speculation=each).result().token_ids
-        for each in (PLAIN, SpeculationConfig(drafters=("grammar",)))
-    )
-    assert drafted == plain
-    answer = engine.submit(PROMPT, sampling, speculation=PLAIN).result()
-    told = engine.submit(
-        PROMPT, sampling, prediction=answer.token_ids, speculation=SpeculationConfig(drafters=("prediction",))
-    ).result()
-    assert told.token_ids == answer.token_ids
-    assert told.stats.num_accepted_tokens > 10
-
-
 @pytest.mark.parametrize("model_type", ["qwen3_next", "glm_moe_dsa", "jamba", "bamba", "mamba", "lfm2"])
 def test_the_first_layers_draft(model_type: str) -> None:
     """On states of their own; also where a configuration derives the kinds of its layers from their number."""
@@ -99,15 +81,6 @@ def test_a_prompts_beginning_is_kept_on_disk_with_its_states(model_type: str, tm
         cached.append(result.cached_prompt_tokens)
     assert answers[0] == answers[1]
     assert cached == [0, 100]
-
-
-def test_memory_covers_the_states() -> None:
-    """A limit that keys and values alone would meet is too small for the states as well."""
-    with closing(engine_on("qwen3_next", limits=EngineLimits(max_kv_bytes=200_000))) as engine:
-        shape = engine.target.kv_shape
-        assert shape.row_bytes * 256 < 200_000 < engine.target.kv_bytes(60) + shape.state.kept_bytes
-        with pytest.raises(CapacityError, match="max_kv_bytes"):
-            engine.submit(PROMPT, SamplingParams(max_tokens=10))
 
 
 @pytest.mark.parametrize(("model_type", "count"), [("recurrent_gemma", 1), ("zamba", 3)])

@@ -230,15 +230,6 @@ def test_a_server_that_goes_away_is_one_warning_and_then_silence(server, url, ca
     store.close()
 
 
-def test_a_damaged_record_is_left_out_and_its_neighbours_are_served(store, server, caplog):
-    damaged, whole = add(store, completion(1)), add(store, completion(2))
-    server.execute(f"UPDATE precedent.completion SET query = 'changed' WHERE id = {damaged}")
-    assert ids_of(store.since("default", "tok", 0)) == [whole]
-    assert ids_of(store.list(Selection(), None)) == [whole]
-    assert [record.id for record in store.records(Selection(), 0, 10)] == [whole]
-    assert f"completion {damaged}" in caplog.text
-
-
 def test_a_read_only_store_serves_and_stores_nothing(store, url, caplog):
     row_id = add(store, completion(1))
     reader = PostgresStore(url, read_only=True)
@@ -252,7 +243,7 @@ def test_a_read_only_store_serves_and_stores_nothing(store, url, caplog):
     reader.close()
 
 
-def test_verify_finds_what_was_changed_behind_its_back(store, server):
+def test_what_was_changed_behind_its_back_is_found_left_out_and_can_be_forgotten(store, server, caplog):
     record, vector, whole = (add(store, completion(n)) for n in (1, 2, 3))
     assert (store.verify().sound, store.verify().records) == (True, 3)
     server.execute(f"UPDATE precedent.completion SET text = 'changed' WHERE id = {record}")
@@ -260,5 +251,10 @@ def test_verify_finds_what_was_changed_behind_its_back(store, server):
     found = store.verify()
     assert (found.sound, found.records) == (False, 2)
     assert {(one.kind, one.ids) for one in found.findings} == {("record", (record,)), ("vector", (vector,))}
+    assert ids_of(store.since("default", "tok", 0)) == [vector, whole]
+    assert ids_of(store.list(Selection(), None)) == [whole, vector]
+    assert [one.id for one in store.records(Selection(), 0, 10)] == [vector, whole]
+    assert store.vectors_since("default", "tok", 0)[0].tolist() == [record, whole]
+    assert f"completion {record}" in caplog.text
     assert store.forget(Selection(ids=(record, vector))) == 2
     assert (store.verify().findings, ids_of(store.list(Selection(), None))) == ((), [whole])

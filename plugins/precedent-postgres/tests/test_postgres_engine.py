@@ -74,14 +74,6 @@ def test_a_request_outlives_its_server(url, server):
     assert during == [before, before]
 
 
-def test_a_server_that_is_not_there_yet_fails_no_request(server, caplog):
-    with SpeculationCache.open("postgresql://me@/none?host=/nonexistent", embedder=HashEmbedder()) as cache:
-        running = Engine(tiny_causal_lm(), byte_tokenizer(), name="tiny", cache=cache, cost=CostCurve())
-        assert len(running.submit([1, 2, 3], SamplingParams(max_tokens=8), query="q").result().token_ids) > 0
-        running.close()
-    assert caplog.text.count("speculation goes on without it") == 1
-
-
 def test_what_another_engine_forgot_leaves_memory_without_a_request_also_after_an_absence(url, server):
     """The bound: one look, and after a failure the half minute for which connections rest."""
     with SpeculationCache.open(url, embedder=HashEmbedder()) as cache:

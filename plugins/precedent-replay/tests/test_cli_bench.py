@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from precedent.cli import app as cli
+from precedent.engine.options import EngineOptions
 from precedent.errors import PromptError
 from precedent.planning import costs as cost_curve
 from precedent_replay import bench_lineup
@@ -182,7 +183,7 @@ def test_long_prompts_are_left_out_or_lose_their_oldest_messages(traces: Path) -
 
 
 def test_poison_lies_under_the_right_prompt_and_is_never_right_twice_in_a_row(model: str) -> None:
-    lineup = Lineup(model, None, None, None, 12)
+    lineup = Lineup(model, EngineOptions(), 12)
     answer = tuple(range(20, 32))
     cache = lineup.poisoned_cache({(1, 2, 3): answer})
     stored = cache.list(limit=None)

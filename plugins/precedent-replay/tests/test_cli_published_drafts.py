@@ -16,6 +16,7 @@ from helpers.published_heads import COVERED, SPECULATORS, random_weights, small_
 
 from precedent.cli.progress import Progress
 from precedent.drafters import load_draft
+from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.runtime.machine_load import OtherPrograms
 from precedent_drafts.draft_reports import report_on, show_report
@@ -72,9 +73,7 @@ def test_transformers_own_assisted_generation_is_left_out(head: Path, block: Pat
         assert "assisted" not in _chosen_modes("", str(folder))
     assert "assisted" in _chosen_modes("", "first-layers:2")
     lineup: Any = object.__new__(Lineup)
-    lineup._draft_name, lineup._draft = str(head), load_draft(head, small_target(), byte_tokenizer())
-    lineup._target, lineup._where = "", {"device": None, "dtype": None}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("precedent_replay.bench_lineup.load_target", lambda *_, **__: (SimpleNamespace(), None))
-        with pytest.raises(ConfigError, match="mode 'assisted' is transformers', which cannot use"):
-            lineup._transformers(["plain", "assisted"])
+    lineup._options, lineup._draft = EngineOptions(draft_model=head), load_draft(head, small_target(), byte_tokenizer())
+    lineup._loaded = lambda: (SimpleNamespace(), None)
+    with pytest.raises(ConfigError, match="mode 'assisted' is transformers', which cannot use"):
+        lineup._transformers(["plain", "assisted"])

@@ -12,7 +12,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from helpers.recorded import CALL, lines, says
 from langchain.agents import create_agent
 from langchain_core.language_models import BaseChatModel
 from langchain_core.language_models.fake_chat_models import (
@@ -23,14 +22,14 @@ from langchain_core.language_models.fake_chat_models import (
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult, LLMResult
 from langchain_core.tools import tool
-from typer.testing import CliRunner
 
 from precedent import ConfigError, PrecedentRecorder
-from precedent.cli.app import app
 from precedent.text.traces import read_trajectories
 from precedent_replay import recorder as module
-from precedent_replay.turns import TurnReader
+from precedent_replay.run import Settings, replay
 from precedent_testing.tiny_models import byte_tokenizer
+
+CALL = {"name": "look_up", "args": {"order": "A 1"}, "id": "call-1", "type": "tool_call"}
 
 
 @tool
@@ -46,21 +45,31 @@ class ToolModel(GenericFakeChatModel):
         return self.bind(tools=[{"type": "function", "function": {"name": each.name}} for each in tools], **kwargs)
 
 
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a log."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def ask(recorder: PrecedentRecorder, answer: AIMessage | str, question: Any = "?", **config: Any) -> Any:
+    """What a chat model that gives this answer says beside a recorder."""
+    model = GenericFakeChatModel(messages=iter([answer]))
+    return model.invoke(question, {"callbacks": [recorder], **config}).content
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the log goes."""
     return tmp_path / "log.jsonl"
 
 
 def test_a_call_becomes_one_line_in_openai_form(path: Path) -> None:
     usage = {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}
     said = AIMessage("", tool_calls=[CALL], usage_metadata=usage, response_metadata={"model_name": "gpt-x"})
-    says(said).invoke([("system", "be kind"), ("human", "where is it?")], {"callbacks": [PrecedentRecorder(path)]})
-
+    ask(PrecedentRecorder(path), said, [("system", "be kind"), ("human", "where is it?")])
     (record,) = lines(path)
-    assert record["messages"] == [
-        {"role": "system", "content": "be kind"}, {"role": "user", "content": "where is it?"}
-    ]  # fmt: skip
+    assert [list(message.values()) for message in record["messages"]] == [
+        ["system", "be kind"],
+        ["user", "where is it?"],
+    ]
     function = {"name": "look_up", "arguments": '{"order": "A 1"}'}
     assert record["response"]["tool_calls"] == [{"type": "function", "id": "call-1", "function": function}]
     assert record["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
@@ -69,21 +78,16 @@ def test_a_call_becomes_one_line_in_openai_form(path: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_stream_is_recorded_whole_and_once(path: Path) -> None:
-    heard = [chunk.content for chunk in says("on its way home").stream("?", {"callbacks": [PrecedentRecorder(path)]})]
-    assert len(heard) > 2
-    assert [record["response"]["content"] for record in lines(path)] == ["on its way home"]
-
-
-def test_a_stream_that_is_abandoned_or_fails_is_dropped(path: Path) -> None:
+def test_a_stream_is_recorded_whole_and_once_or_dropped_where_it_is_abandoned_or_fails(path: Path) -> None:
     recorder = PrecedentRecorder(path)
-    stream = says("one two three").stream("?", {"callbacks": [recorder]})
-    next(stream)
-    stream.close()  # type: ignore[attr-defined]  # it is a generator
-    broken = FakeListChatModel(responses=["abc"], error_on_chunk_number=1)
+    config: Any = {"callbacks": [recorder]}
+    whole, abandoned = (GenericFakeChatModel(messages=iter(["on its way home"])).stream("?", config) for _ in range(2))
+    assert len([chunk.content for chunk in whole]) > 2
+    next(abandoned)
+    abandoned.close()  # type: ignore[attr-defined]  # it is a generator
     with pytest.raises(FakeListChatModelError):
-        list(broken.stream("?", {"callbacks": [recorder]}))
-    assert lines(path) == []
+        list(FakeListChatModel(responses=["abc"], error_on_chunk_number=1).stream("?", config))
+    assert [record["response"]["content"] for record in lines(path)] == ["on its way home"]
     assert not recorder._calls
 
 
@@ -92,7 +96,7 @@ def test_parallel_threads_write_whole_lines(path: Path) -> None:
 
     def talk(name: int) -> None:
         for turn in range(25):
-            says("word " * 400).invoke(f"{name}.{turn}", {"callbacks": [recorder]})
+            ask(recorder, "word " * 400, f"{name}.{turn}")
 
     threads = [threading.Thread(target=talk, args=(name,)) for name in range(6)]
     for thread in threads:
@@ -102,49 +106,48 @@ def test_parallel_threads_write_whole_lines(path: Path) -> None:
     assert len({record["messages"][0]["content"] for record in lines(path)}) == 150 == recorder.num_recorded
 
 
-def test_the_calls_of_an_agent_run_are_one_conversation(path: Path) -> None:
+@pytest.mark.parametrize("at_the_model", [False, True])
+def test_the_calls_of_an_agent_run_are_one_conversation(path: Path, at_the_model: bool) -> None:
     """By the agent's run where the handler hears of it, by the talk that goes on where it hears of the model alone."""
-    for at_the_model in (False, True):
-        recorder = PrecedentRecorder(path.with_suffix(f".{at_the_model}"))
-        model = ToolModel(messages=iter([AIMessage("", tool_calls=[CALL]), "on its way", "you are welcome"]))
-        if at_the_model:
-            model.callbacks = [recorder]
-        config: Any = {} if at_the_model else {"callbacks": [recorder]}
-        agent = create_agent(model, [look_up])
-        state = agent.invoke({"messages": [HumanMessage("where is A 1?")]}, config)
-        agent.invoke({"messages": [*state["messages"], HumanMessage("thanks")]}, config)
-
-        found = lines(recorder.path)
-        assert [len(record["messages"]) for record in found] == [1, 3, 5]
-        assert len({record["conversation_id"] for record in found}) == 1
-        assert found[0]["tools"] == [{"type": "function", "function": {"name": "look_up"}}]
-        assert [(message["role"], message["content"]) for message in found[2]["messages"]] == [
-            ("user", "where is A 1?"),
-            ("assistant", ""),
-            ("tool", "order A 1 is on its way"),
-            ("assistant", "on its way"),
-            ("user", "thanks"),
-        ]
-        assert found[2]["messages"][1]["tool_calls"] == found[0]["response"]["tool_calls"]
-        assert found[0]["workflow_step"] == "model"
+    recorder = PrecedentRecorder(path)
+    model = ToolModel(messages=iter([AIMessage("", tool_calls=[CALL]), "on its way", "you are welcome"]))
+    config: Any = {} if at_the_model else {"callbacks": [recorder]}
+    if at_the_model:
+        model.callbacks = [recorder]
+    agent = create_agent(model, [look_up])
+    state = agent.invoke({"messages": [HumanMessage("where is A 1?")]}, config)
+    agent.invoke({"messages": [*state["messages"], HumanMessage("thanks")]}, config)
+    first, _, last = found = lines(path)
+    assert [len(record["messages"]) for record in found] == [1, 3, 5]
+    assert len({record["conversation_id"] for record in found}) == 1
+    assert first["tools"] == [{"type": "function", "function": {"name": "look_up"}}]
+    assert [(message["role"], message["content"]) for message in last["messages"]] == [
+        ("user", "where is A 1?"),
+        ("assistant", ""),
+        ("tool", "order A 1 is on its way"),
+        ("assistant", "on its way"),
+        ("user", "thanks"),
+    ]
+    assert last["messages"][1]["tool_calls"] == first["response"]["tool_calls"]
+    assert first["workflow_step"] == "model"
 
 
 def test_a_thread_id_names_the_conversation_and_group_by_the_customer(path: Path) -> None:
     recorder = PrecedentRecorder(path, group_by="customer")
-    config: Any = {"callbacks": [recorder], "metadata": {"thread_id": "t-9", "customer": "ann"}}
     for question in ("one", "two"):
-        says("yes").invoke(question, config)
-    says("yes").invoke("three", {"callbacks": [recorder]})
-    assert [record["conversation_id"] for record in lines(path)][:2] == ["t-9", "t-9"]
-    assert [record.get("group") for record in lines(path)] == ["ann", "ann", None]
-    assert lines(path)[2]["conversation_id"] not in ("t-9", None)
+        ask(recorder, "yes", question, metadata={"thread_id": "t-9", "customer": "ann"})
+    ask(recorder, "yes", "three")
+    *named, other = [(record["conversation_id"], record.get("group")) for record in lines(path)]
+    assert named == [("t-9", "ann")] * 2
+    assert other[0] not in ("t-9", None)
+    assert other[1] is None
 
 
 def test_of_pictures_only_the_kind_is_kept_and_broken_calls_are_kept_raw(path: Path) -> None:
     broken = {"name": "look_up", "args": "{oops", "id": "1", "error": None, "type": "invalid_tool_call"}
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     question = HumanMessage([{"type": "text", "text": "what is it?"}, picture])
-    says(AIMessage("", invalid_tool_calls=[broken])).invoke([question], {"callbacks": [PrecedentRecorder(path)]})
+    ask(PrecedentRecorder(path), AIMessage("", invalid_tool_calls=[broken]), [question])
     (record,) = lines(path)
     assert "AAAA" not in path.read_text()
     assert record["messages"][0]["content"][1] == {"type": "image_url", "omitted": True}
@@ -170,36 +173,19 @@ class Steady(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=said)])
 
 
-@pytest.fixture
-def agent_log(path: Path) -> Path:
-    """Six runs of an agent, interleaved with one another as parallel users would."""
+def test_replay_reads_what_was_recorded(path: Path) -> None:
+    """Six runs of an agent, interleaved: conversations in one piece, calls apart from text, every answer once."""
     with PrecedentRecorder(path) as recorder:
         agent = create_agent(Steady(), [look_up])
         questions = [{"messages": [HumanMessage(f"where is order {name} {n}?")]} for n, name in enumerate("ABCDEF")]
         agent.batch(questions, {"callbacks": [recorder], "max_concurrency": 3})
-    return path
-
-
-def test_replay_reads_what_was_recorded(agent_log: Path, tmp_path: Path) -> None:
-    """Conversations in one piece, every call's answer measured once, tool calls apart from text."""
-    runs = list(read_trajectories([agent_log]))
+    runs = list(read_trajectories([path]))
     assert [run.number for run in runs] == [n for n in range(6) for _ in range(2)]
-    reader = TurnReader(byte_tokenizer())
-    turns = [turn for run in runs for turn in reader.turns(run)]
-    assert [turn.calls_tools for turn in turns] == [True, False] * 6
-    assert len({turn.group for turn in turns}) == 6
-
-    folder, out = tmp_path / "tokenizer", tmp_path / "out.json"
-    byte_tokenizer().save_pretrained(folder)
-    result = CliRunner().invoke(
-        app, ["replay", str(agent_log), "--tokenizer", str(folder), "--embedder", "none", "--json", str(out)]
-    )
-    assert result.exit_code == 0, result.output
-    found = json.loads(out.read_text())
-    assert found["turns"] == 12
+    assert len({run.group for run in runs}) == 6
+    found = replay([path], [], byte_tokenizer(), None, Settings()).as_dict()
     together = found["drafters"][-1]
-    assert together["tokens_per_step_tool_calls"] > 2
-    assert together["tokens_per_step_text"] > 2
+    assert [together["kinds"][kind]["turns"] for kind in ("tool_calls", "text")] == [6, 6]
+    assert min(together["tokens_per_step_tool_calls"], together["tokens_per_step_text"]) > 2
 
 
 def test_redaction_reaches_every_text_before_it_is_written(path: Path) -> None:
@@ -209,7 +195,7 @@ def test_redaction_reaches_every_text_before_it_is_written(path: Path) -> None:
         AIMessage("", tool_calls=[CALL]),
         ToolMessage("A 1 is late", tool_call_id="call-1"),
     ]
-    says(AIMessage("A 1!", tool_calls=[CALL])).invoke(history, {"callbacks": [recorder]})
+    ask(recorder, AIMessage("A 1!", tool_calls=[CALL]), history)
     assert "A 1" not in path.read_text()
     assert path.read_text().count("[order]") == 5
 
@@ -222,38 +208,40 @@ def test_what_cannot_be_redacted_is_not_written(path: Path, caplog: pytest.LogCa
 
     recorder = PrecedentRecorder(path, redact=fail)
     with caplog.at_level(logging.WARNING):
-        assert [says("yes").invoke("?", {"callbacks": [recorder]}).content for _ in range(3)] == ["yes"] * 3
+        assert [ask(recorder, "yes") for _ in range(3)] == ["yes"] * 3
     assert path.read_text() == ""
     assert recorder.num_lost == 3
     assert len([r for r in caplog.records if "not recorded" in r.message]) == 1
 
 
+def answers(path: Path, torn: int) -> list[str]:
+    """The answers in a log with one line that was cut short."""
+    with pytest.warns(UserWarning, match=f"line {torn} is torn"):
+        return [run.messages[-1]["content"] for run in read_trajectories([path])]
+
+
 def test_a_closed_or_full_file_never_reaches_the_caller(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that was written half is marked, and the next one stands alone."""
-    recorder = PrecedentRecorder(path)
-    whole = os.write
+    recorder, whole = PrecedentRecorder(path), os.write
     monkeypatch.setattr(module.os, "write", lambda file, data: whole(file, data[:20]))
-    assert says("lost").invoke("?", {"callbacks": [recorder]}).content == "lost"
+    assert ask(recorder, "lost") == "lost"
     monkeypatch.undo()
-    says("kept").invoke("?", {"callbacks": [recorder]})
-    with pytest.warns(UserWarning, match="line 1 is torn"):
-        assert [run.messages[-1]["content"] for run in read_trajectories([path])] == ["kept"]
+    ask(recorder, "kept")
+    assert answers(path, 1) == ["kept"]
     recorder.close()
-    assert says("late").invoke("?", {"callbacks": [recorder]}).content == "late"
+    assert ask(recorder, "late") == "late"
     assert (recorder.num_recorded, recorder.num_lost) == (1, 2)
 
 
 def test_a_log_torn_by_a_crash_is_read_and_continued(path: Path) -> None:
     with PrecedentRecorder(path) as recorder:
         for answer in ("one", "two"):
-            says(answer).invoke("?", {"callbacks": [recorder]})
+            ask(recorder, answer)
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.warns(UserWarning, match="line 2 is torn"):
-        assert [run.messages[-1]["content"] for run in read_trajectories([path])] == ["one"]
+    assert answers(path, 2) == ["one"]
     with PrecedentRecorder(path) as recorder:
-        says("three").invoke("?", {"callbacks": [recorder]})
-    with pytest.warns(UserWarning, match="line 2 is torn"):
-        assert [run.messages[-1]["content"] for run in read_trajectories([path])] == ["one", "three"]
+        ask(recorder, "three")
+    assert answers(path, 2) == ["one", "three"]
 
 
 def test_a_file_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:

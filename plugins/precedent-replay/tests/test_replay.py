@@ -1,49 +1,58 @@
-"""Replay on logs written here: what is measured, what each turn may see, and what the baselines do."""
+"""Replay on logs written here: what is measured, what each turn may see, how contenders compare, and what it says."""
 
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
+import tracemalloc
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from precedent.cache import Completion
 from precedent.cli.app import app
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
-from precedent.errors import PromptError
-from precedent.pages.colours import SOURCES
+from precedent.errors import ConfigError, PromptError
+from precedent.pages.colours import SOURCES, Palette
+from precedent.pages.tree_picture import SeenTree, tree_svg
+from precedent.runtime.machine_load import BUSY_SHARE
+from precedent.target import TargetModel
 from precedent.text.traces import read_trajectories
 from precedent.tree import TreeBuilder, chain
-from precedent_replay.baselines import best_suffix_tree
+from precedent_replay.baselines import SuffixDecoding, best_suffix_tree
+from precedent_replay.contenders import lineup
+from precedent_replay.pool import Pool
+from precedent_replay.results import Replay, Report, Tally, accepted_path, replay_turn
 from precedent_replay.run import Settings, replay
-from precedent_replay.simulate import accepted_path
-from precedent_replay.turns import TurnReader
+from precedent_replay.settings import IDEAS, MEASURED, ROUNDS, MeasuredSteps
+from precedent_replay.table import FEWEST_TURNS, verdict
+from precedent_replay.turns import Turn, TurnReader
 from precedent_testing.embedders import HashEmbedder
-from precedent_testing.tiny_models import byte_tokenizer
-
-CALL = {"function": {"name": "look_up", "arguments": '{"order": "A 1"}'}}
-
-
-def conversation(task: str, order: int, *answers: str, group: str | None = None) -> dict[str, object]:
-    """A log record: a question, then answers, each followed by a thank-you."""
-    messages: list[dict[str, object]] = [{"role": "system", "content": "be kind"}, {"role": "user", "content": task}]
-    for answer in answers:
-        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "thanks"}]
-    record: dict[str, object] = {"task_id": task, "order": order, "messages": messages}
-    return record if group is None else {**record, "group": group}
-
-
-def written(path: Path, *records: dict[str, object]) -> Path:
-    """A log file."""
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 ANSWER = "your order is on its way and will arrive on monday"
+
+
+def said(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def conversation(task: str, order: int, *answers: str, **fields: str) -> dict[str, Any]:
+    """A log record: a question, then answers, each followed by a thank-you."""
+    turns = [turn for answer in answers for turn in (said("assistant", answer), said("user", "thanks"))]
+    return {"task_id": task, "order": order, "messages": [said("user", task), *turns], **fields}
+
+
+def written(path: Path, *records: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
 
 
 @pytest.fixture
@@ -57,11 +66,34 @@ def log(tmp_path: Path) -> Path:
     )
 
 
-def measured(log: Path, **settings: object) -> dict[str, dict[str, float]]:
-    """The reports of a replay by name."""
-    tokenizer = byte_tokenizer()
-    found = replay([log], [], tokenizer, HashEmbedder(), Settings(**settings)).as_dict()  # type: ignore[arg-type]
-    return {row["name"]: row for row in found["drafters"]}  # type: ignore[union-attr,index,misc]
+NAMES = ("ada", "bob", "cleo", "dan", "eve", "finn", "gus", "hana")
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> Path:
+    """Runs that differ in a name, which is in the answer three times; the first two of them twice."""
+    text = "dear {0}, your parcel has left our house; {0}, we thank you for waiting. goodbye {0} and be well"
+    runs = [
+        conversation(f"where is the parcel of {name}?", n, text.format(name), group=name)
+        for n, name in enumerate((*NAMES, *NAMES[:2]))
+    ]
+    return written(tmp_path / "names.jsonl", *runs)
+
+
+def found_in(log: Path, *, warm: Sequence[Path] = (), similar: bool = True, **settings: Any) -> dict[str, Any]:
+    return replay([log], warm, byte_tokenizer(), HashEmbedder() if similar else None, Settings(**settings)).as_dict()
+
+
+def rows(log: Path, **settings: Any) -> dict[str, dict[str, Any]]:
+    """The rows of a replay by name."""
+    return {row["name"]: row for row in found_in(log, **settings)["drafters"]}
+
+
+def invoke(*words: object) -> Any:
+    return CliRunner().invoke(app, ["replay", *map(str, words)])
+
+
+# Logs
 
 
 def test_trajectories_come_in_time_order(log: Path) -> None:
@@ -69,14 +101,19 @@ def test_trajectories_come_in_time_order(log: Path) -> None:
     packed = log.with_suffix(".jsonl.gz")
     packed.write_bytes(gzip.compress(log.read_bytes()))
     for path in (log, packed):
-        assert [(t.task, t.group) for t in read_trajectories([path])] == [
-            ("where is it", "ann"), ("where is it", "ann"), ("cancel it", "bob")
-        ]  # fmt: skip
-    assert [t.number for t in read_trajectories([log, packed])] == list(range(6))
+        runs = [(run.task, run.group) for run in read_trajectories([path])]
+        assert runs == [("where is it", "ann"), ("where is it", "ann"), ("cancel it", "bob")]
+    assert [run.number for run in read_trajectories([log, packed])] == list(range(6))
 
 
 def test_a_line_that_is_no_log_is_named(tmp_path: Path) -> None:
-    for text, reason in (("{", "is not JSON"), ('{"a": 1}', "not a chat trace"), ('{"inputs": {}}', "LangSmith")):
+    answer = {"messages": [said("user", "hi")], "response": "hello"}
+    for text, reason in (
+        ("{", "is not JSON"),
+        ('{"a": 1}', "not a chat trace"),
+        ('{"inputs": {}}', "LangSmith"),
+        (json.dumps(answer), "has a `response`"),
+    ):
         path = tmp_path / "bad.jsonl"
         path.write_text('{"messages": []}\n' + text + "\n")
         with pytest.raises(PromptError, match=f"line 2 .*{reason}"):
@@ -85,80 +122,127 @@ def test_a_line_that_is_no_log_is_named(tmp_path: Path) -> None:
         list(read_trajectories([tmp_path / "missing.jsonl"]))
 
 
-def test_langsmith_runs_are_read(tmp_path: Path) -> None:
-    """Both what LangChain serialises and plain messages; only the recorded answer is measured, not the history."""
+def test_langsmith_runs_are_read_and_those_of_one_thread_belong_together(tmp_path: Path) -> None:
+    """Serialised or plain messages; only the recorded answer is measured; a session is a whole project."""
     serialised = {"lc": 1, "id": ["langchain", "schema", "messages", "HumanMessage"], "kwargs": {"content": "hi"}}
     answer = {"id": ["AIMessage"], "kwargs": {"content": "", "tool_calls": [{"name": "look_up", "args": {"order": 1}}]}}
-    history = {"role": "assistant", "content": "earlier"}
     run = {
-        "inputs": {"messages": [[history, serialised]]},
+        "inputs": {"messages": [[said("assistant", "earlier"), serialised]]},
         "outputs": {"generations": [[{"message": answer}]]},
         "extra": {"invocation_params": {"tools": [{"type": "function"}]}},
+        "session_id": "project",
     }
+    threads = [{**run, "extra": {"metadata": {"thread_id": name}}} for name in "aba"]
+    traces = [{**run, "trace_id": name} for name in "cd"]
+    first, *others = read_trajectories([written(tmp_path / "runs.jsonl", run | {"trace_id": "x"}, *threads, *traces)])
+    (turn,) = TurnReader(byte_tokenizer()).turns(first)
+    assert [message["role"] for message in first.messages] == ["assistant", "user", "assistant"]
+    assert first.tools == ({"type": "function"},)
+    text = '<tool_call>\n{"name": "look_up", "arguments": {"order": 1}}\n</tool_call>'
+    assert (turn.calls_tools, byte_tokenizer().decode(turn.token_ids[:-1])) == (True, text)
+    assert [(each.number, each.task) for each in others] == [(1, "a"), (1, "a"), (2, "b"), (3, "c"), (4, "d")]
 
-    (found,) = read_trajectories([written(tmp_path / "runs.jsonl", run)])
-    turns = list(TurnReader(byte_tokenizer()).turns(found))
-    assert [message["role"] for message in found.messages] == ["assistant", "user", "assistant"]
-    assert found.tools == ({"type": "function"},)
-    assert [(turn.calls_tools, turn.text) for turn in turns] == [
-        (True, '<tool_call>\n{"name": "look_up", "arguments": {"order": 1}}\n</tool_call>')
-    ]
+
+def test_calls_of_one_conversation_come_together_and_hide_one_another(tmp_path: Path) -> None:
+    """However they were interleaved; in `same-task` a call must not see what its own conversation says later."""
+
+    def call(name: str, answer: str, *history: str) -> dict[str, Any]:
+        messages = [said(("user", "assistant")[n % 2], text) for n, text in enumerate(("hello", *history))]
+        return {"conversation_id": name, "messages": messages, "response": said("assistant", answer)}
+
+    long = "this is a rather long answer that nobody else gives"
+    mixed = [call("a", long), call("b", "short"), call("a", long, long, "again"), call("b", "bye", "short", "ok")]
+    log = written(tmp_path / "log.jsonl", *mixed)
+    runs = list(read_trajectories([log]))
+    assert [(run.number, run.group) for run in runs] == [(0, "a"), (0, "a"), (1, "b"), (1, "b")]
+    assert all(run.only_last for run in runs)
+    assert rows(log, pool="same-task")["recall"]["tokens_per_step"] == 1.0
+    assert rows(log, pool="online")["recall"]["kinds"]["text"]["turns"] == 4
+    wrapped = {
+        "request": {"messages": [said("user", "hi")]},
+        "response": {"choices": [{"message": said("x", "hello")}]},
+    }
+    (run,) = read_trajectories([written(log, wrapped)])
+    assert run.messages[-1] == said("assistant", "hello")
+
+
+def test_a_log_in_order_of_time_is_never_held_in_memory(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", *({"order": n, "messages": [said("user", "x" * 20_000)]} for n in range(300)))
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in read_trajectories([log])) == 300
+        assert tracemalloc.get_traced_memory()[1] < log.stat().st_size / 8
+    finally:
+        tracemalloc.stop()
 
 
 def test_turns_hold_the_prompt_before_and_the_answer_with_its_end(log: Path) -> None:
     """Prompt and answer of a turn are the prompt's beginning of the next."""
-    tokenizer = byte_tokenizer()
-    reader = TurnReader(tokenizer)
+    reader = TurnReader(byte_tokenizer())
     *_, trajectory = read_trajectories([log])
     first, second = reader.turns(trajectory)
     whole = (*first.prompt_ids, *first.token_ids)
     assert second.prompt_ids[: len(whole)] == whole
     assert first.token_ids[-1] == reader.end_token_id
-    assert first.text == "it is cancelled"
     assert "cancel it" in first.query
+
+
+# Pools
 
 
 def test_pools_show_what_they_say(log: Path) -> None:
     """The third turn that says the known answer: seen online and by same-task; the first one only by same-task."""
-    steps = {pool: measured(log, pool=pool)["recall+prompt"]["tokens_per_step"] for pool in ("none", "online")}
+    steps = {pool: rows(log, pool=pool)["recall+prompt"]["tokens_per_step"] for pool in ("none", "online")}
     assert steps["none"] < steps["online"]
-    oracle = measured(log, pool="same-task", groups=frozenset({"ann"}))
-    others = measured(log, pool="other-tasks", groups=frozenset({"ann"}))
-    assert oracle["recall"]["tokens_per_step"] > others["recall"]["tokens_per_step"] > 1.5  # bob said it as well
-    alone = measured(log, pool="other-tasks", groups=frozenset({"bob"}))
-    assert alone["recall"]["tokens_per_step"] > 1.2
+    ann, bob = frozenset({"ann"}), frozenset({"bob"})
+    oracle, others = (rows(log, pool=pool, groups=ann)["recall"] for pool in ("same-task", "other-tasks"))
+    assert oracle["tokens_per_step"] > others["tokens_per_step"] > 1.5  # bob said it as well
+    assert rows(log, pool="other-tasks", groups=bob)["recall"]["tokens_per_step"] > 1.2
 
 
 def test_a_turn_never_sees_itself(tmp_path: Path) -> None:
     """Hidden are all turns of the trajectory in `same-task`, all of the group in `other-tasks`."""
     log = written(tmp_path / "log.jsonl", *(conversation(f"t{n}", n, ANSWER, group="ann") for n in range(2)))
-    assert measured(log, pool="same-task")["recall"]["tokens_per_step"] > 2
-    assert measured(log, pool="other-tasks")["recall"]["tokens_per_step"] == 1.0
+    assert rows(log, pool="same-task")["recall"]["tokens_per_step"] > 2
+    assert rows(log, pool="other-tasks")["recall"]["tokens_per_step"] == 1.0
     single = written(tmp_path / "single.jsonl", conversation("t", 0, ANSWER))
-    assert "suffix" not in measured(single, pool="same-task")["suffix"]["accepted_by_source"]
+    assert "suffix" not in rows(single, pool="same-task")["suffix"]["accepted_by_source"]
 
 
-def test_a_warm_log_is_in_every_pool(log: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pool", ["online", "none"])
+def test_a_warm_log_is_in_every_pool(pool: str, log: Path, tmp_path: Path) -> None:
     new = written(tmp_path / "new.jsonl", conversation("something new", 0, ANSWER))
-    tokenizer = byte_tokenizer()
-    for pool in ("online", "none"):
-        settings = Settings(pool=pool)
-        cold = replay([new], [], tokenizer, HashEmbedder(), settings).reports["recall"].all
-        warm = replay([new], [log], tokenizer, HashEmbedder(), settings).reports["recall"].all
-        assert cold.tokens_per_step == 1.0 < warm.tokens_per_step
+    cold, warm = (rows(new, pool=pool, warm=logs)["recall"]["tokens_per_step"] for logs in ([], [log]))
+    assert cold == 1.0 < warm
 
 
 def test_the_limit_counts_measured_turns(log: Path) -> None:
-    tokenizer = byte_tokenizer()
-    found = replay([log], [], tokenizer, None, Settings(limit=3))
-    assert found.turns == 3
-    assert all(report.all.turns == 3 for report in found.reports.values())
-    assert found.tokens == sum(
-        len(turn.token_ids)
-        for turn in itertools.islice(
-            (t for run in read_trajectories([log]) for t in TurnReader(tokenizer).turns(run)), 3
-        )
-    )
+    found = found_in(log, similar=False, limit=3)
+    counts = [sum(row["kinds"][kind]["turns"] for kind in ("text", "tool_calls")) for row in found["drafters"]]
+    assert {found["turns"], *counts} == {3}
+    assert found["tokens"] == sum(map(len, (ANSWER, ANSWER, "it is cancelled"))) + 3
+
+
+def pool_of(*answers: Sequence[int]) -> Pool:
+    pool = Pool()
+    for answer in answers:
+        pool.add(Completion(tuple(answer), "", ""))
+    return pool
+
+
+def test_answers_that_stand_in_the_pool_are_counted_and_measured_apart(names: Path) -> None:
+    found = found_in(names, similar=False)
+    kinds = found["drafters"][-1]["kinds"]
+    assert found["exact_repeats"] == kinds["exact_repeats"]["turns"] == 2
+    assert kinds["exact_repeats"]["tokens_per_step"] > kinds["text"]["tokens_per_step"]
+    pool = pool_of([1, 2], [1, 2], [3])
+    pool.hide([1])
+    assert [pool.holds(ids) for ids in ((1, 2), (3,), (4,))] == [True, True, False]
+    pool.hide([2])
+    assert not pool.holds((1, 2))
+
+
+# Contenders
 
 
 def naive_suffix_tree(texts: list[list[int]], context: list[int], alpha: float, most: int) -> float:
@@ -214,11 +298,179 @@ def test_the_accepted_path_is_the_longest_along_the_answer() -> None:
     assert accepted_path(builder.build(), [7, 2, 9]) == []
 
 
-def test_the_command_prints_a_table_and_writes_its_files(log: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_contender_never_hears_how_long_the_answer_is() -> None:
+    """The same trees are proposed for an answer and for its beginning, up to the last token of the beginning."""
+    answer, nodes = (1, 2, 3, 4, 5, 6, 7), []
+    for length in (4, 7):
+        report = Report()
+        replay_turn(Turn((9,), answer[:length]), SuffixDecoding(pool_of(answer), 4.0, 8), report)
+        nodes.append(next(report.text.widths.elements()))
+    assert nodes[0] == nodes[1]
+
+
+def test_the_ratio_is_to_the_best_baseline_that_verifies_no_more_nodes() -> None:
+    settings = Settings(drafters=("prompt",), alphas=(1.0, 2.0))
+    entries = lineup(Pool(), settings, 0)
+    figures = {
+        "prompt-lookup": (2, 5),
+        "suffix": (4, 10),
+        "suffix-2": (9, 30),
+        "suffix-tree": (3, 9),
+        "prompt": (6, 12),
+    }
+    reports = {
+        name: Report(text=Tally(tokens=tokens, widths=Counter({nodes: 1}))) for name, (tokens, nodes) in figures.items()
+    }
+    row = Replay(settings, entries, reports).as_dict()["drafters"][-1]
+    assert (row["best_baseline"], row["ratio"], row["best_baseline_text"]) == ("suffix", 1.5, "suffix")
+    assert row["ratio_tool_calls"] is None
+    reports["prompt"].text.widths = Counter({30: 1})
+    assert Replay(settings, entries, reports).as_dict()["drafters"][-1]["best_baseline"] == "suffix-2"
+    reports["prompt"].text.widths = Counter({3: 1})
+    assert Replay(settings, entries, reports).as_dict()["drafters"][-1]["ratio"] is None
+
+
+def test_every_idea_can_be_left_out_and_costs_where_it_counts(names: Path) -> None:
+    """Names differ, so alignment counts; a run may repeat, so the same prompt counts."""
+    found = rows(names, pool="same-task", ablate=tuple(IDEAS), budgets=(24,))
+    left = {idea: found[f"without {idea}"]["left"] for idea in IDEAS}
+    assert left["anchors"] < 0.97
+    assert left["holes"] < 0.99
+    assert left["calibration"] != 1.0 != left["trust"]
+    repeats = [found[name]["kinds"]["exact_repeats"]["tokens_per_step"] for name in ("without exact", "recall+prompt")]
+    assert repeats[0] < repeats[1]
+
+
+def test_without_similarity_nothing_is_near(tmp_path: Path) -> None:
+    """Four kinds of request with answers of their own: only similarity knows how this one begins."""
+    answers = {
+        "cancel": "gone and refunded",
+        "deliver": "on its way now",
+        "exchange": "swapped for blue",
+        "pay": "bill is settled",
+    }
+    asked = [[*answers][n % 4] for n in range(32)]
+    runs = [conversation(f"{kind} please, number {n}", n, answers[kind]) for n, kind in enumerate(asked)]
+    log = written(tmp_path / "log.jsonl", *runs)
+    found = rows(log, ablate=("similarity",), budgets=(4,), drafters=("recall",))
+    assert found["without similarity"]["left"] < 0.97
+
+
+@pytest.mark.parametrize(
+    ("settings", "names_it"),
+    [
+        ({"ablate": ("luck",)}, "no part to leave out 'luck'; choose one of similarity, .*recall"),
+        ({"baselines": ("eagle",)}, "no further baseline 'eagle'"),
+        ({"pool": "sea"}, "no pool 'sea'"),
+        ({"alphas": (0.0,)}, "alpha"),
+    ],
+)
+def test_what_does_not_exist_is_refused_by_name(settings: dict[str, Any], names_it: str) -> None:
+    with pytest.raises(ConfigError, match=names_it):
+        Settings(**settings)
+
+
+# What it says
+
+STEPS = MeasuredSteps("my-model (bfloat16, cpu, 2 threads)", {1: 20.0, 8: 20.0, 32: 50.0}, 0.02)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Many conversations in which only a number differs."""
+    runs = (conversation(f"where is {n}?", n, f"your order {n} is on its way to you") for n in range(30))
+    return written(tmp_path_factory.mktemp("log") / "log.jsonl", *runs)
+
+
+def test_the_verdict_compares_with_prompt_lookup_and_the_best_baseline(many: Path) -> None:
+    found = found_in(many, similar=False)
+    (row,) = [row for row in found["drafters"] if row["main"]]
+    row |= {"tokens_per_step": 4.1234, "ratio": 1.0567, "best_baseline": "suffix"}
+    found["drafters"][0]["tokens_per_step"] = 2.17
+    assert verdict(found) == (
+        "Your log: 4.1 tokens per step, 1.9 times what prompt lookup reaches, 6 % above the best baseline that "
+        "verifies no more (suffix). How much faster that is depends on what a step costs; --target MODEL measures it "
+        "on this machine."
+    )
+    for ratio, words in ((0.9, "10 % below the best baseline"), (1.001, "as much as the best baseline")):
+        row["ratio"] = ratio
+        assert words in verdict(found)
+    row["ratio"] = None
+    assert "baseline" not in verdict(found)
+
+
+@pytest.mark.parametrize(("busy", "told"), [(BUSY_SHARE, True), (BUSY_SHARE + 0.01, False), (None, True)])
+def test_speed_is_that_of_measured_steps_on_a_machine_that_rested(many: Path, busy: float | None, told: bool) -> None:
+    steps = MeasuredSteps(STEPS.model, STEPS.milliseconds, busy)
+    found = found_in(many, similar=False, limit=FEWEST_TURNS - (not told), measured=steps, curves=(MEASURED,))
+    (row,) = [row for row in found["drafters"] if row["main"]]
+    assert row["curve"] == MEASURED, "the trees were planned for this machine"
+    assert found["settings"]["measured"]["step_milliseconds_by_width"] == {1: 20.0, 8: 20.0, 32: 50.0}
+    says = verdict(found)
+    assert (f"about {row['speed_on_this_machine']:.1f} times as fast on this machine" in says) == told
+    assert (STEPS.model in says) == told
+    assert ("take it as a hint" in says) == (found["turns"] < FEWEST_TURNS)
+
+
+def test_the_time_of_drafting_counts() -> None:
+    """Ten tokens in two steps as long as a plain one are five times as fast, less where drafting takes time."""
+    tally, costs = Tally(tokens=10, widths=Counter({7: 2})), Settings(measured=STEPS).step_costs(MEASURED)
+    assert tally.speed(costs) == pytest.approx(5.0)
+    assert tally.speed(costs, drafting=1.0) == pytest.approx(10 / 3)
+
+
+def test_every_width_is_timed_several_times_and_the_best_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[int] = []
+
+    def milliseconds(target: TargetModel, width: int) -> float:
+        timed.append(width)
+        return 100.0 / len(timed)
+
+    monkeypatch.setattr(TargetModel, "measure_costs", milliseconds)
+    rounds: list[int] = []
+    model = tiny_causal_lm(dtype=torch.float32)
+    steps = MeasuredSteps.of(model, "tiny", 10, lambda done, total: rounds.append(done))
+    assert list(steps.milliseconds) == [1, 2, 4, 8, 12]
+    assert timed == [1, 2, 4, 8, 12] * ROUNDS
+    assert steps.milliseconds[12] == 100.0 / len(timed)
+    assert rounds == list(range(ROUNDS))
+    assert steps.model.startswith("tiny (float32, cpu, ")
+
+
+def test_the_picture_of_a_tree_shows_every_run_and_what_was_accepted() -> None:
+    """Two branches of two sources, one of them long."""
+    builder = TreeBuilder()
+    tokens, parents = [10, 11, 12, 13, 14, 20, 21, 30], [-1, 0, 1, 2, 3, -1, 5, 1]
+    builder.add_fixed_tree(tokens, parents, [("recall",)] * 5 + [("prompt",)] * 3)
+    tree = builder.build()
+    path = tuple(tree.token_ids.index(token) for token in (10, 11, 12))
+    seen = SeenTree(tree, path, (1, 2), (0.9,) * len(tree))
+    assert seen.interest > 0 == SeenTree(chain([1, 2, 3], "x"), (0, 1, 2), (1,), (0.9,) * 3).interest
+    picture = tree_svg(seen, lambda ids: "<" + " ".join(map(str, ids)) + ">", Palette())
+    texts = [each.text for each in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"<10·11>", "<12>", "<13·14>", "<20·21>", "<30>"} <= set(texts)
+    assert "0.81" in texts
+    assert any("accepted, 3 of 8 nodes" in (text or "") for text in texts)
+    assert picture.count('stroke="#222"') == 3 + 2  # the root's box and two runs, and the two lines between them
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and its tokenizer, as transformers loads them."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny_causal_lm(dtype=torch.float32).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_the_command_prints_a_table_and_writes_its_files(log: Path, model: Path, tmp_path: Path) -> None:
     """JSON with the keys of the contract, a page with colours, and the calibration."""
     out, page = tmp_path / "out.json", tmp_path / "page.html"
-    words = f"replay {log} --tokenizer {tokenizer_folder} --embedder none --baselines suffix-tree"
-    result = CliRunner().invoke(app, f"{words} --json {out} --html {page} --calibration".split())
+    words = (log, "--tokenizer", model, "--embedder", "none", "--baselines", "suffix-tree")
+    result = invoke(*words, "--json", out, "--html", page, "--calibration")
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())
     assert {"turns", "tokens", "drafters", "calibration"} <= found.keys()
@@ -230,9 +482,29 @@ def test_the_command_prints_a_table_and_writes_its_files(log: Path, tmp_path: Pa
     assert f'<span style="background:{SOURCES["recall"].page}" title="recall">' in page.read_text()
 
 
-@pytest.fixture
-def tokenizer_folder(log: Path, tmp_path: Path) -> Path:
-    """A tokenizer as transformers loads it."""
-    folder = tmp_path / "tokenizer"
-    byte_tokenizer().save_pretrained(folder)
-    return folder
+def test_the_command_measures_chosen_customers_and_every_ablation(names: Path, model: Path, tmp_path: Path) -> None:
+    out, splits = tmp_path / "out.json", tmp_path / "splits.json"
+    splits.write_text(json.dumps({"rule": "by name", "test": ["ada", "dan"], "train": ["bob"]}))
+    common = (names, "--tokenizer", model, "--embedder", "none", "--groups", splits)
+    result = invoke(
+        *common, "--split", "test", "--budget", "8,16", "--alpha", "1,4", "--curve", "flat,cpu", "--ablate", "all",
+        "--details", "--json", out,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    assert found["turns"] == 3  # ada twice
+    assert {"suffix-4 @8", "without holes @16", "without recall @8"} <= {row["name"] for row in found["drafters"]}
+    for title in ("by kind of turn", "left out", "nodes/", "p99", "Answers found word for word in the pool"):
+        assert title in result.output
+    assert "--split: test, train" in str(invoke(*common).exception)
+
+
+def test_the_command_ends_with_the_verdict_and_hides_what_research_needs(many: Path, model: Path) -> None:
+    words = (many, "--embedder", "none", "--limit", 8)
+    short = invoke(*words, "--tokenizer", model).stdout
+    assert short.rstrip().splitlines()[-1].startswith("Your log: ")
+    assert "nodes" not in short.split("\n* ")[0]
+    timed = invoke(*words, "--target", model)
+    assert timed.exit_code == 0, timed.output
+    assert str(model) in timed.stdout.rstrip().splitlines()[-1] or "cannot be said" in timed.stdout
+    assert "give --target as well" in str(invoke(*words, "--tokenizer", model, "--dtype", "float32").exception)

@@ -3,79 +3,41 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic.v1
 import pytest
-from helpers.run_ahead_agents import ASKED, in_turns
-from helpers.scripted_agents import ScriptedChat, call, calls, script, transcript
-from langchain.agents import create_agent
-from langchain_core.messages import AIMessage
+from helpers.run_ahead_agents import ASKED, agent_on, in_turns, saying
+from helpers.scripted_agents import call, transcript
 from langchain_core.tools import StructuredTool
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, SecretStr, create_model
 
 from precedent_run_ahead import RunAheadMiddleware
 from precedent_run_ahead.running import key_of
 
+Amount = create_model("Amount", order=(str, ...), number=(int, 1))
+"""Arguments that may be written in more than one way."""
 
-class Amount(BaseModel):
-    """Arguments that may be written in more than one way."""
+Secret = create_model("Secret", token=(SecretStr, ...))
+"""JSON writes stars for every secret."""
 
-    order: str
-    number: int = 1
+Hidden = create_model("Hidden", order=(str, ...), reason=(str, Field("none", exclude=True)))
+"""JSON leaves a field out."""
 
+Rounded = create_model("Rounded", amount=(Annotated[Decimal, PlainSerializer(lambda amount: f"{amount:.1f}")], ...))
+"""JSON writes fewer digits than the tool gets."""
 
-class Secret(BaseModel):
-    """JSON writes stars for every secret."""
+Folded = create_model("Folded", order=(Annotated[str, AfterValidator(str.lower)], ...))
+"""The tool gets one of two writings."""
 
-    token: SecretStr
+Aliased = create_model("Aliased", order=(str, Field(alias="orderId")))
+"""The model writes another name than the tool reads."""
 
+Open = create_model("Open", __config__=ConfigDict(extra="allow"), order=(str, ...))
+"""The tool gets what the schema does not name."""
 
-class Hidden(BaseModel):
-    """JSON leaves a field out."""
-
-    order: str
-    reason: str = Field("none", exclude=True)
-
-
-class Rounded(BaseModel):
-    """JSON writes fewer digits than the tool gets."""
-
-    amount: Decimal
-
-    @field_serializer("amount")
-    def _rounded(self, amount: Decimal) -> str:
-        return f"{amount:.1f}"
-
-
-class Folded(BaseModel):
-    """The tool gets one of two writings."""
-
-    order: str
-
-    @field_validator("order")
-    @classmethod
-    def _folded(cls, order: str) -> str:
-        return order.lower()
-
-
-class Aliased(BaseModel):
-    """The model writes another name than the tool reads."""
-
-    order: str = Field(alias="orderId")
-
-
-class Open(BaseModel):
-    """The tool gets what the schema does not name."""
-
-    model_config = ConfigDict(extra="allow")
-    order: str
-
-
-class Anything(BaseModel):
-    """Python calls some of these values equal; a tool can tell them apart."""
-
-    value: Any
+Anything = create_model("Anything", value=(Any, ...))
+"""Python calls some of these values equal; a tool can tell them apart."""
 
 
 class Old(pydantic.v1.BaseModel):
@@ -129,8 +91,7 @@ def test_an_agent_uses_the_result_of_an_equal_call() -> None:
     look_up = StructuredTool.from_function(lambda order, number=1: f"{number} {order}", name="look_up",
                                            description="Look up.", args_schema=Amount)  # fmt: skip
     ahead = RunAheadMiddleware([look_up], predict=in_turns([call("look_up", number="1", order="W7")]))
-    answer = script(calls(call("look_up", order="W7")), AIMessage("ok"))
-    with_it = create_agent(ScriptedChat(answer=answer), [look_up], middleware=[ahead]).invoke(ASKED)
-    without = create_agent(ScriptedChat(answer=answer), [look_up]).invoke(ASKED)
+    answer = saying(call("look_up", order="W7"))
+    with_it, without = (agent_on([look_up], answer, *one).invoke(ASKED)["messages"] for one in ([ahead], []))
     assert ahead.ledger.counts.used == 1
-    assert transcript(with_it["messages"]) == transcript(without["messages"])
+    assert transcript(with_it) == transcript(without)

@@ -8,15 +8,14 @@ from itertools import repeat
 from typing import Any
 
 import pytest
-from helpers.run_ahead_agents import READS, W7, Run, agent_of, in_turns, plain
-from helpers.scripted_agents import Desk, calls, script, transcript
-from langchain_core.messages import AIMessage
+from helpers.run_ahead_agents import READS, W7, Run, agent_of, in_turns, plain, saying, way
+from helpers.scripted_agents import Desk, transcript
 
 from precedent.cache import SpeculationCache
-from precedent_run_ahead import RunAheadMiddleware, turn
+from precedent_run_ahead import RunAheadMiddleware, running
 from precedent_testing.embedders import HashEmbedder
 
-ANSWER = script(calls(W7), AIMessage("open"))
+ANSWER = saying(W7)
 NAN = float("nan")
 
 
@@ -37,7 +36,12 @@ class Unusable:
 
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn, "PATIENCE", 0.05)
+    monkeypatch.setattr(running, "PATIENCE", 0.05)
+
+
+@pytest.fixture(params=["sync", "astream"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return way(request.param)
 
 
 @pytest.fixture
@@ -78,8 +82,8 @@ def test_a_predictor_that_fails_fails_no_run(run: Run, name: str) -> None:
 )
 def test_a_predictor_that_is_wrong_changes_nothing(run: Run, predicted: Any) -> None:
     ahead = RunAheadMiddleware(READS, predict=answers(predicted))
-    check_runs(ahead, run)
-    assert ahead.degraded == ()
+    check_runs(ahead, run, 1)
+    assert ahead.faults == {}
 
 
 def test_a_predictor_that_hangs_delays_no_run_twice(run: Run) -> None:
@@ -91,34 +95,26 @@ def test_a_predictor_that_hangs_delays_no_run_twice(run: Run) -> None:
     go_on.set()
 
 
-@pytest.mark.parametrize("call", ["recall", "insert"])
-def test_a_cache_that_fails_fails_no_run(run: Run, call: str, cache: SpeculationCache) -> None:
+CACHES: dict[str, tuple[str, Any, int]] = {
+    "recall fails": ("recall", raises, 3),
+    "insert fails": ("insert", raises, 3),
+    **{f"recall answers {made}": ("recall", answers(made), 3) for made in (None, NAN, [None], "x" * 9)},
+    "recall hangs": ("recall", None, 1),
+    "insert hangs": ("insert", None, 1),
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_cache_that_fails_or_hangs_fails_no_run_and_delays_none_twice(
+    run: Run, name: str, cache: SpeculationCache
+) -> None:
+    (call, does, faults), go_on = CACHES[name], threading.Event()
     ahead = RunAheadMiddleware(READS, cache=cache, predict=in_turns([W7]))
-    setattr(cache, call, raises)
+    setattr(cache, call, does or (lambda *_, **__: go_on.wait(60.0) and []))
     check_runs(ahead, run)
-    delattr(cache, call)
-    assert ahead.faults == {"the memory of earlier runs": 3}
+    assert ahead.faults == {"the memory of earlier runs": faults}, "while it hangs it is not asked again"
     assert ahead.degraded == ("the memory of earlier runs",)
     assert ahead.ledger.counts.used == 3, "the caller's predictions go on"
-
-
-@pytest.mark.parametrize("made", [None, NAN, [None], "x" * 10**6], ids=["nothing", "NaN", "empty hits", "huge"])
-def test_a_cache_that_answers_nonsense_fails_no_run(run: Run, made: Any, cache: SpeculationCache) -> None:
-    ahead = RunAheadMiddleware(READS, cache=cache)
-    setattr(cache, "recall", answers(made))  # noqa: B010
-    check_runs(ahead, run)
-    delattr(cache, "recall")
-    assert ahead.degraded == ("the memory of earlier runs",)
-
-
-@pytest.mark.parametrize("call", ["recall", "insert"])
-def test_a_cache_that_hangs_delays_no_run_twice(run: Run, call: str, cache: SpeculationCache) -> None:
-    go_on = threading.Event()
-    ahead = RunAheadMiddleware(READS, cache=cache)
-    setattr(cache, call, lambda *_, **__: go_on.wait(60.0) and [])
-    check_runs(ahead, run)
-    assert ahead.faults == {"the memory of earlier runs": 1}
-    assert ahead.degraded == ("the memory of earlier runs",)
     go_on.set()
     delattr(cache, call)
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Annotated, Any, Optional
 
 import pytest
-from helpers.run_ahead_agents import WAYS, way
-from helpers.scripted_agents import Desk, ScriptedChat, call, calls, script, transcript
-from langchain.agents import create_agent
+from helpers.run_ahead_agents import ASKED, W7, WAYS, agent_of, agent_on, reading, saying, way
+from helpers.scripted_agents import Desk, call, transcript
 from langchain.agents.middleware import (
     AgentMiddleware,
     HumanInTheLoopMiddleware,
@@ -21,7 +20,6 @@ from langchain.agents.middleware import (
     wrap_model_call,
     wrap_tool_call,
 )
-from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import BaseTool, InjectedToolArg, InjectedToolCallId, StructuredTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
@@ -31,18 +29,15 @@ from langgraph.types import Command, interrupt
 from precedent.errors import ConfigError, UnsupportedError
 from precedent_run_ahead import RunAheadMiddleware, read_only
 
-W7 = call("look_up", order="W7")
-ASKED = {"messages": [HumanMessage("where is W7?")]}
-ANSWER = script(calls(W7), AIMessage("It is open."))
 
-
-def run(ahead: RunAheadMiddleware, tools: list[Any], *others: Any, asked: Any = ASKED, **options: Any) -> Any:
+def run(ahead: RunAheadMiddleware, *others: Any, desk: Desk | None = None, tools: Any = None, **options: Any) -> Any:
     """An agent's run with this middleware last."""
-    agent = create_agent(ScriptedChat(answer=ANSWER), tools, middleware=[*others, ahead], **options)
-    return agent.invoke(asked, {"configurable": {"thread_id": "1"}})
+    tools = list((desk or Desk()).tools().values()) if tools is None else tools
+    agent = agent_on(tools, saying(W7), *others, ahead, **options)
+    return agent.invoke(ASKED, {"configurable": {"thread_id": "1"}})
 
 
-def predicting(allow: Any = (), **settings: Any) -> RunAheadMiddleware:
+def predicting(*allow: Any, **settings: Any) -> RunAheadMiddleware:
     """The middleware with a predictor that knows the script's first answer."""
     return RunAheadMiddleware(allow, predict=lambda state: [W7] if len(state["messages"]) == 1 else [], **settings)
 
@@ -53,11 +48,10 @@ def started(ahead: RunAheadMiddleware) -> int:
 
 def test_only_a_tool_on_the_list_runs_ahead_listed_as_an_object_or_by_its_name() -> None:
     tools = Desk().tools()
-    same_name = Desk().tools()["look_up"]
     counts = []
-    for allow in ([tools["look_up"]], ["look_up"], [tools["customer"]], [same_name]):
-        ahead = predicting(allow)
-        run(ahead, list(tools.values()))
+    for allowed in (tools["look_up"], "look_up", tools["customer"], Desk().tools()["look_up"]):
+        ahead = predicting(allowed)
+        run(ahead, tools=list(tools.values()))
         counts.append(started(ahead))
     assert counts == [1, 1, 0, 0]
     with pytest.raises(ConfigError, match="names of tools, got 7"):
@@ -100,18 +94,16 @@ class OwnClass(BaseTool):
 def test_the_decorator_puts_a_tool_on_the_list(marked: BaseTool) -> None:
     wanted = call(marked.name, order="W7")
     ahead = RunAheadMiddleware(predict=lambda state: [wanted])
-    model = ScriptedChat(answer=script(calls(wanted), AIMessage("done")))
-    create_agent(model, [marked], middleware=[ahead]).invoke(ASKED)
+    agent_on([marked], saying(wanted), ahead).invoke(ASKED)
     assert ahead.ledger.counts.used == 1
 
 
-def test_an_mcp_server_s_hint_counts_only_where_hints_are_trusted_and_passes_for_no_mark() -> None:
-    for key in ("readOnlyHint", "read_only_hint", "precedent_read_only", "__precedent_read_only__", "READ_ONLY"):
-        hinted = StructuredTool.from_function(Desk().look_up, metadata={key: True})
-        careful, trusting = predicting(), predicting(trust_hints=True)
-        for ahead in (careful, trusting):
-            run(ahead, [hinted])
-        assert (started(careful), started(trusting)) == (0, key in ("readOnlyHint", "read_only_hint")), key
+@pytest.mark.parametrize("key", ["readOnlyHint", "read_only_hint", "__precedent_read_only__", "READ_ONLY"])
+def test_an_mcp_server_s_hint_counts_only_where_hints_are_trusted_and_passes_for_no_mark(key: str) -> None:
+    careful, trusting = predicting(), predicting(trust_hints=True)
+    for ahead in (careful, trusting):
+        run(ahead, tools=[reading(Desk().look_up, metadata={key: True})])
+    assert (started(careful), started(trusting)) == (0, key in ("readOnlyHint", "read_only_hint"))
 
 
 def with_state(order: str, state: Annotated[dict, InjectedState]) -> str: ...
@@ -151,10 +143,7 @@ def test_other_tools_that_do_not_fit_are_refused_by_name() -> None:
     """A schema of its own does not hide what a function takes."""
     schema = Desk().tools()["look_up"].args_schema
     hiding = StructuredTool.from_function(with_runtime, name="hiding", description="A tool.", args_schema=schema)
-    for made, says in (
-        (StructuredTool.from_function(Desk().look_up, return_direct=True), r"look_up.*directly"),
-        (hiding, "hiding"),
-    ):
+    for made, says in ((reading(Desk().look_up, return_direct=True), r"look_up.*directly"), (hiding, "hiding")):
         with pytest.raises(UnsupportedError, match=says):
             RunAheadMiddleware([made])
 
@@ -164,26 +153,22 @@ def test_a_tool_that_is_listed_by_its_name_is_refused_when_it_is_seen(caplog: py
         """Look up."""
         return f"{order} of {len(state['messages'])}"
 
-    ahead = predicting(["look_up"])
+    ahead = predicting("look_up")
     with caplog.at_level(logging.WARNING):
-        run(ahead, [look_up])
-    assert started(ahead) == 0
+        run(ahead, tools=[look_up])
+    assert (started(ahead), ahead.refused.keys()) == (0, {"look_up"})
     assert "'look_up'" in caplog.text
-    assert "look_up" in ahead.refused
 
 
 @pytest.mark.parametrize("mode", ["batched", "per_call"])
 def test_a_tool_under_human_approval_does_not_run_ahead_and_others_do(mode: Any) -> None:
-    desk, ahead = Desk(), predicting(["look_up"])
-    asking = HumanInTheLoopMiddleware({"look_up": True}, interrupt_mode=mode)
-    found = run(ahead, list(desk.tools().values()), asking, checkpointer=InMemorySaver())
-    assert found["__interrupt__"]
+    desk, ahead, other = Desk(), predicting("look_up"), predicting("look_up")
+    asking = [HumanInTheLoopMiddleware({name: True}, interrupt_mode=mode) for name in ("look_up", "change")]
+    assert run(ahead, asking[0], desk=desk, checkpointer=InMemorySaver())["__interrupt__"]
     assert (started(ahead), desk.read) == (0, [])
     assert "person" in ahead.refused["look_up"]
-    ahead = predicting(["look_up"])
-    asking = HumanInTheLoopMiddleware({"change": True}, interrupt_mode=mode)
-    run(ahead, list(Desk().tools().values()), asking, checkpointer=InMemorySaver())
-    assert started(ahead) == 1
+    run(other, asking[1], checkpointer=InMemorySaver())
+    assert started(other) == 1
 
 
 STOPS = [{"interrupt_before": ["tools"]}, {"interrupt_after": ["model"]}]
@@ -193,15 +178,13 @@ STOPS = [{"interrupt_before": ["tools"]}, {"interrupt_after": ["model"]}]
 @pytest.mark.parametrize("how", [*WAYS, "of the agent", "set on the agent", "in a graph"])
 def test_nothing_runs_ahead_in_an_invocation_that_stops_for_somebody(how: str, stop: dict[str, Any]) -> None:
     """The next invocation of the same agent, without a stop, runs ahead as ever."""
-    desk, ahead = Desk(), predicting(["look_up"])
-    tools = list(desk.tools().values())
-    agent = create_agent(ScriptedChat(answer=ANSWER), tools, middleware=[ahead], checkpointer=InMemorySaver())
+    desk, ahead = Desk(), predicting("look_up")
+    agent = agent_of(desk, saying(W7), ahead, checkpointer=InMemorySaver())
     threads = [{"configurable": {"thread_id": str(number)}} for number in range(2)]
     if how == "of the agent":
-        run(ahead, tools, checkpointer=InMemorySaver(), **stop)
+        run(ahead, desk=desk, checkpointer=InMemorySaver(), **stop)
     elif how == "set on the agent":
-        stopping = agent.copy({f"{name}_nodes": nodes for name, nodes in stop.items()})
-        stopping.invoke(ASKED, threads[0])
+        agent.copy({f"{name}_nodes": nodes for name, nodes in stop.items()}).invoke(ASKED, threads[0])
     elif how == "in a graph":
         outer = StateGraph(MessagesState)
         outer.add_node("desk", lambda state: agent.invoke(state, **stop))
@@ -220,8 +203,8 @@ def test_nothing_runs_ahead_in_a_graph_that_shows_no_loop(monkeypatch: pytest.Mo
     from langgraph.pregel import _runner
 
     monkeypatch.setattr(_runner, "CONFIG_KEY_CALL", "__moved")
-    desk, ahead = Desk(), predicting(["look_up"])
-    run(ahead, list(desk.tools().values()))
+    ahead = predicting("look_up")
+    run(ahead)
     assert started(ahead) == 0
     assert "LangGraph" in ahead.refused["*"]
 
@@ -233,17 +216,6 @@ def approving(request: Any, handler: Any) -> Any:
     if response.result[0].tool_calls:
         interrupt("may I?")
     return response
-
-
-@pytest.mark.parametrize("order", ["outside", "inside"])
-def test_nothing_runs_ahead_beside_a_model_call_that_may_be_interrupted(order: str) -> None:
-    desk, ahead = Desk(), predicting(["look_up"])
-    middleware = [approving, ahead] if order == "outside" else [ahead, approving]
-    tools = list(desk.tools().values())
-    agent = create_agent(ScriptedChat(answer=ANSWER), tools, middleware=middleware, checkpointer=InMemorySaver())
-    found = agent.invoke(ASKED, {"configurable": {"thread_id": "1"}})
-    assert found["__interrupt__"]
-    assert (started(ahead), desk.read) == (0, [])
 
 
 @wrap_tool_call
@@ -269,56 +241,55 @@ class LaxRetry(ToolRetryMiddleware):
     """May do anything, whatever it is derived from."""
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_nothing_runs_ahead_beside_a_model_call_that_may_be_interrupted(inside: bool) -> None:
+    desk, ahead = Desk(), predicting("look_up")
+    order = [ahead, approving] if inside else [approving, ahead]
+    agent = agent_of(desk, saying(W7), *order, checkpointer=InMemorySaver())
+    assert agent.invoke(ASKED, {"configurable": {"thread_id": "1"}})["__interrupt__"]
+    assert (started(ahead), desk.read) == (0, [])
+
+
 @pytest.mark.parametrize("other", [guard, AfterModel(), LaxRetry()], ids=["wrap_tool_call", "after_model", "subclass"])
 def test_nothing_runs_ahead_beside_middleware_that_might_block_a_call(other: Any) -> None:
-    careful, told = predicting(["look_up"]), predicting(["look_up"], harmless=[other])
-    for ahead in (careful, told):
-        run(ahead, list(Desk().tools().values()), other)
-    assert (started(careful), started(told)) == (0, 1)
+    careful, told = predicting("look_up"), predicting("look_up", harmless=[other])
+    of_class = predicting("look_up", harmless=[type(other)])
+    for ahead in (careful, told, of_class):
+        run(ahead, other)
+    assert (started(careful), started(told), started(of_class)) == (0, 1, 1)
     assert other.name in careful.refused["*"]
 
 
-def test_a_class_is_harmless_for_all_its_instances() -> None:
-    ahead = predicting(["look_up"], harmless=[AfterModel])
-    run(ahead, list(Desk().tools().values()), AfterModel())
-    assert started(ahead) == 1
-
-
-@pytest.mark.parametrize("place", ["before", "behind"])
-def test_middleware_that_may_take_a_tool_or_a_call_away_must_be_declared(place: str) -> None:
-    tools = list(Desk().tools().values())
-    careful, told = predicting(["look_up"]), predicting(["look_up"], harmless=[without_tools])
+@pytest.mark.parametrize("behind", [False, True])
+def test_middleware_that_may_take_a_tool_or_a_call_away_must_be_declared(behind: bool) -> None:
+    careful, told = predicting("look_up"), predicting("look_up", harmless=[without_tools])
     for ahead in (careful, told):
-        order = [without_tools, ahead] if place == "before" else [ahead, without_tools]
-        create_agent(ScriptedChat(answer=script(AIMessage("no"))), tools, middleware=order).invoke(ASKED)
+        agent_of(Desk(), saying(), *([ahead, without_tools] if behind else [without_tools, ahead])).invoke(ASKED)
     assert told.refused == {}
-    if place == "before":  # it sees that the tool is gone
-        assert (started(careful), started(told)) == (0, 0)
-    else:
-        assert "without_tools" in careful.refused["*"]
-        assert (started(careful), started(told)) == (0, 1)
+    assert (started(careful), started(told)) == (0, behind), "in front it has taken the tool away"
+    assert not behind or "without_tools" in careful.refused["*"]
 
 
 @pytest.mark.parametrize(
     "other", [ToolRetryMiddleware(), TodoListMiddleware(), ModelCallLimitMiddleware(run_limit=9)], ids=lambda o: o.name
 )
 def test_middleware_that_is_known_to_be_harmless_is_no_hindrance(other: Any) -> None:
-    ahead = predicting(["look_up"])
-    run(ahead, list(Desk().tools().values()), other)
+    ahead = predicting("look_up")
+    run(ahead, other)
     assert ahead.ledger.counts.used == 1
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(1, 1), (0, 0)])
+@pytest.mark.parametrize("limit", [1, 0])
 @pytest.mark.parametrize("of", ["look_up", None])
-def test_a_call_over_a_limit_does_not_run_ahead(limit: int, expected: int, of: str | None) -> None:
+def test_a_call_over_a_limit_does_not_run_ahead(limit: int, of: str | None) -> None:
     limits = ToolCallLimitMiddleware(tool_name=of, run_limit=limit)
-    desk, ahead = Desk(), predicting(["look_up"])
-    found = run(ahead, list(desk.tools().values()), limits)
-    alone = create_agent(ScriptedChat(answer=ANSWER), list(Desk().tools().values()), middleware=[limits])
-    assert (started(ahead), len(desk.read)) == (expected, limit)
-    assert transcript(found["messages"]) == transcript(alone.invoke(ASKED)["messages"])
+    desk, ahead = Desk(), predicting("look_up")
+    found = run(ahead, limits, desk=desk)
+    assert (started(ahead), len(desk.read)) == (limit, limit)
+    alone = agent_of(Desk(), saying(W7), limits).invoke(ASKED)
+    assert transcript(found["messages"]) == transcript(alone["messages"])
 
 
 def test_outside_of_create_agent_it_says_that_it_does_not_know_its_agent() -> None:
     with pytest.raises(UnsupportedError, match="create_agent"):
-        predicting(["look_up"]).wrap_model_call(None, None)
+        predicting("look_up").wrap_model_call(None, None)

@@ -13,10 +13,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from helpers.run_ahead_agents import ASKED, in_turns
-from helpers.scripted_agents import ScriptedChat, call, calls, script
-from langchain.agents import create_agent
-from langchain_core.messages import AIMessage, ToolMessage
+from helpers.run_ahead_agents import ASKED, agent_on, in_turns, saying
+from helpers.scripted_agents import call, calls
+from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, Tool, tool
 
 from precedent.errors import ConfigError
@@ -27,6 +26,9 @@ RAN: list[str] = []
 
 Pair = tuple[BaseTool | None, BaseTool]
 """A marked tool, `look_up`, and an unmarked relative of it, `refund`."""
+
+look_up = partial(StructuredTool.from_function, name="look_up", description="A tool.")
+refund = partial(StructuredTool.from_function, name="refund", description="A tool.")
 
 
 @pytest.fixture(autouse=True)
@@ -45,31 +47,13 @@ def acting() -> Callable[[str], str]:
     return act
 
 
-def refund_now(order: str) -> str:
-    RAN.append("refund")
-    return order
-
-
 async def refund_later(order: str) -> str:
     """Refund."""
-    RAN.append("refund")
-    return order
+    return acting()(order)
 
 
-def look_up(function: Callable[..., Any]) -> StructuredTool:
-    return StructuredTool.from_function(function, name="look_up", description="A tool.")
-
-
-def refund(function: Callable[..., Any]) -> StructuredTool:
-    return StructuredTool.from_function(function, name="refund", description="A tool.")
-
-
-def marked_tool() -> StructuredTool:
-    return read_only(look_up(acting()))
-
-
-def renamed(other: BaseTool, **fields: Any) -> BaseTool:
-    return other.model_copy(update={"name": "refund", **fields})
+def refunding(self: Any, order: str) -> str:
+    return acting()(order)
 
 
 def dressed(one: Any) -> Any:
@@ -85,8 +69,7 @@ class Endpoint:
 
     def call(self, order: str) -> str:
         """Call the endpoint."""
-        RAN.append(self.path)
-        return self.path
+        return acting()(self.path)
 
     def __call__(self, order: str) -> str:
         return self.call(order)
@@ -94,8 +77,7 @@ class Endpoint:
     @classmethod
     def of_class(cls, order: str) -> str:
         """Call by class."""
-        RAN.append(cls.__name__)
-        return cls.__name__
+        return acting()(cls.__name__)
 
 
 class Refunding(Endpoint):
@@ -107,8 +89,7 @@ def with_marked_method() -> type[Endpoint]:
         @read_only
         def call(self, order: str) -> str:
             """Call the endpoint."""
-            RAN.append(self.path)
-            return self.path
+            return acting()(self.path)
 
     return Marked
 
@@ -120,8 +101,7 @@ class Own(BaseTool):
     description: str = "A tool."
 
     def _run(self, order: str) -> str:
-        RAN.append(self.name)
-        return self.name
+        return acting()(self.name)
 
 
 def marked_class() -> type[Own]:
@@ -129,8 +109,15 @@ def marked_class() -> type[Own]:
     return read_only(type("Marked", (Own,), {}))
 
 
-def called_refund(made: BaseTool) -> BaseTool:
-    made.name = "refund"
+def renamed(made: BaseTool, **fields: Any) -> BaseTool:
+    return made.model_copy(update={"name": "refund", **fields})
+
+
+def changed(made: Any, **attributes: Any) -> Any:
+    """The object itself with other attributes, whatever its class says of them."""
+    for name, value in attributes.items():
+        with contextlib.suppress(AttributeError, TypeError, ValueError):
+            object.__setattr__(made, name, value) if isinstance(made, BaseTool) else setattr(made, name, value)
     return made
 
 
@@ -142,45 +129,29 @@ def wrapped(marked: Callable[[str], str]) -> Callable[[str], str]:
     return wrapper
 
 
-def wrapped_coroutine(marked: Callable[[str], str]) -> BaseTool:
+def wrapped_coroutine(marked: Callable[[str], str]) -> Any:
     @functools.wraps(marked)
     async def wrapper(order: str) -> str:
         return marked(order)
 
-    return StructuredTool.from_function(coroutine=wrapper, name="refund", description="A tool.")
+    return wrapper
 
 
 def of_the_same_code(marked: Any) -> Any:
     clone = types.FunctionType(marked.__code__, marked.__globals__, "clone", None, marked.__closure__)
-    clone.__dict__.update(marked.__dict__)
-    clone.__annotations__, clone.__doc__ = {"order": str}, "Act."
-    return clone
+    return changed(clone, __dict__=dict(marked.__dict__), __annotations__={"order": str}, __doc__="Act.")
 
 
 def with_all_attributes_of(marked: Any) -> Any:
-    other = acting()
-    for name in dir(marked):
-        if name not in {"__closure__", "__globals__", "__class__", "__builtins__", "__new__"}:
-            with contextlib.suppress(AttributeError, TypeError):
-                setattr(other, name, getattr(marked, name))
-    return other
+    kept = {"__closure__", "__globals__", "__class__", "__builtins__", "__new__"}
+    return changed(acting(), **{name: getattr(marked, name) for name in dir(marked) if name not in kept})
 
 
-def with_fields_of(marked: BaseTool) -> BaseTool:
-    relative = refund(acting())
-    relative.__dict__.update({**marked.__dict__, "name": "refund"})
-    return relative
-
-
-def doing(marked: Callable[[str], str]) -> BaseTool:
+class Doing(StructuredTool):
     """A tool of a class of its own, which does not call the function that it is made of."""
 
-    class Doing(StructuredTool):
-        def _run(self, *args: Any, config: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
-            RAN.append("refund")
-            return "refund"
-
-    return Doing.from_function(marked, name="refund", description="A tool.")
+    def _run(self, *args: Any, config: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+        return acting()("refund")
 
 
 OF_A_TOOL: dict[str, Callable[[Any], BaseTool]] = {
@@ -189,14 +160,14 @@ OF_A_TOOL: dict[str, Callable[[Any], BaseTool]] = {
     "the decorator on the tool": lambda marked: tool(
         "refund", marked, description="A tool.", args_schema=marked.args_schema
     ),
-    "a copy": lambda marked: called_refund(copy.copy(marked)),
-    "a deep copy": lambda marked: called_refund(copy.deepcopy(marked)),
+    "a copy": lambda marked: changed(copy.copy(marked), name="refund"),
+    "a deep copy": lambda marked: changed(copy.deepcopy(marked), name="refund"),
     "a model copy": renamed,
-    "its fields on another tool": with_fields_of,
+    "its fields on another tool": lambda marked: changed(refund(acting()), **{**marked.__dict__, "name": "refund"}),
 }
 OF_A_FUNCTION: dict[str, Callable[[Any], BaseTool]] = {
     "wraps": lambda marked: refund(wrapped(marked)),
-    "wraps in a coroutine": wrapped_coroutine,
+    "wraps in a coroutine": lambda marked: refund(coroutine=wrapped_coroutine(marked)),
     "lru_cache": lambda marked: refund(functools.lru_cache(marked)),
     "a partial": lambda marked: Tool("refund", functools.update_wrapper(functools.partial(marked), marked), "A tool."),
     "another closure of one body": lambda marked: refund(acting()),
@@ -204,39 +175,14 @@ OF_A_FUNCTION: dict[str, Callable[[Any], BaseTool]] = {
     "all its attributes on another function": lambda marked: refund(with_all_attributes_of(marked)),
     "a model copy with another function": lambda marked: renamed(look_up(marked), func=acting()),
     "a model copy with a coroutine besides": lambda marked: renamed(look_up(marked), coroutine=refund_later),
-    "a tool that does not call it": doing,
+    "a tool that does not call it": lambda marked: Doing.from_function(marked, name="refund", description="A tool."),
 }
 OF_A_CLASS: dict[str, Callable[[Any], BaseTool]] = {
-    "a subclass": lambda kind: type("Heir", (kind,), {"_run": _refunding})(name="refund"),
+    "a subclass": lambda kind: type("Heir", (kind,), {"_run": refunding})(name="refund"),
     "a subclass without changes": lambda kind: type("Heir", (kind,), {})(name="refund"),
     "its base": lambda kind: Own(name="refund"),
 }
-
-
-def _refunding(self: Any, order: str) -> str:
-    RAN.append("refund")
-    return "refund"
-
-
-def of_a_tool(make: Callable[[Any], BaseTool]) -> Pair:
-    marked = marked_tool()
-    return marked, make(marked)
-
-
-def of_a_function(make: Callable[[Any], BaseTool]) -> Pair:
-    marked = read_only(acting())
-    return look_up(marked), make(marked)
-
-
-def of_a_class(make: Callable[[Any], BaseTool]) -> Pair:
-    kind = marked_class()
-    return kind(name="look_up"), make(kind)
-
-
-CASES: dict[str, Callable[[], Pair]] = {
-    **{f"tool: {name}": partial(of_a_tool, make) for name, make in OF_A_TOOL.items()},
-    **{f"function: {name}": partial(of_a_function, make) for name, make in OF_A_FUNCTION.items()},
-    **{f"class: {name}": partial(of_a_class, make) for name, make in OF_A_CLASS.items()},
+RELATIVES: dict[str, Callable[[], Pair]] = {
     "bound methods of one class": lambda: (
         read_only(look_up(Endpoint("orders").call)), refund(Endpoint("refunds").call),
     ),
@@ -245,98 +191,84 @@ CASES: dict[str, Callable[[], Pair]] = {
         None, refund(type("Other", (), {"path": "refunds", "call": with_marked_method().__dict__["call"]})().call),
     ),
     "another instance of one class": lambda: (read_only(Own(name="look_up")), Own(name="refund")),
+    "class methods": lambda: (look_up(read_only(Endpoint.of_class)), refund(Refunding.of_class)),
+    "callable instances": lambda: (
+        Tool("look_up", read_only(dressed(Endpoint("orders"))), "A tool."),
+        Tool("refund", dressed(Endpoint("refunds")), "A tool."),
+    ),
+    "a marked class that calls any function": lambda: (
+        None, read_only(type("Calling", (StructuredTool,), {})).from_function(acting(), name="refund", description="x"),
+    ),
+    "a marked tool is given another function": lambda: (
+        marked_tool(), changed(read_only(refund(acting())), func=acting()),
+    ),
+    "a marked tool is given a coroutine": lambda: (None, changed(read_only(refund(acting())), coroutine=refund_later)),
+    "a marked tool's method is hidden by its instance": lambda: (
+        None, changed(marked_class()(name="refund"), _run=refund(acting())._run),
+    ),
+    "a marked class is given another method": lambda: (
+        marked_class()(name="look_up"), changed(marked_class(), _run=refunding)(name="refund"),
+    ),
 }  # fmt: skip
-"""Ways in which Python shares a function."""
 
 
-def case(build: Callable[[], Pair]) -> Callable[[], Pair]:
-    """Add another way."""
-    CASES[build.__name__] = build
-    return build
+def marked_tool() -> StructuredTool:
+    return read_only(look_up(acting()))
 
 
-@case
-def one_bound_method_is_marked() -> Pair:
+def pair(marked: Any, tool_of: Callable[[Any], BaseTool], make: Callable[[Any], BaseTool]) -> Pair:
+    return tool_of(marked), make(marked)
+
+
+def one_bound_method() -> Pair:
     orders = Endpoint("orders")
     read_only(orders.call)
     return look_up(orders.call), refund(Endpoint("refunds").call)
 
 
-@case
-def a_marked_method_is_bound_to_an_instance() -> Pair:
+def a_marked_method_bound_to_an_instance() -> Pair:
     orders = with_marked_method()("orders")
     return read_only(look_up(orders.call)), refund(type(orders)("refunds").call)
 
 
-@case
-def class_methods() -> Pair:
-    read_only(Endpoint.of_class)
-    return look_up(Endpoint.of_class), refund(Refunding.of_class)
-
-
-@case
-def callable_instances() -> Pair:
-    orders = read_only(dressed(Endpoint("orders")))
-    return Tool("look_up", orders, "A tool."), Tool("refund", dressed(Endpoint("refunds")), "A tool.")
-
-
-@case
 def partials_of_one_function() -> Pair:
     act = acting()
     marked = read_only(dressed(functools.partial(act)))
     return Tool("look_up", marked, "A tool."), Tool("refund", dressed(functools.partial(act)), "A tool.")
 
 
-@case
 def the_code_of_a_marked_function_is_replaced() -> Pair:
     @read_only
-    def changed(order: str) -> str:
+    def act(order: str) -> str:
         """Act."""
         return order
 
-    changed.__code__ = refund_now.__code__
-    return look_up(read_only(acting())), refund(changed)
+    act.__code__ = (lambda order: RAN.append("refund") or order).__code__
+    return marked_tool(), refund(act)
 
 
-@case
 def a_pickled_tool() -> Pair:
     marked = read_only(Own(name="look_up"))
-    return marked, called_refund(pickle.loads(pickle.dumps(marked)))
+    return marked, changed(pickle.loads(pickle.dumps(marked)), name="refund")
 
 
-@case
-def a_marked_tool_is_given_another_function() -> Pair:
-    changed = read_only(refund(acting()))
-    changed.func = acting()
-    return marked_tool(), changed
-
-
-@case
-def a_marked_tool_is_given_a_coroutine() -> Pair:
-    changed = read_only(refund(acting()))
-    changed.coroutine = refund_later
-    return None, changed
-
-
-@case
-def a_marked_tool_s_method_is_hidden_by_its_instance() -> Pair:
-    kind = marked_class()
-    changed = kind(name="refund")
-    changed.__dict__["_run"] = refund(acting())._run
-    return kind(name="look_up"), changed
-
-
-@case
-def a_marked_class_is_given_another_method() -> Pair:
-    kind, changed = marked_class(), marked_class()
-    changed._run = _refunding  # type: ignore[method-assign]
-    return kind(name="look_up"), changed(name="refund")
-
-
-@case
-def a_marked_class_that_calls_any_function() -> Pair:
-    calling: Any = read_only(type("Calling", (StructuredTool,), {}))
-    return None, calling.from_function(acting(), name="refund", description="A tool.")
+CASES: dict[str, Callable[[], Pair]] = {
+    **{name: lambda make=make: pair(marked_tool(), lambda one: one, make) for name, make in OF_A_TOOL.items()},
+    **{name: lambda make=make: pair(read_only(acting()), look_up, make) for name, make in OF_A_FUNCTION.items()},
+    **{
+        name: lambda make=make: pair(marked_class(), lambda kind: kind(name="look_up"), make)
+        for name, make in OF_A_CLASS.items()
+    },
+    **RELATIVES,
+    **{
+        one.__name__: one
+        for one in (
+            one_bound_method, a_marked_method_bound_to_an_instance, partials_of_one_function,
+            the_code_of_a_marked_function_is_replaced, a_pickled_tool,
+        )
+    },
+}  # fmt: skip
+"""Ways in which Python shares a function."""
 
 
 def asked_of(made: BaseTool) -> dict[str, Any]:
@@ -346,9 +278,7 @@ def asked_of(made: BaseTool) -> dict[str, Any]:
 
 def ran(ahead: RunAheadMiddleware, tools: list[BaseTool], *asked: dict[str, Any], said: Any = ASKED) -> Any:
     """The messages of an agent whose model makes these calls, one after the other."""
-    answer = script(*(calls(one) for one in asked), AIMessage("done"))
-    agent = create_agent(ScriptedChat(answer=answer), tools, middleware=[ahead])
-    return asyncio.run(agent.ainvoke(said))["messages"]
+    return asyncio.run(agent_on(tools, saying(*asked), ahead).ainvoke(said))["messages"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -371,12 +301,9 @@ def test_an_unmarked_relative_runs_only_when_the_model_asks_and_the_marked_one_a
 
 def test_every_tool_of_a_marked_function_runs_ahead() -> None:
     """The function itself was declared to read, so it does not matter how many tools are made of it."""
-
-    class Orders:
-        static = staticmethod(read_only(acting()))
-
     marked = read_only(acting())
-    for made in (look_up(marked), tool("other")(marked), copy.deepcopy(refund(marked)), look_up(Orders.static)):
+    static = type("Orders", (), {"static": staticmethod(read_only(acting()))}).static  # type: ignore[attr-defined]
+    for made in (look_up(marked), tool("other")(marked), copy.deepcopy(refund(marked)), look_up(static)):
         ahead = RunAheadMiddleware(predict=in_turns([asked_of(made)]))
         ran(ahead, [made], asked_of(made))
         assert ahead.ledger.counts.used == 1
@@ -385,11 +312,8 @@ def test_every_tool_of_a_marked_function_runs_ahead() -> None:
 @pytest.mark.parametrize(
     ("marked", "says"),
     [
-        (staticmethod(acting()), "below"),
-        (classmethod(acting()), "below"),
-        (BaseTool, "BaseTool"),
-        (StructuredTool, "StructuredTool"),
-        (Tool, "every tool's class"),
+        *((kind(acting()), "below") for kind in (staticmethod, classmethod)),
+        *((kind, "every tool's class") for kind in (BaseTool, StructuredTool, Tool)),
         (7, "7"),
     ],
     ids=["static method", "class method", "BaseTool", "StructuredTool", "Tool", "number"],
@@ -402,10 +326,8 @@ def test_what_cannot_be_marked_is_refused(marked: Any, says: str) -> None:
 @pytest.mark.parametrize("given", ["allow", "arguments_from_tools"])
 def test_a_function_on_the_list_is_that_function_and_not_its_name(given: str) -> None:
     """`functools.wraps` copies the name as well."""
-    function = acting()
-
+    function, said = acting(), ASKED
     settings: dict[str, Any] = {"allow": [function]}
-    said = ASKED
     if given == "arguments_from_tools":
         earlier = call("find", order="W7")
         result = ToolMessage("its customer is C7", tool_call_id=earlier["id"], name="find")

@@ -1,4 +1,4 @@
-"""Serves a scripted model until a signal comes or its input ends, and says what it closed. Run by `server_process`.
+"""Serves a scripted model until a signal comes or its input ends, and says what it closed. Run by `start_process`.
 
 python plugins/precedent-server/tests/running_server.py SETTINGS_AS_JSON
 
@@ -45,7 +45,7 @@ keys = KeyFile(Path(settings["keys"])) if settings["keys"] else None
 place = Path(settings["cache"]) if settings["cache"] else None
 with (
     SpeculationCache.open(place, embedder=HashEmbedder()) as cache,
-    closing(scripted_model_engine(answer, name="scripted", cache=cache)) as engine,
+    closing(scripted_model_engine(answer, name="scripted", cache=cache, may_stray=True)) as engine,
     closing(Serving({"scripted": Served.of("scripted", engine)}, ServerLimits(**settings["limits"]), keys)) as serving,
 ):
     serve(serving, "127.0.0.1", 0, ready=lambda address: print(address, flush=True))

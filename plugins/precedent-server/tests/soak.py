@@ -28,26 +28,10 @@ import httpx
 CLIENTS = 4
 MODEL = "smollm2-135m-instruct"
 SERVER = ("serve", "--draft-model", "first-layers:4", "--port", "0")
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "order_status",
-        "description": "Look up an order.",
-        "parameters": {"type": "object", "properties": {"order": {"type": "integer"}}, "required": ["order"]},
-    },
-}
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
-QUESTIONS = (
-    "Where is order {}?",
-    "Refund order {}.",
-    "List three facts about the number {}.",
-    "Translate {} into words.",
-)
+SCHEMA = {"type": "object", "properties": {"order": {"type": "integer"}}, "required": ["order"]}
+TOOL = {"type": "function", "function": {"name": "order_status", "parameters": SCHEMA}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "order", "strict": True, "schema": SCHEMA}}
+QUESTIONS = ("Where is order {}?", "Refund order {}.", "List three facts about the number {}.")
 BURNER = "import time, sys\nend = time.time() + float(sys.argv[1])\nwhile time.time() < end: sum(range(10000))"
 
 Body = dict[str, Any]
@@ -63,22 +47,14 @@ def chat(rng: random.Random) -> Body:
     }
 
 
-def with_history(rng: random.Random, *turns: Body) -> Body:
-    body = chat(rng)
-    return body | {"messages": [*turns, body["messages"][-1]]}
-
-
-def long_history(rng: random.Random) -> Body:
+def with_history(rng: random.Random) -> Body:
+    """An echoed call, whose arguments may be broken, with a name in its result, behind some turns of talk."""
+    call = {"name": "order_status", "arguments": rng.choice(("{}", "", '{"order": 1', '{"order": 7}'))}
     said = {"role": "assistant", "content": "It was sent on Monday. " * rng.randrange(1, 20)}
-    return with_history(rng, *[{"role": "user", "content": "And order 7?"}, said] * rng.randrange(1, 6))
-
-
-def foreign_history(rng: random.Random) -> Body:
-    """An echoed call, whose arguments may be broken, with a name in its result."""
-    arguments = rng.choice(("{}", "", '{"order": 1', '{"order": 7}'))
-    call = {"id": "call_1", "type": "function", "function": {"name": "order_status", "arguments": arguments}}
+    called = {"role": "assistant", "tool_calls": [{"id": "call_1", "type": "function", "function": call}]}
     result = {"role": "tool", "tool_call_id": "call_1", "name": "order_status", "content": "sent"}
-    return with_history(rng, {"role": "assistant", "tool_calls": [call]}, result) | {"tools": [TOOL]}
+    turns = [{"role": "user", "content": "And order 7?"}, said] * rng.randrange(6)
+    return chat(rng) | {"messages": [*turns, called, result, *chat(rng)["messages"][1:]], "tools": [TOOL]}
 
 
 def refused(rng: random.Random) -> Body:
@@ -86,7 +62,6 @@ def refused(rng: random.Random) -> Body:
     return chat(rng) | rng.choice(wrong)
 
 
-FORMAT = {"type": "json_schema", "json_schema": {"name": "trip", "strict": True, "schema": SCHEMA}}
 BODIES: dict[str, tuple[Callable[[random.Random], Body], Body]] = {
     "chat": (chat, {}),
     "stream": (chat, {"stream": True}),
@@ -95,8 +70,7 @@ BODIES: dict[str, tuple[Callable[[random.Random], Body], Body]] = {
     "samples": (chat, {"n": 3, "temperature": 1.0, "max_tokens": 16}),
     "tools": (chat, {"tools": [TOOL]}),
     "required tool": (chat, {"tools": [TOOL], "tool_choice": "required", "stream": True}),
-    "long history": (long_history, {}),
-    "foreign history": (foreign_history, {}),
+    "history": (with_history, {}),
     "structured": (chat, {"response_format": FORMAT, "max_tokens": 64}),
     "refused": (refused, {}),
     "responses": (chat, {}),

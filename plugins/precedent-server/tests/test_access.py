@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -22,55 +23,61 @@ APP = "https://app.example.org"
 
 
 @pytest.fixture
-def ask() -> Any:
-    """Sends one request to a server with these rules."""
+def serve() -> Iterator[Any]:
+    """Makes a client of a server under rules of access."""
+    with ExitStack() as held:
 
-    async def sent(method: str, path: str, *, keys: Any = None, hosts: Any = (), origins: Any = (), **more: Any) -> Any:
-        rules = AccessRules(tuple(hosts), tuple(origins))
-        with closing(scripted_model_engine(lambda prompt: "x", name="scripted")) as engine:
-            models = {"scripted": Served.of("scripted", engine)}
-            with closing(Serving(models, keys=keys, access=rules)) as serving:
-                transport = httpx.ASGITransport(server_app(serving), raise_app_exceptions=False)
-                async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
-                    return await client.request(method, path, **more)
+        def served(*, keys: Any = None, hosts: Any = (), origins: Any = (), models: Any = None) -> httpx.AsyncClient:
+            if models is None:
+                engine = held.enter_context(closing(scripted_model_engine(lambda prompt: "x", name="scripted")))
+                models = {"scripted": Served.of("scripted", engine)}
+            access = AccessRules(tuple(hosts), tuple(origins))
+            serving = held.enter_context(closing(Serving(models, keys=keys, access=access)))
+            transport = httpx.ASGITransport(server_app(serving), raise_app_exceptions=False)
+            return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
 
-    return sent
+        yield served
 
 
 @pytest.mark.parametrize(
-    ("host", "hosts", "status"),
+    ("hosts", "answered", "refused"),
     [
-        *(("localhost:8000", (), 200), ("models.internal:8000", (), 403), ("evil.org", ("*",), 200)),
-        *((host, ("models.internal",), 200) for host in ("models.internal:8000", "MODELS.internal", "localhost:8000")),
-        *((host, ("models.internal",), 403) for host in ("evil.org", "models.internal.evil.org")),
+        ((), ("localhost:8000",), ("models.internal:8000",)),
+        (("*",), ("evil.org",), ()),
+        (
+            ("models.internal",),
+            ("models.internal:8000", "MODELS.internal", "localhost:8000"),
+            ("evil.org", "models.internal.evil.org"),
+        ),
     ],
 )
 @pytest.mark.parametrize("with_key", [False, True])
 async def test_a_host_is_answered_if_it_is_allowed(
-    ask: Any, path: Path, host: str, hosts: Any, status: int, with_key: bool
+    serve: Any, path: Path, hosts: Any, answered: Any, refused: Any, with_key: bool
 ) -> None:
-    headers, keys = {"Host": host}, None
-    if with_key:
-        headers["Authorization"] = f"Bearer {add_key(path, 'desk', 'shop')}"
-        keys = KeyFile(path)
-    answer = await ask("POST", CHAT, json=ASKED, headers=headers, hosts=hosts, keys=keys)
-    assert answer.status_code == (200 if with_key and not hosts else status), answer.text
+    headers = {"Authorization": f"Bearer {add_key(path, 'desk', 'shop')}"} if with_key else {}
+    client = serve(hosts=hosts, keys=KeyFile(path) if with_key else None)
+    for host in (*answered, *refused):
+        answer = await client.post(CHAT, json=ASKED, headers={**headers, "Host": host})
+        allowed = host in answered or (with_key and not hosts)
+        assert answer.status_code == (200 if allowed else 403), answer.text
 
 
 @pytest.mark.parametrize("hosts", [(), ("models.internal",)])
-async def test_health_is_told_under_any_name_and_without_a_key(ask: Any, path: Path, hosts: Any) -> None:
+async def test_health_is_told_under_any_name_and_without_a_key(serve: Any, path: Path, hosts: Any) -> None:
     add_key(path, "desk", "shop")
     for keys in (None, KeyFile(path)):
-        answer = await ask("GET", "/health", headers={"Host": "10.0.0.7:8000"}, hosts=hosts, keys=keys)
+        answer = await serve(hosts=hosts, keys=keys).get("/health", headers={"Host": "10.0.0.7:8000"})
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
 
 
 @pytest.mark.parametrize(("origin", "allowed"), [(APP, True), ("https://evil.org", False), (f"{APP}.evil.org", False)])
-async def test_a_page_of_an_allowed_origin_reads_answers(ask: Any, origin: str, allowed: bool) -> None:
+async def test_a_page_of_an_allowed_origin_reads_answers(serve: Any, origin: str, allowed: bool) -> None:
+    client = serve(origins=[APP])
     wanted = {"Origin": origin, "Access-Control-Request-Method": "POST"}
     asked = {"Access-Control-Request-Headers": "authorization,content-type"}
-    before = await ask("OPTIONS", CHAT, headers=wanted | asked, origins=[APP])
-    answer = await ask("POST", CHAT, json=ASKED, headers={"Origin": origin}, origins=[APP])
+    before = await client.options(CHAT, headers=wanted | asked)
+    answer = await client.post(CHAT, json=ASKED, headers={"Origin": origin})
     assert (before.status_code, answer.status_code) == ((200, 200) if allowed else (400, 403))
     for one in (before, answer):
         assert one.headers.get("access-control-allow-origin") == (APP if allowed else None)
@@ -99,18 +106,13 @@ async def test_a_redirect_does_not_lead_to_the_clients_host(client: Any, path: s
     assert "evil.org" not in place or path.startswith("//")
 
 
-async def test_an_unhandled_error_is_logged_as_500_with_its_id(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unhandled_error_is_logged_as_500_with_its_id(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
     class Failing(dict[str, Served]):
         def __contains__(self, name: object) -> bool:
             raise RuntimeError("unforeseen")
 
-    with (
-        closing(Serving(Failing())) as serving,
-        caplog.at_level(logging.INFO, logger="precedent"),
-    ):
-        transport = httpx.ASGITransport(server_app(serving), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
-            answer = await client.post(CHAT, json=ASKED, headers={"X-Request-ID": "mine-1"})
+    with caplog.at_level(logging.INFO, logger="precedent"):
+        answer = await serve(models=Failing()).post(CHAT, json=ASKED, headers={"X-Request-ID": "mine-1"})
     assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine-1")
     assert answer.json()["error"]["type"] == "server_error"
     assert "unforeseen" not in answer.text
@@ -120,25 +122,18 @@ async def test_an_unhandled_error_is_logged_as_500_with_its_id(caplog: pytest.Lo
     assert "mine-1" in failure.getMessage()
 
 
-async def test_a_model_says_what_it_can_do_and_its_other_names() -> None:
+async def test_a_model_says_what_it_can_do_and_its_other_names(serve: Any) -> None:
     with (
         closing(scripted_model_engine(lambda prompt: "x", name="desk")) as engine,
-        closing(scripted_model_engine(lambda prompt: "x", name="other", cache=None)) as other,
+        closing(scripted_model_engine(lambda prompt: "x", name="other")) as other,
     ):
-        models = {name: Served.of(name, one) for name, one in (("desk", engine), ("alias", engine), ("other", other))}
-        with closing(Serving(models)) as serving:
-            transport = httpx.ASGITransport(server_app(serving))
-            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
-                found = {one["id"]: one for one in (await client.get("/v1/models")).json()["data"]}
-                metrics = (await client.get("/metrics")).text
-        assert {name: one["aliases"] for name, one in found.items()} == {
-            "desk": ["alias"],
-            "alias": ["desk"],
-            "other": [],
-        }
-        assert {one["max_model_len"] for one in found.values()} == {engine.context_length}
-        assert found["desk"]["capabilities"] == {
-            "tools": True, "structured_output": True, "reasoning": False, "embeddings": False,
-        }  # fmt: skip
-        assert metrics.count("vllm:num_requests_running{") == 2
-        assert 'model_name="desk"' in metrics
+        named = (("desk", engine), ("alias", engine), ("other", other))
+        client = serve(models={name: Served.of(name, one) for name, one in named})
+        found = {one["id"]: one for one in (await client.get("/v1/models")).json()["data"]}
+        metrics = (await client.get("/metrics")).text
+    assert {name: one["aliases"] for name, one in found.items()} == {"desk": ["alias"], "alias": ["desk"], "other": []}
+    assert {one["max_model_len"] for one in found.values()} == {engine.context_length}
+    can = {"tools": True, "structured_output": True, "reasoning": False, "embeddings": False}
+    assert found["desk"]["capabilities"] == can
+    assert metrics.count("vllm:num_requests_running{") == 2
+    assert 'model_name="desk"' in metrics

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from precedent_server.errors import ApiError
-from precedent_server.places import Quota
+from precedent_server.serving import PREPARING_THREADS, Quota, Serving
 from precedent_server.settings import ServerLimits
 
 CHAT = "/v1/chat/completions"
@@ -154,28 +156,14 @@ async def test_the_longest_body_is_answered(serve: Any) -> None:
     longest = raw + b" " * (client.serving.most_body_bytes - len(raw))
     assert (await client.post(CHAT, content=longest)).status_code == 200
     assert (await client.post(CHAT, content=longest + b" ")).status_code == 413
+    texts = ["word " * 6000] * (client.serving.most_body_bytes // 30_000 + 1)  # texts to embed need no context
+    answer = await client.post("/v1/embeddings", json={"model": "scripted", "input": texts})
+    assert answer.status_code == 200, answer.text[:500]
 
 
 def test_a_long_context_may_have_longer_bodies_up_to_a_bound() -> None:
     assert ServerLimits().most_body_bytes(32_768) == 32 * 32_768 + 3 * 256 * 1024
     assert ServerLimits().most_body_bytes(10**7) == 8 * 2**20
-
-
-async def test_texts_to_embed_need_no_context(serve: Any) -> None:
-    client = serve(lambda prompt: "x", may_stray=True)
-    texts = ["word " * 6000] * (client.serving.most_body_bytes // 30_000 + 1)
-    answer = await client.post("/v1/embeddings", json={"model": "scripted", "input": texts})
-    assert answer.status_code == 200, answer.text[:500]
-
-
-async def test_a_body_that_says_it_is_too_long_is_not_read(serve: Any) -> None:
-    async def body() -> Any:
-        yield b"{"
-        raise AssertionError("it was read on")
-
-    client = serve(lambda prompt: LONG, limits=ROOMY, may_stray=True)
-    answer = await client.post(CHAT, content=body(), headers={"Content-Length": str(2**26 + 1)})
-    assert answer.status_code == 413
 
 
 def test_what_is_held_is_bounded_per_key_and_in_all() -> None:
@@ -212,3 +200,21 @@ async def test_a_body_counts_until_it_is_read(serve: Any) -> None:
     assert (await first).status_code == 200
     assert client.serving.uploads.total == 0
     assert (await client.post(CHAT, content=raw)).status_code == 200
+
+
+async def test_who_is_too_slow_and_who_only_waited() -> None:
+    enough = threading.Event()
+    with closing(Serving({}, ServerLimits(prepare_seconds=0.2))) as serving:
+        jobs = [serving.prepared(enough.wait) for _ in range(PREPARING_THREADS + 1)]
+        errors = await asyncio.gather(*jobs, return_exceptions=True)
+        enough.set()
+    assert [error.status for error in errors if isinstance(error, ApiError)] == [400] * PREPARING_THREADS + [503]
+
+
+async def test_a_result_that_nobody_waits_for_is_disposed_of() -> None:
+    enough, disposed = threading.Event(), asyncio.Event()
+    with closing(Serving({}, ServerLimits(prepare_seconds=0.05))) as serving:
+        with pytest.raises(ApiError, match="longer than"):
+            await serving.prepared(lambda: enough.wait() and 7, lambda result: disposed.set())
+        enough.set()
+        await disposed.wait()

@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 from helpers.format_models import MODELS, TOKENIZERS, TOOLS, answers_of
-from langchain_core.messages import AIMessage
 
 from precedent.langchain import ChatPrecedent
 from precedent_server.app import server_app
@@ -76,22 +75,20 @@ async def test_whole_answers_have_whole_calls_alone(client: httpx.AsyncClient, n
     for length in lengths:
         (choice,) = (await posted(client, CHAT, max_tokens=length))["choices"]
         message = choice["message"]
-        assert choice["finish_reason"] == "length"
-        for call in message.get("tool_calls", ()):
-            assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("look_up", ARGUMENTS)
-        if not message.get("tool_calls"):
+        calls = [json.loads(call["function"]["arguments"]) for call in message.get("tool_calls", ())]
+        assert (choice["finish_reason"], calls) == ("length", [ARGUMENTS] * len(calls))
+        if not calls:
             check_written(name, message["content"], length)
         if length % 7 == 1:
             items = (await posted(client, RESPONSES, max_output_tokens=length))["output"]
-            calls = [item for item in items if item["type"] == "function_call"]
-            assert len(calls) == len(message.get("tool_calls", ()))
-            assert [json.loads(call["arguments"]) for call in calls] == [ARGUMENTS] * len(calls)
+            assert [json.loads(item["arguments"]) for item in items if item["type"] == "function_call"] == calls
             texts = [part["text"] for item in items if item["type"] == "message" for part in item["content"]]
             assert "".join(texts) == (message["content"] or "")
             assert items[-1]["status"] == ("completed" if calls else "incomplete")
 
 
 async def test_a_stream_never_has_markup_in_arguments(client: httpx.AsyncClient, name: str, lengths: range) -> None:
+    """An unfinished item of a stream of Responses says so."""
     for length in lengths:
         events = await posted(client, CHAT, max_tokens=length, stream=True)
         deltas = [event["choices"][0]["delta"] for event in events]
@@ -101,18 +98,11 @@ async def test_a_stream_never_has_markup_in_arguments(client: httpx.AsyncClient,
         assert events[-1]["choices"][0]["finish_reason"] == "length"
         if not calls:
             check_written(name, "".join(delta.get("content", "") for delta in deltas), length)
-
-
-async def test_an_unfinished_item_of_a_stream_says_so(client: httpx.AsyncClient, name: str, lengths: range) -> None:
-    for length in lengths:
-        events = await posted(client, RESPONSES, max_output_tokens=length, stream=True)
-        assert [event["sequence_number"] for event in events] == list(range(len(events)))
-        assert events[-1]["type"] == "response.incomplete"
-        for item in events[-1]["response"]["output"]:
-            if item["type"] == "function_call":
-                check_arguments(item["arguments"])
-                whole = item["arguments"] == json.dumps(ARGUMENTS, ensure_ascii=False)
-                assert whole or item["status"] == "incomplete"
+        last = (await posted(client, RESPONSES, max_output_tokens=length, stream=True))[-1]
+        assert last["type"] == "response.incomplete"
+        for item in (item for item in last["response"]["output"] if item["type"] == "function_call"):
+            check_arguments(item["arguments"])
+            assert item["arguments"] == json.dumps(ARGUMENTS, ensure_ascii=False) or item["status"] == "incomplete"
 
 
 def check_arguments(arguments: str) -> None:
@@ -120,28 +110,18 @@ def check_arguments(arguments: str) -> None:
     assert json.dumps(ARGUMENTS, ensure_ascii=False).startswith(arguments)
 
 
-def test_a_chat_model_returns_a_cut_call_as_its_text(name: str, lengths: range) -> None:
+def test_a_chat_model_returns_a_cut_call_as_its_text_and_streams_it_without_markup(name: str, lengths: range) -> None:
     engine = ScriptedEngine(TOKENIZERS[name], lambda prompt: answer_of(name))
     model = ChatPrecedent.from_engine(engine).bind_tools(TOOLS)
     for length in lengths:
-        message = model.invoke("hi", max_tokens=length)
-        assert isinstance(message, AIMessage)
-        assert message.response_metadata["finish_reason"] == "length"
-        assert message.invalid_tool_calls == []
-        assert [call["args"] for call in message.tool_calls] == [ARGUMENTS] * len(message.tool_calls)
-        if not message.tool_calls:
-            check_written(name, message.text, length)
-
-
-def test_a_streamed_call_that_is_cut_is_invalid_and_without_markup(name: str, lengths: range) -> None:
-    engine = ScriptedEngine(TOKENIZERS[name], lambda prompt: answer_of(name))
-    model = ChatPrecedent.from_engine(engine).bind_tools(TOOLS)
-    for length in lengths:
-        first, *others = list(model.stream("hi", max_tokens=length))
-        message: Any = first
-        for chunk in others:
-            message += chunk
-        assert [call["args"] for call in message.tool_calls] == [ARGUMENTS] * len(message.tool_calls)
-        for call in message.invalid_tool_calls:
+        whole: Any = model.invoke("hi", max_tokens=length)
+        assert (whole.response_metadata["finish_reason"], whole.invalid_tool_calls) == ("length", [])
+        first, *others = model.stream("hi", max_tokens=length)
+        streamed: Any = sum(others, first)
+        for message in (whole, streamed):
+            assert [call["args"] for call in message.tool_calls] == [ARGUMENTS] * len(message.tool_calls)
+        if not whole.tool_calls:
+            check_written(name, whole.text, length)
+        for call in streamed.invalid_tool_calls:
             assert call["name"] == "look_up"
             check_arguments(call["args"].removesuffix("<invalid>")[:-2].rstrip("\\"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from time import monotonic
 from typing import Any
 from xml.etree import ElementTree
 
@@ -29,7 +28,6 @@ Headers = dict[str, dict[str, str]]
 
 
 def echo(prompt: str) -> str:
-    """The script's answer: the last thing the user said."""
     return "You said: " + prompt.rpartition("user\n")[2].partition("<")[0].strip()
 
 
@@ -105,40 +103,27 @@ async def test_roles_and_without_keys_only_this_machine(keyed: Any, client: Any,
 
 
 async def test_figures_add_up(serve: Any) -> None:
-    begun, client = monotonic(), serve(echo)
-    before = (await client.get("/dashboard/figures")).json()["models"]["scripted"]
-    assert (before["tokens_per_step"], before["generation_tokens"], before["decode_seconds_saved"]) == (None, 0, 0)
+    client = serve(echo)
+    before = (await client.get("/dashboard/figures")).json()
+    assert before["models"]["scripted"]["tokens_per_step"] is None
     await say(client, "x", prediction={"type": "content", "content": "You said: x"})
-    await say(client, "x", speculation=False)
     answer = await client.get("/dashboard/figures")
-    found = answer.json()
-    model = found["models"]["scripted"]
-    assert (model["num_requests_finished"], model["num_requests_running"], found["queued"]) == (2, 0, 0)
+    found, model = answer.json(), answer.json()["models"]["scripted"]
+    assert (model["num_requests_finished"], model["num_requests_running"], found["queued"]) == (1, 0, 0)
     assert sum(model["accepted_by_source"].values()) == model["num_accepted_tokens"] > 0
-    assert model["accepted_by_source"]["prediction"] > 0
     assert model["tokens_per_step"] == round(model["generation_tokens"] / model["num_request_steps"], 3) > 1
     assert set(model["time_to_first_token_seconds"]) == {"p50", "p95"}
-    later = (await client.get("/dashboard/figures")).json()["seconds"]
-    assert 0 < found["seconds"] < later <= monotonic() - begun
+    assert 0 < before["seconds"] < found["seconds"]
     assert answer.headers["cache-control"] == "no-store"
 
 
-@pytest.mark.parametrize(
-    ("params", "param"),
-    [
-        *(({"limit": wrong}, "limit") for wrong in (0, MOST_LISTED + 1, "²", "9" * 5000)),
-        *(({"offset": wrong}, "offset") for wrong in (-1, MOST_SKIPPED + 1)),
-        ({"query": "x" * 1001}, "query"),
-        ({"model": "other"}, "model"),
-    ],
-    ids=lambda value: str(value)[:20],
-)
-async def test_listings_that_are_refused(client: Any, params: Any, param: str) -> None:
-    answer = await client.get("/dashboard/completions", params=params)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (404 if param == "model" else 400, param)
-
-
-FORGETTINGS: list[tuple[Any, str | None]] = [
+BAD_LISTS: list[dict[str, Any]] = [
+    *({"limit": wrong} for wrong in (0, MOST_LISTED + 1, "²", "9" * 5000)),
+    *({"offset": wrong} for wrong in (-1, MOST_SKIPPED + 1)),
+    {"query": "x" * 1001},
+    {"model": "other"},
+]
+BAD_FORGETTINGS: list[tuple[Any, str | None]] = [
     *(({"ids": wrong}, "ids") for wrong in ([], 1, [True], ["1"], [0], [2**63], [1] * (MOST_FORGOTTEN + 1))),
     ({}, "ids"),
     ({"ids": [1], "tenant": "other"}, "tenant"),
@@ -147,11 +132,15 @@ FORGETTINGS: list[tuple[Any, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "param"), FORGETTINGS, ids=[str(i) for i in range(len(FORGETTINGS))])
-async def test_what_cannot_be_forgotten_is_refused(client: Any, body: Any, param: str | None) -> None:
+async def test_what_cannot_be_listed_or_forgotten_is_refused(serve: Any) -> None:
+    client = serve(echo)
     await say(client, "stays")
-    answer = await client.post("/dashboard/forget", json=body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    for params in BAD_LISTS:
+        answer, (param,) = await client.get("/dashboard/completions", params=params), params
+        assert (answer.status_code, answer.json()["error"]["param"]) == (404 if param == "model" else 400, param)
+    for body, wrong in BAD_FORGETTINGS:
+        answer = await client.post("/dashboard/forget", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, wrong)
     assert len((await listed(client))["completions"]) == 1
 
 
@@ -173,12 +162,12 @@ async def test_a_server_keeps_no_steps_by_itself(client: Any) -> None:
 
 
 @pytest.mark.parametrize("text", [ANSWER, "<script>alert(1)</script> & more"])
-async def test_steps_retell_the_answer(serve: Any, text: str) -> None:
-    client = serve(lambda prompt: text, kept_steps=100)
+async def test_the_last_steps_retell_the_answer(serve: Any, text: str) -> None:
+    client = serve(lambda prompt: text, kept_steps=2)
     for _ in range(2):
         await say(client, "Where?", max_tokens=100)
     steps = (await client.get("/dashboard/steps", params={"model": "scripted"})).json()["steps"]
-    assert [step["number"] for step in steps] == list(range(len(steps), 0, -1))
+    assert len(steps) == 2 < steps[0]["number"] == steps[1]["number"] + 1
     newest = steps[0]
     accepted = [node for node in newest["nodes"] if node["accepted"]]
     assert len(accepted) == newest["num_accepted"] > 3
@@ -189,10 +178,3 @@ async def test_steps_retell_the_answer(serve: Any, text: str) -> None:
         assert node["path_probability"] == pytest.approx(above * node["estimate"], abs=2e-4)
     drawn = "".join(ElementTree.fromstring(newest["picture"]).itertext())
     assert "".join(node["text"] for node in accepted)[:20].replace(" ", "·") in drawn
-
-
-async def test_only_the_last_steps_are_kept(serve: Any) -> None:
-    client = serve(lambda prompt: ANSWER, kept_steps=2)
-    for _ in range(3):
-        await say(client, "Where?", max_tokens=100)
-    assert len((await client.get("/dashboard/steps")).json()["steps"]) == 2

@@ -19,14 +19,17 @@ TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 PLACES = {"/": "index.html", **{f"/assets/{name}": name for name in FILES}}
 
 
-@pytest.mark.parametrize("place", PLACES)
-async def test_files_are_sent_with_a_strict_policy_and_without_a_key(serve: Any, path: Path, place: str) -> None:
+async def test_files_are_sent_with_a_strict_policy_and_without_a_key(serve: Any, path: Path) -> None:
     add_key(path, "desk", "shop")
-    answer = await serve(["x"], keys=KeyFile(path)).get(place, headers={"Host": "models.example"})
-    assert (answer.status_code, answer.text) == (200, FILES[PLACES[place]])
-    assert answer.headers["content-type"] == f"{TYPES[PLACES[place].rpartition('.')[2]]}; charset=utf-8"
-    assert answer.headers["content-security-policy"] == POLICY
-    assert (answer.headers["x-content-type-options"], answer.headers["referrer-policy"]) == ("nosniff", "no-referrer")
+    client = serve(["x"], keys=KeyFile(path))
+    for place, name in PLACES.items():
+        answer = await client.get(place, headers={"Host": "models.example"})
+        assert (answer.status_code, answer.text) == (200, FILES[name])
+        assert answer.headers["content-type"] == f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8"
+        assert answer.headers["content-security-policy"] == POLICY
+        assert (answer.headers["x-content-type-options"], answer.headers["referrer-policy"]) == (
+            *("nosniff", "no-referrer"),
+        )
 
 
 def test_the_policy_forbids_all_but_the_servers_own_files() -> None:
@@ -74,10 +77,10 @@ FORBIDDEN = (
     r"\beval\b|new Function|setTimeout\(\s*[\"'`]|setInterval\(\s*[\"'`]|\bimport\(",
     r"javascript:|https?://|//[a-z0-9-]+\.[a-z]{2,}",
     r"localStorage|sessionStorage|indexedDB|document\.cookie|pushState|replaceState",
-    r"\.style\b|cssText|setAttribute\(\s*[\"']style|@import|url\(",
-    r"setAttribute\(\s*[\"']on",
+    r"\.style\b|cssText|setAttribute\(\s*[\"']style|@import|url\(|setAttribute\(\s*[\"']on",
+    r"<style|\sstyle=|\son\w+\s*=\s*\"|<script(?![^>]*\ssrc=\"/assets/)",
 )
-"""What would make markup or code of a text, ask another server, or keep a key."""
+"""What would make markup or code of a text, ask another server, or keep a key; and what the policy would stop."""
 
 
 def test_no_file_makes_markup_of_text_or_asks_elsewhere() -> None:
@@ -85,31 +88,15 @@ def test_no_file_makes_markup_of_text_or_asks_elsewhere() -> None:
         assert [name for name, text in FILES.items() if re.search(forbidden, text)] == []
     for source in ("box.innerHTML = x", "eval(x)", "fetch('https://x.example')", "localStorage.k = 1", "a.style.b = 1"):
         assert any(re.search(forbidden, source) for forbidden in FORBIDDEN), source
-
-
-def test_the_page_has_no_scripts_styles_or_handlers_of_its_own_and_every_field_a_label() -> None:
-    assert re.findall(r"<style|\sstyle=|\son\w+\s*=", PAGE) == []
-    assert re.findall(r"<script(?![^>]*\ssrc=\"/assets/)", PAGE) == []
     assert set(re.findall(r"(?:src|href)=\"(/[^\"]*)\"", PAGE)) <= PLACES.keys()
-    fields = re.findall(r"<(?:input|select|textarea)\b[^>]*\bid=\"([^\"]+)\"", PAGE)
-    assert len(fields) == len(re.findall(r"<(?:input|select|textarea)\b", PAGE)) > 5
-    assert set(fields) <= set(re.findall(r"<label[^>]*\bfor=\"([^\"]+)\"", PAGE))
 
 
-def test_both_themes_have_all_colours_and_every_source_is_coloured_and_explained_as_in_the_library() -> None:
-    light, dark = (
-        dict(re.findall(r"--([\w-]+):\s*(#[0-9a-f]{6})", theme))
-        for theme in STYLE.split("@media (prefers-color-scheme: dark)")
-    )
+def test_every_source_is_coloured_and_explained_as_in_the_library() -> None:
+    themes = STYLE.split("@media (prefers-color-scheme: dark)")
+    light, dark = (dict(re.findall(r"--([\w-]+):\s*(#[0-9a-f]{6})", theme)) for theme in themes)
     assert light.keys() == dark.keys()
     for name, colour in SOURCES.items():
         assert light[f"source-{name}"] == colour.page
         assert f'["{name}", "{colour.meaning}"]' in FILES["sources.js"]
         assert f".source-{name} " in STYLE
     assert [light[f"other-{number}"] for number in range(len(OTHERS))] == [one.page for one in OTHERS]
-
-
-def test_motion_and_focus_follow_the_readers_wishes() -> None:
-    assert "prefers-reduced-motion" in STYLE
-    assert ":focus-visible" in STYLE
-    assert not re.search(r"outline:\s*(none|0)", STYLE)

@@ -1,4 +1,4 @@
-"""Second turns as real clients send them: echoed keys, loose forms, nulls, and parameters that ask for nothing."""
+"""Second turns as real clients send them: echoed keys, loose forms, and the items of Responses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from precedent_testing.scripted_model import scripted_tokenizer
 
-CHAT, RESPONSES, TEXTS = "/v1/chat/completions", "/v1/responses", "/v1/completions"
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 FUNCTION = {"name": "look_up", "parameters": {"type": "object", "properties": {"number": {"type": "string"}}}}
 TOOL = {"type": "function", "function": FUNCTION}
 CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"number": "7"}'}}
@@ -136,6 +136,29 @@ async def test_items_of_other_providers_tools_are_ignored(asked: Any) -> None:
     assert prompt == (await asked(RESPONSES, input=[items[0], items[2], USER]))[1]
 
 
+async def test_items_become_turns(asked: Any) -> None:
+    """What a client sends back: its own words, the model's thoughts, texts and calls, and results."""
+    output = {"type": "function_call_output", "call_id": "c1", "output": "sent"}
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Where is 7?"}]},
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "Look."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        *({"type": "function_call", "call_id": one, **CALL["function"]} for one in ("c1", "c2")),
+        *(output, output | {"call_id": "c2", "output": "lost"}),
+    ]
+    calls = [CALL, CALL | {"id": "c2"}]
+    messages = [
+        {"role": "system", "content": "Be brief."}, USER,
+        said(content="I look.", reasoning_content="Look.", tool_calls=calls),
+        RESULT, RESULT | {"tool_call_id": "c2", "content": "lost"},
+    ]  # fmt: skip
+    answer, prompt = await asked(
+        RESPONSES, input=items, instructions="Be brief.", tools=[{"type": "function", **FUNCTION}]
+    )
+    assert answer.status_code == 200, answer.text
+    assert prompt == (await asked(CHAT, messages=messages, tools=[TOOL]))[1]
+
+
 async def test_what_is_ignored_is_counted(asked: Any) -> None:
     async def count() -> int:
         metrics = (await asked.client.get("/metrics")).text
@@ -154,26 +177,6 @@ async def test_what_is_ignored_is_counted(asked: Any) -> None:
     assert await count() == 4
 
 
-NULLS: list[tuple[str, dict[str, Any]]] = [
-    (CHAT, {"messages": [USER], "tools": [{"type": "function", "function": {**FUNCTION, "description": None}}]}),
-    (CHAT, {"messages": [USER], "tools": [{"type": "function", "function": {**FUNCTION, "strict": None}}]}),
-    (RESPONSES, {"input": "hi", "tools": [{"type": "function", **FUNCTION, "description": None, "strict": None}]}),
-    (CHAT, {"messages": [USER], "stream_options": {"include_usage": None}, "stream": True}),
-    (CHAT, {"messages": [USER], "response_format": {"type": "text", "json_schema": None}}),
-    (CHAT, {"messages": [USER], "tools": [{"type": "function", "function": {"name": "now", "parameters": None}}]}),
-    (CHAT, {"messages": [USER], "audio": None, "tool_choice": None, "tools": None, "logit_bias": None}),
-    (RESPONSES, {"input": "hi", "text": {"format": None, "verbosity": None}}),
-    (RESPONSES, {"input": "hi", "reasoning": {"effort": None, "summary": None}, "previous_response_id": None}),
-    (RESPONSES, {"input": [{"role": "user", "content": "hi", "id": None, "status": None}]}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("path", "body"), NULLS)
-async def test_a_null_asks_for_nothing(asked: Any, path: str, body: dict[str, Any]) -> None:
-    answer, _ = await asked(path, **body)
-    assert answer.status_code == 200, answer.text
-
-
 async def test_a_null_in_a_schema_stays(asked: Any) -> None:
     parameters = {"type": "object", "properties": {"a": {"enum": ["x", None], "default": None}}}
     function = {"name": "f", "parameters": parameters}
@@ -182,53 +185,6 @@ async def test_a_null_in_a_schema_stays(asked: Any) -> None:
         (RESPONSES, {"input": "hi", "tools": [{"type": "function", **function}]}),
     ):
         assert '"enum": ["x", null], "default": null' in (await asked(path, **body))[1]
-
-
-@pytest.mark.parametrize(
-    ("path", "more"),
-    [
-        *((CHAT, more) for more in (
-            {"best_of": 1}, {"min_tokens": 0}, {"top_k": -1}, {"stream_options": {"include_usage": True}},
-            {"stream": False, "stream_options": {"include_usage": True}}, {"verbosity": "medium"},
-            {"ignore_eos": False}, {"use_beam_search": False}, {"skip_special_tokens": True}, {"length_penalty": 1.0},
-        )),
-        *((TEXTS, more) for more in (
-            {"best_of": 1}, {"min_tokens": 0}, {"top_k": -1}, {"stream_options": {"include_usage": True}},
-        )),
-        *((RESPONSES, more) for more in (
-            {"reasoning": {"summary": "auto"}}, {"reasoning": {"summary": "detailed", "effort": None}},
-            {"truncation": "auto"}, {"truncation": "disabled"}, {"text": {"verbosity": "medium"}},
-            {"background": False}, {"stream": True, "stream_options": {"include_obfuscation": False}},
-        )),
-    ],
-)  # fmt: skip
-async def test_a_parameter_that_asks_for_nothing_is_taken(asked: Any, path: str, more: dict[str, Any]) -> None:
-    body = {CHAT: {"messages": [USER]}, TEXTS: {"prompt": "hi"}, RESPONSES: {"input": "hi"}}[path]
-    answer, _ = await asked(path, **body, **more)
-    assert answer.status_code == 200, answer.text
-
-
-@pytest.mark.parametrize(
-    ("path", "more", "param"),
-    [
-        (CHAT, {"best_of": 2}, "best_of"),
-        (CHAT, {"best_of": True}, "best_of"),
-        (CHAT, {"min_tokens": 5}, "min_tokens"),
-        (CHAT, {"top_k": -2}, "top_k"),
-        (CHAT, {"verbosity": "low"}, "verbosity"),
-        (CHAT, {"ignore_eos": True}, "ignore_eos"),
-        (TEXTS, {"best_of": 3}, "best_of"),
-        (RESPONSES, {"text": {"verbosity": "low"}}, "text"),
-        (RESPONSES, {"reasoning": {"depth": 3}}, "reasoning"),
-        (RESPONSES, {"truncation": "middle"}, "truncation"),
-    ],
-)
-async def test_a_parameter_that_would_change_the_answer_is_refused(
-    asked: Any, path: str, more: dict[str, Any], param: str
-) -> None:
-    body = {CHAT: {"messages": [USER]}, TEXTS: {"prompt": "hi"}, RESPONSES: {"input": "hi"}}[path]
-    answer, _ = await asked(path, **body, **more)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
 
 
 async def test_earlier_thoughts_reach_the_prompt(serve: Any) -> None:

@@ -11,12 +11,8 @@ import pytest
 from precedent_server.settings import ServerLimits
 
 LONG = " ".join(f"word{number}" for number in range(3000))
-ASKED: dict[str, Any] = {
-    "model": "scripted",
-    "messages": [{"role": "user", "content": "Hello?"}],
-    "temperature": 0,
-    "max_tokens": 12_000,
-}
+TEXT: dict[str, Any] = {"model": "scripted", "temperature": 0, "max_tokens": 12_000}
+ASKED: dict[str, Any] = {**TEXT, "messages": [{"role": "user", "content": "Hello?"}]}
 
 
 class Visitor:
@@ -65,9 +61,7 @@ async def ended(client: Any) -> Any:
 @pytest.mark.parametrize(("stream", "leaves_after"), [(False, 0), (True, 0), (True, 3)])
 async def test_a_client_that_leaves_ends_its_request(serve: Any, path: str, stream: bool, leaves_after: int) -> None:
     client = serve([LONG, "again"])
-    body = ASKED if path.endswith("chat/completions") else {**ASKED, "prompt": "Hello?"}
-    if "prompt" in body:
-        body = {key: value for key, value in body.items() if key != "messages"}
+    body = ASKED if path.endswith("chat/completions") else {**TEXT, "prompt": "Hello?"}
     await visited(client, path, {**body, "stream": stream}, leaves_after)
     found = await ended(client)
     assert found.num_requests_finished == 0

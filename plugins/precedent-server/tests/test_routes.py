@@ -1,19 +1,15 @@
-"""The other routes, and what holds for all: errors in OpenAI's form, request ids, bounds, keys."""
+"""What holds for all routes: health, request ids, bounds, keys."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import logging
-import struct
 import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from openai.types import Completion
 
 from precedent_server.keys import KeyFile, add_key
 from precedent_server.settings import ServerLimits
@@ -21,13 +17,6 @@ from precedent_server.settings import ServerLimits
 Client = httpx.AsyncClient
 CHAT = "/v1/chat/completions"
 ASKED: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": "Hello?"}], "temperature": 0}
-
-
-async def test_models(client: Client) -> None:
-    listed = (await client.get("/v1/models")).json()
-    assert [one["id"] for one in listed["data"]] == ["scripted"]
-    assert (await client.get("/v1/models/scripted")).json() == listed["data"][0]
-    assert (await client.get("/v1/models/other")).status_code == 404
 
 
 async def test_health_and_metrics(client: Client) -> None:
@@ -96,67 +85,6 @@ async def test_health_fails_while_an_engine_does_not_advance(serve: Any) -> None
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", CHAT, 405)])
-async def test_other_paths_and_methods(client: Client, method: str, path: str, status: int) -> None:
-    answer = await client.request(method, path)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
-
-
-async def test_completions(serve: Any) -> None:
-    body = {"model": "scripted", "prompt": "Once upon", "temperature": 0, "max_tokens": 50}
-    found = Completion.model_validate((await serve([" a time."]).post("/v1/completions", json=body)).json())
-    assert (found.choices[0].text, found.choices[0].finish_reason) == (" a time.", "stop")
-    streaming = {"stream": True, "logprobs": 1, "stream_options": {"include_usage": True}}
-    answer = await serve([" a time."]).post("/v1/completions", json=body | streaming)
-    events = answer.text.split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""]
-    *chunks, last = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
-    choices = [choice for chunk in chunks for choice in chunk["choices"]]
-    assert [choice["finish_reason"] for choice in choices] == [None] * (len(chunks) - 1) + ["stop"]
-    assert "".join(choice["text"] for choice in choices) == " a time."
-    tokens = [token for choice in choices if choice["logprobs"] for token in choice["logprobs"]["tokens"]]
-    assert "".join(tokens).startswith(" a time.")
-    assert all(chunk["usage"] is None for chunk in chunks)
-    assert (last["choices"], last["usage"]) == ([], found.usage.to_dict())  # type: ignore[union-attr]
-
-
-async def test_several_prompts_and_echo(serve: Any) -> None:
-    body = {"model": "scripted", "prompt": ["a", "b"], "n": 2, "echo": True, "temperature": 0, "max_tokens": 9}
-    found = (await serve(lambda prompt: f"{prompt}!").post("/v1/completions", json=body)).json()
-    assert [choice["text"] for choice in found["choices"]] == ["aa!", "aa!", "bb!", "bb!"]
-    assert found["usage"]["prompt_tokens"] == 2
-
-
-@pytest.mark.parametrize(
-    ("more", "param"),
-    [
-        ({"best_of": 2}, "best_of"),
-        ({"suffix": "x"}, "suffix"),
-        *(({"prompt": prompt}, "prompt") for prompt in ([], [[]], [10**9], [-1])),
-        ({"prompt": ["x"] * 17}, "n"),
-        ({"echo": True, "logprobs": 1}, "echo"),
-    ],
-)
-async def test_completions_that_are_refused(client: Client, more: Any, param: str) -> None:
-    answer = await client.post("/v1/completions", json={"model": "scripted", "prompt": "x", **more})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
-
-
-async def test_embeddings(client: Client) -> None:
-    body = {"model": "scripted", "input": ["one", "two"]}
-    plain = (await client.post("/v1/embeddings", json=body)).json()["data"]
-    packed = (await client.post("/v1/embeddings", json=body | {"encoding_format": "base64"})).json()["data"]
-    for one, other in zip(plain, packed, strict=True):
-        raw = base64.b64decode(other["embedding"])
-        assert one["embedding"] == pytest.approx(list(struct.unpack(f"<{len(raw) // 4}f", raw)))
-
-
-@pytest.mark.parametrize("texts", ["", [], ["x", ""], ["x"] * 257, ["x", "x" * 32_769]])
-async def test_embeddings_that_are_refused(client: Client, texts: Any) -> None:
-    answer = await client.post("/v1/embeddings", json={"model": "scripted", "input": texts})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input"), answer.text
-
-
 @pytest.mark.parametrize(("path", "asked"), [(CHAT, "messages"), ("/v1/completions", "prompt")])
 async def test_a_hundred_thousand_tokens(client: Client, path: str, asked: str) -> None:
     text = "word " * 150_000
@@ -164,12 +92,6 @@ async def test_a_hundred_thousand_tokens(client: Client, path: str, asked: str) 
     answer = await client.post(path, json={"model": "scripted", asked: body[asked]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert "more than" in answer.json()["error"]["message"], "it was not encoded to its end"
-
-
-async def test_a_body_that_is_too_long(serve: Any) -> None:
-    client = serve(["x"], limits=ServerLimits(max_body_bytes=1000))
-    answer = await client.post(CHAT, content=b" " * 1001)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (413, "invalid_request_error")
 
 
 async def test_a_full_queue(serve: Any) -> None:

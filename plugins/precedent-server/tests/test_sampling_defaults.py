@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Literal
+from contextlib import ExitStack
+from typing import Any
 
 import httpx
 import pytest
@@ -26,20 +25,21 @@ ROUTES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose publisher recommends the likeliest token, which makes its answers recognisable."""
-    model = tiny_causal_lm(dtype=torch.float32, max_position_embeddings=256)
-    found = tmp_path_factory.mktemp("model")
+def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, httpx.AsyncClient]]:
+    """Clients by `--sampling`; the model recommends the likeliest token, which makes its answers recognisable."""
+    model, folder = tiny_causal_lm(dtype=torch.float32, max_position_embeddings=256), tmp_path_factory.mktemp("model")
     model.generation_config = GenerationConfig(do_sample=True, temperature=0.8, top_k=1, repetition_penalty=1.5)
-    model.save_pretrained(found)
-    byte_tokenizer().save_pretrained(found)
-    return found
-
-
-@contextmanager
-def client_of(folder: Path, sampling: Literal["model", "precedent"]) -> Iterator[httpx.AsyncClient]:
-    with opened({"tiny": str(folder)}, EngineOptions(device="cpu"), ServerLimits(), sampling=sampling) as serving:
-        yield httpx.AsyncClient(transport=httpx.ASGITransport(server_app(serving)), base_url="http://127.0.0.1:8000")
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    with ExitStack() as held:
+        found = dict[str, httpx.AsyncClient]()
+        for sampling in ("model", "precedent"):
+            serving = held.enter_context(
+                opened({"tiny": str(folder)}, EngineOptions(device="cpu"), ServerLimits(), sampling=sampling)  # type: ignore[arg-type]
+            )
+            transport = httpx.ASGITransport(server_app(serving))
+            found[sampling] = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
+        yield found
 
 
 async def text_of(client: httpx.AsyncClient, route: str, **given: Any) -> str:
@@ -53,41 +53,37 @@ async def text_of(client: httpx.AsyncClient, route: str, **given: Any) -> str:
     return str(choice["text"] if "text" in choice else choice["message"]["content"])
 
 
-async def test_requests_that_give_no_settings_sample_as_the_operator_chose(folder: Path) -> None:
-    routes = list(ROUTES)
-    with client_of(folder, "model") as client:
-        recommended = {route: [await text_of(client, route) for _ in range(2)] for route in routes}
-        plain = {route: await text_of(client, route, temperature=0) for route in routes}
-        own = {"temperature": 0, "top_k": -1, "repetition_penalty": 1}
-        given = {route: await text_of(client, route, **own) for route in routes[:2]}
-        unfiltered = {route: {await text_of(client, route, top_k=-1) for _ in range(3)} for route in routes[:2]}
-    with client_of(folder, "precedent") as client:
-        usual = {route: {await text_of(client, route) for _ in range(3)} for route in routes}
-        greedy = {route: await text_of(client, route, temperature=0) for route in routes}
-    for route in routes:
-        assert recommended[route] == [plain[route]] * 2, "the likeliest token, under the recommended penalty"
-        assert plain[route] != greedy[route], "the penalty holds for requests that give a temperature alone"
-        assert len(usual[route]) == 3, "OpenAI's temperature 1"
-    for route in routes[:2]:
-        assert given[route] == greedy[route], "what a request gives goes first"
-        assert len(unfiltered[route]) == 3, "-1 switches the recommended top_k off"
+async def test_requests_that_give_no_settings_sample_as_the_operator_chose(clients: dict[str, Any]) -> None:
+    own = {"temperature": 0, "top_k": -1, "repetition_penalty": 1}
+    for route in ROUTES:
+        client = clients["model"]
+        recommended = [await text_of(client, route) for _ in range(2)]
+        plain = await text_of(client, route, temperature=0)
+        greedy = await text_of(clients["precedent"], route, temperature=0)
+        usual = {await text_of(clients["precedent"], route) for _ in range(3)}
+        assert recommended == [plain] * 2, "the likeliest token, under the recommended penalty"
+        assert plain != greedy, "the penalty holds for requests that give a temperature alone"
+        assert len(usual) == 3, "OpenAI's temperature 1"
+        if route != "/v1/responses":
+            assert await text_of(client, route, **own) == greedy, "what a request gives goes first"
+            unfiltered = {await text_of(client, route, top_k=-1) for _ in range(3)}
+            assert len(unfiltered) == 3, "-1 switches the recommended top_k off"
 
 
 @pytest.mark.parametrize("route", ROUTES)
 async def test_an_answer_longer_than_the_context_is_refused_and_one_that_fills_it_ends_with_length(
-    route: str, folder: Path
+    clients: dict[str, Any], route: str
 ) -> None:
-    body, limit = ROUTES[route]
-    with client_of(folder, "precedent") as client:
-        longest = (await client.get("/v1/models")).json()["data"][0]["max_model_len"]
-        for number in (longest + 1, 10**9, 10**30):
-            refused = await client.post(route, json={"model": "tiny", **body, limit: number})
-            assert refused.status_code == 400
-            error = refused.json()["error"]
-            assert (error["param"], "context" in error["message"] or number > 2**63) == (limit, True), error
-        never_ends = {} if route == "/v1/responses" else {"logit_bias": {"257": -100, "256": -100}}
-        answer = await client.post(route, json={"model": "tiny", **body, limit: longest, **never_ends})
-        usual = await client.post(route, json={"model": "tiny", **body})
+    (body, limit), client = ROUTES[route], clients["precedent"]
+    longest = (await client.get("/v1/models")).json()["data"][0]["max_model_len"]
+    for number in (longest + 1, 10**9, 10**30):
+        refused = await client.post(route, json={"model": "tiny", **body, limit: number})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, limit)
+        assert "context" in error["message"] or number > 2**63
+    never_ends = {} if route == "/v1/responses" else {"logit_bias": {"257": -100, "256": -100}}
+    answer = await client.post(route, json={"model": "tiny", **body, limit: longest, **never_ends})
+    usual = await client.post(route, json={"model": "tiny", **body})
     assert (answer.status_code, usual.status_code) == (200, 200), (answer.text, usual.text)
     if never_ends:
         assert answer.json()["choices"][0]["finish_reason"] == "length"

@@ -13,31 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.forked import Program
-from pytest_socket import enable_socket
 
 from precedent.cache import SpeculationCache
 from precedent_server.keys import add_key
 from precedent_server.running import hangups_ignored
 from precedent_testing.embedders import HashEmbedder
 
-PROGRAM = Path(__file__).with_name("running_server.py")
 LONG = " ".join(f"word{number}" for number in range(150))
 HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 LAST_HEALTH = HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 PATIENCE = 60
 """Seconds after which a connection counts as never closed."""
-
-
-@contextmanager
-def server_process(**settings: Any) -> Iterator[tuple[Any, int]]:
-    """A server of these settings, and its port."""
-    enable_socket()
-    with Program([PROGRAM, json.dumps(settings, default=str)]) as process:
-        try:
-            yield process, int(process.stdout.readline().rpartition(":")[2])
-        finally:
-            process.send_signal(signal.SIGTERM)
 
 
 @contextmanager
@@ -71,14 +57,14 @@ def check_closed(process: Any) -> None:
     assert process.wait() == 0
 
 
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)])
 def test_running_answers_end_and_everything_is_closed_and_a_hangup_ends_nothing(
-    tmp_path: Path, kind: signal.Signals
+    start_process: Any, tmp_path: Path, kind: signal.Signals
 ) -> None:
     headers = {"Authorization": f"Bearer {add_key(tmp_path / 'keys.json', 'desk', 'shop')}"}
     place = tmp_path / "cache.db"
     with (
-        server_process(answer=LONG, cache=place, keys=tmp_path / "keys.json") as (process, port),
+        start_process(answer=LONG, cache=place, keys=tmp_path / "keys.json") as (process, port),
         connected(port) as connection,
     ):
         answer = begin(connection, headers)
@@ -96,8 +82,8 @@ def test_running_answers_end_and_everything_is_closed_and_a_hangup_ends_nothing(
         assert [one.text for one in cache.list(tenant="shop")] == [LONG]
 
 
-def test_answers_that_outlast_the_grace_end_in_an_error() -> None:
-    with server_process(answer=LONG, limits={"grace_seconds": 0.01}) as (process, port), connected(port) as connection:
+def test_answers_that_outlast_the_grace_end_in_an_error(start_process: Any) -> None:
+    with start_process(answer=LONG, limits={"grace_seconds": 0.01}) as (process, port), connected(port) as connection:
         streamed = begin(connection)
         with connected(port) as other:
             ask(other)
@@ -123,8 +109,8 @@ def test_a_hangup_while_models_are_loaded_ends_nothing() -> None:
 FORGED = "\n2026-01-01T00:00:00 - GET /forged 200\r\x1b[2J\u2028request forged"
 
 
-def test_an_error_with_a_clients_text_forges_no_line(capfd: pytest.CaptureFixture[str]) -> None:
-    with server_process(answer=None) as (process, port):
+def test_an_error_with_a_clients_text_forges_no_line(start_process: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with start_process(answer=None) as (process, port):
         for stream in (False, True):
             with connected(port) as connection:
                 asked = {"model": "scripted", "prompt": FORGED, "stream": stream, "max_tokens": 4}
@@ -140,17 +126,22 @@ def test_an_error_with_a_clients_text_forges_no_line(capfd: pytest.CaptureFixtur
     assert all(line.isprintable() for line in lines)
 
 
-@contextmanager
-def bounded(**limits: float) -> Iterator[Callable[[], socket.socket]]:
-    """A server under these limits; makes connections to it. At the end it must still answer."""
-    with server_process(limits=limits) as (_, port), ExitStack() as held:
+@pytest.fixture
+def bounded(start_process: Any) -> Any:
+    """Starts a server under limits and makes connections to it. At the end it must still answer."""
 
-        def connect() -> socket.socket:
-            return held.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)))
+    @contextmanager
+    def started(**limits: float) -> Iterator[Callable[[], socket.socket]]:
+        with start_process(limits=limits) as (_, port), ExitStack() as held:
 
-        yield connect
-        held.close()
-        assert b" 200 " in all_of(connect(), LAST_HEALTH)
+            def connect() -> socket.socket:
+                return held.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)))
+
+            yield connect
+            held.close()
+            assert b" 200 " in all_of(connect(), LAST_HEALTH)
+
+    return started
 
 
 def all_of(connection: socket.socket, sent: bytes = b"") -> bytes:
@@ -188,7 +179,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 BODY = HEAD + b"Content-Length: 100000000\r\n\r\n"
 
 
-def test_headers_have_a_time_and_so_has_the_rest_of_a_refused_body() -> None:
+def test_headers_have_a_time_and_so_has_the_rest_of_a_refused_body(bounded: Any) -> None:
     with bounded(header_seconds=0.3, max_body_bytes=1000) as connect:
         assert all_of(connect()).startswith(b"HTTP/1.1 408 ")
         assert all_of(connect(), b"GET /health HTTP/1.1\r\n").startswith(b"HTTP/1.1 408 ")
@@ -199,7 +190,7 @@ def test_headers_have_a_time_and_so_has_the_rest_of_a_refused_body() -> None:
         assert dribbled(connect(), BODY).startswith(b"HTTP/1.1 413 ")
 
 
-def test_headers_and_body_share_one_time() -> None:
+def test_headers_and_body_share_one_time(bounded: Any) -> None:
     """It runs from the first byte, and nothing is waited for after it."""
     with bounded(header_seconds=1000, upload_seconds=0.5, max_body_bytes=200_000) as connect:
         assert dribbled(connect(), HEAD + b"Content-Length: 100000\r\n\r\n").startswith(b"HTTP/1.1 408 ")
@@ -208,7 +199,7 @@ def test_headers_and_body_share_one_time() -> None:
         assert dribbled(connect(), BODY).startswith(b"HTTP/1.1 413 ")
 
 
-def test_only_so_many_connections_are_open() -> None:
+def test_only_so_many_connections_are_open(bounded: Any) -> None:
     def answered(connection: socket.socket) -> bytes:
         connection.sendall(HEALTH)
         received = b""
@@ -230,23 +221,7 @@ def test_only_so_many_connections_are_open() -> None:
             connection.close()
 
 
-def test_unfinished_bodies_are_bounded_together() -> None:
-    """Two clients may not hold more than the bound; the one that came first ends its body and is answered."""
-    raw = json.dumps({"model": "scripted", "prompt": "x", "max_tokens": 1}).encode()
-    with bounded(max_upload_bytes=40_000) as connect:
-        first, (_, port) = connect(), connect().getpeername()
-        first.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (30_000 + len(raw)) + b" " * 30_000)
-        deadline, status = time.monotonic() + PATIENCE, 0
-        while status != 429 and time.monotonic() < deadline:  # until the server has read the first one's bytes
-            with connected(port) as second:
-                second.request("POST", "/v1/completions", b" " * 20_000 + raw)
-                status = second.getresponse().status
-        assert status == 429
-        first.sendall(raw)
-        assert first.recv(65536).startswith(b"HTTP/1.1 200 ")
-
-
-def test_a_client_that_never_reads_is_cut_off() -> None:
+def test_a_client_that_never_reads_is_cut_off(bounded: Any) -> None:
     """It asks for far more than the system's buffers hold, and begins to read when it is too late."""
     asked, number = HEALTH.replace(b"/health", b"/openapi.json"), 100
     with bounded(request_seconds=0.5) as connect:

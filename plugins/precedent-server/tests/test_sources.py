@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from precedent.decoding.sequence import Emission
 from precedent.text.answers import AnswerSyntax
 from precedent.text.assembly import TextAssembler
-from precedent_server.sources import SourceTexts
+from precedent_server.answers import SourceTexts
 from precedent_testing.tiny_models import byte_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello?"}]
@@ -62,28 +62,19 @@ async def test_sources_name_the_drafters(serve: Any) -> None:
     assert {source for _, source in sources_of(plain)} == {"target"}
 
 
-async def test_what_a_stop_string_cuts_off_is_not_told(serve: Any) -> None:
+async def test_what_a_stop_string_cuts_off_is_not_told_and_markup_is(serve: Any) -> None:
     chunks = await streamed(serve(["one.. two. three"]), stop=". t")
-    told = sources_of(chunks)
-    assert "".join(piece for piece, _ in told) == text_of(chunks) == "one."
-
-
-async def test_markup_of_tool_calls_is_told_as_it_was_written(serve: Any) -> None:
+    assert "".join(piece for piece, _ in sources_of(chunks)) == text_of(chunks) == "one."
     chunks = await streamed(serve([f"Let me see.{CALL}"]), tools=[TOOL])
     assert "".join(piece for piece, _ in sources_of(chunks)) == f"Let me see.{CALL}"
 
 
-async def test_several_answers_have_their_own_sources(serve: Any) -> None:
+async def test_several_answers_have_their_own_sources_and_none_are_told_unless_asked_for(serve: Any) -> None:
     chunks = await streamed(serve(["one", "two"]), n=2)
     for index in range(2):
         assert "".join(piece for piece, _ in sources_of(chunks, index)) == text_of(chunks, index)
     assert sorted(text_of(chunks, index) for index in range(2)) == ["one", "two"]
-
-
-async def test_no_sources_unless_asked_for(serve: Any) -> None:
-    for options in ({"include_usage": True}, {"include_sources": False}):
-        chunks = await streamed(serve(["x"]), stream_options=options)
-        assert not any("sources" in chunk for chunk in chunks)
+    assert not any("sources" in chunk for chunk in await streamed(serve(["x"]), stream_options={"include_usage": True}))
 
 
 TOKENIZER = byte_tokenizer((("a", "b"), ("ab", "c"), (".", ".")))

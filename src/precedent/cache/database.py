@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from precedent.cache.files import bytes_in, log_of, new_file
+from precedent.cache.files import beside, bytes_in, new_file
 from precedent.errors import CacheError
 from precedent.runtime.process import Lock, OfOneProcess, in_forked_processes
 
@@ -96,7 +96,7 @@ def create_file(path: Path) -> None:
     """Create a database at `path` unless there is one: complete or not at all, even under kill -9."""
     if path.exists():
         return
-    log = log_of(path)
+    log = beside(path, "-wal")
     # SQLite would replay a lost file's log into the new one; checked twice, since both may just have been created
     if log.exists() and not path.exists():
         raise CacheError(f"{log} is the log of a cache file that is gone; restore {path.name} or move the log away")
@@ -266,7 +266,7 @@ class Database(OfOneProcess):
             connection.execute("SELECT count(*) FROM sqlite_master")
         except sqlite3.OperationalError:
             connection.close()
-            if bytes_in(log_of(path)):
+            if bytes_in(beside(path, "-wal")):
                 raise
             connection = connect(path, "immutable=1")  # no log and no right to create one: no process is writing
         return connection
@@ -344,7 +344,7 @@ class Database(OfOneProcess):
             with self.read() as connection:
                 sizes = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
                 return int(connection.execute(sizes).fetchone()[0])
-        return bytes_in(self.path) + bytes_in(log_of(self.path))
+        return bytes_in(self.path) + bytes_in(beside(self.path, "-wal"))
 
     def close(self) -> None:
         """Close the file; the last process to do so folds the log into it."""

@@ -67,26 +67,28 @@ def database_path(path: str | Path) -> Path:
     return file.resolve() if file.is_symlink() else file  # SQLite puts its log beside the file that a link names
 
 
-def log_of(path: Path) -> Path:
-    """SQLite's log: what was written since it was last folded into the file."""
-    return path.with_name(path.name + "-wal")
+BESIDE = ("-wal", "-journal", "-shm", "-prefixes")
+"""Endings of names beside a cache's file: SQLite's log (what was written since it was last folded into the file), the
+journal that SQLite rolls back (only another program leaves one), the index of the log, and the kept prefixes."""
 
 
-def journal_of(path: Path) -> Path:
-    """The journal that SQLite rolls back when it opens a file; only another program leaves one."""
-    return path.with_name(path.name + "-journal")
-
-
-def shared_memory_of(path: Path) -> Path:
-    """The index of SQLite's log, which all processes that have the file open share."""
-    return path.with_name(path.name + "-shm")
+def beside(path: Path, ending: str) -> Path:
+    """The file or folder beside a cache's file whose name has one of the endings `BESIDE`."""
+    return path.with_name(path.name + ending)
 
 
 def check_links(path: Path) -> None:
-    """Raise CacheError if one of the names beside a cache's file, which SQLite writes to, is a link."""
-    for beside in (log_of(path), journal_of(path), shared_memory_of(path)):
-        if beside.is_symlink():
-            raise CacheError(f"{beside} is a link, which Precedent does not write through; move it away")
+    """Raise CacheError if one of the names beside a cache's file, which is written to, is a link."""
+    for ending in BESIDE:
+        if beside(path, ending).is_symlink():
+            raise _is_a_link(beside(path, ending))
+
+
+def _is_a_link(path: Path) -> CacheError:
+    return CacheError(
+        f"{path} is a link, which Precedent does not follow: move it away (to keep a cache elsewhere, link its whole "
+        "folder)"
+    )
 
 
 def is_own_folder(path: Path) -> bool:
@@ -96,16 +98,8 @@ def is_own_folder(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     if stat.S_ISLNK(mode):
-        raise CacheError(
-            f"{path} is a link, which Precedent does not follow: move it away (to keep a cache elsewhere, link its "
-            "whole folder)"
-        )
+        raise _is_a_link(path)
     return stat.S_ISDIR(mode)
-
-
-def check_folders(path: Path) -> None:
-    """Raise CacheError if the folder of kept prefixes is a link."""
-    is_own_folder(path.with_name(path.name + "-prefixes"))
 
 
 def open_own(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from precedent.cache import database, files, rows
 from precedent.cache.database import advice, connect, error_name, is_damage, schema_difference, unopened
-from precedent.cache.files import bytes_in, journal_of, log_of, shared_memory_of
+from precedent.cache.files import beside, bytes_in
 from precedent.cache.records import Damage, VerifyReport
 from precedent.errors import CacheError, CacheMismatchError
 
@@ -85,9 +85,9 @@ def set_aside(path: Path, error: UnreadableError) -> Path:
         if _state(path) != error.state:
             raise CacheError(f"{path} was changed while it was inspected; open it again")
         kept = _free_name(path)
-        for beside in (log_of, journal_of, shared_memory_of):  # the log first: SQLite would replay it into a new file
-            if beside(path).exists():
-                beside(path).rename(beside(kept))
+        for ending in ("-wal", "-journal", "-shm"):  # the log first: SQLite would replay it into a new file
+            if beside(path, ending).exists():
+                beside(path, ending).rename(beside(kept, ending))
         path.rename(kept)
         files.wait_for_folder(path.parent)
     logger.warning(
@@ -130,14 +130,14 @@ def _free_name(path: Path) -> Path:
 def _state(path: Path) -> tuple[object, ...]:
     """Changes when another process has changed or replaced the file."""
     found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns, bytes_in(log_of(path))
+    return found.st_ino, found.st_size, found.st_mtime_ns, bytes_in(beside(path, "-wal"))
 
 
 def _checked(path: Path, whole: bool) -> sqlite3.Connection:
     files.check_links(path)
     if bytes_in(path) <= 1:
         raise UnreadableError(path, "it is empty")
-    alone = not bytes_in(log_of(path)) and not bytes_in(journal_of(path))
+    alone = not bytes_in(beside(path, "-wal")) and not bytes_in(beside(path, "-journal"))
     connection = connect(path, "immutable=1" if alone else "mode=ro")
     try:
         _check_marks(connection, path)
@@ -190,7 +190,7 @@ def _check_pages(connection: sqlite3.Connection, path: Path, *, alone: bool, who
     missing = pages - path.stat().st_size // size
     if alone and missing > 0:  # SQLite would read zeros there
         raise UnreadableError(path, "its end is missing")
-    if not alone and missing * (FRAME_HEADER_BYTES + size) > bytes_in(log_of(path)):
+    if not alone and missing * (FRAME_HEADER_BYTES + size) > bytes_in(beside(path, "-wal")):
         raise UnreadableError(path, f"{missing} pages are missing at its end, more than its log can hold")
     if whole or pages * size <= CHECKED_WHOLE:
         check = "integrity_check(1)" if whole else "quick_check(1)"
@@ -203,7 +203,7 @@ def _refusal(path: Path, error: Exception) -> CacheError:
     reason = " ".join(str(error).split())
     if error_name(error) == "SQLITE_READONLY_ROLLBACK":
         return CacheError(
-            f"another program left {journal_of(path).name} beside {path}, to be rolled back into it; left untouched, "
+            f"another program left {path.name}-journal beside {path}, to be rolled back into it; left untouched, "
             "open it with that program once, or move the journal away"
         )
     if isinstance(error, sqlite3.Error) and not is_damage(error):
@@ -221,23 +221,12 @@ def verify_cache(path: str | Path) -> VerifyReport:
     file = files.database_path(path)
     if not file.exists():
         raise CacheError(f"there is no cache at {file}")
-    files.check_folders(file)
     try:
         with inspecting(file, whole=True) as connection:
-            findings = tuple(_damage(connection))
-            records = connection.execute("SELECT count(*) FROM completion").fetchone()[0]
+            found = connection.execute(f"SELECT {rows.COLUMNS}, vector, vector_checksum FROM completion ORDER BY id")
+            damages = [rows.damage_of(row) for row in found]
     except UnreadableError as error:
         return VerifyReport(str(file), 0, (Damage("structure", error.reason),))
     except (OSError, sqlite3.Error) as error:
         raise CacheError(f"cannot verify {file}: {error}") from error
-    return VerifyReport(str(file), records - sum(finding.kind == "record" for finding in findings), findings)
-
-
-def _damage(connection: sqlite3.Connection) -> Iterator[Damage]:
-    query = f"SELECT {rows.COLUMNS}, vector, vector_checksum FROM completion ORDER BY id"
-    for row in connection.execute(query):
-        row_id, vector = row[rows.ID], row[-2:]
-        if rows.completion_of(row[:-2]) is None:
-            yield Damage("record", f"record {row_id} is damaged", (row_id,))
-        elif vector != (None, None) and rows.vector_of(*vector) is None:
-            yield Damage("vector", f"the vector of record {row_id} is damaged", (row_id,))
+    return VerifyReport.of(str(file), damages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -167,6 +168,12 @@ class CacheStats:
     embedder: EmbedderIdentity | None
     tenants: tuple[TenantStats, ...]
 
+    @classmethod
+    def of(cls, tenants: Sequence[TenantStats], **others: Any) -> CacheStats:
+        """The summary of these tenants; `others` are all fields that are not sums."""
+        sums = {name: sum(getattr(tenant, name) for tenant in tenants) for name in ("records", "tokens", "bytes")}
+        return cls(**sums, tenants=tuple(tenants), **others)
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -215,6 +222,12 @@ class VerifyReport:
     path: str
     records: int
     findings: tuple[Damage, ...]
+
+    @classmethod
+    def of(cls, path: str, damages: Sequence[Damage | None]) -> VerifyReport:
+        """The report on rows, each with its damage."""
+        findings = tuple(damage for damage in damages if damage is not None)
+        return cls(path, len(damages) - sum(finding.kind == "record" for finding in findings), findings)
 
     @property
     def sound(self) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,10 @@ from precedent.cache.database import folded
 from precedent.cache.records import (
     TEXTS,
     Completion,
+    Completions,
+    Damage,
     EmbedderIdentity,
+    Ids,
     Selection,
     TenantStats,
     Vector,
@@ -22,11 +26,13 @@ from precedent.cache.records import (
 )
 from precedent.errors import CacheError
 
-INSERT = """
-INSERT INTO completion (tenant, tokenizer, identity, created, size, model, prompt_fingerprint, tools, workflow_step,
-                        checksum, vector_checksum, token_ids, query, text, vector)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
+logger = logging.getLogger("precedent.cache")
+
+INSERTED = (
+    "tenant, tokenizer, identity, created, size, model, prompt_fingerprint, tools, workflow_step, checksum, "
+    "vector_checksum, token_ids, query, text, vector"
+)
+"""The columns of `inserted_values`; all others have defaults."""
 
 # the order of Completion's fields, then the checksum
 COLUMNS = (
@@ -34,13 +40,11 @@ COLUMNS = (
     "id, created, count, hits, accepted, rejected, checksum"
 )
 
-ID = COLUMNS.split(", ").index("id")
+NAMES = COLUMNS.split(", ")
+ID, NUM_COLUMNS = NAMES.index("id"), len(NAMES)
 
 MOST_RECORDS = 2**62
 """No cache has added or removed this many records; much larger numbers would overflow SQLite's counters."""
-
-ROWS_AT_ONCE = 2000
-"""Rows read under one lock, so that a waiting request waits a few milliseconds at most."""
 
 
 def insert_row(connection: sqlite3.Connection, new: Completion, now: float) -> int:
@@ -90,13 +94,19 @@ def id_of_same(connection: sqlite3.Connection, new: Completion) -> int | None:
 
 
 def _add_row(connection: sqlite3.Connection, new: Completion, now: float) -> int:
-    key = (new.tenant, new.tokenizer, new.identity)
-    soft = (new.model, new.prompt_fingerprint, new.tools, new.workflow_step)
-    sums = (new.checksum, new.vector_checksum)
-    large = (new.token_bytes, new.query, new.text, new.vector_bytes)
-    row = connection.execute(INSERT, (*key, now, new.size, *soft, *sums, *large)).lastrowid
+    values = inserted_values(new, now)
+    insert = f"INSERT INTO completion ({INSERTED}) VALUES ({', '.join('?' * len(values))})"
+    row = connection.execute(insert, values).lastrowid
     assert row is not None
     return row
+
+
+def inserted_values(new: Completion, created: float) -> tuple[Any, ...]:
+    """The values of a new row, in the order of `INSERTED`."""
+    soft = (new.model, new.prompt_fingerprint, new.tools, new.workflow_step)
+    large = (new.token_bytes, new.query, new.text, new.vector_bytes)
+    sums = (new.checksum, new.vector_checksum)
+    return (new.tenant, new.tokenizer, new.identity, created, new.size, *soft, *sums, *large)
 
 
 def add_credit(connection: sqlite3.Connection, counts: Mapping[int, tuple[int, int]]) -> None:
@@ -129,6 +139,42 @@ def with_vector(row: Sequence[Any]) -> Completion | None:
     """The completion in a row of `COLUMNS`, `vector` and its checksum, or None if the completion is damaged."""
     completion = completion_of(row[:-2])
     return None if completion is None else replace(completion, vector=vector_of(row[-2], row[-1]))
+
+
+def damage_of(row: Sequence[Any]) -> Damage | None:
+    """What in a row of `COLUMNS`, `vector` and its checksum differs from what was written; None if nothing does."""
+    row_id = row[ID]
+    if completion_of(row[:NUM_COLUMNS]) is None:
+        return Damage("record", f"record {row_id} is damaged", (row_id,))
+    if tuple(row[-2:]) != (None, None) and vector_of(*row[-2:]) is None:
+        return Damage("vector", f"the vector of record {row_id} is damaged", (row_id,))
+    return None
+
+
+class Undamaged:
+    """Takes the undamaged completions and vectors of a store's rows, and warns once of every other one."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._reported = name, set[int]()
+
+    def completions(self, found: Iterable[Sequence[Any]]) -> Completions:
+        """Completions of rows of `COLUMNS`, or of more columns."""
+        read = [(row[ID], completion_of(row[:NUM_COLUMNS])) for row in found]
+        self._report(row_id for row_id, completion in read if completion is None)
+        return [completion for _, completion in read if completion is not None]
+
+    def vectors(self, found: Iterable[Sequence[Any]], dimension: int | None = None) -> tuple[Ids, Vector]:
+        """Ids `[n]` and vectors `[n, dimension]` of rows of an id, a vector and its checksum."""
+        read = [(row_id, vector_of(blob, checksum, dimension)) for row_id, blob, checksum in found]
+        self._report(row_id for row_id, vector in read if vector is None)
+        whole = [(row_id, vector) for row_id, vector in read if vector is not None]
+        ids = np.array([row_id for row_id, _ in whole], dtype=np.int64)
+        return ids, np.array([vector for _, vector in whole], dtype=np.float32)
+
+    def _report(self, ids: Iterable[int]) -> None:
+        for row_id in set(ids) - self._reported:
+            self._reported.add(row_id)
+            logger.warning("completion %d in %s is damaged and left out; forget it by its id", row_id, self._name)
 
 
 def as_number(column: str) -> str:

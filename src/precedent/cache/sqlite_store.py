@@ -6,7 +6,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Self, TypeVar
@@ -17,11 +17,10 @@ from precedent.cache import rows
 from precedent.cache.database import Database, create_file
 from precedent.cache.embedder import Embedder, identity_of, maker_of, require_same
 from precedent.cache.eviction import evict, expire
-from precedent.cache.files import alone_in, check_folders, database_path, sweep
+from precedent.cache.files import alone_in, database_path, sweep
 from precedent.cache.inspection import UnreadableError, inspecting, set_aside, verify_cache
 from precedent.cache.prefixes import PrefixFiles
 from precedent.cache.records import (
-    DEFAULT_MAX_BYTES,
     Bounds,
     CacheStats,
     Completion,
@@ -62,7 +61,7 @@ class SQLiteStore:
         self.prefixes: PrefixFiles | None = None
         if database.path is not None:
             self.prefixes = PrefixFiles(database.path, self._bounds, self.forgets, read_only=database.read_only)
-        self._damaged: set[int] = set()
+        self._undamaged = rows.Undamaged(str(database))
         self._erasure_due, self._next_erasure = False, 0.0
         if self._bounds.max_age is not None:
             self._unless_refused(lambda connection: expire(connection, self._bounds, self._clock()))
@@ -73,28 +72,25 @@ class SQLiteStore:
         path: str | Path | None = None,
         *,
         embedder: Embedder | None = None,
-        max_bytes: int = DEFAULT_MAX_BYTES,
         bounds: Bounds | None = None,
         create: bool = True,
         read_only: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> Self:
-        """Open or create a store; in memory without a `path`. `bounds` replaces `max_bytes` and has further limits.
+        """Open or create a store; in memory without a `path`.
 
         A damaged file is set aside, with a warning, and an empty one takes its place; read-only or with `create` off it
         is refused. Raises CacheError, and leaves the file untouched, if it is foreign, in use while it is damaged,
         missing with `create` off, or filled by an embedder other than `embedder`.
         """
-        chosen = bounds or Bounds(max_bytes)
         if path is None:
-            return cls(Database(None), chosen, clock=clock)
+            return cls(Database(None), bounds, clock=clock)
         try:
             file = database_path(path)
             if create and not read_only:
                 create_file(file)
             if not file.exists():
                 raise CacheError(f"there is no cache at {file}")
-            check_folders(file)
             fixed = read_only or not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
             try:
                 _check_file(file, embedder)
@@ -104,7 +100,7 @@ class SQLiteStore:
                 _make_readable(file, embedder)
             if not fixed:
                 sweep(file.parent)
-            return cls(Database(file, read_only=fixed), chosen, clock=clock)
+            return cls(Database(file, read_only=fixed), bounds, clock=clock)
         except (OSError, ValueError, sqlite3.Error) as error:  # ValueError: a path with a NUL character
             raise CacheError(
                 f"cannot open the cache {str(path)!r}: {error}; give a folder that you may write"
@@ -184,11 +180,7 @@ class SQLiteStore:
                 f"{query} AND vector IS NOT NULL ORDER BY id", (tenant, as_stored(tokenizer), after_id)
             )
             dimension = None if recorded is None else recorded.dimension
-            read = [(row[0], rows.vector_of(row[1], row[2], dimension)) for row in found]
-        self._report_damaged(row_id for row_id, vector in read if vector is None)
-        whole = [(row_id, vector) for row_id, vector in read if vector is not None]
-        ids = np.array([row_id for row_id, _ in whole], dtype=np.int64)
-        return ids, np.array([vector for _, vector in whole], dtype=np.float32)
+            return self._undamaged.vectors(found, dimension)
 
     def list(self, selection: Selection = ALL, limit: int | None = None) -> Completions:
         """The selected completions, newest first."""
@@ -309,16 +301,13 @@ class SQLiteStore:
         with self._database.read() as connection:
             tenants = rows.stats_by_tenant(connection)
             embedder = rows.recorded_embedder(connection)
-        return CacheStats(
+        return CacheStats.of(
+            tenants,
             path=None if self._database.path is None else str(self._database.path),
             read_only=self._database.read_only,
-            records=sum(tenant.records for tenant in tenants),
-            tokens=sum(tenant.tokens for tenant in tenants),
-            bytes=sum(tenant.bytes for tenant in tenants),
             max_bytes=self._bounds.max_bytes,
             file_bytes=self._database.size(),
             embedder=embedder,
-            tenants=tuple(tenants),
         )
 
     def close(self) -> None:
@@ -330,14 +319,7 @@ class SQLiteStore:
     def _select(self, clause: str, values: tuple[object, ...]) -> Completions:
         with self._database.read() as connection:
             found = connection.execute(f"SELECT {rows.COLUMNS} FROM completion {clause}", values).fetchall()
-        read = [(row[rows.ID], rows.completion_of(row)) for row in found]
-        self._report_damaged(row_id for row_id, completion in read if completion is None)
-        return [completion for _, completion in read if completion is not None]
-
-    def _report_damaged(self, ids: Iterable[int]) -> None:
-        for row_id in set(ids) - self._damaged:
-            self._damaged.add(row_id)
-            logger.warning("completion %d in %s is damaged and left out; forget it by its id", row_id, self._database)
+        return self._undamaged.completions(found)
 
 
 def _check_file(file: Path, embedder: Embedder | None) -> None:

@@ -50,7 +50,7 @@ def _precedent(
     ] = False,
 ) -> None:
     """Lossless speculative decoding for agents, drafted from a semantic cache of earlier completions."""
-    ctx.obj = ctx.with_resource(ctx.obj or Progress())
+    ctx.obj = ctx.with_resource(Progress())
 
 
 def add_installed(app: typer.Typer) -> None:
@@ -82,14 +82,14 @@ app.add_typer(cache_app, name="cache")
 add_installed(app)
 
 
-def main(progress: Progress | None = None, *, arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; the entry point of `precedent`. Bad usage or input prints a line on stderr and exits 2.
 
     `arguments` are those after the program's name; by default those of the process.
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the commands show their own progress
     try:
-        status = app(arguments, prog_name="precedent", standalone_mode=False, obj=progress)
+        status = app(arguments, prog_name="precedent", standalone_mode=False)
     except (PrecedentError, typer.TyperException, OSError) as error:
         _refuse(error)
     raise SystemExit(status if isinstance(status, int) else 0)  # typer returns the status of an Exit

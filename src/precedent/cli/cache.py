@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from precedent.cache import Bounds, Completion, Redact, Selection, never_store
+from precedent.cache import Bounds, Completion, CompletionStore, Redact, Selection, never_store
 from precedent.cache.exports import export_cache, import_cache, read_export
 from precedent.cache.filling import Vectors
 from precedent.cache.redaction import in_turn
 from precedent.cache.store import open_store, verify_store
-from precedent.cli.cache_table import print_completion, print_completions, print_stats, printable
-from precedent.cli.options import DEFAULT_TARGET, ChatTemplateOption, JsonOption, TargetOption, write_json
+from precedent.cli.options import DEFAULT_TARGET, ChatTemplateOption, JsonOption, TargetOption, printable, write_json
 from precedent.cli.progress import Progress
 from precedent.errors import CacheError
 
@@ -30,6 +32,15 @@ DAMAGED = 1
 """Exit status of `verify` if something is damaged."""
 
 _CACHE = "~/.cache/precedent"
+
+TENANT_WIDTH = 12
+"""Characters of a tenant's name in the list of completions."""
+
+BEFORE_MATCH = 12
+"""Characters shown before a search match."""
+
+QUERY = "query: what recall compares, not the prompt (recent actions and the last messages, newest first, no numbers)"
+"""Explains a stored query, which `text.query` builds."""
 
 app = typer.Typer(help="Inspect, maintain, fill and move a speculation cache.", no_args_is_help=True)
 
@@ -66,12 +77,16 @@ RedactOption = Annotated[
 @app.command(epilog=f"Example:  precedent cache stats {_CACHE}")
 def stats(cache: CacheArgument, json_file: JsonOption = None) -> None:
     """Show records, tokens, bytes and accepted tokens, in total and by tenant."""
-    with closing(open_store(cache, create=False)) as store:
+    with _opened(cache) as store:
         found = store.stats()
     values = asdict(found)
     del values["max_bytes"]  # a setting of the process that fills the cache, not a property of the file
     write_json(json_file, values)
-    print_stats(found)
+    names = ["tenant", "records", "tokens", "bytes", "hits", "accepted", "rejected"]
+    _print_table(names, ([str(getattr(share, name)) for name in names] for share in found.tenants))
+    made_by = f"embedder {found.embedder}" if found.embedder else "no vectors yet"
+    state = ", read-only" if found.read_only else ""
+    print(f"{found.records} completions, {found.tokens} tokens, {found.file_bytes} bytes on disk; {made_by}{state}")
 
 
 @app.command("list", epilog=f"Example:  precedent cache list {_CACHE} --tenant shop --limit 20")
@@ -79,25 +94,7 @@ def list_completions(
     cache: CacheArgument, tenant: TenantOption = None, limit: LimitOption = 50, json_file: JsonOption = None
 ) -> None:
     """List the stored completions, newest first."""
-    with closing(open_store(cache, create=False)) as store:
-        found = store.list(Selection(tenant=tenant), limit)
-    write_json(json_file, {"completions": [_shown(one) for one in found]})
-    print_completions(found)
-
-
-@app.command(epilog=f"Example:  precedent cache show {_CACHE} 17")
-def show(
-    cache: CacheArgument,
-    completion_id: Annotated[int, typer.Argument(metavar="ID", help="Its number in `list`.", show_default=False)],
-    json_file: JsonOption = None,
-) -> None:
-    """Show everything stored about one completion, with its full query and text."""
-    with closing(open_store(cache, create=False)) as store:
-        found = store.list(Selection(ids=(completion_id,)), 1)
-    if not found:
-        raise CacheError(f"there is no completion {completion_id}; see `precedent cache list`")
-    write_json(json_file, {"completion": _shown(found[0])})
-    print_completion(found[0])
+    _list(cache, Selection(tenant=tenant), limit, json_file)
 
 
 @app.command(epilog=f'Example:  precedent cache search {_CACHE} "refund" --limit 5')
@@ -109,13 +106,68 @@ def search(
     json_file: JsonOption = None,
 ) -> None:
     """List the completions whose query or text contains TEXT, ignoring case."""
-    with closing(open_store(cache, create=False)) as store:
-        found = store.list(Selection(tenant=tenant, containing=text), limit)
-    write_json(json_file, {"completions": [_shown(one) for one in found]})
-    print_completions(found, needle=text)
+    _list(cache, Selection(tenant=tenant, containing=text), limit, json_file)
 
 
-def _shown(completion: Completion) -> dict[str, Any]:
+def _list(cache: str, selection: Selection, limit: int, json_file: Path | None) -> None:
+    """Print one line per completion, cut at the terminal's edge."""
+    with _opened(cache) as store:
+        found = store.list(selection, limit)
+    write_json(json_file, {"completions": [_as_dict(one) for one in found]})
+    _print_table(["id", "stored", "tenant", "tokens", "accepted", "text"], (_row(one, selection) for one in found))
+    print(_counted(len(found)))
+
+
+def _row(one: Completion, selection: Selection) -> list[str]:
+    written, tried = f" ×{one.count}" if one.count > 1 else "", one.accepted + one.rejected
+    tenant = one.tenant if len(one.tenant) <= TENANT_WIDTH else f"{one.tenant[: TENANT_WIDTH - 1]}…"
+    counts = f"{len(one.token_ids)}{written}", f"{one.accepted}/{tried}" if tried else ""
+    return [str(one.id), _time(one.created)[:10], tenant, *counts, _excerpt(one, selection.containing or "")]
+
+
+def _excerpt(one: Completion, needle: str) -> str:
+    """The text (or else the query) as one line, from shortly before the first `needle` onwards."""
+    lines = [" ".join(text.split()) for text in (one.text, one.query) if text.strip()]
+    for line in lines if needle else ():
+        place = line.casefold().find(" ".join(needle.split()).casefold())
+        if place >= 0:
+            return line if place <= BEFORE_MATCH else f"…{line[place - BEFORE_MATCH :]}"
+    return lines[0] if lines else ""
+
+
+@app.command(epilog=f"Example:  precedent cache show {_CACHE} 17")
+def show(
+    cache: CacheArgument,
+    completion_id: Annotated[int, typer.Argument(metavar="ID", help="Its number in `list`.", show_default=False)],
+    json_file: JsonOption = None,
+) -> None:
+    """Show everything stored about one completion, with its full query and text."""
+    with _opened(cache) as store:
+        found = store.list(Selection(ids=(completion_id,)), 1)
+    if not found:
+        raise CacheError(f"there is no completion {completion_id}; see `precedent cache list`")
+    (one,) = found
+    write_json(json_file, {"completion": _as_dict(one)})
+    values = {
+        "tenant": one.tenant,
+        "stored": f"{_time(one.created)}, {one.count} times",
+        "tokens": str(len(one.token_ids)),
+        "used": f"in {one.hits} requests: {one.accepted} tokens accepted, {one.rejected} rejected",
+        "tokenizer": one.tokenizer,
+        "model": one.model,
+        "prompt": one.prompt_fingerprint,
+        "tools": one.tools,
+        "workflow step": one.workflow_step,
+    }
+    print(f"completion {one.id}")
+    for name, value in values.items():
+        if value:
+            print(f"  {name:<14}{printable(value)}")
+    for name, text in ((QUERY, one.query), ("text", one.text)):
+        print(f"\n{name}\n" + "\n".join(f"  {printable(line)}" for line in text.splitlines() or ["(none)"]))
+
+
+def _as_dict(completion: Completion) -> dict[str, Any]:
     """A completion for JSON, without the vector, which these commands do not read."""
     values = asdict(completion)
     del values["vector"]
@@ -135,7 +187,7 @@ def forget(
     json_file: JsonOption = None,
 ) -> None:
     """Erase completions for good, and kept prefixes. A completion must meet all the given conditions."""
-    with closing(open_store(cache, create=False)) as store:
+    with _opened(cache) as store:
         selection = Selection(tenant, _timestamp(before), containing, tuple(ids) if ids else None)
         if everything and not selection.everything:
             raise CacheError("--all cannot be combined with conditions; leave out --all or the conditions")
@@ -167,7 +219,7 @@ def verify(cache: CacheArgument, json_file: JsonOption = None) -> None:
 @app.command(epilog=f"Example:  precedent cache compact {_CACHE}")
 def compact(cache: CacheArgument, json_file: JsonOption = None) -> None:
     """Free the disk space of evicted and forgotten completions."""
-    with closing(open_store(cache, create=False)) as store:
+    with _opened(cache) as store:
         before, after = store.compact()
     write_json(json_file, {"bytes_before": before, "bytes_after": after})
     print(f"{before} bytes before, {after} bytes after")
@@ -185,7 +237,7 @@ def export(
 ) -> None:
     """Write completions to a file of JSON lines. The texts in it are not encrypted."""
     progress: Progress = ctx.obj
-    with closing(open_store(cache, create=False)) as store:
+    with _opened(cache) as store:
         count = progress.counter("exporting", store.stats().records)
         number = export_cache(store, folder, Selection(tenant, _timestamp(before), containing), count)
     progress.rest()
@@ -264,7 +316,7 @@ def warm(
     progress: Progress = ctx.obj
     progress.show("reading the files")
     with closing(open_store(cache, bounds=UNBOUNDED, create=True)) as store:
-        calls = progress.each(_calls(sources, reader.skipped), "warming the cache", sum(map(_num_calls, sources)))
+        calls = progress.each(_calls(sources, reader.skipped), "warming the cache")
         filled = store_answers(store, calls, reader, Vectors(store, embedder), redact=hook)
     progress.rest()
     results = {"read": reader.num_read, **asdict(filled), "skipped": reader.skipped.as_list()}
@@ -282,16 +334,6 @@ def _calls(sources: Iterable[Path], skipped: Any) -> Iterator[Any]:
             yield from read_answer_cache(source, skipped.add)
         else:
             yield from read_trajectories([source], skipped.add)
-
-
-def _num_calls(source: Path) -> int:
-    from precedent.langchain.answer_caches import is_answer_cache, num_entries
-
-    if is_answer_cache(source):
-        return num_entries(source)
-    opener = gzip.open if source.suffix == ".gz" else open
-    with opener(source, "rb") as lines:
-        return sum(1 for _ in lines)
 
 
 def _print_left_out(results: Mapping[str, Any]) -> None:
@@ -331,3 +373,26 @@ def _timestamp(given: str | None) -> float | None:
 
 def _counted(number: int) -> str:
     return "1 completion" if number == 1 else f"{number} completions"
+
+
+def _opened(cache: str) -> AbstractContextManager[CompletionStore]:
+    """The store of a cache that exists, until the block ends. Raises CacheError if there is none."""
+    return closing(open_store(cache, create=False))
+
+
+def _print_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table in which numbers are on the right; a column `text` fills the line and is cut at its end."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), expand="text" in names)
+    for name in names:
+        if name == "text":
+            table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1)
+        else:
+            justify: Any = "left" if name in ("stored", "tenant") else "right"
+            table.add_column(name, justify=justify, no_wrap=name != "tenant", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    Console().print(table)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

@@ -25,7 +25,6 @@ from precedent.target.kv.layer_kinds import (
     why_only_chains,
 )
 from precedent.target.load import chat_template as templates
-from precedent.target.load.adapters import with_base
 from precedent.target.load.draft_folders import check_readable
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
 from precedent.target.load.gguf import read_end_tokens
@@ -37,7 +36,7 @@ from precedent.target.load.loading import (
     load_tokenizer,
     sampling_defaults,
 )
-from precedent.target.load.source import find_source, gguf_file
+from precedent.target.load.source import find_source, gguf_file, with_base
 from precedent.target.load.weight_files import DISTRIBUTIONS, PACKAGES, faults_of, loads_dense, quant_method
 from precedent.target.support import check_loadable
 from precedent.text.answers import answer_syntax

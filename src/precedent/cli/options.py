@@ -1,4 +1,4 @@
-"""Options that several commands share, and the function that writes their JSON results."""
+"""Options that several commands share, and how commands write their results."""
 
 from __future__ import annotations
 
@@ -77,3 +77,8 @@ def write_json(path: Path | None, results: Mapping[str, Any]) -> None:
     """Write the results as one JSON document that ends with a newline, if a file was asked for."""
     if path is not None:
         path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def printable(text: str) -> str:
+    """The text without control characters: a model or a client wrote it, and they could steer the terminal."""
+    return "".join(character if character.isprintable() else "�" for character in text)

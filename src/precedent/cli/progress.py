@@ -25,18 +25,6 @@ LONGEST_SILENCE = 10.0
 """A line is printed after this time even if nothing has changed; we promise one every 15 seconds."""
 
 
-class Clock:
-    """Tells the time and waits; tests replace it."""
-
-    def now(self) -> float:
-        """Seconds since some fixed moment."""
-        return time.monotonic()
-
-    def wait(self, stopped: threading.Event, seconds: float) -> bool:
-        """Wait for `seconds` or until `stopped` is set; return whether it is set."""
-        return stopped.wait(seconds)
-
-
 class Status(NamedTuple):
     """What a command is doing, how much of it is done, and a note."""
 
@@ -60,20 +48,24 @@ class Status(NamedTuple):
 class Progress:
     """Shows what a command is doing, from `__enter__` until `rest` or `__exit__`. Thread-safe.
 
-    With `terminal=None` the stream is asked whether it is a terminal.
+    With `terminal=None` the stream is asked whether it is a terminal. `now` tells the time in seconds.
     """
 
     def __init__(
-        self, stream: TextIO | None = None, *, terminal: bool | None = None, clock: Clock | None = None
+        self,
+        stream: TextIO | None = None,
+        *,
+        terminal: bool | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream, self._terminal, self._clock = stream, terminal, clock or Clock()
+        self._stream, self._terminal, self._now = stream, terminal, now
         self._display: _Bars | _Lines | None = None
 
     def __enter__(self) -> Progress:
         """Start showing progress."""
         stream = self._stream or sys.stderr
         terminal = stream.isatty() if self._terminal is None else self._terminal
-        self._display = _Bars(stream) if terminal else _Lines(stream, self._clock)
+        self._display = _Bars(stream) if terminal else _Lines(stream, self._now)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -95,8 +87,8 @@ class Progress:
             self._display.stop()
             self._display = None
 
-    def counter(self, what: str, total: int) -> Callable[[int], None]:
-        """A function to call with the number of further items done, out of `total`."""
+    def counter(self, what: str, total: int | None = None) -> Callable[[int], None]:
+        """A function to call with the number of further items done, out of `total` if it is known."""
         done = 0
 
         def more(number: int) -> None:
@@ -107,23 +99,21 @@ class Progress:
         more(0)
         return more
 
-    def each(self, items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
+    def each(self, items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
         """Yield the items and show how many are done."""
-        for number, item in enumerate(items):
-            self.show(what, number, total)
+        more = self.counter(what, total)
+        for item in items:
             yield item
-        self.show(what, total, total)
+            more(1)
 
 
 class _Lines:
     """Plain lines: the first after `FIRST_SECONDS`, then one per new stage, occasional counts, never a long silence."""
 
-    def __init__(self, stream: TextIO, clock: Clock) -> None:
-        self._stream, self._clock = stream, clock
-        self._state = Status("working")
-        self._begun = clock.now()
-        self._due = self._begun + FIRST_SECONDS
-        self._often = self._due
+    def __init__(self, stream: TextIO, now: Callable[[], float]) -> None:
+        self._stream, self._now, self._state = stream, now, Status("working")
+        self._begun = now()
+        self._often = self._due = self._begun + FIRST_SECONDS
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="precedent-progress", daemon=True)
         self._ticker.start()
@@ -131,7 +121,7 @@ class _Lines:
     def show(self, state: Status) -> None:
         with self._lock:
             new, self._state = state.what != self._state.what, state
-            now = self._clock.now()
+            now = self._now()
             if now - self._begun >= FIRST_SECONDS and (new or now >= self._often):
                 self._print(str(state))
 
@@ -144,59 +134,53 @@ class _Lines:
         self._ticker.join()
 
     def _tick(self) -> None:
-        while not self._clock.wait(self._stopped, self._due - self._clock.now()):
+        pause = FIRST_SECONDS
+        while not self._stopped.wait(pause):
             with self._lock:
-                if self._clock.now() >= self._due:
+                if self._now() >= self._due:
                     self._print(str(self._state))
+                pause = self._due - self._now()
 
     def _print(self, line: str) -> None:
-        now = self._clock.now()
+        now = self._now()
         self._due, self._often = now + LONGEST_SILENCE, now + OFTEN_SECONDS
+        minutes, seconds = divmod(round(now - self._begun), 60)
+        elapsed = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
         with suppress(BrokenPipeError):  # nobody reads stderr any more; the work continues
-            print(f"{line} ({elapsed(now - self._begun)})", file=self._stream, flush=True)
-
-
-def elapsed(seconds: float) -> str:
-    """A duration in minutes and seconds, for people."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+            print(f"{line} ({elapsed})", file=self._stream, flush=True)
 
 
 class _Bars:
     """A spinner or a bar per stage, removed when the work is done."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self._stage = stream, Status("")
+        from rich.console import Console
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
+        counts = (TextColumn("{task.fields[count]}"), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
+        console = Console(file=stream, force_terminal=True)
+        self._bars, self._stage = RichProgress(*columns, *counts, console=console, transient=True), Status("")
         self._tasks: dict[str, Any] = {}
-        self._bars: Any = None
 
     def show(self, state: Status) -> None:
-        bars = self._started()
+        self._bars.start()  # they appear with the first stage
         if state.what != self._stage.what and self._stage.what in self._tasks and self._stage.total is None:
-            bars.remove_task(self._tasks.pop(self._stage.what))  # a spinner is removed once its stage is over
+            self._bars.remove_task(self._tasks.pop(self._stage.what))  # a spinner is removed once its stage is over
         if state.what not in self._tasks:
-            self._tasks[state.what] = bars.add_task(state.what, total=state.total, count="", note="")
-        counted = {"completed": state.done or 0, "total": state.total, "count": state.counted, "note": state.note}
-        bars.update(self._tasks[state.what], **counted)
+            self._tasks[state.what] = self._bars.add_task(state.what, total=state.total, count="", note="")
+        self._bars.update(
+            self._tasks[state.what],
+            completed=state.done or 0,
+            total=state.total,
+            count=state.counted,
+            note=state.note,
+        )
         self._stage = state
 
     def say(self, line: str) -> None:
-        self._started().console.print(line, highlight=False)
+        self._bars.console.print(line, highlight=False)
 
     def stop(self) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-
-    def _started(self) -> Any:
-        """The bars; they appear with the first stage."""
-        if self._bars is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-            from rich.progress import Progress as RichProgress
-
-            console = Console(file=self._stream, force_terminal=True)
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
-            counts = (TextColumn("{task.fields[count]}"), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
-            self._bars = RichProgress(*columns, *counts, console=console, transient=True)
-            self._bars.start()
-        return self._bars
+        self._bars.stop()

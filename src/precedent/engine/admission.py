@@ -22,7 +22,7 @@ class Admission:
     """Accounts for the memory of keys and values: `reserved_bytes` for admitted requests, the rest for idle slots.
 
     A reservation covers prompt, answer and the largest tree. Idle conversations are evicted first, oldest first. If
-    keys and values must be in an arena (`Target.keeps_to_arena`), a request also waits until the arena has a
+    keys and values must be in an arena (`Target.tokens_in_arena`), a request also waits until the arena has a
     contiguous place for all of its own, and takes it when it starts. Without a limit, keys and values may take a share
     of the `free` bytes of the target's device.
     """
@@ -122,7 +122,7 @@ class Admission:
 
 
 def _default_bytes(target: Target, free: Callable[[torch.device], int]) -> int:
-    if target.keeps_to_arena:
+    if target.capabilities.bitwise and target.arena_bytes:
         return target.arena_bytes
     share = SHARE_ON_CPU if target.device.type == "cpu" else SHARE_ON_ACCELERATORS
     return max(1, int(share * (free(target.device) + target.arena_bytes)))

@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from precedent.langchain.answer_caches import RecordingCache
     from precedent.langchain.chat_model import ChatPrecedent
     from precedent.langchain.embeddings import PrecedentEmbeddings
     from precedent.langchain.llm import PrecedentLLM
     from precedent.langchain.middleware import SpeculationMiddleware
-    from precedent.langchain.recording_cache import RecordingCache
     from precedent.langchain.similarity import LangChainEmbedder, in_vector_store
 
 _HOMES = {
@@ -21,7 +21,7 @@ _HOMES = {
     "LangChainEmbedder": "similarity",
     "PrecedentEmbeddings": "embeddings",
     "PrecedentLLM": "llm",
-    "RecordingCache": "recording_cache",
+    "RecordingCache": "answer_caches",
     "SpeculationMiddleware": "middleware",
     "in_vector_store": "similarity",
 }

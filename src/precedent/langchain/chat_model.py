@@ -1,7 +1,7 @@
 """`ChatPrecedent`, a LangChain chat model on weights in this process that speculates from a cache and a draft model.
 
-`_stream` and `_generate` lead to `_answer`, which renders a prompt, submits it (`EngineFields._submit`) and turns what
-the engine emits into chunks (`AnswerChunks`). The methods that users call only check arguments and pass on whose run it
+`_stream` and `_astream` render a prompt, submit it (`EngineFields._submit`) and turn what the engine emits into chunks
+(`AnswerChunks`), which `_generate` merges. The methods that users call only check arguments and pass on whose run it
 is, which LangChain tells `_generate` but not `_stream`.
 """
 
@@ -163,7 +163,7 @@ class ChatPrecedent(EngineFields, ChatFields, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return generate_from_stream(self._answer(messages, stop, run_manager, kwargs, whole=True))
+        return generate_from_stream(self._stream(messages, stop, run_manager, _whole=True, **kwargs))
 
     async def _agenerate(
         self,
@@ -172,7 +172,7 @@ class ChatPrecedent(EngineFields, ChatFields, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        chunks = [chunk async for chunk in self._aanswer(messages, stop, run_manager, kwargs, whole=True)]
+        chunks = [chunk async for chunk in self._astream(messages, stop, run_manager, _whole=True, **kwargs)]
         return generate_from_stream(iter(chunks))
 
     def _stream(
@@ -180,27 +180,16 @@ class ChatPrecedent(EngineFields, ChatFields, BaseChatModel):
         messages: list[BaseMessage],
         stop: list[str] | None = None,
         run_manager: CallbackManagerForLLMRun | None = None,
+        *,
+        _whole: bool = False,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        return self._answer(messages, stop, run_manager, kwargs, whole=False)
-
-    def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        return self._aanswer(messages, stop, run_manager, kwargs, whole=False)
-
-    def _answer(
-        self, messages: list[BaseMessage], stop: list[str] | None, run: Any, kwargs: dict[str, Any], *, whole: bool
-    ) -> Iterator[ChatGenerationChunk]:
+        """Answer in chunks; with `_whole` they are merged anyway, so that each call comes when it has ended."""
         with of_both_kinds():
             settings = call_settings(kwargs)
             engine = self._engine_of(settings)
-            running = self._start(engine, self._prompt(engine, messages, settings), settings, stop, run)
-            chunks = self._chunks(running, settings, whole)
+            running = self._start(engine, self._prompt(engine, messages, settings), settings, stop, run_manager)
+            chunks = self._chunks(running, settings, _whole)
         try:
             for emission in running.generation:
                 yield from chunks.of(emission)
@@ -208,8 +197,14 @@ class ChatPrecedent(EngineFields, ChatFields, BaseChatModel):
         finally:
             running.generation.cancel()
 
-    async def _aanswer(
-        self, messages: list[BaseMessage], stop: list[str] | None, run: Any, kwargs: dict[str, Any], *, whole: bool
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        *,
+        _whole: bool = False,
+        **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         with of_both_kinds():
             settings = call_settings(kwargs)
@@ -217,8 +212,8 @@ class ChatPrecedent(EngineFields, ChatFields, BaseChatModel):
             prompt = self._prompt(engine, messages, settings)
             if prompt.grammar is not None:  # compiling one takes long, a tokenizer's first one above all
                 await asyncio.to_thread(engine.grammars.matcher, prompt.grammar)
-            running = self._start(engine, prompt, settings, stop, run)
-            chunks = self._chunks(running, settings, whole)
+            running = self._start(engine, prompt, settings, stop, run_manager)
+            chunks = self._chunks(running, settings, _whole)
         try:
             async for emission in running.generation:
                 for chunk in chunks.of(emission):
@@ -283,35 +278,31 @@ class ChatPrecedent(EngineFields, ChatFields, BaseChatModel):
 
     def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         """Answer; see LangChain's `BaseChatModel.invoke`."""
-        return super().invoke(input, self._checked(config, kwargs), **kwargs)
+        self._check(kwargs)
+        return super().invoke(input, config, **kwargs)
 
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AIMessage:
         """Answer; see LangChain's `BaseChatModel.ainvoke`."""
-        return await super().ainvoke(input, self._checked(config, kwargs), **kwargs)
+        self._check(kwargs)
+        return await super().ainvoke(input, config, **kwargs)
 
     def stream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[AIMessageChunk]:
         """Stream an answer; see LangChain's `BaseChatModel.stream`."""
-        config = ensure_config(self._checked(config, kwargs))
+        self._check(kwargs)
+        config = ensure_config(config)
         return super().stream(input, config, **self._with_run_keys(config["metadata"], kwargs))
 
     def astream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[AIMessageChunk]:
         """Stream an answer; see LangChain's `BaseChatModel.astream`."""
-        config = ensure_config(self._checked(config, kwargs))
+        self._check(kwargs)
+        config = ensure_config(config)
         return super().astream(input, config, **self._with_run_keys(config["metadata"], kwargs))
-
-    def stream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Stream an answer's events; see LangChain's `BaseChatModel.stream_events`."""
-        return super().stream_events(input, self._run_config(config), **kwargs)
-
-    def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Stream an answer's events; see LangChain's `BaseChatModel.astream_events`."""
-        return super().astream_events(input, self._run_config(config), **kwargs)
 
     def generate(self, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> LLMResult:
         """Answer several message lists; see LangChain's `BaseChatModel.generate`."""

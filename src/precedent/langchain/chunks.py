@@ -11,8 +11,8 @@ from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 
 from precedent.decoding.stats import TARGET
-from precedent.langchain.logprobs import openai_logprobs
 from precedent.langchain.telemetry import PROVIDER, Span, describe_result
+from precedent.sampling.logprobs import TokenLogprob
 from precedent.text.answers import AnswerPieces, CallPiece, Piece
 from precedent.text.tool_formats import ReasoningPiece, TextPiece
 from precedent.text.tool_formats.json_text import ARGUMENTS, WHOLE, seal_of
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
     from precedent.engine.engine import Emission, GenerationResult
     from precedent.text.answers import AnswerSyntax
+
+
+UNFINISHED = "�"
+"""The text of a token that holds only part of a character."""
 
 
 class AnswerChunks:
@@ -141,3 +145,20 @@ def _usage(result: GenerationResult, thinking: Sequence[range]) -> UsageMetadata
     if details:
         usage["output_token_details"] = cast("OutputTokenDetails", details)
     return usage
+
+
+def openai_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """`{"content": [{"token", "bytes", "logprob", "top_logprobs"}, …]}`, one per token, including the end."""
+    content = [
+        {
+            **_entry(tokenizer, one.token_id, one.logprob),
+            "top_logprobs": [_entry(tokenizer, *likely) for likely in one.top],
+        }
+        for one in logprobs
+    ]
+    return {"content": content}
+
+
+def _entry(tokenizer: PreTrainedTokenizerBase, token_id: int, logprob: float) -> dict[str, Any]:
+    text = str(tokenizer.decode([token_id]))
+    return {"token": text, "bytes": None if UNFINISHED in text else list(text.encode()), "logprob": logprob}

@@ -32,14 +32,7 @@ from precedent.langchain.engines import EngineHolder, load_beside
 from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.learning import PendingCompletions
 from precedent.langchain.telemetry import current_span, describe_request
-from precedent.langchain.tenants import (
-    DEFAULT_TENANT,
-    UnsharedTenant,
-    check_tenants,
-    tenant_of,
-    with_tenant,
-    without_cache,
-)
+from precedent.langchain.tenants import DEFAULT_TENANT, UnsharedTenant, check_tenants, tenant_of, without_cache
 from precedent.langchain.wording import settings_in_our_words
 from precedent.runtime.plain_values import check_plain, shown
 from precedent.text.templates import Template, Templates, tool_templates
@@ -255,17 +248,10 @@ class EngineFields(CallFields):
 
     # One request
 
-    def _checked(self, config: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Check a call's arguments before LangChain consumes some of them; return the run's configuration."""
-        with of_both_kinds():
-            merged_stop(call_settings(kwargs).get("stop"))
-        return self._run_config(config)
-
-    def _run_config(self, config: Any) -> Any:
-        """A run's configuration, or a list of them: a tenant in `configurable` is copied to the metadata if read."""
-        if self.tenant_from is None:
-            return config
-        return [with_tenant(one) for one in config] if isinstance(config, list) else with_tenant(config)
+    @of_both_kinds()
+    def _check(self, kwargs: Mapping[str, Any]) -> None:
+        """Check a call's arguments before LangChain consumes some of them."""
+        merged_stop(call_settings(kwargs).get("stop"))
 
     def _engine_of(self, settings: Mapping[str, Any]) -> Engine:
         """The engine of a call: the model's own, or that of another loaded model that the call names."""

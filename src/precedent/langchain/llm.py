@@ -14,9 +14,9 @@ from langchain_core.runnables import RunnableConfig
 
 from precedent.errors import PromptError, UnsupportedError
 from precedent.langchain.arguments import FOR_CHAT, OF_THE_CALL, workflow_step_of
+from precedent.langchain.chunks import openai_logprobs
 from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.fields import EngineFields, call_settings
-from precedent.langchain.logprobs import openai_logprobs
 from precedent.langchain.synonyms import IN_A_CALL
 from precedent.langchain.telemetry import Span, current_span, describe_result
 from precedent.langchain.tenants import tenant_of, usable_tenant
@@ -178,31 +178,23 @@ class PrecedentLLM(EngineFields, BaseLLM):
 
     def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> str:
         """Continue a text; see LangChain's `BaseLLM.invoke`."""
-        return super().invoke(input, self._checked(config, kwargs), **kwargs)
+        self._check(kwargs)
+        return super().invoke(input, config, **kwargs)
 
     async def ainvoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> str:
         """Continue a text; see LangChain's `BaseLLM.ainvoke`."""
-        return await super().ainvoke(input, self._checked(config, kwargs), **kwargs)
-
-    def stream(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[str]:
-        """Stream a text; see LangChain's `BaseLLM.stream`."""
-        return super().stream(input, self._run_config(config), **kwargs)
-
-    def astream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[str]:
-        """Stream a text; see LangChain's `BaseLLM.astream`."""
-        return super().astream(input, self._run_config(config), **kwargs)
+        self._check(kwargs)
+        return await super().ainvoke(input, config, **kwargs)
 
     def batch(self, inputs: list[LanguageModelInput], config: Any = None, **kwargs: Any) -> list[str]:
         """Continue several texts; see LangChain's `BaseLLM.batch`."""
-        own = {name: value for name, value in kwargs.items() if name != "return_exceptions"}
-        return super().batch(inputs, self._checked(config, own), **kwargs)
+        self._check({name: value for name, value in kwargs.items() if name != "return_exceptions"})
+        return super().batch(inputs, config, **kwargs)
 
     async def abatch(self, inputs: list[LanguageModelInput], config: Any = None, **kwargs: Any) -> list[str]:
         """Continue several texts; see LangChain's `BaseLLM.abatch`."""
-        own = {name: value for name, value in kwargs.items() if name != "return_exceptions"}
-        return await super().abatch(inputs, self._checked(config, own), **kwargs)
+        self._check({name: value for name, value in kwargs.items() if name != "return_exceptions"})
+        return await super().abatch(inputs, config, **kwargs)
 
     def generate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
         """Continue several texts, as `BaseLLM.generate` does. Raises UnsupportedError for several tenants."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from langchain_core.language_models import ModelProfile
 
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 CONFIG, ADAPTER_CONFIG, TOKENIZER_CONFIG = "config.json", "adapter_config.json", "tokenizer_config.json"
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(NamedTuple):
     """What a profile depends on; `template` is the one for calls with tools."""
 
     context_length: int
@@ -43,24 +41,16 @@ class _Known:
         form = format_of_template(self.template if own else hermes_template())
         takes_tools = own or self.has_chatml
         held = is_installed() and not (form is not None and form.channels)  # no grammar constrains answers in channels
-        return ModelProfile(
-            text_inputs=True,
-            image_inputs=False,
-            pdf_inputs=False,
-            audio_inputs=False,
-            video_inputs=False,
-            text_outputs=True,
-            image_outputs=False,
-            audio_outputs=False,
-            video_outputs=False,
-            temperature=True,
-            max_input_tokens=self.context_length,
-            max_output_tokens=self.context_length,
-            tool_calling=takes_tools,
-            structured_output=held,
-            tool_choice=takes_tools and held and form is not None and form.arguments == "json",
-            reasoning_output=any(tags.close in self.template for tags in REASONING),
-        )
+        found = {
+            **{f"{kind}_{way}": False for kind in ("image", "audio", "video") for way in ("inputs", "outputs")},
+            **{"pdf_inputs": False, "text_inputs": True, "text_outputs": True, "temperature": True},
+            **dict.fromkeys(("max_input_tokens", "max_output_tokens"), self.context_length),
+            "tool_calling": takes_tools,
+            "structured_output": held,
+            "tool_choice": takes_tools and held and form is not None and form.arguments == "json",
+            "reasoning_output": any(tags.close in self.template for tags in REASONING),
+        }
+        return cast("ModelProfile", found)
 
 
 def profile_of_engine(engine: Engine) -> ModelProfile:
@@ -92,15 +82,14 @@ def profile_of_files(
     try:
         known = _known(name, model_kwargs or {})
         if known is not None and chat_template is not None:
-            known = replace(known, template=read_chat_template(chat_template))
+            known = known._replace(template=read_chat_template(chat_template))
         return None if known is None else known.profile()
     except (ModelLoadError, ConfigError, OSError, ValueError):  # loading the model says what is wrong
         return None
 
 
 def _known(name: str, model_kwargs: Mapping[str, Any]) -> _Known | None:
-    from precedent.target.load.adapters import base_of
-    from precedent.target.load.source import DEMO_TARGET, is_adapter, packaged_file
+    from precedent.target.load.source import DEMO_TARGET, base_of_adapter, is_adapter, packaged_file
 
     path = packaged_file() if name == DEMO_TARGET else Path(name).expanduser()
     if path.is_file():
@@ -108,11 +97,8 @@ def _known(name: str, model_kwargs: Mapping[str, Any]) -> _Known | None:
     folder = path if (path / CONFIG).is_file() or is_adapter(path) else _downloaded(name, model_kwargs)
     if folder is None or not is_adapter(folder):
         return None if folder is None else _of_folder(folder, (folder / CONFIG).stat().st_mtime_ns)
-    base = _known(base_of(folder), {})
-    if base is None or not (folder / TOKENIZER_CONFIG).is_file():
-        return base
-    template, has_chatml = _tokenizer_in(folder)
-    return replace(base, template=template, has_chatml=has_chatml)
+    base, has_tokenizer = _known(base_of_adapter(folder), {}), (folder / TOKENIZER_CONFIG).is_file()
+    return _Known(base.context_length, *_tokenizer_in(folder)) if base is not None and has_tokenizer else base
 
 
 def _downloaded(name: str, model_kwargs: Mapping[str, Any]) -> Path | None:
@@ -132,7 +118,7 @@ def _of_folder(folder: Path, changed: int) -> _Known:
     from transformers import AutoConfig
 
     from precedent.target.kv.layer_kinds import context_length
-    from precedent.target.load.quiet import quiet
+    from precedent.target.load.gguf import quiet
 
     with quiet():
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)

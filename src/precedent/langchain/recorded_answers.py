@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,19 +41,19 @@ _PLACE = re.compile(r"^.*? line \d+ ")
 class Skipped:
     """What was skipped: a count and the first case for each reason."""
 
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
 
     def add(self, error: Exception, source: str = "") -> None:
         """Count an error by its reason, whichever line it comes from."""
         reason = _PLACE.sub("", str(error)).split(": ")[0]
-        self.counts[reason] = self.counts.get(reason, 0) + 1
+        self.counts[reason] += 1
         self.first.setdefault(reason, f"{source}: {error}" if source else str(error))
 
     def as_list(self) -> list[dict[str, Any]]:
         """Reasons with their count and first case, most frequent first."""
-        ordered = sorted(self.counts, key=lambda reason: -self.counts[reason])
-        return [{"reason": reason, "count": self.counts[reason], "first": self.first[reason]} for reason in ordered]
+        ordered = self.counts.most_common()
+        return [{"reason": reason, "count": count, "first": self.first[reason]} for reason, count in ordered]
 
 
 class AnswerReader:
@@ -71,15 +72,9 @@ class AnswerReader:
         media: Media = "refuse",
     ) -> None:
         check_tenant(tenant)
-        self._tokenizer, self._codec, self._settings, self._media = (
-            tokenizer,
-            TokenizerCodec(tokenizer),
-            settings,
-            media,
-        )
-        self._tenant, self._step = tenant, workflow_step
-        self.skipped = Skipped()
-        self.num_read = 0
+        self._tokenizer, self._codec, self._settings = tokenizer, TokenizerCodec(tokenizer), settings
+        self._tenant, self._step, self._media = tenant, workflow_step, media
+        self.skipped, self.num_read = Skipped(), 0
 
     def completions(self, trajectory: Trajectory) -> Iterator[Completion]:
         """The completions of a run's assistant turns in order, or of a single call's answer."""
@@ -170,15 +165,14 @@ def warm(
         media=model.media,
     )
     if not isinstance(conversations, str | Path):
-        read = [
-            _turns(number, messages, model.media) for number, messages in enumerate(_checked(conversations), start=1)
-        ]
+        numbered = enumerate(_checked(conversations), start=1)
+        read = [_turns(number, messages, model.media) for number, messages in numbered]
         return sum(engine.cache.insert(one) > 0 for turns in read for one in reader.answers(turns, tools))
-    logged = read_trajectories([Path(conversations)], reader.skipped.add)
+    logged, skipped = read_trajectories([Path(conversations)], reader.skipped.add), reader.skipped
     number = sum(engine.cache.insert(one) > 0 for call in logged for one in reader.completions(call))
-    if skipped := reader.skipped.as_list():
-        count = sum(one["count"] for one in skipped)
-        log.warning("skipped answers of %s: %d, the first because of %s", conversations, count, skipped[0]["first"])
+    if skipped.counts:
+        count, first = skipped.counts.total(), next(iter(skipped.first.values()))
+        log.warning("skipped answers of %s: %d, the first because of %s", conversations, count, first)
     return number
 
 

@@ -12,9 +12,6 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import ensure_config
-
 from precedent.cache.records import check_tenant
 from precedent.config import SpeculationConfig
 from precedent.errors import CacheError, ConfigError
@@ -67,15 +64,6 @@ def own_tenant(model: EngineFields, given: str | None) -> str:
     if given is None and model.tenant_from is not None:
         raise ConfigError(f"with tenant_from={model.tenant_from!r} the model has no tenant of its own: give tenant=…")
     return model.tenant if given is None else _checked(given)
-
-
-def with_tenant(config: RunnableConfig | None) -> RunnableConfig:
-    """A run's configuration with the tenant copied from `configurable` to its metadata, unless that has one."""
-    config = ensure_config(config)
-    named = config["configurable"].get("tenant")
-    if named is not None:
-        config["metadata"] = {"tenant": named, **config["metadata"]}
-    return config
 
 
 def without_cache(speculation: SpeculationConfig) -> SpeculationConfig:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from precedent.pages.colours import Palette
 from precedent.tree import ROOT, CandidateTree
@@ -52,114 +52,75 @@ class SeenTree:
         return 2.0 * min(forks, 5) + min(len(self.path), 12) + 4.0 * sources
 
 
-@dataclass(slots=True)
-class _Box:
-    """A run of nodes without a fork, of one source, all accepted or all rejected."""
-
-    nodes: list[int]
-    below: list[_Box] = field(default_factory=list)
-    left: float = 0.0
-    row: float = 0.0
-    label: str = ""
-
-    @property
-    def right(self) -> float:
-        return self.left + max(len(self.label), 2) * LETTER + 12
-
-
 def tree_svg(seen: SeenTree, decode: Decode, palette: Palette) -> str:
     """Draw the tree as one SVG document; `decode` turns token ids into text."""
-    root = _Box([ROOT], _boxes(seen, ROOT), MARGIN, label="…" + _visible(decode(seen.before[-CONTEXT_TOKENS:])))
-    _label(root.below, seen, decode)
-    rows = _place(root, 0)
-    width = max(NARROWEST, *(box.right + MARGIN for box in _all(root)))
-    height = MARGIN * 2 + rows * ROW + 44
-    lines = sorted(_lines(root, seen), key=lambda line: STRONG in line)  # accepted lines lie on top
-    shapes = [*lines, *(_drawn(box, seen, palette) for box in _all(root)), _legend(seen, height - 30, palette)]
+    picture = _Picture(seen, decode, palette)
+    before = "…" + _visible(decode(seen.before[-CONTEXT_TOKENS:]))
+    rows = picture.draw([ROOT], before, MARGIN, 0)
+    width, height = max(NARROWEST, picture.right + MARGIN), MARGIN * 2 + rows * ROW + 44
+    lines = sorted(picture.lines, key=lambda line: STRONG in line)  # accepted lines lie on top
+    shapes = "".join([*lines, *picture.boxes, _legend(seen, height - 30, palette)])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
         f'height="{height:.0f}" font-family="ui-monospace, monospace" font-size="12">'
-        f'<rect width="100%" height="100%" fill="#fff"/>{"".join(shapes)}</svg>'
+        f'<rect width="100%" height="100%" fill="#fff"/>{shapes}</svg>'
     )
 
 
-def _boxes(seen: SeenTree, above: int) -> list[_Box]:
-    """The runs that begin below a node, likeliest first."""
-    boxes = []
-    for node in sorted(_children(seen, above), key=lambda node: -(seen.path_probability(node) or 0.0)):
-        run = [node]
-        while len(next_ones := _children(seen, run[-1])) == 1 and _alike(seen, run[-1], next_ones[0]):
-            run.append(next_ones[0])
-        boxes.append(_Box(run, _boxes(seen, run[-1])))
-    return boxes
+class _Picture:
+    """Boxes and the lines between them; each box is a run of nodes without a fork, of one source and one fate."""
 
+    def __init__(self, seen: SeenTree, decode: Decode, palette: Palette) -> None:
+        self.lines, self.boxes, self.right = list[str](), list[str](), 0.0
+        self._seen, self._decode, self._palette = seen, decode, palette
 
-def _children(seen: SeenTree, above: int) -> list[int]:
-    return [node for node, parent in enumerate(seen.tree.parents) if parent == above]
+    def draw(self, run: Sequence[int], label: str, left: float, row: int) -> int:
+        """Draw the box of a run in a row and everything below it, likeliest first; returns the first free row."""
+        right, middle = left + max(len(label), 2) * LETTER + 12, MARGIN + row * ROW + BOX / 2
+        self.right = max(self.right, right)
+        self.boxes.append(self._box(run[-1], label, left, right, middle - BOX / 2))
+        first = row
+        for node in sorted(self._children(run[-1]), key=lambda node: -(self._seen.path_probability(node) or 0.0)):
+            end, bend = MARGIN + row * ROW + BOX / 2, right + GAP / 2
+            self.lines.append(
+                f'<path d="M{right:.1f} {middle:.1f} H{bend:.1f} V{end:.1f} H{right + GAP:.1f}" '
+                f'fill="none" {STRONG if node in self._seen.path else WEAK}/>'
+            )
+            below = self._run_from(node)
+            text = _visible(self._decode([self._seen.tree.token_ids[one] for one in below]))
+            short = text if len(text) <= LONGEST_LABEL else f"{text[:LONGEST_LABEL]}…"
+            row = self.draw(below, short, right + GAP, row)
+        return max(row, first + 1)
 
+    def _children(self, above: int) -> list[int]:
+        return [node for node, parent in enumerate(self._seen.tree.parents) if parent == above]
 
-def _alike(seen: SeenTree, one: int, other: int) -> bool:
-    same_source = seen.tree.sources[one][0] == seen.tree.sources[other][0]
-    return same_source and (one in seen.path) == (other in seen.path)
+    def _run_from(self, node: int) -> list[int]:
+        run, fate = [node], self._fate(node)
+        while len(below := self._children(run[-1])) == 1 and self._fate(below[0]) == fate:
+            run.append(below[0])
+        return run
 
+    def _fate(self, node: int) -> tuple[str, bool]:
+        return self._seen.tree.sources[node][0], node in self._seen.path
 
-def _label(boxes: Sequence[_Box], seen: SeenTree, decode: Decode) -> None:
-    for box in boxes:
-        text = _visible(decode([seen.tree.token_ids[node] for node in box.nodes]))
-        box.label = text if len(text) <= LONGEST_LABEL else f"{text[:LONGEST_LABEL]}…"
-        _label(box.below, seen, decode)
+    def _box(self, node: int, label: str, left: float, right: float, top: float) -> str:
+        """A box with its text, and below it the probability that the whole path to its end is accepted."""
+        strong = node == ROOT or node in self._seen.path
+        colour = "#fff" if node == ROOT else self._palette.of(self._seen.tree.sources[node][0]).page
+        chance = None if node == ROOT else self._seen.path_probability(node)
+        told = "" if chance is None else f"{chance:.2f}"
+        return (
+            f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{BOX}" rx="4" '
+            f'fill="{colour}" {STRONG if strong else WEAK}/>'
+            f'<text x="{left + 6:.1f}" y="{top + 15:.1f}" fill="#222">{html.escape(label)}</text>'
+            f'<text x="{right - 2:.1f}" y="{top + BOX + 10:.1f}" font-size="9" fill="#777" '
+            f'text-anchor="end">{told}</text>'
+        )
 
 
 def _visible(text: str) -> str:
     return text.replace(" ", "·").replace("\n", "⏎")
-
-
-def _place(box: _Box, row: int) -> int:
-    """Place the box and everything below it, starting at `row`; returns the first free row."""
-    first = row
-    for child in box.below:
-        child.left = box.right + GAP
-        row = _place(child, row)
-    box.row = box.below[0].row if box.below else first
-    return max(row, first + 1)
-
-
-def _all(box: _Box) -> Iterator[_Box]:
-    yield box
-    for child in box.below:
-        yield from _all(child)
-
-
-def _middle(box: _Box) -> float:
-    return MARGIN + box.row * ROW + BOX / 2
-
-
-def _lines(box: _Box, seen: SeenTree) -> Iterator[str]:
-    for child in box.below:
-        strong = child.nodes[0] in seen.path
-        bend = child.left - GAP / 2
-        yield (
-            f'<path d="M{box.right:.1f} {_middle(box):.1f} H{bend:.1f} V{_middle(child):.1f} H{child.left:.1f}" '
-            f'fill="none" {STRONG if strong else WEAK}/>'
-        )
-        yield from _lines(child, seen)
-
-
-def _drawn(box: _Box, seen: SeenTree, palette: Palette) -> str:
-    """Draw the box, its text, and below it the probability that the whole path to its end is accepted."""
-    node = box.nodes[-1]
-    strong = node == ROOT or node in seen.path
-    colour = "#fff" if node == ROOT else palette.of(seen.tree.sources[node][0]).page
-    top = _middle(box) - BOX / 2
-    chance = seen.path_probability(node)
-    told = "" if node == ROOT or chance is None else f"{chance:.2f}"
-    return (
-        f'<rect x="{box.left:.1f}" y="{top:.1f}" width="{box.right - box.left:.1f}" height="{BOX}" rx="4" '
-        f'fill="{colour}" {STRONG if strong else WEAK}/>'
-        f'<text x="{box.left + 6:.1f}" y="{top + 15:.1f}" fill="#222">{html.escape(box.label)}</text>'
-        f'<text x="{box.right - 2:.1f}" y="{top + BOX + 10:.1f}" font-size="9" fill="#777" '
-        f'text-anchor="end">{told}</text>'
-    )
 
 
 def _legend(seen: SeenTree, baseline: float, palette: Palette) -> str:

@@ -62,7 +62,7 @@ class Choice(NamedTuple):
 
 
 @compiled
-def choose_nodes(
+def choose(
     candidates: NDArray[np.void],
     parts: Int64s,
     accepted: Floats,
@@ -73,8 +73,9 @@ def choose_nodes(
     max_nodes: int,
     max_depth: int,
     end_ids: Int32s,
+    one_path: bool,
 ) -> Choice:
-    """Choose the fixed candidates that give the most tokens per millisecond.
+    """Choose the fixed candidates that give the most tokens per millisecond; with `one_path`, those of a single path.
 
     `candidates` `[n]` are the `NODE` records of all drafters, concatenated. `parts` `[num_drafters, 2]` gives for each
     drafter the index of its first bin in `accepted` and `seen`, and its number of records. `trust` `[num_drafters]`
@@ -83,11 +84,23 @@ def choose_nodes(
     """
     bins = _bins(candidates, parts)
     believed = _believed(candidates, bins, accepted, seen)
-    pool, place = _merged(candidates, parts[:, 1], believed, trust, max_depth, end_ids)
+    deepest = min(max_depth, max_nodes) if one_path else max_depth
+    pool, place = _merged(candidates, parts[:, 1], believed, trust, deepest, end_ids)
     _set_paths(pool)
+    start = 1.0 + tokens_beside
+    if one_path:
+        kept, expected, at_root = _best_path(pool, costs, start)
+    else:
+        kept, expected, at_root = _best_part(pool, costs, start, max_nodes)
+    return _chosen(pool, kept, bins, believed, place, expected, at_root)
+
+
+@compiled
+def _best_part(pool: Pool, costs: Floats, start: float, max_nodes: int) -> tuple[Int64s, float, float]:
+    """The best of all prefixes of the ranking by path probability: its nodes, expected tokens and mass at the root."""
     ranked = np.argsort(-pool["path"], kind="mergesort")[:max_nodes]
-    expected, at_root = 1.0 + tokens_beside, 0.0
-    count, best_rate, best_expected, best_root = 0, expected / costs[0], expected, 0.0
+    expected, at_root = start, 0.0
+    count, best_rate, best_expected, best_root = 0, start / costs[0], start, 0.0
     for i in range(ranked.size):
         node = pool[ranked[i]]
         expected += node.path
@@ -95,31 +108,13 @@ def choose_nodes(
         rate = expected / costs[min(i + 1, costs.size - 1)]
         if rate > best_rate:
             count, best_rate, best_expected, best_root = i + 1, rate, expected, at_root
-    return _chosen(pool, np.sort(ranked[:count]), bins, believed, place, best_expected, best_root)
+    return np.sort(ranked[:count]), best_expected, best_root
 
 
 @compiled
-def choose_path(
-    candidates: NDArray[np.void],
-    parts: Int64s,
-    accepted: Floats,
-    seen: Floats,
-    trust: Floats,
-    costs: Floats,
-    tokens_beside: float,
-    max_nodes: int,
-    max_depth: int,
-    end_ids: Int32s,
-) -> Choice:
-    """The same for a single path: of all paths from the root, the one with the most tokens per millisecond.
-
-    A path is expected to yield the sum of its prefixes' probabilities. Where width costs nothing, the largest sum wins.
-    """
-    bins = _bins(candidates, parts)
-    believed = _believed(candidates, bins, accepted, seen)
-    pool, place = _merged(candidates, parts[:, 1], believed, trust, min(max_depth, max_nodes), end_ids)
-    _set_paths(pool)
-    sums, last, start = np.empty(pool.size), ROOT, 1.0 + tokens_beside
+def _best_path(pool: Pool, costs: Floats, start: float) -> tuple[Int64s, float, float]:
+    """The same of all paths from the root. Where width costs nothing, the largest sum of probabilities wins."""
+    sums, last = np.empty(pool.size), ROOT
     best_rate = start / costs[0]
     for i in range(pool.size):
         node = pool[i]
@@ -131,8 +126,7 @@ def choose_path(
     gain, at = 0.0 if last == ROOT else sums[last], last
     for i in range(path.size - 1, -1, -1):
         path[i], at = at, pool[at].parent
-    at_root = pool[path[0]].path if path.size else 0.0
-    return _chosen(pool, path, bins, believed, place, start + gain, at_root)
+    return path, start + gain, pool[path[0]].path if path.size else 0.0
 
 
 @compiled

@@ -17,7 +17,7 @@ import numpy as np
 
 from precedent.drafters.base import NODE, Candidates, DrawSource, Nodes
 from precedent.planning.calibration import Calibration, Trust, learn_from_verdict, outcomes_by_source
-from precedent.planning.choose import BEST, BEST_BITS, Choice, choose_nodes, choose_path
+from precedent.planning.choose import BEST, BEST_BITS, Choice, choose
 from precedent.planning.costs import CheckedCosts, CostCurve, Probes, is_time
 from precedent.planning.gate import Gate, Without
 from precedent.runtime.compiled import Floats, Int32s, Int64s
@@ -206,12 +206,11 @@ class Planner:
         parts = np.array([(learned.first_bin(proposal.source), len(proposal)) for proposal in proposals])
         plan.counts = parts[:, 1]
         candidates, trust = _joined(proposals), plan.trust.factors(plan.names)
-        choose = choose_path if limits.one_path else choose_nodes
 
         def choice(costs: Floats) -> Choice:
             return choose(
                 candidates, parts, learned.accepted, learned.seen, trust, costs,
-                limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids,
+                limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids, limits.one_path,
             )  # fmt: skip
 
         costs = self.checked.beside(limits.rows_beside, limits.prefix, limits.max_nodes + 1)

@@ -19,7 +19,7 @@ from transformers.masking_utils import sdpa_mask
 
 from precedent.errors import UnsupportedError
 from precedent.target import support
-from precedent.target.kv.rows import Forward, RowMasks, Rule, Running, running_forward
+from precedent.target.kv.rows import ForwardPass, RowMasks, Rule, Running, running_forward
 
 NAME = "precedent"
 
@@ -176,7 +176,7 @@ def row_masks(
         return sdpa_mask(mask_function=mask_function, local_size=local_size, use_vmap=use_vmap, device=device, **kwargs)
     if use_vmap:
         raise UnsupportedError("the model combines causal attention with a mask of its own, which a tree cannot follow")
-    if isinstance(forward, Forward):
+    if isinstance(forward, ForwardPass):
         return RowMasks(forward, mask_function, local_size, device)
     forward.check_rule(mask_function)
     return forward

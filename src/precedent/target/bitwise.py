@@ -51,8 +51,8 @@ def settle(runner: Runner, kv_shape: KVShape, options: TargetOptions) -> Collect
 
     Raises UnsupportedError for a model that needs other kernels, ConfigError if there is no package for the device.
     """
-    if runner.layer_state.why_rounds is not None:
-        raise refusal(runner.model, runner.layer_state.why_rounds)
+    if runner.layer_state.why_irregular is not None:
+        raise refusal(runner.model, runner.layer_state.why_irregular)
     for package in support.installed():
         lengths = package.bitwise(runner, kv_shape, options)
         if lengths is not None:

@@ -163,13 +163,11 @@ class Target(ABC):
         """
 
     @property
-    def keeps_to_arena(self) -> bool:
-        """Whether memory for all sequences is set aside at the start, so that what does not fit has to wait."""
-        return False
-
-    @property
     def arena_bytes(self) -> int:
-        """Bytes set aside at the start for the keys and values of all sequences."""
+        """Bytes set aside at the start for the keys and values of all sequences.
+
+        Where rows round alike (`Capabilities.bitwise`), a request that does not fit there has to wait.
+        """
         return 0
 
     @property

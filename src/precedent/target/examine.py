@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,17 +18,14 @@ from transformers import PreTrainedModel
 from precedent.errors import UnsupportedError
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import MISFITS, why_only_chains
-from precedent.target.kv.rows import Forward, chain_rows, tree_rows
+from precedent.target.kv.rows import ForwardPass, chain_rows, tree_rows
 from precedent.target.kv.shape import KVShape, ShapeObserver
 from precedent.target.runner import Runner, use_tree_attention
 from precedent.target.support import LayerState
-from precedent.tree import ROOT, CandidateTree, TreeBuilder, chain
+from precedent.tree import ROOT, TreeBuilder, chain
 
 TEXT = (0, 1, 1, 0, 1)
 """Token ids of the examination, valid in any vocabulary: two prompt tokens, the pending one, two of a path."""
-
-SIBLING = 1
-"""A node between the pending token and the path, which the path must not see."""
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
 """Accepted relative difference between a scored tree and plain forwards; wrong masks or positions give about 1."""
@@ -44,17 +41,12 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 
-class Examined(NamedTuple):
-    """What the rest of the library needs to know of a model."""
-
-    runner: Runner
-    kv_shape: KVShape
-    vocab_size: int
-
-
 @torch.inference_mode()
-def examine(model: PreTrainedModel, layer_state: LayerState) -> Examined:
-    """Observe a model and choose how to run it. Raises UnsupportedError, naming it, when a tree cannot be scored."""
+def examine(model: PreTrainedModel, layer_state: LayerState) -> tuple[Runner, KVShape, int]:
+    """Observe a model; returns how to run it, what its layers store, and the size of its vocabulary.
+
+    Raises UnsupportedError, naming the model, when a tree cannot be scored.
+    """
     known = layer_state.adapt(model) or why_only_chains(model.config.get_text_config())
     packings = [] if known else [True] * use_tree_attention(model, layer_state.packs) + [False]
     trees = [Runner(model, packed=packed, layer_state=layer_state) for packed in packings]
@@ -85,12 +77,11 @@ def check_error(runner: Runner, error: float) -> None:
 
 
 def _most(runner: Runner) -> float:
-    """The difference above which a model surely computes something else."""
     accepted = tolerance(runner.model, runner.layer_state)
     return SURELY_WRONG if accepted == LOW_PRECISION else accepted
 
 
-def _examined(runner: Runner, error: float, shape: KVShape, expected: Tensor) -> Examined:
+def _examined(runner: Runner, error: float, shape: KVShape, expected: Tensor) -> tuple[Runner, KVShape, int]:
     """The result, whose shape has the state of layers that have one, as a forward of `TEXT` leaves it."""
     check_error(runner, error)
     if runner.layer_state.stateful:
@@ -99,7 +90,7 @@ def _examined(runner: Runner, error: float, shape: KVShape, expected: Tensor) ->
         kept = -(-kv.state.kept_bytes // len(TEXT))
         kv.keep(range(len(TEXT)))
         shape = replace(shape, state=replace(kv.state.shape, kept_bytes=kept))
-    return Examined(runner, shape, expected.shape[-1])
+    return runner, shape, expected.shape[-1]
 
 
 def attempt(model: PreTrainedModel, action: Callable[[], Result]) -> Result:
@@ -128,7 +119,7 @@ def observe(runner: Runner) -> tuple[KVShape, Tensor]:
     token_ids = torch.tensor([TEXT], device=runner.device)
     if state.stateful:  # modules that have a state get ours, and the observer the keys and values beside it
         kv = KVCache(KVShape((), state=state.state))
-        forward = Forward([chain_rows(kv, TEXT)])
+        forward = ForwardPass([chain_rows(kv, TEXT)])
         forward.cache = observer
         with state.running(forward):
             model(**runner.inputs(forward))
@@ -145,30 +136,32 @@ def observe(runner: Runner) -> tuple[KVShape, Tensor]:
     return replace(observer.shape, state=state.state), logits[0]
 
 
-def tree_error(runner: Runner, new_kv: Callable[[], KVCache], expected: Tensor) -> float:
-    """Score `TEXT` beside another sequence and with a sibling in its way; returns the largest relative difference."""
-    long, short = new_kv(), new_kv()
-    runner.logits([chain_rows(long, TEXT[:2]), chain_rows(short, TEXT[:1])])
+def tree_error(runner: Runner, new_kv: Callable[[], KVCache], expected: Tensor, text: tuple[int, ...] = TEXT) -> float:
+    """The largest relative difference between `score_text` and `expected [tokens, vocab_size]`."""
+    found = score_text(runner, new_kv, text)
+    return max(relative(row.float(), expected[place].float()) for place, row in found)
+
+
+def score_text(runner: Runner, new_kv: Callable[[], KVCache], text: tuple[int, ...] = TEXT) -> list[tuple[int, Tensor]]:
+    """Score the end of `text` as a path with a sibling in its way, beside another sequence.
+
+    Returns logits, each with the place in `text` of the token that they follow.
+    """
+    long, short, builder = new_kv(), new_kv(), TreeBuilder()
+    runner.logits([chain_rows(long, text[:2]), chain_rows(short, text[:1])])
     long.keep(range(2))
     short.keep(range(1))
-    tree, path = _tree(with_sibling=not runner.only_chains)
-    rows = tree_rows(long, TEXT[2], tree), chain_rows(short, TEXT[1:3])
-    scored, beside = runner.logits(rows)
-    pairs = [*zip(scored[path], expected[2:], strict=True), *zip(beside, expected[1:3], strict=True)]
+    if not runner.only_chains:
+        builder.add_fixed(ROOT, text[1], "examination")  # which the path must not see
+    node = builder.add_fixed(ROOT, text[3], "examination")
+    builder.add_fixed(node, text[4], "examination")
+    path = [0, node + 1, node + 2]
+    scored, beside = runner.logits([tree_rows(long, text[2], builder.build()), chain_rows(short, text[1:3])])
+    found = [*zip((2, 3, 4), scored[path], strict=True), *zip((1, 2), beside, strict=True)]
     if runner.layer_state.stateful:  # the state after an accepted path
         long.keep(path[:2])
-        pairs.append((runner.logits([chain_rows(long, TEXT[4:])])[0][0], expected[4]))
-    return max(relative(*(row.float() for row in pair)) for pair in pairs)
-
-
-def _tree(*, with_sibling: bool) -> tuple[CandidateTree, list[int]]:
-    """The last two tokens of `TEXT` as a path behind its third, and the rows of the three in a forward."""
-    builder = TreeBuilder()
-    if with_sibling:
-        builder.add_fixed(ROOT, SIBLING, "examination")
-    node = builder.add_fixed(ROOT, TEXT[3], "examination")
-    builder.add_fixed(node, TEXT[4], "examination")
-    return builder.build(), [0, node + 1, node + 2]
+        found.append((4, runner.logits([chain_rows(long, text[4:])])[0][0]))
+    return found
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
@@ -185,5 +178,5 @@ def tolerance(model: PreTrainedModel, layer_state: LayerState) -> float:
     """The relative difference that rounding may cause in a correct forward of this model."""
     if getattr(model.config, "quantization_config", None) is not None:
         return LOW_PRECISION
-    in_float32 = model.dtype == torch.float64 and layer_state.in_float32
+    in_float32 = model.dtype == torch.float64 and layer_state.stateful
     return TOLERANCE.get(torch.float32 if in_float32 else model.dtype, LOW_PRECISION)

@@ -21,7 +21,7 @@ from precedent.target.kv.shape import LayerShape
 
 if TYPE_CHECKING:
     from precedent.target.kv.cache import KVCache
-    from precedent.target.kv.rows import Forward
+    from precedent.target.kv.rows import ForwardPass
     from precedent.target.model import TargetModel
 
 FINAL = 0
@@ -49,7 +49,7 @@ class HiddenStates:
             norm.register_forward_hook(see_norm)
 
     @contextmanager
-    def kept_from(self, forward: Forward) -> Iterator[None]:
+    def kept_from(self, forward: ForwardPass) -> Iterator[None]:
         """Watch a forward and write its rows behind the committed ones; they are not committed yet."""
         token = _WATCHING.set((*_WATCHING.get(), self))
         try:

@@ -6,7 +6,6 @@ Scoring runs the pending token and the whole candidate tree behind it in one for
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -89,7 +88,6 @@ class TargetModel(Target):
         return self.runner.outputs
 
     def _check_keeps(self) -> None:
-        """Raise UnsupportedError, naming why, where no hidden states can be kept."""
         if self.arena is not None:
             raise UnsupportedError(
                 "forwards of fixed size (cuda_graphs=True, or bitwise=True on a GPU) keep no hidden states, which some "
@@ -163,14 +161,9 @@ class TargetModel(Target):
         """Bytes set aside for the keys and values of forwards of fixed size."""
         return 0 if self.arena is None else self.arena.nbytes
 
-    @property
-    def keeps_to_arena(self) -> bool:
-        """Whether sequences that do not fit in the arena are refused: outside it they would round differently."""
-        return self.bitwise and self.arena is not None
-
     def tokens_in_arena(self, num_bytes: int) -> int:
         """Tokens of a request that must fit in the arena; 0 if its keys and values may grow and move."""
-        return num_bytes // self.kv_shape.row_bytes if self.keeps_to_arena else 0
+        return num_bytes // self.kv_shape.row_bytes if self.bitwise and self.arena is not None else 0
 
     def has_room(self, num_tokens: int) -> bool:
         """Whether the arena has a contiguous place for that many tokens."""
@@ -269,21 +262,17 @@ class TargetModel(Target):
 
     @torch.inference_mode()
     def commit_all(self, batch: Sequence[Commit]) -> list[Exception | None]:
-        """`commit` for several sequences, moving arena rows together; returns each sequence's error, or None."""
-        errors: list[Exception | None] = [None] * len(batch)
-        try:
-            with nullcontext() if self.arena is None else self.arena.moves():
-                for place, (slot, tree, path, next_token) in enumerate(batch):
-                    try:
-                        accepted = [tree.token_ids[node] for node in path]
-                        slot.kv.keep([0, *(node + 1 for node in path)])
-                        slot.token_ids += [slot.pending, *accepted]
-                        slot.pending = next_token
-                    except Exception as error:
-                        errors[place] = error
-        except Exception as error:  # rows that were not in place could not be moved
-            moved = [list(path) != list(range(len(path))) for _, _, path, _ in batch]
-            errors = [each or (error if moves else None) for each, moves in zip(errors, moved, strict=True)]
+        """Keep each sequence's pending token and accepted path; returns each sequence's error, or None."""
+        errors: list[Exception | None] = []
+        for slot, tree, path, next_token in batch:
+            try:
+                accepted = [tree.token_ids[node] for node in path]
+                slot.kv.keep([0, *(node + 1 for node in path)])
+                slot.token_ids += [slot.pending, *accepted]
+                slot.pending = next_token
+                errors.append(None)
+            except Exception as error:
+                errors.append(error)
         return errors
 
     def nearest(self, slot: Slot, length: int) -> int:

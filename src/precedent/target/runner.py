@@ -19,7 +19,7 @@ from precedent.runtime.team import TEAM, fitted_team
 from precedent.target.attention import NAME
 from precedent.target.hidden_states import HiddenStates
 from precedent.target.kv.layer_kinds import FULL_ATTENTION, SLIDING_ATTENTION, attention_kinds
-from precedent.target.kv.rows import Forward, Rows, Rule, additive, visible_keys
+from precedent.target.kv.rows import ForwardPass, Rows, Rule, additive, visible_keys
 from precedent.target.support import Backend, LayerState
 
 
@@ -116,11 +116,11 @@ class Runner:
         finally:
             self.backends = before
 
-    def forward_of(self, sequences: Sequence[Rows]) -> Forward:
+    def forward_of(self, sequences: Sequence[Rows]) -> ForwardPass:
         """One forward over the rows of some sequences."""
-        return Forward(sequences, by_rows=self.most_rows is not None)
+        return ForwardPass(sequences, by_rows=self.most_rows is not None)
 
-    def own(self, forward: Forward, **settings: Any) -> Tensor:
+    def own(self, forward: ForwardPass, **settings: Any) -> Tensor:
         """Logits of the model's own forward, `[rows, vocab_size]`."""
         if not self.packed:
             settings["attention_mask"] = self._mask(forward.sequences[0])
@@ -133,7 +133,7 @@ class Runner:
             logits: Tensor = self.model(**self.inputs(forward), **settings).logits
         return logits[0]
 
-    def _by_backends(self, forward: Forward) -> Tensor | None:
+    def _by_backends(self, forward: ForwardPass) -> Tensor | None:
         found = (backend.logits(forward) for backend in self.backends)
         logits = next((each for each in found if each is not None), None)
         self.settled = self.settled and all(backend.settled for backend in self.backends)
@@ -148,15 +148,14 @@ class Runner:
             yield
 
     @contextmanager
-    def _keeping(self, forward: Forward) -> Iterator[None]:
-        """Keep the hidden states of a forward where a drafter asked for them."""
+    def _keeping(self, forward: ForwardPass) -> Iterator[None]:
         with ExitStack() as kept:
             for each in (self.hidden, self.outputs):
                 if each is not None:
                     kept.enter_context(each.kept_from(forward))
             yield
 
-    def inputs(self, forward: Forward) -> dict[str, Any]:
+    def inputs(self, forward: ForwardPass) -> dict[str, Any]:
         """The arguments of the model's forward, by the names that it has for them."""
         inputs = forward.inputs(self.device)
         if self.only_chains:

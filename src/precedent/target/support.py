@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from precedent.target.contract import Target
     from precedent.target.kv.cache import Arena
-    from precedent.target.kv.rows import Forward, RowMasks
+    from precedent.target.kv.rows import ForwardPass, RowMasks
     from precedent.target.kv.shape import KVShape
     from precedent.target.runner import Runner
     from precedent.verify import Pending
@@ -82,23 +82,17 @@ class LayerState:
     packs: bool | None = None
     """Whether several sequences fit in one forward: None where the model's class says that it takes our attention."""
 
-    in_float32: bool = False
-    """Whether transformers computes the layers in float32 in a model of float64."""
-
-    why_varies: str | None = None
-    """Why its forwards have no fixed size; None where they have."""
-
-    why_rounds: str | None = None
-    """Why rows cannot round alike whatever is computed beside them, on any device; None where kernels decide."""
+    why_irregular: str | None = None
+    """Why its forwards have no fixed size and rows cannot round alike, on any device; None where kernels decide."""
 
     stateful: bool = False
-    """Whether the layers have a state that has to be observed."""
+    """Whether the layers have a state that has to be observed. transformers computes them in float32."""
 
     def adapt(self, model: PreTrainedModel) -> str | None:
         """Prepare a model's modules; returns why it follows single paths and no trees, None if it follows trees."""
         return None
 
-    def running(self, forward: Forward) -> AbstractContextManager[object]:
+    def running(self, forward: ForwardPass) -> AbstractContextManager[object]:
         """Announce a forward to the model's modules."""
         return nullcontext()
 
@@ -120,11 +114,11 @@ class Backend:
     cuda_graphs_beside: object = None
     """The option `cuda_graphs` of a draft model that runs beside the target."""
 
-    def logits(self, forward: Forward) -> Tensor | None:
+    def logits(self, forward: ForwardPass) -> Tensor | None:
         """Logits `[rows, vocab_size]`; the keys and values are written. None for rows that it does not support."""
         raise NotImplementedError
 
-    def fill(self, forward: Forward) -> bool:
+    def fill(self, forward: ForwardPass) -> bool:
         """Write the keys and values only; False for rows that it does not support."""
         return self.logits(forward) is not None
 

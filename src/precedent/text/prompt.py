@@ -11,6 +11,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import takewhile
@@ -76,7 +77,7 @@ def render_prompt(
     variables = variables_of(settings, tokenizer, template)
     form = format_of_template(template)
     messages = fitted(messages, form)
-    rendered, markers = _arranged(tokenizer, template, form, messages, list(tools or ()), variables)
+    rendered, markers = _Rendering(tokenizer, template, form, list(tools or ()), variables).of(messages)
     if context_length is not None:
         check_length(tokenizer, rendered, context_length)
     if markers is not None:
@@ -209,61 +210,46 @@ def _check_messages(messages: Sequence[Message]) -> None:
         check_plain(f"message {position}", message, PromptError)
 
 
-def _arranged(
-    tokenizer: PreTrainedTokenizerBase,
-    template: str,
-    form: ToolFormat | None,
-    messages: Sequence[Message],
-    tools: list[Any],
-    variables: dict[str, Any],
-) -> tuple[str, Markers | None]:
-    """The prompt's text in the first arrangement that the template takes, and what encloses its control tokens."""
-    refusal: Exception | None = None
-    for arranged in _ARRANGEMENTS:
+@dataclass(frozen=True, slots=True)
+class _Rendering:
+    """A chat template, its tool format, and what it is given besides messages."""
+
+    tokenizer: PreTrainedTokenizerBase
+    template: str
+    form: ToolFormat | None
+    tools: list[Any]
+    variables: dict[str, Any]
+
+    def of(self, messages: Sequence[Message]) -> tuple[str, Markers | None]:
+        """The prompt's text in the first arrangement that the template takes, and what encloses its control tokens."""
+        refusal: Exception | None = None
+        for arranged in _ARRANGEMENTS:
+            try:
+                return self._marked(arranged(messages))
+            except jinja2.TemplateError as error:
+                refusal = refusal or error
+        raise PromptError(f"the model's chat template refuses these messages: {refusal}") from refusal
+
+    def _marked(self, messages: list[Message]) -> tuple[str, Markers | None]:
+        form, tools, variables = self.form, self.tools, self.variables
+        reasoning = reasoning_tags(self.tokenizer, self.template)
+        tags = [*(form.tags if form else ()), *((reasoning.open, reasoning.close) if reasoning else ())]
+        markers = Markers.for_input(self.tokenizer, self.template, [messages, tools, variables], tags)
+        if markers is not None:
+            messages = [_marked(message, markers, form) for message in messages]
+            tools = markers.mark(tools)
+            variables = {name: markers.mark(value) for name, value in variables.items()}
+        messages = [_with_call_text(message, form) for message in messages]
+        return self._text(messages, tools, variables), markers
+
+    def _text(self, messages: list[Message], tools: list[Any], variables: dict[str, Any]) -> str:
+        """Render the template. Raises PromptError if it fails on a caller's value (it may compare, join or index)."""
+        settings: dict[str, Any] = {"chat_template": self.template, "tokenize": False, "add_generation_prompt": True}
         try:
-            return _marked_text(tokenizer, template, form, arranged(messages), tools, variables)
-        except jinja2.TemplateError as error:
-            refusal = refusal or error
-    raise PromptError(f"the model's chat template refuses these messages: {refusal}") from refusal
-
-
-def _marked_text(
-    tokenizer: PreTrainedTokenizerBase,
-    template: str,
-    form: ToolFormat | None,
-    messages: list[Message],
-    tools: list[Any],
-    variables: dict[str, Any],
-) -> tuple[str, Markers | None]:
-    markers = Markers.for_input(tokenizer, template, [messages, tools, variables], _tags(tokenizer, template, form))
-    if markers is not None:
-        messages = [_marked(message, markers, form) for message in messages]
-        tools = markers.mark(tools)
-        variables = {name: markers.mark(value) for name, value in variables.items()}
-    messages = [_with_call_text(message, form) for message in messages]
-    return _rendered(tokenizer, template, messages, tools, variables), markers
-
-
-def _rendered(
-    tokenizer: PreTrainedTokenizerBase,
-    template: str,
-    messages: list[Message],
-    tools: list[Any],
-    variables: dict[str, Any],
-) -> str:
-    """Render the template. Raises PromptError if it fails on a caller's value (it may compare, join or index them)."""
-    settings: dict[str, Any] = {"chat_template": template, "tokenize": False, "add_generation_prompt": True}
-    try:
-        return str(tokenizer.apply_chat_template(messages, tools=tools or None, **settings, **variables))
-    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-        given = f" with chat_template_kwargs={variables!r}" if variables else ""
-        raise PromptError(f"the model's chat template fails on these messages{given}: {error}") from error
-
-
-def _tags(tokenizer: PreTrainedTokenizerBase, template: str, form: ToolFormat | None) -> list[str]:
-    """Texts that the template may search for in messages."""
-    reasoning = reasoning_tags(tokenizer, template)
-    return [*(form.tags if form else ()), *((reasoning.open, reasoning.close) if reasoning else ())]
+            return str(self.tokenizer.apply_chat_template(messages, tools=tools or None, **settings, **variables))
+        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+            given = f" with chat_template_kwargs={variables!r}" if variables else ""
+            raise PromptError(f"the model's chat template fails on these messages{given}: {error}") from error
 
 
 def _marked(message: Message, markers: Markers, form: ToolFormat | None) -> Message:
@@ -282,10 +268,6 @@ def _with_call_text(message: Message, form: ToolFormat | None) -> Message:
     separator = form.separator if form and content else ""
     kept = {key: value for key, value in message.items() if key != CALL_TEXT}
     return {**kept, "content": f"{content}{separator}{message[CALL_TEXT]}"}
-
-
-def _as_given(messages: Sequence[Message]) -> list[Message]:
-    return list(messages)
 
 
 def _merged(messages: Sequence[Message]) -> list[Message]:
@@ -310,7 +292,7 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
     return _merged([{**merged[0], "role": "user"}, *merged[1:]])
 
 
-_ARRANGEMENTS: tuple[Callable[[Sequence[Message]], list[Message]], ...] = (_as_given, _merged, _without_system)
+_ARRANGEMENTS: tuple[Callable[[Sequence[Message]], list[Message]], ...] = (list, _merged, _without_system)
 
 
 REMEMBERED = 64

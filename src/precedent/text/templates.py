@@ -127,44 +127,35 @@ class Templates(tuple[Template, ...]):
         if not isinstance(templates, Iterable):
             raise ConfigError(f"templates={shown(templates)} must be a list of texts")
         given = list(islice(templates, MOST_READ))  # an endless one is refused, not read on
-        _check_sizes([template for template in given if not (isinstance(template, Template) and template.is_call)])
+        premade = [one for one in given if not (isinstance(one, Template) and one.is_call)]
+        parts = [part for one in premade for part in (one.parts if isinstance(one, Template) else [one])]
+        size = sum(len(part) for part in parts if isinstance(part, str))
+        _check_number(len(premade), "templates", MOST_TEMPLATES, "give those that the model says most often")
+        _check_number(size, "characters", MOST_CHARACTERS, "give fewer or shorter ones")
         checked = super().__new__(cls, (_template(template, choices) for template in given))
-        _check_holes(checked, choices or {})
+        num_holes = sum(len(template.holes) for template in checked if not template.is_call)
+        _check_number(num_holes, "holes", MOST_HOLES, "give fewer")
+        _check_names(checked, choices or {})
         return checked
 
     def __repr__(self) -> str:
         return f"Templates({[template.text for template in self]!r})"
 
 
-def _check_holes(templates: Sequence[Template], choices: Mapping[str, Sequence[str]]) -> None:
+def _check_number(number: int, what: str, most: int, advice: str) -> None:
+    if number > most:
+        raise ConfigError(f"templates holds {number:,} {what}, at most {most:,} are allowed: {advice}")
+
+
+def _check_names(templates: Sequence[Template], choices: Mapping[str, Sequence[str]]) -> None:
     twice = [template for template, count in Counter(templates).items() if count > 1]
     if twice:
         raise ConfigError(f"template {shown(twice[0].text)} is given twice: leave one out")
-    num_holes = sum(len(template.holes) for template in templates if not template.is_call)
-    if num_holes > MOST_HOLES:
-        raise ConfigError(f"templates holds {num_holes:,} holes, at most {MOST_HOLES:,} are allowed: give fewer")
     names = {hole.name for template in templates for hole in template.holes}
     for name in choices:
         if name not in names:
             known = ", ".join(sorted(names)) or "none"
             raise ConfigError(f"choices are given for {name!r}, which no template has as a hole (holes: {known})")
-
-
-def _check_sizes(premade: Sequence[object]) -> None:
-    """Raise ConfigError for more premade responses, or longer ones, than are of use; reads none of them."""
-    if len(premade) > MOST_TEMPLATES:
-        raise ConfigError(
-            f"templates holds {len(premade):,} templates, at most {MOST_TEMPLATES:,} are allowed: give those that "
-            "the model says most often"
-        )
-    texts = [
-        part for template in premade for part in (template.parts if isinstance(template, Template) else [template])
-    ]
-    size = sum(len(text) for text in texts if isinstance(text, str))
-    if size > MOST_CHARACTERS:
-        raise ConfigError(
-            f"templates holds {size:,} characters, at most {MOST_CHARACTERS:,} are allowed: give fewer or shorter ones"
-        )
 
 
 def _template(template: object, choices: Mapping[str, Sequence[str]] | None) -> Template:

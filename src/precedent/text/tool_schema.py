@@ -62,60 +62,49 @@ def _check_function(function: Mapping[str, Any]) -> None:
     check_schema(parameters, "parameters")
 
 
+_MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+_LISTS = {"anyOf", "oneOf", "allOf", "prefixItems"}
+_SCHEMAS = {"items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"}
+_TEXTS = {"$ref", "title", "description", "pattern", "format"}
+_SIZES = {"minimum", "maximum", "multipleOf", "minLength", "maxLength", "minItems", "maxItems"}
+_PLAIN: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(_TEXTS, ("a text", lambda value: isinstance(value, str))),
+    **dict.fromkeys(_SIZES, ("a number", lambda value: type(value) in (int, float))),
+    "enum": ("a list of values", lambda value: isinstance(value, list)),
+    "required": ("a list of names", lambda value: isinstance(value, list) and all(type(one) is str for one in value)),
+}
+
+
 def check_schema(schema: Any, where: str) -> None:
     """Raise ValueError, saying what is wrong, unless this is a JSON Schema; `where` is the path to it."""
     if isinstance(schema, bool):
         return
     _require(isinstance(schema, Mapping), f"{where} must be a schema (an object), not {_kind(schema)}")
     for keyword, value in schema.items():
-        if check := _CHECKS.get(keyword):
-            check(value, f"{where}.{keyword}")
+        place = f"{where}.{keyword}"
+        if keyword in _MAPS:
+            _require(isinstance(value, Mapping), f"{place} must map names to schemas, not be {_kind(value)}")
+            for name, inner in value.items():
+                check_schema(inner, f"{place}.{name}")
+        elif keyword in _LISTS or (keyword == "items" and isinstance(value, list)):
+            _require(isinstance(value, list) and bool(value), f"{place} must be a list of schemas, not {_kind(value)}")
+            for index, inner in enumerate(value):
+                check_schema(inner, f"{place}[{index}]")
+        elif keyword in _SCHEMAS:
+            check_schema(value, place)
+        elif keyword in _PLAIN:
+            wanted, holds = _PLAIN[keyword]
+            _require(holds(value), f"{place} must be {wanted}, not {_kind(value)}")
+            _require(keyword != "required" or len(set(value)) == len(value), f"{place} names a property twice")
+        elif keyword == "type":
+            for name in value if isinstance(value, list) and value else [value]:
+                known = isinstance(name, str) and name in _TYPES
+                _require(known, f"{place} is {json.dumps(name)}, not one of {', '.join(sorted(_TYPES))}")
 
 
 def _require(holds: bool, problem: str) -> None:
     if not holds:
         raise ValueError(problem)
-
-
-def _check_type(value: Any, where: str) -> None:
-    for name in value if isinstance(value, list) and value else [value]:
-        known = isinstance(name, str) and name in _TYPES
-        _require(known, f"{where} is {json.dumps(name)}, not one of {', '.join(sorted(_TYPES))}")
-
-
-def _check_map(value: Any, where: str) -> None:
-    _require(isinstance(value, Mapping), f"{where} must map names to schemas, not be {_kind(value)}")
-    for name, schema in value.items():
-        check_schema(schema, f"{where}.{name}")
-
-
-def _check_list(value: Any, where: str) -> None:
-    _require(isinstance(value, list) and bool(value), f"{where} must be a list of schemas, not {_kind(value)}")
-    for index, schema in enumerate(value):
-        check_schema(schema, f"{where}[{index}]")
-
-
-def _check_items(value: Any, where: str) -> None:
-    (_check_list if isinstance(value, list) else check_schema)(value, where)
-
-
-def _check_required(value: Any, where: str) -> None:
-    names = isinstance(value, list) and all(isinstance(name, str) for name in value)
-    _require(names, f"{where} must be a list of names, not {_kind(value)}")
-    _require(len(set(value)) == len(value), f"{where} names a property twice")
-
-
-def _check_enum(value: Any, where: str) -> None:
-    _require(isinstance(value, list), f"{where} must be a list of values, not {_kind(value)}")
-
-
-def _check_text(value: Any, where: str) -> None:
-    _require(isinstance(value, str), f"{where} must be a text, not {_kind(value)}")
-
-
-def _check_number(value: Any, where: str) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    _require(number, f"{where} must be a number, not {_kind(value)}")
 
 
 def _kind(value: Any) -> str:
@@ -124,17 +113,3 @@ def _kind(value: Any) -> str:
     if isinstance(value, list):
         return "a list" if value else "an empty list"
     return json.dumps(value)
-
-
-_SIZES = ("minimum", "maximum", "multipleOf", "minLength", "maxLength", "minItems", "maxItems")
-_CHECKS: dict[str, Callable[[Any, str], None]] = {
-    "type": _check_type,
-    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"), _check_map),
-    **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), _check_list),
-    **dict.fromkeys(("additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"), check_schema),
-    "items": _check_items,
-    "required": _check_required,
-    "enum": _check_enum,
-    **dict.fromkeys(("$ref", "title", "description", "pattern", "format"), _check_text),
-    **dict.fromkeys(_SIZES, _check_number),
-}

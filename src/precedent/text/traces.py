@@ -62,54 +62,35 @@ def read_trajectories(paths: Sequence[Path], skip: Skip | None = None) -> Iterat
 
 def _in_order(path: Path, skip: Skip | None) -> Iterator[dict[str, Any]]:
     """The records of a file in time order, each conversation in one piece; an unsorted file is read as a whole."""
-    keys = _sort_keys(records(path, skip))
-    again = records(path, None if skip is None else _nothing)
+    began: dict[str, Any] = {}  # when each conversation began
+    keys = []
+    for place, record in enumerate(_records(path, skip)):
+        order, conversation = record.get("order", place), record.get("conversation_id")
+        keys.append((order if conversation is None else began.setdefault(conversation, order), place))
+    again = _records(path, None if skip is None else lambda reason: None)  # what is skipped was reported above
     if keys == sorted(keys):
         yield from again
     else:
         yield from (record for _, record in sorted(zip(keys, again, strict=True), key=lambda pair: pair[0]))
 
 
-def _sort_keys(records: Iterator[dict[str, Any]]) -> list[tuple[Any, int]]:
-    """For every record, the time at which its conversation began and the record's place."""
-    began: dict[str, Any] = {}
-    keys = []
-    for place, record in enumerate(records):
-        order = record.get("order", place)
-        conversation = record.get("conversation_id")
-        keys.append((order if conversation is None else began.setdefault(conversation, order), place))
-    return keys
-
-
-def _nothing(reason: PromptError) -> None:
-    """Ignore a line that was reported in an earlier pass."""
-
-
-def records(path: Path, skip: Skip | None = None) -> Iterator[dict[str, Any]]:
-    """Read the records of a file in file order, one line at a time.
-
-    A line that is not a trace is reported to `skip`, or raises PromptError without it; both name the line.
-    """
+def _records(path: Path, skip: Skip | None) -> Iterator[dict[str, Any]]:
+    """Read the records of a file in file order, one line at a time; reports or raises errors that name the line."""
     with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
-            if line.rstrip().endswith(TORN_MARK) or (not line.endswith("\n") and not _is_json(line)):
-                _left_out(f"{path} line {number} is torn and was left out", skip)
-            elif line.strip():
-                try:
-                    record = _record(path, number, line)
-                except PromptError as error:
+            try:
+                if line.rstrip().endswith(TORN_MARK) or (not line.endswith("\n") and not _is_json(line)):
+                    torn = f"{path} line {number} is torn and was left out"
                     if skip is None:
-                        raise
-                    skip(error)
-                else:
-                    yield record
-
-
-def _left_out(reason: str, skip: Skip | None) -> None:
-    if skip is None:
-        warnings.warn(reason, stacklevel=3)
-    else:
-        skip(PromptError(reason))
+                        warnings.warn(torn, stacklevel=2)
+                    else:
+                        skip(PromptError(torn))
+                elif line.strip():
+                    yield _record(path, number, line)
+            except PromptError as error:
+                if skip is None:
+                    raise
+                skip(error)
 
 
 def _is_json(line: str) -> bool:
@@ -131,29 +112,26 @@ def _opened(path: Path) -> Iterator[IO[str]]:
 
 
 def _record(path: Path, number: int, line: str) -> dict[str, Any]:
+    """Convert a line to a chat trace. Raises PromptError if it is not one."""
     where = f"{path} line {number}"
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise PromptError(f"{where} is not JSON: {error}") from error
     try:
-        found = _trace(where, number, record)
+        if isinstance(record.get("request"), dict):
+            record = {**record["request"], **record}
+        if isinstance(record.get("messages"), list):
+            found = record if record.get("response") is None else _from_call(where, number, record)
+        elif isinstance(record.get("inputs"), dict):
+            found = _from_langsmith(where, number, record)
+        else:
+            raise PromptError(f"{where} is not a chat trace: it has no list `messages` and no `inputs`")
+        if not isinstance(found.get("tools") or [], list):
+            raise PromptError(f"{where} is not a chat trace: its `tools` are not a list")
     except (AttributeError, TypeError, LookupError) as error:  # a value of another type than these formats have
         raise PromptError(f"{where} is not a chat trace: {type(error).__name__}: {error}") from error
-    if not isinstance(found.get("tools") or [], list):
-        raise PromptError(f"{where} is not a chat trace: its `tools` are not a list")
     return {**found, "source": where}
-
-
-def _trace(where: str, number: int, record: Any) -> dict[str, Any]:
-    """Convert a line to a chat trace. Raises PromptError if it is not one, and any error for values of other types."""
-    if isinstance(record, dict) and isinstance(record.get("request"), dict):
-        record = {**record["request"], **record}
-    if isinstance(record, dict) and isinstance(record.get("messages"), list):
-        return record if record.get("response") is None else _from_call(where, number, record)
-    if isinstance(record, dict) and isinstance(record.get("inputs"), dict):
-        return _from_langsmith(where, number, record)
-    raise PromptError(f"{where} is not a chat trace: it has no list `messages` and no `inputs`")
 
 
 def _from_call(where: str, number: int, record: dict[str, Any]) -> dict[str, Any]:
@@ -165,12 +143,14 @@ def _from_call(where: str, number: int, record: dict[str, Any]) -> dict[str, Any
         raise PromptError(f"{where} has a `response` that is neither a message nor a chat completion")
     messages = [*record["messages"], {**answer, "role": "assistant"}]
     task = record.get("task_id") or record.get("conversation_id") or record.get("id")
-    call = {**record, "messages": messages, "task_id": number if task is None else task, "only_last": True}
-    return {key: value for key, value in call.items() if key not in ("response", "request")}
+    return {**record, "messages": messages, "task_id": number if task is None else task, "only_last": True}
 
 
 def _from_langsmith(where: str, number: int, record: dict[str, Any]) -> dict[str, Any]:
-    """Convert a chat-model run to a trace that ends with the answer."""
+    """Convert a chat-model run to a trace that ends with the answer.
+
+    Its conversation is the thread if one is named, else the trace; LangSmith's own `session_id` names a whole project.
+    """
     messages = record["inputs"].get("messages") or []
     if messages and isinstance(messages[0], list):  # LangChain logs a batch of conversations
         messages = messages[0]
@@ -178,34 +158,28 @@ def _from_langsmith(where: str, number: int, record: dict[str, Any]) -> dict[str
     if not messages or answer is None:
         raise PromptError(f"{where} is a LangSmith run without messages or without an answer")
     extra = record.get("extra") or {}
-    conversation = _langsmith_conversation(extra.get("metadata") or {}, record)
-    call = {
+    metadata = extra.get("metadata") or {}
+    named = [metadata.get(key) for key in ("thread_id", "conversation_id", "session_id")]
+    conversation = next((str(name) for name in (*named, record.get("trace_id"), record.get("id")) if name), None)
+    return {
         "messages": [_plain_message(message) for message in (*messages, answer)],
         "tools": (extra.get("invocation_params") or {}).get("tools") or [],
         "task_id": number if conversation is None else conversation,
+        "conversation_id": conversation,
         "only_last": True,
     }
-    return call if conversation is None else {**call, "conversation_id": conversation}
-
-
-def _langsmith_conversation(metadata: dict[str, Any], record: dict[str, Any]) -> str | None:
-    """The thread if one is named, else the trace; LangSmith's own `session_id` names a whole project."""
-    named = [metadata.get(key) for key in ("thread_id", "conversation_id", "session_id")]
-    return next((str(name) for name in (*named, record.get("trace_id"), record.get("id")) if name), None)
 
 
 def _langsmith_answer(outputs: dict[str, Any]) -> Message | None:
-    generations = outputs.get("generations")
-    while isinstance(generations, list) and generations:
-        generations = generations[0]
-    if isinstance(generations, dict):
-        found: Message | None = generations.get("message")
-        return found
-    for key in ("message", "output"):
-        if isinstance(outputs.get(key), dict):
-            return dict(outputs[key])
+    found = outputs.get("generations")
+    while isinstance(found, list) and found:
+        found = found[0]
+    if isinstance(found, dict):
+        answer: Message | None = found.get("message")
+        return answer
     listed = outputs.get("messages")
-    return dict(listed[-1]) if isinstance(listed, list) and listed else None
+    last = listed[-1] if isinstance(listed, list) and listed else None
+    return next((one for one in (outputs.get("message"), outputs.get("output"), last) if isinstance(one, dict)), None)
 
 
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}

@@ -19,20 +19,17 @@ from transformers import PreTrainedModel
 
 from precedent.runtime.compiled import Int64s
 from precedent.runtime.patched_modules import is_swapped
+from precedent.target.examine import score_text
 from precedent.target.hidden_states import watching
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import FULL_ATTENTION, MISFITS, attention_kinds
-from precedent.target.kv.rows import Forward, Rows, chain_rows, tree_rows
+from precedent.target.kv.rows import ForwardPass, Rows
 from precedent.target.kv.shape import KVShape
 from precedent.target.runner import Runner
 from precedent.target.support import Backend
-from precedent.tree import ROOT, TreeBuilder
 from precedent_cpu.fused_layer import FusedLayer, Watched
 from precedent_cpu.row_attention import Sight
 from precedent_cpu.row_layer import Part, RowLayers
-
-TRIED = (0, 1, 1, 0, 1, 0, 0)
-"""Token ids of the test at load, valid in any vocabulary."""
 
 _ALONE = Sight(None, 1)
 
@@ -59,15 +56,15 @@ class RowForward(Backend):
         base: Any = model.base_model
         self._model, self._embed, self._rotary, self._norm = model, base.embed_tokens, base.rotary_emb, base.norm
         self._head: Any = model.get_output_embeddings()
-        self._layers, self._shape = tuple(layers), layers[0].weights.shape
-        self._dtype = layers[0].weights.products[0].dtype
+        self._layers, self._shape = tuple(layers), layers[0].shape
+        self._dtype = layers[0].dtype
         self._few_rows = min(one.few_rows for one in layers)
         self._jobs: Int64s = np.concatenate([layer.job[None] for layer in layers])
         holders = (model, base, base.get_submodule("layers"))
         self._watched = Watched(holders, (*holders, *holders[-1].children()), [one.watched for one in layers])
         self._kinds = tuple((layer, type(layer)) for layer in base.layers)
 
-    def logits(self, forward: Forward) -> Tensor | None:
+    def logits(self, forward: ForwardPass) -> Tensor | None:
         """Logits `[rows, vocab_size]`; None for rows that it does not support."""
         hidden = self._hidden(forward)
         if hidden is None:
@@ -75,7 +72,7 @@ class RowForward(Backend):
         logits: Tensor = self._head(self._norm(hidden))[0]
         return logits
 
-    def fill(self, forward: Forward) -> bool:
+    def fill(self, forward: ForwardPass) -> bool:
         """Compute keys and values only; False for rows that it does not support."""
         return self._hidden(forward) is not None
 
@@ -83,7 +80,7 @@ class RowForward(Backend):
         """Whether the model and its layers are unchanged."""
         return all(type(layer) is kind for layer, kind in self._kinds) and self._watched.untouched()
 
-    def _hidden(self, forward: Forward) -> Tensor | None:
+    def _hidden(self, forward: ForwardPass) -> Tensor | None:
         """Output of the last layer, `[1, rows, hidden]`; None for rows that it does not support."""
         if forward.spans[-1][1] > self._few_rows or torch.is_grad_enabled() or self._model.training:
             return None
@@ -107,7 +104,6 @@ class RowForward(Backend):
 
 
 def _sight(rows: Rows) -> Sight:
-    """Which of a sequence's new rows each of them sees."""
     if len(rows) == 1:
         return _ALONE
     return Sight(np.tri(len(rows), dtype=np.bool_) if rows.ancestors is None else rows.ancestors, len(rows))
@@ -121,8 +117,8 @@ def _found(runner: Runner, kv_shape: KVShape) -> RowForward | None:
         runner.packed
         and attention_kinds(model.config.get_text_config()) == {FULL_ATTENTION}
         and all(is_swapped(one) and hasattr(one, "fused") for one in layers)
-        and len({layer.fused.weights.shape for layer in layers}) == 1
-        and len({layer.fused.weights.products[0].dtype for layer in layers}) == 1
+        and len({layer.fused.shape for layer in layers}) == 1
+        and len({layer.fused.dtype for layer in layers}) == 1
         and [layer.fused.layer_idx for layer in layers] == list(range(len(kv_shape.layers)))
         and all(layer is not None for layer in kv_shape.layers)
     )
@@ -131,23 +127,9 @@ def _found(runner: Runner, kv_shape: KVShape) -> RowForward | None:
 
 @torch.inference_mode()
 def _agrees(runner: Runner, found: RowForward, kv_shape: KVShape) -> bool:
-    """Whether a tree and a second sequence, each behind a prompt, give bit-identical logits both ways."""
+    """Whether a tree beside a second sequence gives bit-identical logits both ways."""
     results = []
     for backends in ((), (found,)):
         with runner.using(*backends):
-            results.append(torch.cat(_logits_of_test(runner, kv_shape)))
+            results.append(torch.stack([row for _, row in score_text(runner, lambda: KVCache(kv_shape))]))
     return torch.equal(*results)
-
-
-def _logits_of_test(runner: Runner, kv_shape: KVShape) -> list[Tensor]:
-    """Logits of a tree behind a prompt, batched with a single row behind another prompt."""
-    caches = KVCache(kv_shape), KVCache(kv_shape)
-    for cache, prompt in zip(caches, (TRIED[:4], TRIED[:2]), strict=True):
-        runner.fill(chain_rows(cache, prompt))
-        cache.keep(range(len(prompt)))
-    builder = TreeBuilder()
-    node = builder.add_fixed(ROOT, TRIED[4], "test")
-    builder.add_fixed(ROOT, TRIED[3], "test")
-    builder.add_fixed(node, TRIED[5], "test")
-    rows = tree_rows(caches[0], TRIED[6], builder.build()), chain_rows(caches[1], TRIED[:1])
-    return runner.logits(rows)

@@ -28,7 +28,7 @@ from precedent_cpu.kernel_code import LANES
 from precedent_cpu.linear import PackedLinear
 from precedent_cpu.norm import epsilon_of, offset_of
 from precedent_cpu.row_attention import VECTORS, Sight
-from precedent_cpu.row_layer import LayerConstants, LayerShape, LayerWeights, Part, RowLayers, job_of, row_layers_of
+from precedent_cpu.row_layer import LayerShape, Part, RowLayers, job_of, row_layers_of
 from precedent_cpu.row_products import barrier, fits
 
 CHECKED_ROWS = 3
@@ -99,22 +99,24 @@ class Watched:
 
 
 class FusedLayer(NamedTuple):
-    """What a swapped layer holds: its job for `row_layer`, and what the job was made from."""
+    """What a swapped layer holds: its job for `row_layer`, and the tensors that the job points to."""
 
     job: Int64s
-    weights: LayerWeights
+    shape: LayerShape
+    dtype: torch.dtype
+    tensors: Sequence[Tensor | None]
     watched: Watched
     few_rows: int
     layer_idx: int
 
     def takes(self, hidden: Tensor, turns: tuple[Tensor, Tensor]) -> bool:
         """Whether shapes and dtypes are those that the job was made for."""
-        expected, dtype = (1, hidden.shape[1], self.weights.shape.dim), self.weights.products[0].dtype
+        expected = (1, hidden.shape[1], self.shape.dim)
         return (
-            hidden.dtype == dtype
-            and hidden.shape == (1, hidden.shape[1], self.weights.shape.hidden)
+            hidden.dtype == self.dtype
+            and hidden.shape == (1, hidden.shape[1], self.shape.hidden)
             and hidden.is_cpu
-            and all(turn.shape == expected and turn.dtype == dtype for turn in turns)
+            and all(turn.shape == expected and turn.dtype == self.dtype for turn in turns)
         )
 
 
@@ -173,7 +175,7 @@ def _fused(layer: nn.Module) -> FusedLayer | None:
         constants = _constants_of(layer, terms)
         if constants is None:
             return None
-        fused = _kept(layer, _weights_of(layer, shape, constants))
+        fused = _kept(layer, shape, constants)
         return fused if _agrees(fused, *inputs, expected) else None
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return None  # an unusual layer: it stays as it is
@@ -198,8 +200,8 @@ def _shape_of(layer: nn.Module) -> LayerShape | None:
     return shape if right else None
 
 
-def _constants_of(layer: nn.Module, terms: Terms | None) -> LayerConstants | None:
-    """The numbers of a layer's family; None if its activation, a norm or its attention is of another kind."""
+def _constants_of(layer: nn.Module, terms: Terms | None) -> tuple[float, ...] | None:
+    """`layer_work.CONSTANTS` of a layer; None if its activation, a norm or its attention is of another kind."""
     if terms is None or terms.scaling is None or terms.sinks is not None:
         return None
     offsets = {offset_of(norm) for norm in _norms(layer) if norm is not None}
@@ -207,7 +209,7 @@ def _constants_of(layer: nn.Module, terms: Terms | None) -> LayerConstants | Non
     if len(offsets) != 1 or gate is None:
         return None
     offset = offsets.pop()
-    return None if offset is None else LayerConstants(terms.scaling, terms.softcap or 0.0, offset, *gate)
+    return None if offset is None else (terms.scaling, terms.softcap or 0.0, offset, *gate)
 
 
 def _gate_of(gated: Any) -> tuple[float, float] | None:
@@ -215,16 +217,6 @@ def _gate_of(gated: Any) -> tuple[float, float] | None:
     numbers = torch.linspace(-8.0, 8.0, 129)
     found = gated.act_fn(numbers)
     return next((gate for gate, known in GATES.items() if torch.allclose(found, known(numbers), atol=1e-6)), None)
-
-
-def _weights_of(layer: nn.Module, shape: LayerShape, constants: LayerConstants) -> LayerWeights:
-    linears, norms = _linears(layer), _norms(layer)
-    biases = [None if linear.bias is None else linear.bias.detach().float() for linear in linears]
-    return LayerWeights(
-        shape, constants, [linear.weight.detach() for linear in linears], biases,
-        [None if norm is None else norm.weight.detach() for norm in norms],
-        [0.0 if norm is None else epsilon_of(norm) for norm in norms],
-    )  # fmt: skip
 
 
 def _norms(layer: nn.Module) -> list[Any]:
@@ -241,11 +233,17 @@ def _linears(layer: nn.Module) -> list[PackedLinear]:
     return found  # type: ignore[return-value]  # just asserted
 
 
-def _kept(layer: nn.Module, weights: LayerWeights) -> FusedLayer:
-    parents = layer, layer.get_submodule("self_attn"), layer.get_submodule("mlp")
+def _kept(layer: nn.Module, shape: LayerShape, constants: tuple[float, ...]) -> FusedLayer:
+    parents, linears = (layer, layer.get_submodule("self_attn"), layer.get_submodule("mlp")), _linears(layer)
     watched = Watched(parents, [child for parent in parents for child in parent.children()])
-    few_rows, attention = min(linear.few_rows for linear in _linears(layer)), cast(Any, parents[1])
-    return FusedLayer(job_of(weights), weights, watched, few_rows, attention.layer_idx)
+    weights = [linear.weight.detach() for linear in linears]
+    biases = [None if linear.bias is None else linear.bias.detach().float() for linear in linears]
+    norms = [None if norm is None else (norm.weight.detach(), epsilon_of(norm)) for norm in _norms(layer)]
+    tensors, attention = [*weights, *biases, *(norm[0] for norm in norms if norm is not None)], cast(Any, parents[1])
+    return FusedLayer(
+        job_of(shape, constants, weights, biases, norms), shape, weights[0].dtype, tensors, watched,
+        min(linear.few_rows for linear in linears), attention.layer_idx,
+    )  # fmt: skip
 
 
 def _forward(original: Any, layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -278,7 +276,7 @@ def _run(
         return None
     if not (fused.takes(hidden, position_embeddings) and fused.watched.untouched()):
         return None
-    row_layers = row_layers_of(attention_mask, fused.weights.shape, hidden.dtype)
+    row_layers = row_layers_of(attention_mask, fused.shape, hidden.dtype)
     if row_layers is None or row_layers.rows != rows:
         return None
     room = attention_mask.forward.room_in_layer(fused.layer_idx)
@@ -308,7 +306,7 @@ def _output_and_terms(layer: nn.Module, hidden: Tensor, turns: tuple[Tensor, Ten
 
 def _agrees(fused: FusedLayer, hidden: Tensor, turns: tuple[Tensor, Tensor], expected: Tensor) -> bool:
     """Whether `row_layer` adds to these rows what the layer does, up to rounding."""
-    shape, dtype = fused.weights.shape, hidden.dtype
+    shape, dtype = fused.shape, hidden.dtype
     kv = torch.empty(2, 1, shape.kv_heads, CHECKED_ROWS, shape.dim, dtype=dtype)
     sight = Sight(np.tri(CHECKED_ROWS, dtype=np.bool_), CHECKED_ROWS)
     found = RowLayers(shape, dtype, [Part(CHECKED_ROWS, 0, sight)]).layer(fused.job, hidden, turns, [(kv[0], kv[1])])

@@ -30,7 +30,7 @@ from precedent_cpu.kernel_code import (
 )
 from precedent_cpu.norm import norm_kernel
 from precedent_cpu.product_kernels import PIECE, product_piece
-from precedent_cpu.row_attention import Piece, attend, exponential, finish_kernel
+from precedent_cpu.row_attention import Piece, attend, exponential, finish
 from precedent_cpu.tile_products import DEPTH, close_tiles, open_tiles, pack_inputs, piece_by_tiles
 
 PARTS = 9
@@ -116,7 +116,6 @@ def _gated(
 
 @by_width(*[types.intp] * 4)
 def _add(code: Code, left: Any, right: Any, count: Any, outputs: Any, *, wide: bool) -> None:
-    """The sum of two rows, all in the model's dtype."""
     with code.steps(count, ()) as (k, _, _):
         total = code.builder.fadd(code.load(left, k, wide=wide), code.load(right, k, wide=wide))
         code.store_lanes(total, outputs, k, wide)
@@ -147,7 +146,6 @@ _STARTS, _COLUMNS, _SKIPPED, _HIDDEN = range(9, SEQUENCE)
 
 _norm_to_floats, _norm_in_kind = (norm_kernel(as_floats=as_floats) for as_floats in (True, False))
 _turn_query, _turn_key = (turned_head_kernel(as_query=as_query) for as_query in (True, False))
-_finish = finish_kernel(as_floats=True)
 
 
 def layers_work(jobs):  # type: ignore[no-untyped-def]  # numba takes its types from the signature
@@ -163,9 +161,14 @@ def layers_work(jobs):  # type: ignore[no-untyped-def]  # numba takes its types 
         close_tiles()
 
 
+def attention_work(jobs):  # type: ignore[no-untyped-def]
+    """Compute the attention of one job alone, from `queries` to `attended`."""
+    job = carray(jobs, 1)[0]
+    _attention(job, 1, job.scratch + take_ticket(job.base) * job.scratch_bytes)
+
+
 @compiled
 def _layer(job: Any) -> None:
-    """One layer."""
     scratch = job.scratch + take_ticket(job.base) * job.scratch_bytes
     _norm(job, 1, job.hidden_rows, job.attention_norm, job.attention_norm_epsilon)
     wait_for_team(job.barrier)
@@ -197,14 +200,12 @@ def _layer(job: Any) -> None:
 
 @compiled
 def _next(job: Any, part: int) -> int:
-    """Take the next piece of a part."""
     piece: int = take_ticket(job.base + 8 * part)
     return piece
 
 
 @compiled
 def _size(job: Any) -> int:
-    """Bytes of a number in the model's dtype."""
     return 4 if job.wide else 2
 
 
@@ -267,7 +268,6 @@ def _pieces(num_outs: int) -> int:
 
 @compiled
 def _project(job: Any, part: int, scratch: int) -> None:
-    """Compute queries, keys and values of every row."""
     _pack(job, job.normed, job.hidden, scratch)
     queries, keys = _pieces(job.heads * job.dim), _pieces(job.kv_heads * job.dim)
     wide, narrow = job.heads * job.dim, job.kv_heads * job.dim
@@ -340,7 +340,6 @@ def _spot(sequence: int, kind: int, head: int, at: int) -> int:
 
 @compiled
 def _norm_in_place(job: Any, numbers: int, length: int, weight: int, epsilon: float) -> None:
-    """Norm a head or a row, in the model's dtype."""
     _norm_in_kind(job.wide != 0, numbers, weight, length, epsilon, job.norm_offset, numbers)
 
 
@@ -362,7 +361,6 @@ def _attention(job: Any, part: int, scratch: int) -> None:
 
 @compiled
 def _attend(job: Any, sequence: int, head: int, first: int, count: int, scratch: int) -> None:
-    """Attention of `count` rows of a sequence with one key/value head."""
     groups, dim = job.heads // job.kv_heads, job.dim
     start, rows = read_long(sequence + 8 * _FIRST), read_long(sequence + 8 * _ROWS)
     most, queries = job.together * groups, start * job.heads + (head * rows + first) * groups
@@ -381,7 +379,7 @@ def _attend(job: Any, sequence: int, head: int, first: int, count: int, scratch:
     for query in range(count * groups):
         row = start + first + query // groups
         target = job.attended + 4 * dim * (row * job.heads + head * groups + query % groups)
-        _finish(job.wide != 0, sums + 4 * query * dim, dim, totals + 4 * query, target)
+        finish(job.wide != 0, sums + 4 * query * dim, dim, totals + 4 * query, target)
 
 
 @compiled
@@ -404,7 +402,6 @@ def _add_product(
 
 @compiled
 def _multiply(job: Any, part: int, inputs: int, length: int, weight: int, bias: int, scratch: int) -> None:
-    """Compute a product of every row, to be normed."""
     _pack(job, inputs, length, scratch)
     while True:
         piece = _next(job, part)

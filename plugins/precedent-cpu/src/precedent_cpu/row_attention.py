@@ -10,7 +10,6 @@ Keys are transposed, `LANES` at a time; values are widened to float32.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +17,6 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba.core import types
-from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -34,12 +32,11 @@ from precedent_cpu.kernel_code import (
     kernel,
     read_long,
     same,
-    take_ticket,
     turn,
     widen,
     write_float,
 )
-from precedent_cpu.row_products import run_on_team, team
+from precedent_cpu.row_products import team
 
 EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 """Coefficients of exp on [-ln 2 / 2, ln 2 / 2], highest power first (Cephes, `expf`)."""
@@ -136,22 +133,14 @@ def blend_kernel(queries: int, vectors: int) -> Callable[..., None]:
     return blend
 
 
-def finish_kernel(*, as_floats: bool) -> Callable[..., None]:
-    """A kernel `(wide, sums, count, total, outputs)`: `count` sums over the number at `total`, in the model's dtype.
-
-    With `as_floats`, values are still rounded to that dtype but written as float32.
-    """
-
-    @by_width(*[types.intp] * 4)
-    def finish(code: Code, sums: Any, count: Any, total: Any, outputs: Any, *, wide: bool) -> None:
-        builder = code.builder
-        divisor = builder.load(builder.inttoptr(total, FLOAT.as_pointer()), align=4)
-        scale = code.spread(builder.fdiv(ir.Constant(FLOAT, 1.0), divisor))
-        with code.steps(count, ()) as (k, _, _):
-            scaled = code.rounded(builder.fmul(code.load(sums, k, wide=True), scale), wide)
-            code.store_lanes(scaled, outputs, k, wide or as_floats)
-
-    return finish
+@by_width(*[types.intp] * 4)
+def finish(code: Code, sums: Any, count: Any, total: Any, outputs: Any, *, wide: bool) -> None:
+    """`count` sums over the number at `total`, rounded to the model's dtype and written as float32."""
+    builder = code.builder
+    divisor = builder.load(builder.inttoptr(total, FLOAT.as_pointer()), align=4)
+    scale = code.spread(builder.fdiv(ir.Constant(FLOAT, 1.0), divisor))
+    with code.steps(count, ()) as (k, _, _):
+        code.store_lanes(code.rounded(builder.fmul(code.load(sums, k, wide=True), scale), wide), outputs, k, wide=True)
 
 
 def _largest(code: Code, builder: ir.IRBuilder, scores: Any, count: Any) -> Any:
@@ -270,7 +259,6 @@ QUERIES = 24
 _MOST = 4 if LANES == 16 else 3
 """Queries whose sums fill the registers in a blend, beside their weights and one value."""
 
-_finish = finish_kernel(as_floats=False)
 _blend1, _blend2, _blend_most = (blend_kernel(queries, VECTORS) for queries in (1, 2, _MOST))
 _score1, _score3, _score4, _score8 = (score_kernel(queries) for queries in (1, 3, 4, 8))
 
@@ -294,7 +282,7 @@ class Sight:
 
 
 def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether `row_attention` supports these on this machine."""
+    """Whether `row_layer.row_attention` supports these on this machine."""
     dim = query.shape[3]
     return (
         query.is_cpu
@@ -305,34 +293,6 @@ def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and key.stride(3) == value.stride(3) == 1
         and team() is not None
     )
-
-
-def row_attention(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scaling: float | None) -> Tensor:
-    """Attention of `query [1, heads, rows, dim]` over `key/value [1, kv_heads, prefix + rows, dim]`.
-
-    Returns `[1, rows, heads, dim]`. `sight` says which of the last `rows` keys each row sees, and from where on it sees
-    the prefix. Scores and sums are float32.
-    """
-    _, heads, rows, dim = query.shape
-    key, value = key[:, :, sight.skipped :], value[:, :, sight.skipped :]
-    kv_heads, keys = key.shape[1], key.shape[2]
-    wide, threads = query.dtype == torch.float32, torch.get_num_threads()
-    groups, scale = heads // kv_heads, dim**-0.5 if scaling is None else scaling
-    queries = (query.float() * scale).view(kv_heads, groups, rows, dim).transpose(1, 2).contiguous()
-    outputs = torch.empty((1, rows, heads, dim), dtype=query.dtype)
-    width = -(-(keys - rows) // LANES) * LANES + (sight.most // LANES + 2) * LANES
-    together = max(1, QUERIES // groups)
-    room = together * groups * (width + dim + 1) + LANES + 2 * LANES * dim
-    scratch = torch.empty(threads * room)
-    job = (ctypes.c_int64 * 23)(
-        0, 0, rows, groups, kv_heads, dim, keys - rows, wide, width, 4 * room,
-        queries.data_ptr(), key.data_ptr(), key.stride(1) * key.element_size(), key.stride(2) * key.element_size(),
-        value.data_ptr(), value.stride(1) * value.element_size(), value.stride(2) * value.element_size(),
-        outputs.data_ptr(), scratch.data_ptr(), sight.starts.ctypes.data, sight.columns.ctypes.data, together,
-        sight.hidden.ctypes.data,
-    )  # fmt: skip
-    run_on_team(_work, job, threads)
-    return outputs
 
 
 @compiled
@@ -425,30 +385,3 @@ def _blended(
     weights = piece.scores + 4 * (query * piece.width + first)
     sums = piece.sums + 4 * (query * piece.dim + column)
     return (values + 4 * column, stride, count, weights, 4 * piece.width, sums, 4 * piece.dim)
-
-
-def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from the signature
-    """What each thread of the team runs until no piece is left; see `row_attention` for the fields."""
-    base = carray(job, 2).ctypes.data
-    rows, groups, kv_heads, dim, width, size = job[2], job[3], job[4], job[5], job[8], 4 if job[7] else 2
-    together = job[21]
-    scores = job[18] + take_ticket(base) * job[9]
-    sums = scores + 4 * together * groups * width
-    totals = sums + 4 * together * groups * dim
-    block = totals + 4 * (together * groups + LANES)
-    pieces = (rows + together - 1) // together
-    while True:
-        number = take_ticket(base + 8)
-        if number >= kv_heads * pieces:
-            return
-        head, first = number // pieces, number % pieces * together
-        piece = Piece(
-            job[10] + (head * rows + first) * groups * dim * 4, first, min(together, rows - first) * groups, groups,
-            dim, job[11] + head * job[12], job[13], job[14] + head * job[15], job[16], job[6], job[7] != 0, width,
-            scores, sums, totals, block, job[19], job[20], job[22], 0.0,
-        )  # fmt: skip
-        attend(piece)
-        for query in range(piece.num_queries):
-            row, group = first + query // groups, query % groups
-            place = job[17] + size * dim * ((row * kv_heads + head) * groups + group)
-            _finish(piece.wide, sums + 4 * query * dim, dim, totals + 4 * query, place)

@@ -19,7 +19,7 @@ from torch import Tensor
 from precedent.runtime.compiled import Int64s
 from precedent.target.kv.rows import RowMasks, within
 from precedent_cpu.kernel_code import CACHE_LINE, LANES
-from precedent_cpu.layer_work import CONSTANTS, JOB, NORMS, OF_THE_LAYER, SEQUENCE, WEIGHTS, layers_work
+from precedent_cpu.layer_work import CONSTANTS, JOB, NORMS, OF_THE_LAYER, SEQUENCE, WEIGHTS, attention_work, layers_work
 from precedent_cpu.row_attention import QUERIES, Sight
 from precedent_cpu.row_products import barrier, by_tiles, run_on_team, thread_memory
 from precedent_cpu.tile_products import DEPTH, tile_room
@@ -50,36 +50,6 @@ class LayerShape(NamedTuple):
     dim: int
 
 
-class LayerConstants(NamedTuple):
-    """The numbers by which the layers of one family differ from those of another.
-
-    `scale` multiplies queries; `softcap` limits the scores (0: it does not); `norm_offset` is added to the weights of
-    norms; `gate_slope` and `gate_cubic` are those of the activation (`layer_work.gated_kernel`).
-    """
-
-    scale: float
-    softcap: float
-    norm_offset: float
-    gate_slope: float
-    gate_cubic: float
-
-
-class LayerWeights(NamedTuple):
-    """The weights of a decoder layer, all of one dtype (bfloat16 or float32), contiguous and on a CPU.
-
-    `products` are query, key, value, output, gate, up and down, `[out, in]` each; `biases` are theirs, float32 or None;
-    `norms` are those before and after attention, before and after the gated linear unit, then those of query and key
-    heads; all may be None except those before.
-    """
-
-    shape: LayerShape
-    constants: LayerConstants
-    products: Sequence[Tensor]
-    biases: Sequence[Tensor | None]
-    norms: Sequence[Tensor | None]
-    epsilons: Sequence[float]
-
-
 class Part(NamedTuple):
     """One sequence's rows: how many, the length of the prefix before them, and which keys they see."""
 
@@ -88,20 +58,38 @@ class Part(NamedTuple):
     sight: Sight
 
 
-def job_of(weights: LayerWeights) -> Int64s:
-    """The constant fields of a layer's job, as integers. The weights must live as long as the job."""
-    job = np.zeros(1, JOB)
-    job["wide"], job["barrier"] = weights.products[0].dtype == torch.float32, barrier()
-    job["tiles"] = by_tiles(weights.products[0].dtype, DEPTH)
-    for name, size in weights.shape._asdict().items():
-        job[name] = size
-    for name, constant in zip(CONSTANTS, weights.constants, strict=True):
+def job_of(
+    shape: LayerShape,
+    constants: Sequence[float],
+    products: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    norms: Sequence[tuple[Tensor, float] | None],
+) -> Int64s:
+    """The constant fields of a layer's job, as integers. The tensors must live as long as the job.
+
+    `constants`, `products` (`[out, in]` each, with float32 biases) and `norms` (a weight and an epsilon) are in the
+    order of `layer_work.CONSTANTS`, `WEIGHTS` and `NORMS`; all tensors but biases have one dtype, bfloat16 or float32.
+    """
+    job = _shaped(shape, products[0].dtype)
+    job["barrier"], job["tiles"] = barrier(), by_tiles(products[0].dtype, DEPTH)
+    for name, constant in zip(CONSTANTS, constants, strict=True):
         job[name] = constant
-    for name, weight, bias in zip(WEIGHTS, weights.products, weights.biases, strict=True):
+    for name, weight, bias in zip(WEIGHTS, products, biases, strict=True):
         job[name], job[f"{name}_bias"] = weight.data_ptr(), 0 if bias is None else bias.data_ptr()
-    for name, norm, epsilon in zip(NORMS, weights.norms, weights.epsilons, strict=True):
-        job[name], job[f"{name}_epsilon"] = 0 if norm is None else norm.data_ptr(), epsilon
-    return job.view(np.int64)
+    for name, norm in zip(NORMS, norms, strict=True):
+        if norm is not None:
+            job[name], job[f"{name}_epsilon"] = norm[0].data_ptr(), norm[1]
+    numbers: Int64s = job.view(np.int64)
+    return numbers
+
+
+def _shaped(shape: LayerShape, dtype: torch.dtype) -> Any:
+    """A job, `[1]`, that has only its sizes and its dtype."""
+    job = np.zeros(1, JOB)
+    job["wide"] = dtype == torch.float32
+    for name, size in shape._asdict().items():
+        job[name] = size
+    return job
 
 
 class RowLayers:
@@ -166,6 +154,29 @@ class RowLayers:
         calls[:, _AT["sequences"]] += numbers * table.strides[0]
         run_on_team(layers_work, address, self._threads, _kind())
 
+    def attention(self, job: Any, queries: Tensor, attended: Tensor, places: tuple[int, ...]) -> None:
+        """Compute the attention of one sequence alone; shapes are those of `layer_work.JOB`."""
+        table, call = self._table.copy(), job.view(np.int64)
+        table[0, 3:9], call[:_LAYER_FROM] = places, self._common
+        job["queries"], job["attended"] = queries.data_ptr(), attended.data_ptr()
+        job["base"], job["sequences"] = call.ctypes.data, table.ctypes.data
+        run_on_team(attention_work, call.ctypes.data, self._threads, _kind())
+
+
+def row_attention(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scaling: float | None) -> Tensor:
+    """Attention of `query [1, heads, rows, dim]` over `key/value [1, kv_heads, prefix + rows, dim]`.
+
+    Returns `[1, rows, heads, dim]`. `sight` says which of the last `rows` keys each row sees, and from where on it sees
+    the prefix. Scores and sums are float32.
+    """
+    (_, heads, rows, dim), kv_heads, dtype = query.shape, key.shape[1], query.dtype
+    shape, scale = LayerShape(0, 0, heads, kv_heads, dim), dim**-0.5 if scaling is None else scaling
+    queries = (query.float() * scale).view(kv_heads, heads // kv_heads, rows, dim).transpose(1, 2).contiguous()
+    attended = torch.empty((1, rows, heads, dim))
+    layers = RowLayers(shape, dtype, [Part(rows, key.shape[2] - rows, sight)])
+    layers.attention(_shaped(shape, dtype), queries, attended, (*places_of(key), *places_of(value)))
+    return attended.to(dtype)
+
 
 def places_of(stored: Tensor) -> tuple[int, int, int]:
     """Address of keys or values `[1, heads, capacity, dim]`, and the strides in bytes of heads and rows."""
@@ -196,7 +207,6 @@ def _lines(size: int) -> int:
 
 
 def _whole(number: int) -> int:
-    """The number, rounded up to a multiple of `LANES`."""
     return -(-number // LANES) * LANES
 
 

@@ -23,8 +23,8 @@ from precedent_cpu.all_layers import all_layers
 from precedent_cpu.fused_layer import FusedLayer, fuse_layers
 from precedent_cpu.linear import PackedLinear, pack_linears
 from precedent_cpu.norm import fuse_norms
-from precedent_cpu.row_attention import fits, row_attention
-from precedent_cpu.row_layer import sight_of
+from precedent_cpu.row_attention import fits
+from precedent_cpu.row_layer import row_attention, sight_of
 
 
 class CpuSupport(ModelSupport):

@@ -151,7 +151,6 @@ def _pairs(code: Code, builder: ir.IRBuilder, row: Any) -> Any:
 
 
 def _move(builder: ir.IRBuilder, way: str, tile: int, place: Any, stride: Any) -> None:
-    """Load or store a tile whose rows lie `stride` bytes apart."""
     name = {"load": "llvm.x86.tileloadd64", "store": "llvm.x86.tilestored64"}[way]
     _call(builder, name, (_tile(tile), builder.inttoptr(place, _POINTER), stride))
 
@@ -212,7 +211,6 @@ def tiles_piece(at: Places, rows: int, first: int, last: int, room: int) -> None
 
 @compiled
 def _block(bands: int, columns: int, places: tuple[int, int, int, int, int, int]) -> None:
-    """Sums of some outputs of some rows."""
     if bands == 1 and columns == 1:
         _one_by_one(places)
     elif bands == 1:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from precedent.runtime.failures import together
 from precedent.runtime.placing import placed
-from precedent.sampling.coupling import chosen, noise_key
+from precedent.sampling.coupling import noise_key
 from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import KeyedRng, Rng, categorical_rows
 from precedent.sampling.target_rows import TargetRows
@@ -27,6 +27,7 @@ from precedent.tree import ROOT, Candidate, CandidateTree, Sampled
 from precedent.verify import Pending, Verdict, walk
 from precedent.verify.exact_match import exact_match
 from precedent.verify.walk import NEXT, Weights
+from precedent_cuda.noise import chosen
 from precedent_cuda.stages import Scheduled, in_stages, schedule, weigh
 
 LAZY = {"traversal": True, "topdown": False}

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from precedent.runtime.compiled import Int64s
-from precedent.runtime.placing import placed
 from precedent.target.kv.cache import Arena, KVBlock, KVCache
 from precedent.target.kv.shape import BUCKET, KVShape, LayerShape
 
@@ -38,8 +33,7 @@ class Region:
 class BlockArena:
     """Keys `[num_layers, heads, rows, key_dim]` and values of some layers of equal shape, lent in regions.
 
-    The buffers start as zeros, so rows that were never written are finite. `waiting` holds the moves to make together,
-    `[2, num_rows]` each: sources and destinations; None where each is made at once.
+    The buffers start as zeros, so rows that were never written are finite.
     """
 
     def __init__(self, shape: LayerShape, num_layers: int, rows: int) -> None:
@@ -49,7 +43,6 @@ class BlockArena:
             for heads, dim in shape.sizes
         )
         self.given_back: deque[tuple[int, int]] = deque()
-        self.waiting: list[Int64s] | None = None
         self._free = [(KEPT_FREE, rows - KEPT_FREE)]
 
     def take(self, rows: int) -> Region | None:
@@ -65,12 +58,6 @@ class BlockArena:
         """Whether `take` would find a region of `rows` rows."""
         self._settle()
         return any(length >= rows for _, length in self._free)
-
-    def move(self, pairs: Int64s) -> None:
-        """Copy rows `pairs[0]` to rows `pairs[1]`, which are distinct; all are read before any is written."""
-        sources, destinations = placed(pairs, self.keys.device)
-        for stored in (self.keys, self.values):
-            stored.index_copy_(2, destinations, stored.index_select(2, sources))
 
     def _settle(self) -> None:
         """Merge returned regions, which any thread may return at any time, into the free ones."""
@@ -94,13 +81,6 @@ class ArenaBlock(KVBlock):
         self._arena = arena
         super().__init__(arena.shape, arena.num_layers)
 
-    def defer(self, sources: Int64s, start: int) -> bool:
-        """Whether the arena makes this move later, with those of other sequences."""
-        if self.region is None or self._arena.waiting is None:
-            return False
-        self._arena.waiting.append(np.stack([sources, start + np.arange(len(sources))]) + self.region.start)
-        return True
-
     def _buffers(self, capacity: int) -> tuple[Tensor, Tensor]:
         region = self._arena.take(capacity) if capacity else None
         if region is None:
@@ -114,42 +94,25 @@ class ArenaBlock(KVBlock):
 
 
 class KVArena(Arena):
-    """The arenas of all blocks of a model's KV cache, with room for `num_tokens` tokens of all sequences together."""
+    """The arenas of all blocks of a model's KV cache, with room for `num_tokens` tokens of all sequences together.
+
+    Every layer has keys and values.
+    """
 
     def __init__(self, shape: KVShape, num_tokens: int) -> None:
         self.shape = shape
-        rows, first = -(-num_tokens // BUCKET) * BUCKET + KEPT_FREE, 0
-        self.lent: list[BlockArena] = []
-        self._numbers, self._places = dict[int, int](), dict[int, tuple[int, int]]()
-        for number, (layer, count) in enumerate(shape.blocks):
-            if layer is not None:
-                self._numbers[number] = len(self.lent)
-                self._places |= {first + within: (len(self.lent), within) for within in range(count)}
-                self.lent.append(BlockArena(layer, count, rows))
-            first += count
+        rows, runs = -(-num_tokens // BUCKET) * BUCKET + KEPT_FREE, list(enumerate(shape.blocks))
+        self.lent = [BlockArena(layer, count, rows) for _, (layer, count) in runs if layer is not None]
+        self._places = [(number, within) for number, (_, count) in runs for within in range(count)]
         self.nbytes = sum(block.keys.nbytes + block.values.nbytes for block in self.lent)
 
     def block(self, number: int) -> ArenaBlock:
         """A sequence's part of block `number` of `KVShape.blocks`."""
-        return ArenaBlock(self.lent[self._numbers[number]])
+        return ArenaBlock(self.lent[number])
 
     def has_room(self, rows: int) -> bool:
         """Whether every block has room for a sequence of `rows` rows."""
         return all(block.has_room(rows) for block in self.lent)
-
-    @contextmanager
-    def moves(self) -> Iterator[None]:
-        """Move what sequences move inside at the end, in as few operations as for one sequence."""
-        for block in self.lent:
-            block.waiting = []
-        try:
-            yield
-            for block in self.lent:
-                if block.waiting:
-                    block.move(np.concatenate(block.waiting, axis=1))
-        finally:
-            for block in self.lent:
-                block.waiting = None
 
     def layer(self, index: int) -> tuple[int, Tensor, Tensor]:
         """A layer's block, as an index into `lent`, and the layer's keys `[heads, rows, dim]` and values."""

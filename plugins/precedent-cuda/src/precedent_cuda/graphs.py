@@ -1,4 +1,4 @@
-"""Captures forwards of fixed size as CUDA graphs, and keeps the graphs bounded in number and in memory.
+"""Captures forwards of fixed size as CUDA graphs.
 
 Launching some hundreds of small kernels takes the host about as long as a step of a small model takes the GPU; a graph
 launches them all at once. A size is captured when it comes for the second time. A size that cannot be captured runs
@@ -8,7 +8,6 @@ without a graph, and the log says so once.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,9 @@ from precedent.runtime.process import Lock
 from precedent_cuda.static_forward import StaticShape
 
 log = logging.getLogger(__name__)
+
+MOST_GRAPHS, MOST_BYTES = 128, 2 * 2**30
+"""Beyond these all graphs are dropped: they share their memory, which can be released only when all of them go."""
 
 _ONE_AT_A_TIME = Lock()
 
@@ -83,66 +85,38 @@ class CudaCapturer:
 
 
 class GraphStore:
-    """Runs forwards, by graph from the second time a size comes; a new graph replaces the least recently used one.
+    """Runs forwards, by graph from the second time a size comes; `capturer` makes the graphs."""
 
-    Graphs share their memory, so it can be released only when all of them go. That happens when together they took more
-    than `max_bytes`.
-    """
-
-    def __init__(self, run: Run, capturer: CudaCapturer, *, max_graphs: int, max_bytes: int) -> None:
+    def __init__(self, run: Run, capturer: CudaCapturer) -> None:
         self._run, self._capturer = run, capturer
-        self._max_graphs, self._max_bytes = max_graphs, max_bytes
-        self._graphs: OrderedDict[StaticShape, CapturedGraph] = OrderedDict()
         self._seen: set[StaticShape] = set()
-        self._without: set[StaticShape] = set()
-        self._nbytes = 0
+        self._graphs: dict[StaticShape, CapturedGraph | None] = {}
         self.settled = False
         """Whether the last forward ran as its size will from now on: replayed, or for good without a graph."""
 
     def __len__(self) -> int:
-        return len(self._graphs)
+        return sum(graph is not None for graph in self._graphs.values())
 
     def __call__(self, shape: StaticShape) -> Tensor:
         """The logits of this size over the contents of the buffers, `[rows, vocab_size]`."""
-        self.settled = shape in self._graphs or shape in self._without
-        replay = self._graphs[shape] if shape in self._graphs else self._captured(shape)
-        if replay is None:
-            return self._run(shape)
-        self._graphs.move_to_end(shape)
-        return replay()
+        self.settled = shape in self._graphs
+        if shape in self._seen and not self.settled:
+            self._make_room()
+            self._graphs[shape] = self._captured(shape)
+        self._seen.add(shape)
+        graph = self._graphs.get(shape)
+        return self._run(shape) if graph is None else graph()
 
     def _captured(self, shape: StaticShape) -> CapturedGraph | None:
-        """A new graph; None for a size that came for the first time or cannot be captured."""
-        if shape in self._without or shape not in self._seen:
-            self._seen.add(shape)
-            return None
-        self._make_room()
         try:
-            self._graphs[shape] = self._capturer.capture(self._run, shape)
+            return self._capturer.capture(self._run, shape)
         except Exception as error:  # out of memory, a forbidden operation, Triton's own: a plain run will show it
             log.warning("no CUDA graph for %s, it runs without one: %s", shape, next(iter(str(error).splitlines()), ""))
-            self._without.add(shape)
             return None
-        nbytes = self._graphs[shape].nbytes
-        self._nbytes += nbytes
-        if self._nbytes > self._max_bytes:
-            self._start_over(shape, nbytes)
-        return self._graphs.get(shape)
 
     def _make_room(self) -> None:
-        """Drop the least recently used graph if there are too many; its size is captured again after two more runs."""
-        if len(self._graphs) < self._max_graphs:
-            return
-        self._seen.discard(self._graphs.popitem(last=False)[0])
-        if not self._graphs:  # the last graph is gone, and with it the shared memory
-            self._nbytes = 0
+        nbytes = sum(graph.nbytes for graph in self._graphs.values() if graph is not None)
+        if len(self) >= MOST_GRAPHS or nbytes > MOST_BYTES:
+            log.info("%d CUDA graphs took %.0f MB: all are dropped and captured again", len(self), nbytes / 1e6)
+            self._graphs = {shape: graph for shape, graph in self._graphs.items() if graph is None}
             self._capturer.forget()
-
-    def _start_over(self, shape: StaticShape, nbytes: int) -> None:
-        """Drop all graphs; a size that takes too much by itself is never captured again."""
-        log.info("CUDA graphs took %.0f MB: all are dropped and captured again", self._nbytes / 1e6)
-        if nbytes > self._max_bytes:
-            self._without.add(shape)
-        self._graphs.clear()
-        self._nbytes = 0
-        self._capturer.forget()

@@ -8,27 +8,20 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-WAITS = {
-    "item": "a number is read",
-    "_local_scalar_dense": "a number is read",
-    "is_nonzero": "a branch depends on a number",
-    "equal": "whole tensors are compared",
-    "nonzero": "a size depends on data",
-    "masked_select": "a size depends on data",
-    "_unique2": "a size depends on data",
-    "unique_dim": "a size depends on data",
-    "resolve_neg": "a tensor is read as a list or an array",
-}
-"""Operations that make the host wait, and why. Indexing with a mask is another: the GPU must count its result first."""
+WAITS = frozenset({
+    "item", "_local_scalar_dense", "is_nonzero", "equal", "resolve_neg", "nonzero", "masked_select", "_unique2",
+    "unique_dim",
+})  # fmt: skip
+"""Operations that read a number, or whose result's size depends on data.
 
-MASK = "index"
+On a CPU, reading a list (`tolist`, `numpy`) shows as `resolve_neg`, and only in inference mode.
+"""
 
 
 class HostWaits(TorchDispatchMode):
-    """Records in `names` every operation inside that would make the host wait for a GPU.
+    """Records in `names` every operation inside that would make the host wait for a GPU, but for copies to the device.
 
-    On a CPU, reading a list (`tolist`, `numpy`) shows as `resolve_neg`, and only in inference mode. Copies to the
-    device are not recorded.
+    Indexing with a mask is one: the GPU must count its result first.
     """
 
     def __init__(self) -> None:
@@ -37,17 +30,7 @@ class HostWaits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if name in WAITS or (name.startswith(MASK) and _is_mask(args)):
+        indices = args[1] if name.startswith("index") and len(args) > 1 and isinstance(args[1], list | tuple) else ()
+        if name in WAITS or any(isinstance(index, Tensor) and index.dtype == torch.bool for index in indices):
             self.names.append(name)
         return func(*args, **(kwargs or {}))
-
-    @property
-    def reasons(self) -> str:
-        """Why the host waits, in words; empty if it never does."""
-        return ", ".join(sorted({f"{name}: {WAITS.get(name, 'a size depends on data')}" for name in self.names}))
-
-
-def _is_mask(args: Any) -> bool:
-    """Whether one of the indices of `index(tensor, indices)` or `index_put(tensor, indices, values)` is boolean."""
-    indices = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
-    return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)

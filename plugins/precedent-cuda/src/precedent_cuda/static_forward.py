@@ -1,4 +1,4 @@
-"""One forward of fixed size: its few sizes, the layout of a step's numbers, and the buffers that never move.
+"""One forward of fixed size: its few sizes, and a step's numbers in buffers that never move.
 
 Every forward is padded to one of a few sizes, so that a captured graph is used again. A size consists of the numbers of
 rows, of sequences, of rows per sequence, and of keys; everything else is data. The same operations run on the same
@@ -9,9 +9,7 @@ compute the same.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
-from itertools import accumulate
-from math import prod
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +20,9 @@ from transformers.masking_utils import causal_mask_function
 from precedent.errors import UnsupportedError
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.rows import NewRowsKV, Rows, Running
+from precedent_cuda import attention
 from precedent_cuda.arena import NOBODY, KVArena
-from precedent_cuda.attention import StaticRows, Variant
+from precedent_cuda.attention import StaticRows
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 72, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2304)
 """Rows in a forward, and rows of one sequence in it; a wider forward computes so long that a graph saves nothing."""
@@ -34,8 +33,8 @@ MOST_WIDTH = 256
 LEAST_KEYS = 1024
 """Keys of the smallest bucket; each further bucket has twice as many."""
 
-MOST_MASKED, MOST_PLACES = 1 << 19, 1 << 14
-"""Limits on the entries of all ancestor masks and on the places for rows: both go to the device in every step."""
+MOST_MASKED = 1 << 19
+"""Entries of all ancestor masks at most: they go to the device in every step."""
 
 
 class StaticShape(NamedTuple):
@@ -55,13 +54,7 @@ def shape_for(sequences: Sequence[Rows], every_rows: int | None = None) -> Stati
     keys = max(LEAST_KEYS, _power(max(one.kv.length + len(one) for one in sequences)))
     rows, width = every_rows or _up(sum(counts)), every_rows or _up(max(counts))
     shape = StaticShape(rows, _power(len(counts)), width, keys)
-    places = shape.sequences * shape.width
-    return shape if places <= MOST_PLACES and places * shape.width <= MOST_MASKED else None
-
-
-def most_integers(blocks: int) -> int:
-    """An upper bound for the integers of a step of any size."""
-    return (3 + blocks) * (ROWS[-1] + _power(ROWS[-1])) + 6 * ROWS[-1] + MOST_PLACES
+    return shape if shape.sequences * shape.width**2 <= MOST_MASKED else None
 
 
 def _up(count: int) -> int:
@@ -73,62 +66,34 @@ def _power(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def field_shapes(shape: StaticShape, blocks: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of a step's integers in the order of one array; the last two come once per block of KV layers."""
-    rows, places = (shape.rows,), (shape.sequences,)
-    return {
-        "token_ids": rows,
-        "positions": rows,
-        "slot_of": rows,
-        "row_of": (shape.sequences, shape.width),
-        "first_rows": places,
-        "counts": places,
-        "lengths": places,
-        "cache_rows": (blocks, shape.rows),
-        "starts": (blocks, shape.sequences),
-    }
-
-
-def fields_of(integers: Any, shape: StaticShape, blocks: int) -> dict[str, Any]:
-    """Views of one array or tensor of integers, by name."""
-    shapes = field_shapes(shape, blocks)
-    ends = accumulate(map(prod, shapes.values()))
-    return {
-        name: integers[end - prod(size) : end].reshape(size)
-        for (name, size), end in zip(shapes.items(), ends, strict=True)
-    }
-
-
-def num_integers(shape: StaticShape, blocks: int) -> int:
-    """The number of integers in a step of this size."""
-    return sum(map(prod, field_shapes(shape, blocks).values()))
-
-
-def step_data(
+def step_numbers(
     shape: StaticShape, sequences: Sequence[Rows], starts: Sequence[Sequence[int]]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The integers of these rows in this size, and their ancestor masks `[sequences, width, width]`.
+) -> dict[str, NDArray[Any]]:
+    """The numbers of these rows in this size, by name.
 
     `starts` says for each sequence where it begins in each KV block. A padding row is token 0 at position 0, sees
     itself, and writes to an arena row that no sequence reads.
     """
-    integers = np.zeros(num_integers(shape, len(starts[0])), dtype=np.int64)
-    field = fields_of(integers, shape, len(starts[0]))
-    field["slot_of"].fill(-1)
-    field["cache_rows"].fill(NOBODY)
-    ancestors = np.repeat(np.eye(shape.width, dtype=np.bool_)[None], shape.sequences, axis=0)
+    blocks, places = len(starts[0]), shape.sequences
+    field: dict[str, NDArray[Any]] = {name: np.zeros(shape.rows, np.int64) for name in ("token_ids", "positions")}
+    field |= {name: np.zeros(places, np.int64) for name in ("first_rows", "counts", "lengths")}
+    field["starts"] = np.zeros((blocks, places), np.int64)
+    field["slot_of"] = np.full(shape.rows, -1)
+    field["cache_rows"] = np.full((blocks, shape.rows), NOBODY)
+    field["ancestors"] = np.repeat(np.eye(shape.width, dtype=np.bool_)[None], places, axis=0)
     first = 0
     for place, (rows, begins) in enumerate(zip(sequences, starts, strict=True)):
         count, length, span = len(rows), rows.kv.length, slice(first, first + len(rows))
         within = np.arange(count)
+        own = np.tri(count, dtype=np.bool_) if rows.ancestors is None else rows.ancestors
         field["token_ids"][span], field["positions"][span] = rows.token_ids, rows.positions
-        field["slot_of"][span], field["row_of"][place, :count] = place * shape.width + within, first + within
+        field["slot_of"][span] = place * shape.width + within
         field["first_rows"][place], field["counts"][place], field["lengths"][place] = first, count, length
         field["starts"][:, place] = begins
         field["cache_rows"][:, span] = np.array(begins)[:, None] + length + within
-        ancestors[place, :count, :count] = np.tri(count, dtype=np.bool_) if rows.ancestors is None else rows.ancestors
+        field["ancestors"][place, :count, :count] = own
         first += count
-    return integers, ancestors
+    return field
 
 
 class ArenaKV(NewRowsKV):
@@ -146,22 +111,20 @@ class ArenaKV(NewRowsKV):
 
 
 class StaticForward(Running):
-    """One forward of a fixed size over the buffers `integers` (see `field_shapes`) and `ancestors`."""
+    """One forward of a fixed size over `buffers`, which hold `step_numbers` on the device."""
 
-    def __init__(
-        self, arena: KVArena, shape: StaticShape, integers: Tensor, ancestors: Tensor, variant: Variant
-    ) -> None:
-        self._arena, self._variant = arena, variant
-        self._field = fields_of(integers, shape, len(arena.lent))
-        self._rows = [self._rows_of(block, shape, ancestors) for block in range(len(arena.lent))]
-        self._kv = ArenaKV(arena, self._field["cache_rows"])
+    def __init__(self, arena: KVArena, shape: StaticShape, buffers: Mapping[str, Tensor]) -> None:
+        self._arena, self._buffers = arena, buffers
+        shared = {name: buffers[name] for name in ("slot_of", "first_rows", "counts", "lengths", "ancestors")}
+        self._rows = [StaticRows(**shared, starts=starts, longest=shape.longest) for starts in buffers["starts"]]
+        self._kv = ArenaKV(arena, buffers["cache_rows"])
         self.cache = self._kv
 
     def inputs(self) -> dict[str, Any]:
         """The arguments of the model's forward."""
         return {
-            "input_ids": self._field["token_ids"][None],
-            "position_ids": self._field["positions"][None],
+            "input_ids": self._buffers["token_ids"][None],
+            "position_ids": self._buffers["positions"][None],
             "past_key_values": self.cache,
             "use_cache": True,
         }
@@ -174,8 +137,5 @@ class StaticForward(Running):
     def attend(self, query: Tensor, key: Tensor, scale: float | None) -> Tensor:
         """`[1, rows, heads, dim]` for queries `[1, heads, rows, dim]`; `key` identifies the layer."""
         block, keys, values = self._arena.layer(self._kv.layer_of(key))
-        return self._variant(query, keys, values, self._rows[block], query.shape[3] ** -0.5 if scale is None else scale)
-
-    def _rows_of(self, block: int, shape: StaticShape, ancestors: Tensor) -> StaticRows:
-        shared = {name: self._field[name] for name in ("row_of", "slot_of", "first_rows", "counts", "lengths")}
-        return StaticRows(**shared, starts=self._field["starts"][block], ancestors=ancestors, longest=shape.longest)
+        scale = query.shape[3] ** -0.5 if scale is None else scale
+        return attention.attend(query, keys, values, self._rows[block], scale)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from math import prod
 from weakref import WeakMethod
 
 import torch
@@ -19,24 +16,15 @@ from precedent.runtime.placing import placed
 from precedent.target.examine import TEXT, observe, tolerance, tree_error
 from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds
-from precedent.target.kv.rows import Forward, Rows, chain_rows
+from precedent.target.kv.rows import ForwardPass, chain_rows
 from precedent.target.kv.shape import KVShape
 from precedent.target.runner import Runner
 from precedent.target.support import Backend
 from precedent_cuda import StaticSettings
 from precedent_cuda.arena import KVArena
-from precedent_cuda.attention import ORDERED, VARIANTS, Variant, split, variant_named
 from precedent_cuda.graphs import CudaCapturer, GraphStore
 from precedent_cuda.host_waits import HostWaits
-from precedent_cuda.static_forward import (
-    MOST_MASKED,
-    StaticForward,
-    StaticShape,
-    most_integers,
-    num_integers,
-    shape_for,
-    step_data,
-)
+from precedent_cuda.static_forward import StaticForward, StaticShape, shape_for, step_numbers
 
 ARENA_SHARE = 0.5
 """Share of the free memory for keys and values that graphs can reach; activations and other KV use the rest."""
@@ -45,8 +33,8 @@ ARENA_SHARE = 0.5
 class StaticRunner(Backend):
     """A model whose forwards have one of a few fixed sizes; made by `fixed_sizes`.
 
-    With `every_rows`, every forward has that many rows and a row's sums do not depend on its neighbours
-    (`attention.ordered`); sequences without room are refused, not computed in another way.
+    With `every_rows`, every forward has that many rows, so that a row's sums do not depend on its neighbours; sequences
+    without room are refused, not computed in another way.
     """
 
     def __init__(
@@ -58,15 +46,10 @@ class StaticRunner(Backend):
         every_rows: int | None = None,
     ) -> None:
         tokens = settings.arena_tokens or int(ARENA_SHARE * free_bytes(device)) // shape.row_bytes
-        tokens = min(tokens, settings.most_tokens or tokens)
         self.arena: KVArena = KVArena(shape, tokens)
-        self._model, self._device = model, device
-        self.cuda_graphs_beside = replace(settings, arena_tokens=None, most_tokens=tokens, attention="auto")
-        self._every_rows = every_rows
-        variants = VARIANTS if every_rows is None else ORDERED
-        self._variant = variant_named(settings.attention, variants, device, model.dtype)
-        self._integers = torch.zeros(most_integers(len(self.arena.lent)), dtype=torch.long, device=device)
-        self._ancestors = torch.zeros(MOST_MASKED, dtype=torch.bool, device=device)
+        self.cuda_graphs_beside = StaticSettings(tokens, settings.capture)
+        self._model, self._device, self._every_rows = model, device, every_rows
+        self._buffers: dict[StaticShape, dict[str, Tensor]] = {}
         self.forwards = 0
         """Forwards that ran here and not in another way."""
         self.graphs: GraphStore | None = None
@@ -78,19 +61,17 @@ class StaticRunner(Backend):
                 assert found is not None, "this runner holds the graphs"
                 return found(size)
 
-            bounds = {"max_graphs": settings.max_graphs, "max_bytes": settings.max_graph_bytes}
-            self.graphs = GraphStore(run, CudaCapturer(device), **bounds)
+            self.graphs = GraphStore(run, CudaCapturer(device))
 
-    def logits(self, forward: Forward) -> Tensor | None:
+    def logits(self, forward: ForwardPass) -> Tensor | None:
         """Logits after every row, `[rows, vocab_size]`; None if no size or arena holds them.
 
         Their KV caches must have room for the new rows. With `every_rows`, raises OutOfMemory instead of returning
         None.
         """
         sequences = forward.sequences
-        starts = [self.arena.starts(rows.kv) for rows in sequences]
-        found = [begins for begins in starts if begins is not None]
-        shape = self.shape_for(sequences) if len(found) == len(starts) else None
+        starts = [begins for rows in sequences if (begins := self.arena.starts(rows.kv)) is not None]
+        shape = shape_for(sequences, self._every_rows) if len(starts) == len(sequences) else None
         self.settled = False
         if shape is None and self._every_rows is None:
             return None
@@ -101,34 +82,23 @@ class StaticRunner(Backend):
                 "piece beside the others: ask again, for fewer max_tokens or a shorter prompt, or lower max_running of "
                 "EngineLimits"
             )
+        numbers = {name: placed(one, self._device) for name, one in step_numbers(shape, sequences, starts).items()}
+        buffers = self._buffers.setdefault(shape, {name: torch.empty_like(one) for name, one in numbers.items()})
         on_device = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
         with on_device:  # Triton launches on the current device
-            for buffer, numbers in zip(self._buffers(shape), step_data(shape, sequences, found), strict=True):
-                buffer.copy_(placed(numbers, self._device))
+            for name, one in numbers.items():
+                buffers[name].copy_(one)
             logits = self.run(shape) if self.graphs is None else self.graphs(shape)
             self.forwards += 1
             self.settled = self.graphs is None or self.graphs.settled  # a capture takes far longer than a replay
-            return logits[: sum(map(len, sequences))].clone()  # the next replay overwrites what a graph wrote
+            return logits[: forward.spans[-1][1]].clone()  # the next replay overwrites what a graph wrote
 
-    def run(self, shape: StaticShape, variant: Variant | None = None) -> Tensor:
-        """The forward of a size over the buffers, operation by operation; logits `[rows, vocab_size]`.
-
-        A given `variant` replaces the runner's own attention.
-        """
-        integers, ancestors = self._buffers(shape)
-        forward = StaticForward(self.arena, shape, integers, ancestors, variant or self._variant)
+    def run(self, shape: StaticShape) -> Tensor:
+        """The forward of a size over its buffers, operation by operation; logits `[rows, vocab_size]`."""
+        forward = StaticForward(self.arena, shape, self._buffers[shape])
         with forward.running():
             logits: Tensor = self._model(**forward.inputs()).logits[0]
         return logits
-
-    def shape_for(self, sequences: Sequence[Rows]) -> StaticShape | None:
-        """The size in which these rows are computed; None if none holds them."""
-        return shape_for(sequences, self._every_rows)
-
-    def _buffers(self, shape: StaticShape) -> tuple[Tensor, Tensor]:
-        """The parts of the buffers that this size uses: always the same memory."""
-        places = shape.sequences, shape.width, shape.width
-        return self._integers[: num_integers(shape, len(self.arena.lent))], self._ancestors[: prod(places)].view(places)
 
 
 class Hindrance(Exception):
@@ -143,8 +113,10 @@ def fixed_sizes(
     Raises Hindrance for a model that cannot run in fixed sizes.
     """
     _check_settings(runner, settings)
-    static = StaticRunner(runner.model, shape, runner.device, settings, every_rows)
+    if None in shape.layers:
+        raise Hindrance("some of its layers have no keys and values of their own")
     try:
+        static = StaticRunner(runner.model, shape, runner.device, settings, every_rows)
         with runner.using(static):
             _prove(runner, static)
     except Hindrance:
@@ -162,8 +134,8 @@ def _check_settings(runner: Runner, settings: StaticSettings) -> None:
     devices = {parameter.device for parameter in runner.model.parameters()}
     if settings.capture and runner.device.type != "cuda":
         raise Hindrance(f"CUDA graphs need CUDA devices, and it is on {runner.device.type}")
-    if runner.layer_state.why_varies is not None:
-        raise Hindrance(runner.layer_state.why_varies)
+    if runner.layer_state.why_irregular is not None:
+        raise Hindrance(runner.layer_state.why_irregular)
     if not runner.packed:
         raise Hindrance("its attention does not go through transformers' attention interface")
     if others:
@@ -180,13 +152,10 @@ def _prove(runner: Runner, static: StaticRunner) -> None:
     """
     kv = KVCache(static.arena.shape, static.arena)
     kv.reserve(1)
-    alone = [chain_rows(kv, TEXT[:1])]
-    shape, _ = static.shape_for(alone), static.logits(Forward(alone))
-    assert shape is not None
     with HostWaits() as waits:
-        static.run(shape, split)  # HostWaits cannot look into compiled attention; the model is what is tested here
+        static.logits(ForwardPass([chain_rows(kv, TEXT[:1])]))
     if waits.names:  # checked before any capture: a forward that waits cannot be captured
-        raise Hindrance(f"its forward makes the host wait ({waits.reasons})")
+        raise Hindrance(f"its forward makes the host wait ({', '.join(sorted(set(waits.names)))})")
     _, expected = observe(runner)
     for _ in range(3):
         before, error = static.forwards, tree_error(runner, lambda: KVCache(static.arena.shape, static.arena), expected)

@@ -23,7 +23,6 @@ class Asked:
 
     target: str
     draft_model: str | None
-    other_draft_model: str | None
     device: str | None
     dtype: str | None
     chat_template: str | None
@@ -51,9 +50,6 @@ def demo(
             show_default=False,
         ),
     ] = None,
-    other_draft_model: Annotated[
-        str | None, typer.Option(help="Measure draft-only and both with this draft model as well, interleaved.")
-    ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     chat_template: ChatTemplateOption = None,
@@ -80,10 +76,7 @@ def demo(
     from precedent.config import SamplingParams
 
     SamplingParams(temperature=temperature)  # raises for an invalid value before anything is loaded
-    asked = Asked(
-        target, draft_model, other_draft_model, device, dtype, chat_template, temperature, full, requests, fresh,
-        tool_latency,
-    )  # fmt: skip
+    asked = Asked(target, draft_model, device, dtype, chat_template, temperature, full, requests, fresh, tool_latency)
     if tool_latency is None:
         from precedent_demo.demo_measuring import run_demo
 

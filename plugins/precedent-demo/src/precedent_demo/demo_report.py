@@ -10,10 +10,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from precedent.cli.speedup import FEWEST_FOR_INTERVAL
 from precedent.pages.colours import Palette
 from precedent.pages.render import Decode, page, pieces
 from precedent.runtime.machine_load import BUSY_SHARE
+from precedent_demo.speedup import FEWEST_FOR_INTERVAL
 
 if TYPE_CHECKING:
     from precedent_demo.demo_runs import Run
@@ -25,10 +25,6 @@ NAMED = ("both", "repeat")
 
 NEAR_TIE = 1e-4
 """Below this logit gap, a difference from plain decoding comes from rounding."""
-
-OWN_CHAIN = "the order desk's own, a chain of two layers"
-OWN_BLOCK = "the order desk's own, a block of eight positions"
-"""What results call the packaged draft models."""
 
 HEADINGS = (
     *("tok/\nstep", "tok/\ns", "decode\nspeed", "request\nspeed"),
@@ -119,18 +115,6 @@ def rows(results: Results) -> Iterator[list[str]]:
         ]
 
 
-def draft_models(results: Results) -> Iterator[str]:
-    """How the other draft model compares, where one was measured; where to see it, for the packaged ones."""
-    machine, speeds = results["machine"], {run["name"]: run["tokens_per_second"] for run in results["runs"]}
-    other = machine.get("other_draft_model")
-    if other is None:
-        if machine["draft_model"] == OWN_CHAIN:
-            yield f"draft model: {OWN_CHAIN}; the block draft was no faster where it was measured, --full measures both"
-    elif not doubts(results):
-        ratios = " and ".join(f"{way} {speeds[f'{way}, other'] / speeds[way]:.2f}" for way in ("draft-only", "both"))
-        yield f"other draft model: {other}; tokens per second, beside the first ({machine['draft_model']}): {ratios}"
-
-
 def show(console: Console, results: Results) -> None:
     """Print the table, the accepted tokens by source, the first differences, and the verdict."""
     machine, plain = results["machine"], results["runs"][0]
@@ -143,7 +127,7 @@ def show(console: Console, results: Results) -> None:
     for row in rows(results):
         table.add_row(*row)
     console.print(table)
-    for line in (*_sources(results), *draft_models(results), *_differences(results)):
+    for line in (*_sources(results), *_differences(results)):
         console.print(line, highlight=False)
     console.print(f"\n{verdict(results)}", soft_wrap=True, highlight=False)
 

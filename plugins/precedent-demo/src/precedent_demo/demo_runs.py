@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from precedent.cache import SpeculationCache
-from precedent.cli.speedup import Sample, Speedup, speedup
 from precedent.config import SpeculationConfig
 from precedent.decoding.stats import GenerationStats, Percentiles
 from precedent.engine.engine import Engine
@@ -26,6 +25,7 @@ from precedent.runtime.machine_load import processor
 from precedent_demo.conversation import run_request
 from precedent_demo.desk import OrderDesk
 from precedent_demo.requests import Request
+from precedent_demo.speedup import Sample, speedup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -137,20 +137,23 @@ class Run:
         }
 
 
-def speedups(run: Run, plain: Run) -> dict[str, Speedup]:
-    """How many times as fast as plain a run is: in decoding, and from submission to the last token of requests."""
-    compared = {"decode": "decode_seconds", "request": "total_seconds"}
-    return {what: speedup(run.samples(seconds), plain.samples(seconds)) for what, seconds in compared.items()}
-
-
 def with_speedups(runs: Mapping[str, Run]) -> list[dict[str, Any]]:
-    """All runs under the keys of the `--json` contract, each with its speed-ups over plain and their intervals."""
+    """All runs under the keys of the `--json` contract, each with its speed-ups over plain and their intervals.
+
+    `decode` is the speed-up of decoding, `request` that of whole requests, from submission to the last token.
+    """
     found = []
     for run in runs.values():
         found.append(run.as_dict())
-        for what, one in speedups(run, runs["plain"]).items():
-            found[-1] |= one.as_dict(f"{what}_speedup")
+        for what, seconds in (("decode", "decode_seconds"), ("request", "total_seconds")):
+            found[-1] |= speedup_keys(f"{what}_speedup", run.samples(seconds), runs["plain"].samples(seconds))
     return found
+
+
+def speedup_keys(name: str, mine: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
+    """Ratio and interval for JSON, under `name` and `name_interval`."""
+    ratio, interval = speedup(mine, plain)
+    return {name: round(ratio, 3), f"{name}_interval": interval and [round(end, 3) for end in interval]}
 
 
 class Bench:
@@ -198,9 +201,9 @@ class Bench:
         for stored in self.warm_cache.since(TENANT, self.warm_engine.tokenizer_fingerprint):
             self._repeat_cache.insert(stored)
 
-    def warm(self, request: Request, desk: OrderDesk) -> None:
+    def warm(self, request: Request, desk: OrderDesk, middleware: Sequence[Any] = ()) -> None:
         """Run one request of set A and store its completions."""
-        run_request(self.chat_model(self.warm_engine), request, desk)
+        run_request(self.chat_model(self.warm_engine), request, desk, middleware=middleware)
 
     def measure(self, request: Request, desk: OrderDesk, name: str) -> None:
         """Run one request of set B in the way called `name`."""

@@ -15,11 +15,11 @@ from rich.table import Table
 
 from precedent.cli.options import write_json
 from precedent.cli.progress import Progress
-from precedent.cli.speedup import Sample, speedup
 from precedent_demo import READ_ONLY, CustomerInTheLoop, Request, Transcript, make_database, make_requests, run_request
 from precedent_demo.demo import Asked
-from precedent_demo.demo_measuring import DemoState, loaded
-from precedent_demo.demo_runs import TENANT, Bench, rotated
+from precedent_demo.demo_measuring import loaded, warm
+from precedent_demo.demo_runs import TENANT, Bench, rotated, speedup_keys
+from precedent_demo.speedup import Sample
 from precedent_run_ahead import RunAheadMiddleware
 
 WAYS = {"neither": "plain", "tokens only": "both", "tools only": "plain", "both": "both"}
@@ -43,7 +43,7 @@ def run_with_slow_tools(asked: Asked, progress: Progress, json_file: Path | None
     with closing(bench):
         others, own = (make_requests(name, full=asked.full, seed=0) for name in ("A", "B"))
         latency = asked.tool_latency or 0.0
-        _warm(bench, state, others, progress)
+        warm(bench, state, others, progress, middleware=[_middleware(bench)])
         runs = _measure(bench, own[: asked.requests], latency, progress)
         found = results(runs, latency, bench.machine())
         progress.rest()
@@ -55,17 +55,6 @@ def _middleware(bench: Bench, **options: Any) -> RunAheadMiddleware:
     """Reading tools run ahead; only warming stores what was done, so that no measured request learns from another."""
     own = {"tenant": TENANT, "arguments_from_tools": READ_ONLY, "harmless": [CustomerInTheLoop]}
     return RunAheadMiddleware(READ_ONLY, cache=bench.warm_cache, **own, **options)
-
-
-def _warm(bench: Bench, state: DemoState, wanted: Sequence[Request], progress: Progress) -> None:
-    """Fill the cache with other requests' completions and actions."""
-    desk, ahead, done = make_database(seed=0), _middleware(bench), state.warmed()
-    for request in wanted:
-        progress.show("warming the cache (set A)", len(done), len(wanted), request.workflow)
-        if request.request_id not in done:
-            run_request(bench.chat_model(bench.warm_engine), request, desk, middleware=[ahead])
-            done.append(request.request_id)
-            state.mark_warmed(done)
 
 
 def _measure(bench: Bench, wanted: Sequence[Request], latency: float, progress: Progress) -> dict[str, ToolRun]:
@@ -92,13 +81,12 @@ def results(runs: Mapping[str, ToolRun], latency: float, machine: dict[str, Any]
 
 
 def _row(name: str, run: ToolRun, base: ToolRun, latency: float) -> dict[str, Any]:
-    found = speedup(*([Sample(1, seconds) for seconds in one.seconds] for one in (run, base)))
     same = sum(_said(a) == _said(b) for a, b in zip(run.transcripts, base.transcripts, strict=True))
     row: dict[str, Any] = {
         "name": name,
         "requests": len(run.seconds),
         "seconds_per_request": round(sum(run.seconds) / len(run.seconds), 3),
-        **found.as_dict("speedup"),
+        **speedup_keys("speedup", *([Sample(1, seconds) for seconds in one.seconds] for one in (run, base))),
         "equal_transcripts": [same, len(run.seconds)],
         "solved": sum(one.solved_by_model for one in run.transcripts),
     }

@@ -10,7 +10,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice, pairwise
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,11 @@ from precedent_demo.logs import expert_messages, tool_schemas
 from precedent_demo.workflows import SPLITS, generate_requests
 
 RANK = 16  # 9.8 MB in bfloat16
+RATE = 1.5e-3
+"""Highest learning rate."""
+
 REQUESTS_PER_DATABASE = 40
-POOL = 240
-"""Conversations sorted by length at a time, enough to waste few positions on padding."""
+CONVERSATIONS_PER_STEP = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +87,13 @@ def conversations(encoder: Encoder, set_name: str) -> Iterator[Conversation]:
         desk.close()
 
 
-def batches(encoder: Encoder, set_name: str, tokens: int, pool: int = POOL) -> Iterator[Conversation]:
-    """Endless batches `[conversations, length]` of at most `tokens` positions, padded on the right with token 0.
-
-    Conversations of similar length, out of `pool` at a time, share a batch.
-    """
-    source, rng = conversations(encoder, set_name), random.Random(0)
+def batches(encoder: Encoder, set_name: str) -> Iterator[Conversation]:
+    """Endless batches `[CONVERSATIONS_PER_STEP, length]`, padded on the right with token 0."""
+    source = conversations(encoder, set_name)
     while True:
-        ordered = sorted(islice(source, pool), key=lambda one: len(one.token_ids))
-        starts = [0]
-        for place, one in enumerate(ordered):
-            if place > starts[-1] and (place - starts[-1] + 1) * len(one.token_ids) > tokens:
-                starts.append(place)
-        groups = [ordered[begin:end] for begin, end in pairwise([*starts, len(ordered)])]
-        for group in rng.sample(groups, len(groups)):
-            columns = ([one.token_ids for one in group], [one.written for one in group])
-            yield Conversation(*(pad_sequence(column, batch_first=True) for column in columns))
+        group = list(islice(source, CONVERSATIONS_PER_STEP))
+        columns = ([one.token_ids for one in group], [one.written for one in group])
+        yield Conversation(*(pad_sequence(column, batch_first=True) for column in columns))
 
 
 def loss_of(model: PreTrainedModel, head: Sequence[int], batch: Conversation) -> Tensor:
@@ -121,12 +114,7 @@ def loss_of(model: PreTrainedModel, head: Sequence[int], batch: Conversation) ->
 
 
 def train(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    steps: int,
-    batch_tokens: int,
-    rate: float,
-    pool: int = POOL,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, steps: int, rate: float = RATE
 ) -> tuple[Any, list[float]]:
     """Train an adapter; returns the adapted model and the loss of each step, which is also printed."""
     torch.manual_seed(0)
@@ -136,7 +124,7 @@ def train(
     optimizer = AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
     schedule = OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1, cycle_momentum=False)
     encoder, losses = Encoder(tokenizer), list[float]()
-    for batch in islice(batches(encoder, "train", batch_tokens, pool), steps):
+    for batch in islice(batches(encoder, "train"), steps):
         loss = loss_of(adapted, encoder.head, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -153,12 +141,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m precedent_demo.train_adapter", description=__doc__)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--out", type=Path, required=True, help="folder for the adapter")
-    parser.add_argument("--rate", type=float, default=1.5e-3, help="highest learning rate")
-    parser.add_argument("--batch-tokens", type=int, default=1200, help="positions in one step")
     options = parser.parse_args()
     try:
         model, tokenizer = load_target(DEMO_TARGET, dtype="float32", device="cpu")
-        adapted, _ = train(model, tokenizer, options.steps, options.batch_tokens, options.rate)
+        adapted, _ = train(model, tokenizer, options.steps)
     except PrecedentError as error:
         sys.exit(f"error: {error}")
     adapted.peft_config["default"].base_model_name_or_path = DEMO_TARGET

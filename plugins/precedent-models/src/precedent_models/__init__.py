@@ -1,7 +1,7 @@
 """Models that core does not run: hybrids with recurrent layers, layers with indexers, encoder-decoder models.
 
-`SUPPORT` is what the entry point names. `layers` says how hybrids and layers with indexers run, on `recurrent` and
-`index_keys`; `encoder_decoder` is a target of its own.
+`SUPPORT` is what the entry point names. `layers` says how hybrids, on `recurrent`, and layers with indexers
+run; `encoder_decoder` is a target of its own.
 """
 
 from __future__ import annotations

@@ -1,10 +1,15 @@
-"""How models with recurrent layers, or with indexers, run in the torch target; some have both."""
+"""How models with recurrent layers, or with indexers, run in the torch target; some have both.
+
+An indexer chooses the tokens that a layer attends to (DeepSeek Sparse Attention): every new row scores all keys of its
+sequence and attends to the `k` that score best among those it may see. The keys are a second cache beside the layer's
+own. transformers computes the scores; hidden keys score minus infinity.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,13 +27,49 @@ from precedent.target.kv.layer_kinds import (
     RECURRENT,
     attention_kinds,
 )
-from precedent.target.kv.rows import Forward
+from precedent.target.kv.rows import ForwardPass
 from precedent.target.kv.shape import LayerShape, ObserverLayer
 from precedent.target.support import LayerState
-from precedent_models.index_keys import IndexKeys
 from precedent_models.recurrent.adapters import adapt
 from precedent_models.recurrent.states import RecurrentShape
 from precedent_models.recurrent.step import RecurrentStep
+
+HIDDEN = -3e4
+"""A score below this one belongs to a key that a mask hides: masks add minus infinity or a dtype's smallest number."""
+
+
+class Best(NamedTuple):
+    """What `Tensor.topk` returns."""
+
+    values: Tensor
+    indices: Tensor
+
+
+class IndexKeys(Tensor):
+    """An indexer's keys `[1, keys, dim]`; scores computed from them choose keys as plain decoding does.
+
+    Scores are sums of rectified products, so several may be exactly 0. Which of equal scores torch chooses depends on
+    how many scores there are, hidden ones included. Rows where that matters choose again, among the keys they see.
+    """
+
+    def topk(self, k: Any, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
+        """The `k` best scores along the last dimension; no subclass any more."""
+        scores = self.as_subclass(Tensor)
+        best: Any = scores.topk(k, dim, *args, **kwargs)
+        if scores.dim() != 3:
+            return best
+        return Best(best.values, _settled(scores, best.values, best.indices))
+
+
+def _settled(scores: Tensor, values: Tensor, indices: Tensor) -> Tensor:
+    """The indices chosen, anew in rows where equal scores compete for the last place, `[batch, rows, k]`."""
+    last = values[..., -1:]
+    competing = (scores == last).sum(-1) > (values == last).sum(-1)
+    for batch, row in (competing & (last[..., 0] > HIDDEN)).nonzero().tolist():
+        own = scores[batch, row]
+        seen = (own > HIDDEN).nonzero()[:, 0]
+        indices[batch, row] = seen[own[seen].topk(indices.shape[-1]).indices]
+    return indices
 
 
 def layer_state(config: Any) -> LayerState | None:
@@ -42,18 +83,15 @@ class HybridLayers(LayerState):
 
     def __init__(self, kinds: set[str], config: Any) -> None:
         self.kinds, self.state = kinds, RecurrentShape(cache_layer=_CacheLayer)
-        self.stateful = self.in_float32 = not kinds.isdisjoint(RECURRENT)
+        self.stateful = not kinds.isdisjoint(RECURRENT)
         self.observer_layer = _ObserverLayer
         indexed = sorted(kinds & INDEXED)
         # most hybrids go through transformers' attention interface without declaring it; a layer with an indexer turns
         # what it chose into a mask only for attention that it knows
         self.packs = not indexed
-        self.why_varies = "the states of its recurrent layers follow the tree, whose shape differs from step to step"
-        self.why_rounds = "the sums of its recurrent layers depend on what is computed beside a row"
+        self.why_irregular = "the states of its recurrent layers follow the tree, whose shape differs from step to step"
         if indexed:
-            layers = f"its {', '.join(indexed)} layers"
-            self.why_varies = f"the indexers of {layers} choose other keys at every step"
-            self.why_rounds = f"what the indexers of {layers} choose depends on rounding"
+            self.why_irregular = f"the indexers of its {', '.join(indexed)} layers choose other keys at every step"
         self._by_place = BLOCK_SPARSE in (getattr(config, "layer_types", None) or ())
 
     def adapt(self, model: PreTrainedModel) -> str | None:
@@ -63,7 +101,7 @@ class HybridLayers(LayerState):
             return f"{', '.join(followers)} has a state that follows one path of tokens"
         return "chooses blocks of keys by their place in the KV cache" if self._by_place else None
 
-    def running(self, forward: Forward) -> AbstractContextManager[object]:
+    def running(self, forward: ForwardPass) -> AbstractContextManager[object]:
         """Announce a forward to recurrent modules."""
         return RecurrentStep(forward).running() if self.stateful else nullcontext()
 

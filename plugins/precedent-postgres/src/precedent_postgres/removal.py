@@ -11,8 +11,9 @@ import psycopg
 
 from precedent.cache.eviction import KEPT_SHARE, common_level
 from precedent.cache.records import Bounds, Selection
+from precedent.cache.rows import ID
 from precedent.errors import CacheError
-from precedent_postgres.rows import ID, TABLE, selected
+from precedent_postgres.rows import TABLE, selected
 from precedent_postgres.schema import SCHEMA
 
 Connection = psycopg.Connection[Any]

@@ -13,7 +13,7 @@ import psycopg
 from precedent.cache.database import folded
 from precedent.cache.embedder import maker_of, require_same
 from precedent.cache.records import TEXTS, Completion, Damage, EmbedderIdentity, Selection
-from precedent.cache.rows import completion_of, embedder_in, with_vector
+from precedent.cache.rows import COLUMNS, INSERTED, NAMES, damage_of, embedder_in, inserted_values, with_vector
 from precedent.errors import CacheError
 from precedent_postgres.schema import SCHEMA
 
@@ -22,20 +22,7 @@ Row = tuple[Any, ...]
 
 TABLE = f"{SCHEMA}.completion"
 
-# the order of Completion's fields, then the checksum
-COLUMNS = (
-    "token_ids, tokenizer, model, tenant, query, prompt_fingerprint, tools, workflow_step, text, "
-    "id, created, count, hits, accepted, rejected, checksum"
-)
-NAMES = COLUMNS.split(", ")
-ID = NAMES.index("id")
 ROWS_AT_ONCE = 1000
-
-INSERT = f"""
-INSERT INTO {TABLE} (tenant, tokenizer, identity, created, size, model, prompt_fingerprint, tools, workflow_step,
-                     checksum, vector_checksum, token_ids, query, text, vector)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING id
-"""
 
 
 def lock_tenant(connection: Connection, tenant: str) -> None:
@@ -57,13 +44,12 @@ def row_of_same(connection: Connection, new: Completion) -> int | None:
 
 def add_row(connection: Connection, new: Completion, created: float) -> int:
     """Add a completion that is not stored yet; returns its id. The tenant must be locked."""
-    key = (new.tenant, new.tokenizer.encode(), new.identity)
-    soft = [text.encode() for text in (new.model, new.prompt_fingerprint, new.tools, new.workflow_step)]
-    large = (new.token_bytes, new.query.encode(), new.text.encode(), new.vector_bytes)
-    values = (*key, created, new.size, *soft, new.checksum, new.vector_checksum, *large)
+    tenant, *others = inserted_values(new, created)
+    values = (tenant, *(value.encode() if isinstance(value, str) else value for value in others))
+    insert = f"INSERT INTO {TABLE} ({INSERTED}) VALUES ({', '.join(['%s'] * len(values))}) RETURNING id"
     update = f"UPDATE {SCHEMA}.tenant SET records = records + 1, bytes = bytes + %s WHERE tenant = %s"
     connection.execute(update, (new.size, new.tenant))
-    found = connection.execute(INSERT, values).fetchone()
+    found = connection.execute(insert, values).fetchone()
     if found is None:  # a trigger or rule added after the store was opened
         raise CacheError("the server stored nothing without reporting an error; look for triggers on its tables")
     return int(found[0])
@@ -91,37 +77,23 @@ def restore(connection: Connection, recorded: Completion) -> int:
     return row_id
 
 
-def _texts_of(row: Row) -> Row:
-    """A row of `COLUMNS` with its texts decoded."""
-    decoded = (
+def decoded(row: Row) -> Row:
+    """A row that begins with `COLUMNS`, its texts decoded."""
+    texts = (
         value.decode("utf-8", "replace") if isinstance(value, bytes) and name in TEXTS else value
         for name, value in zip(NAMES, row, strict=False)
     )
-    return (*decoded, *row[len(NAMES) :])
-
-
-def completion_in(row: Row) -> Completion | None:
-    """The completion in a row of `COLUMNS`, or None if its bytes differ from those that were written."""
-    return completion_of(_texts_of(row))
+    return (*texts, *row[len(NAMES) :])
 
 
 def record_in(row: Row) -> Completion | None:
     """The completion in a row of `COLUMNS`, vector and its checksum, or None if the completion is damaged."""
-    return with_vector(_texts_of(row))
+    return with_vector(decoded(row))
 
 
-def check(connection: Connection) -> tuple[int, tuple[Damage, ...]]:
-    """The number of records that agree with their checksums, and all findings."""
-    sound, findings = 0, []
-    for row in selected(connection, Selection(), "ASC"):
-        row_id, record = row[ID], record_in(row)
-        if record is None:
-            findings.append(Damage("record", f"record {row_id} is damaged", (row_id,)))
-            continue
-        sound += 1
-        if row[-2] is not None and record.vector is None:
-            findings.append(Damage("vector", f"the vector of record {row_id} is damaged", (row_id,)))
-    return sound, tuple(findings)
+def check(connection: Connection) -> list[Damage | None]:
+    """What differs in each row from what was written."""
+    return [damage_of(decoded(row)) for row in selected(connection, Selection(), "ASC")]
 
 
 def selected(connection: Connection, selection: Selection, order: str, after_id: int = 0) -> Iterator[Row]:

@@ -9,6 +9,7 @@ without a tenant, unless it asked for every tenant's (`precedent_postgres.connec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,15 +62,10 @@ CREATE POLICY one_tenant ON {SCHEMA}.completion USING (
 """
 
 
+_COLUMN = re.compile(r"\w+ (?:bigint|bytea|double precision|text)\b")
 TABLES = {
-    "meta": ("key text", "value text"),
-    "tenant": ("tenant text", "records bigint", "bytes bigint", "changes bigint"),
-    "completion": (
-        *("id bigint", "tenant text", "tokenizer bytea", "identity bytea", "created double precision", "count bigint"),
-        *("hits bigint", "accepted bigint", "rejected bigint", "size bigint", "model bytea"),
-        *("prompt_fingerprint bytea", "tools bytea", "workflow_step bytea", "checksum bytea", "vector_checksum bytea"),
-        *("token_ids bytea", "query bytea", "text bytea", "vector bytea"),
-    ),
+    name: tuple(_COLUMN.findall(columns))
+    for name, columns in re.findall(rf"CREATE TABLE {SCHEMA}\.(\w+) \((.*?)\n?\);", CREATE, re.DOTALL)
 }
 """The tables that `CREATE` makes: columns with their types, in order."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -24,7 +24,7 @@ from precedent.cache.records import (
     as_stored,
     storable,
 )
-from precedent.cache.rows import vector_of
+from precedent.cache.rows import Undamaged
 from precedent.cache.store_url import StoreURL
 from precedent.errors import CacheError
 from precedent_postgres import removal, rows
@@ -35,7 +35,6 @@ logger = logging.getLogger("precedent.cache")
 
 Flags = list[bool]
 Shares = list[TenantStats]
-Numbered = list[tuple[int, Completion | None]]
 RowIds = list[int]
 
 ALL = Selection()
@@ -64,7 +63,7 @@ class PostgresStore:
         self._server, self._bounds, self._read_only = Connections(url, self._first), bounds or Bounds(), read_only
         self._wanted, self._create = embedder, create and not read_only
         self._warned = False
-        self._damaged: set[int] = set()
+        self._undamaged = Undamaged(self._server.name)
 
     def _first(self, connection: Connection) -> None:
         """Prepare the first connection: create or check the tables, and check their embedder."""
@@ -92,16 +91,12 @@ class PostgresStore:
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> Completions:
         """The partition's completions with a higher id, in increasing order; one small query if there are none."""
         found = self._rows_after(tenant, tokenizer, after_id, rows.COLUMNS)
-        return self._whole([(row_id, rows.completion_in(tuple(row))) for row_id, *row in found])
+        return self._undamaged.completions(rows.decoded(row[1:]) for row in found)
 
     def vectors_since(self, tenant: str, tokenizer: str, after_id: int = 0) -> tuple[Ids, Vector]:
         """Ids `[n]` in increasing order and vectors `[n, dimension]` of the partition's completions that have one."""
         found = self._rows_after(tenant, tokenizer, after_id, "vector, vector_checksum", "AND vector IS NOT NULL")
-        read = [(row[0], vector_of(row[1], row[2])) for row in found]
-        self._report_damaged(row_id for row_id, vector in read if vector is None)
-        whole = [(row_id, vector) for row_id, vector in read if vector is not None]
-        ids = np.array([row_id for row_id, _ in whole], dtype=np.int64)
-        return ids, np.array([vector for _, vector in whole], dtype=np.float32)
+        return self._undamaged.vectors(found)
 
     def _rows_after(
         self, tenant: str, tokenizer: str, after_id: int, columns: str, condition: str = ""
@@ -199,11 +194,10 @@ class PostgresStore:
     def list(self, selection: Selection = ALL, limit: int | None = None) -> Completions:
         """The selected completions, newest first."""
 
-        def work(connection: Connection) -> Numbered:
-            found = islice(rows.selected(connection, selection, "DESC"), limit)
-            return [(row[rows.ID], rows.completion_in(row[:-2])) for row in found]
+        def work(connection: Connection) -> list[rows.Row]:
+            return list(islice(rows.selected(connection, selection, "DESC"), limit))
 
-        return self._whole(self._reading(selection, work))
+        return self._undamaged.completions(map(rows.decoded, self._reading(selection, work)))
 
     def records(self, selection: Selection, after_id: int, limit: int) -> Completions:
         """At most `limit` selected completions above an id with their vectors, in increasing order; no damaged ones."""
@@ -231,8 +225,7 @@ class PostgresStore:
 
     def verify(self) -> VerifyReport:
         """Check every record and vector against its checksum."""
-        records, findings = self._server.of_every_tenant(rows.check, patient=True)
-        return VerifyReport(self._server.name, records, findings)
+        return VerifyReport.of(self._server.name, self._server.of_every_tenant(rows.check, patient=True))
 
     def compact(self) -> tuple[int, int]:
         """Free the space of removed records in the table; returns its bytes on disk before and after."""
@@ -266,16 +259,13 @@ class PostgresStore:
             return shares, removal.one(connection, size)[0], rows.recorded_embedder(connection)
 
         shares, num_bytes, embedder = self._server.of_every_tenant(work, patient=True)
-        return CacheStats(
+        return CacheStats.of(
+            shares,
             path=self._server.name,
             read_only=self._read_only,
-            records=sum(share.records for share in shares),
-            tokens=sum(share.tokens for share in shares),
-            bytes=sum(share.bytes for share in shares),
             max_bytes=self._bounds.max_bytes,
             file_bytes=num_bytes,
             embedder=embedder,
-            tenants=tuple(shares),
         )
 
     def close(self) -> None:
@@ -309,17 +299,6 @@ class PostgresStore:
         """Enforce the bounds in a separate transaction: two insertions that wait for each other would fail."""
         if self._server.of_every_tenant(lambda connection: removal.exceeds(connection, self._bounds)):
             self._server.of_every_tenant(lambda connection: removal.evict(connection, self._bounds))
-
-    def _whole(self, read: Numbered) -> Completions:
-        self._report_damaged(row_id for row_id, completion in read if completion is None)
-        return [completion for _, completion in read if completion is not None]
-
-    def _report_damaged(self, ids: Iterable[int]) -> None:
-        for row_id in set(ids) - self._damaged:
-            self._damaged.add(row_id)
-            logger.warning(
-                "completion %d in %s is damaged and left out; forget it by its id", row_id, self._server.name
-            )
 
 
 def open_store(

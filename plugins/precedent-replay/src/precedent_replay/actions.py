@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from precedent.cache import Embedder
-from precedent.errors import ConfigError
 from precedent.text.traces import Trajectory, read_trajectories
-from precedent_replay.pool import POOLS, embedded
+from precedent_replay.pool import embedded
+from precedent_replay.settings import POOLS, known
 from precedent_run_ahead.actions.calls import Call, canonical
 from precedent_run_ahead.actions.decisions import Decision, Schemas, decided, query_of
 from precedent_run_ahead.actions.live import Live, Message, calls_of
@@ -43,8 +43,7 @@ class ActionSettings:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        if self.pool not in POOLS:
-            raise ConfigError(f"there is no pool {self.pool!r}; choose from {', '.join(POOLS)}")
+        known("pool", [self.pool], POOLS)
 
     def reads(self, name: str) -> bool:
         """Whether a tool may run ahead."""

@@ -16,7 +16,6 @@ from precedent.drafters.matching.context_order import MAX_MATCH, START, bounds, 
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 from precedent.runtime.compiled import Int32s, compiled
 from precedent.tree import ROOT, CandidateTree, TreeBuilder, chain
-from precedent_replay.contenders import Contender
 from precedent_replay.pool import Pool
 from precedent_replay.turns import Turn
 
@@ -27,6 +26,25 @@ MIN_PROBABILITY = 0.1
 """SuffixDecoding drops nodes below this probability."""
 
 LIVE, POOLED = "prompt", "suffix"
+
+
+class Contender:
+    """Proposes a tree of fixed candidates before every step of a turn."""
+
+    name: str
+
+    def begin(self, turn: Turn) -> None:
+        """Begin a turn; its answer must not be looked at."""
+
+    def propose(self) -> CandidateTree:
+        """Propose candidates for the next step."""
+        raise NotImplementedError
+
+    def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Take note of the tree's accepted path, and of the tokens committed (path and target's own)."""
+
+    def end(self) -> None:
+        """End the turn."""
 
 
 class PromptLookup(Contender):
@@ -105,7 +123,10 @@ class SuffixDecoding(_Indexed):
         recent = np.array(self._text[: -LONGEST_MATCH - 1 : -1], dtype=np.int32)
         best, best_score = CandidateTree(), 0.0
         for name, index, ended in ((LIVE, self._live, 1), (POOLED, self._pool.index, 0)):
-            tokens, parents, score = suffix_tree(index, recent, self._alpha, self._budget, ended)
+            text, order, tail = index.runs
+            tokens, parents, score = best_suffix_tree(
+                text.tokens, order, tail, recent, self._alpha, self._budget, ended
+            )
             if score > best_score:
                 builder = TreeBuilder()
                 builder.add_fixed_tree(tokens.tolist(), parents.tolist(), [(name,)] * len(tokens))
@@ -133,35 +154,18 @@ class SuffixTree(_Indexed):
         return builder.build()
 
 
-def places(index: TokenIndex, recent: Int32s) -> Int32s:
-    """All positions at which `recent` (newest first) ends."""
-    text, order, tail = index.runs
-    return matching(text.tokens, order, tail, recent)
-
-
-def suffix_tree(
-    index: TokenIndex, recent: Int32s, alpha: float, most: int, ended: int = 0
-) -> tuple[Int32s, Int32s, float]:
-    """SuffixDecoding's tree of one text: tokens, parents, and the sum of the nodes' probabilities.
-
-    `ended` occurrences of the context have no next token and are counted too: the live text's own end is one.
-    """
-    text, order, tail = index.runs
-    return best_suffix_tree(text.tokens, order, tail, recent, alpha, most, ended)
-
-
 def commonest_chains(index: TokenIndex, recent: Int32s, branches: int, length: int) -> list[list[int]]:
     """For each of the commonest next tokens at the longest match, its commonest continuation."""
-    text = index.text.tokens
+    text, order, tail = index.runs
     for size in range(recent.size, 0, -1):
-        found = places(index, recent[:size])
+        found = matching(text.tokens, order, tail, recent[:size])
         if found.size:
             break
     else:
         return []
-    firsts, counts = np.unique(text[found + 1], return_counts=True)
+    firsts, counts = np.unique(text.tokens[found + 1], return_counts=True)
     chosen = firsts[np.argsort(-counts, kind="stable")[:branches]]
-    return [commonest_path(text, found[text[found + 1] == first], length).tolist() for first in chosen]
+    return [commonest_path(text.tokens, found[text.tokens[found + 1] == one], length).tolist() for one in chosen]
 
 
 @compiled
@@ -208,7 +212,11 @@ def agreeing(tokens: Int32s, found: Int32s, recent: Int32s) -> Int32s:
 def best_suffix_tree(
     tokens: Int32s, order: Int32s, tail: Int32s, recent: Int32s, alpha: float, most: int, ended: int = 0
 ) -> tuple[Int32s, Int32s, float]:
-    """The best tree over all match lengths, longest first; a length that cannot reach the best score is skipped."""
+    """SuffixDecoding's tree of one text: tokens, parents, and the sum of the nodes' probabilities.
+
+    `ended` occurrences of the context have no next token and are counted too: the live text's own end is one. Lengths
+    are tried longest first; one that cannot reach the best score is skipped.
+    """
     best_tokens, best_parents, best_score = np.empty(0, np.int32), np.empty(0, np.int32), 0.0
     for length in range(recent.size, 0, -1):
         size = min(most, int(alpha * length))

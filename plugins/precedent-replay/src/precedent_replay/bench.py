@@ -75,17 +75,16 @@ def bench(
         raise ConfigError(
             f"--concurrency {concurrency} is impossible: it needs 2 or more, and at least as many --prompts ({prompts})"
         )
+    from precedent.engine.options import EngineOptions
     from precedent_replay import bench_lineup, bench_prompts, bench_report
 
     progress: Progress = ctx.obj
     progress.show(f"loading {target}")
-    where: dict[str, Any] = {
-        "draft_device": draft_device,
-        "loop": loop,
-        "cuda_graphs": cuda_graphs,
-        "chat_template": chat_template,
-    }
-    with closing(bench_lineup.Lineup(target, draft_model, device, dtype, max_tokens, **where)) as lineup:
+    given = EngineOptions(
+        draft_model=draft_model, device=device, draft_device=draft_device, dtype=dtype, chat_template=chat_template,
+        cuda_graphs=cuda_graphs, loop=loop,
+    )  # fmt: skip
+    with closing(bench_lineup.Lineup(target, given, max_tokens)) as lineup:
         if traces is not None:
             sizes = (prompts, warm, max_prompt_tokens)
             asked = bench_prompts.trace_prompts(traces, lineup.tokenizer, *sizes, truncate=truncate)

@@ -184,38 +184,31 @@ class Lineup:
     An engine or cache that a process leaves open may abort it while the interpreter ends.
     """
 
-    def __init__(
-        self,
-        target: str,
-        draft_model: str | None,
-        device: str | None,
-        dtype: str | None,
-        max_tokens: int,
-        *,
-        draft_device: str | None = None,
-        loop: str | None = None,
-        cuda_graphs: bool = False,
-        chat_template: str | None = None,
-    ) -> None:
-        self._target, self._where = target, {"device": device, "dtype": dtype}
-        self._draft_name, self._max_tokens = draft_model, max_tokens
+    def __init__(self, target: str, options: EngineOptions, max_tokens: int) -> None:
+        self._target, self._options, self._max_tokens, self._held = target, options, max_tokens, ExitStack()
         self.model: PreTrainedModel
         self.tokenizer: PreTrainedTokenizerBase
-        self.model, self.tokenizer = load_target(target, device=device, dtype=dtype, chat_template=chat_template)
-        self._loop, self._draft, self._held = loop, None, ExitStack()
-        if draft_model:
-            self._draft = load_draft(draft_model, self.model, self.tokenizer, device=draft_device)
+        self.model, self.tokenizer = self._loaded()
+        self._draft = None
+        if options.draft_model is not None:
+            where = options.draft_device
+            self._draft = load_draft(options.draft_model, self.model, self.tokenizer, device=where)
         # all engines share it: with CUDA graphs, each separate one would take half of the remaining memory
-        self._target_model = TargetModel(self.model, cuda_graphs=cuda_graphs)
+        self._target_model = TargetModel(self.model, cuda_graphs=options.cuda_graphs)
         self._embedder = resolve(None)
         self._cost: CostCurve | None = None
         self.cache = self._new_cache()
+
+    def _loaded(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        given = self._options
+        return load_target(self._target, device=given.device, dtype=given.dtype, chat_template=given.chat_template)
 
     def ours(self, cache: SpeculationCache | None = None, **settings: Any) -> OurContestant:
         """A contestant with its own engine. The first engine measures the cost curve; the others start from a copy."""
         cost = None if self._cost is None else copy.deepcopy(self._cost)
         speculation = SpeculationConfig(**{"write_back": False, **settings})
-        options = EngineOptions(draft_model=self._draft, cache=cache, speculation=speculation, loop=self._loop)
+        loop = self._options.loop
+        options = EngineOptions(draft_model=self._draft, cache=cache, speculation=speculation, loop=loop)
         engine = Engine(self._target_model, self.tokenizer, options, name=self._target, cost=cost)
         self._held.callback(engine.close)
         if self._cost is None:
@@ -246,20 +239,17 @@ class Lineup:
         return self.ours(self.cache if mode == "ours" else self._new_cache())
 
     def _transformers(self, modes: Sequence[str]) -> dict[str, Contestant]:
-        wanted = [mode for mode in modes if mode not in OURS]
+        wanted, named = [mode for mode in modes if mode not in OURS], self._options.draft_model
         if not wanted:
             return {}
-        where = self._where
-        # our engines pack the linear layers of their model, so transformers gets its own copy
-        untouched, _ = load_target(self._target, device=where["device"], dtype=where["dtype"])
+        untouched, _ = self._loaded()  # our engines pack the linear layers of their model
         settings: dict[str, dict[str, Any]] = {"generate": {}, "prompt-lookup": PROMPT_LOOKUP}
-        if self._draft_name and "assisted" in wanted:
+        if named and "assisted" in wanted:
             if kind_of(self._draft) is not None:
                 raise ConfigError(
-                    f"mode 'assisted' is transformers', which cannot use {self._draft_name}: name the other modes with "
-                    "--modes"
+                    f"mode 'assisted' is transformers', which cannot use {named}: name the other modes with --modes"
                 )
-            settings["assisted"] = {"assistant_model": load_draft(self._draft_name, untouched, self.tokenizer)}
+            settings["assisted"] = {"assistant_model": load_draft(named, untouched, self.tokenizer)}
         return {mode: TransformersContestant(untouched, self._max_tokens, **settings[mode]) for mode in wanted}
 
     def _new_cache(self) -> SpeculationCache:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precedent.errors import PromptError
 from precedent.text.prompt import render_prompt
-from precedent.text.traces import records
+from precedent.text.traces import read_trajectories
 from precedent_replay.turns import message_text
 
 if TYPE_CHECKING:
@@ -53,13 +54,12 @@ class TracePrompt:
 
 def read_prompts(path: Path) -> list[TracePrompt]:
     """The prompts of all assistant turns in the first trajectories, as plain text that any chat template accepts."""
-    prompts = []
-    for trajectory, record in zip(range(MOST_TRAJECTORIES), records(path), strict=False):
-        messages = [_plain(message) for message in record["messages"]]
-        for turn, message in enumerate(messages):
-            if message["role"] == "assistant" and turn > 0:
-                prompts.append(TracePrompt(str(record.get("task_id", trajectory)), trajectory, tuple(messages[:turn])))
-    return prompts
+    return [
+        TracePrompt(run.task, run.number, tuple(map(_plain, run.messages[:turn])))
+        for run in islice(read_trajectories([path]), MOST_TRAJECTORIES)
+        for turn, message in enumerate(run.messages)
+        if message["role"] == "assistant" and turn > 0
+    ]
 
 
 def _plain(message: dict[str, Any]) -> dict[str, Any]:
@@ -68,12 +68,12 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
     return {"role": role, "content": text[:LONGEST_SYSTEM_TEXT] if role == "system" else text}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PromptSet:
     """Token ids of the measured and the warming prompts, and how many were left out or truncated for their length."""
 
-    measured: list[list[int]] = field(default_factory=list)
-    warming: list[list[int]] = field(default_factory=list)
+    measured: list[list[int]]
+    warming: list[list[int]]
     source: str = "order desk"
     left_out: int = 0
     truncated: int = 0
@@ -101,10 +101,8 @@ def trace_prompts(
     system turn instead. Raises PromptError if no prompt is short enough.
     """
     fitting = _Fitting(tokenizer, longest, truncate)
-    chosen, warm = _recorded(traces, fitting, measured, warming, same_task=True)
-    return PromptSet(
-        [ids for _, ids in chosen], [ids for _, ids in warm], traces.name, fitting.left_out, fitting.truncated
-    )
+    chosen, warm = ([ids for _, ids in found] for found in _recorded(traces, fitting, measured, warming, True))
+    return PromptSet(chosen, warm, traces.name, fitting.left_out, fitting.truncated)
 
 
 def recorded_turns(
@@ -112,13 +110,14 @@ def recorded_turns(
 ) -> tuple[list[TracePrompt], list[TracePrompt]]:
     """The same prompts as messages, none truncated; without `same_task` other tasks' prompts warm the cache."""
     fitting = _Fitting(tokenizer, longest, truncate=False)
-    chosen, warm = _recorded(traces, fitting, measured, warming, same_task=same_task)
+    chosen, warm = _recorded(traces, fitting, measured, warming, same_task)
     return [prompt for prompt, _ in chosen], [prompt for prompt, _ in warm]
 
 
-def _recorded(
-    traces: Path, fitting: _Fitting, measured: int, warming: int, *, same_task: bool
-) -> tuple[list[tuple[TracePrompt, list[int]]], list[tuple[TracePrompt, list[int]]]]:
+Fitted = list[tuple[TracePrompt, list[int]]]
+
+
+def _recorded(traces: Path, fitting: _Fitting, measured: int, warming: int, same_task: bool) -> tuple[Fitted, Fitted]:
     prompts = read_prompts(traces)
     last = {prompt.task: prompt.trajectory for prompt in prompts}
     chosen = fitting.first(_spread([p for p in prompts if p.trajectory == last[p.task]], measured), measured)
@@ -138,38 +137,28 @@ class _Fitting:
         self._tokenizer, self.longest, self._truncate = tokenizer, longest, truncate
         self.left_out, self.truncated = 0, 0
 
-    def first(self, prompts: Iterable[TracePrompt], count: int) -> list[tuple[TracePrompt, list[int]]]:
+    def first(self, prompts: Iterable[TracePrompt], count: int) -> Fitted:
         """The first `count` prompts that fit, with their token ids."""
-        found: list[tuple[TracePrompt, list[int]]] = []
-        for prompt in prompts:
-            if len(found) == count:
-                break
-            ids = self._ids(list(prompt.messages))
-            if ids is not None:
-                found.append((prompt, ids))
-        return found
+        fitted = ((prompt, ids) for prompt in prompts if (ids := self._ids(prompt.messages)) is not None)
+        return list(islice(fitted, count))
 
-    def _ids(self, messages: list[dict[str, Any]]) -> list[int] | None:
-        ids = render_prompt(self._tokenizer, messages, None)
-        if len(ids) <= self.longest:
-            return ids
-        shorter = self._shortened(messages) if self._truncate else None
-        if shorter is None:
-            self.left_out += 1
-        else:
-            self.truncated += 1
-        return shorter
-
-    def _shortened(self, messages: Sequence[dict[str, Any]]) -> list[int] | None:
+    def _ids(self, messages: Sequence[dict[str, Any]]) -> list[int] | None:
         """Drop as few of the oldest messages as possible; keep the system turn and the last message."""
         head = [message for message in messages[:1] if message["role"] == "system"]
         rest = list(messages[len(head) :])
 
-        def fits(dropped: int) -> bool:
-            return len(render_prompt(self._tokenizer, [*head, *rest[dropped:]], None)) <= self.longest
+        def without(dropped: int) -> list[int]:
+            return render_prompt(self._tokenizer, [*head, *rest[dropped:]], None)
 
-        dropped = bisect_left(range(len(rest)), True, key=fits)
-        return render_prompt(self._tokenizer, [*head, *rest[dropped:]], None) if dropped < len(rest) else None
+        dropped, ids = 0, without(0)
+        if len(ids) > self.longest:
+            fits = range(len(rest)) if self._truncate else range(0)
+            dropped = bisect_left(fits, True, key=lambda number: len(without(number)) <= self.longest)
+            if dropped == len(fits):
+                self.left_out += 1
+                return None
+            self.truncated += 1
+        return without(dropped) if dropped else ids
 
 
 def _spread(prompts: Sequence[TracePrompt], count: int) -> Iterator[TracePrompt]:
@@ -201,16 +190,6 @@ def topic_prompts(tokenizer: PreTrainedTokenizerBase, measured: int, warming: in
 
 def order_desk_prompts(tokenizer: PreTrainedTokenizerBase, measured: int, warming: int) -> PromptSet:
     """First turns of the demo's requests: set A warms the cache, set B is measured."""
-    system, tools, texts = _order_desk()
-
-    def ids(messages: Sequence[str]) -> list[int]:
-        return render_prompt(tokenizer, [system, *({"role": "user", "content": text} for text in messages)], tools)
-
-    return PromptSet([ids(one) for one in texts("B")][:measured], [ids(one) for one in texts("A")][:warming])
-
-
-def _order_desk() -> tuple[dict[str, Any], list[Any], Any]:
-    """The system message, the tool schemas, and a function from a set's name to the first messages of its requests."""
     try:
         from precedent_demo import SYSTEM_PROMPT, make_database, make_requests, make_tools
     except ImportError:
@@ -219,9 +198,13 @@ def _order_desk() -> tuple[dict[str, Any], list[Any], Any]:
         ) from None
     from langchain_core.utils.function_calling import convert_to_openai_tool
 
-    tools = [convert_to_openai_tool(tool) for tool in make_tools(make_database(seed=0))]
-
-    def texts(name: str) -> list[tuple[str, ...]]:
-        return [(request.opening,) for request in make_requests(name, full=False, seed=0)]
-
-    return {"role": "system", "content": SYSTEM_PROMPT}, tools, texts
+    system, tools = {"role": "system", "content": SYSTEM_PROMPT}, make_tools(make_database(seed=0))
+    schemas = [convert_to_openai_tool(tool) for tool in tools]
+    warm, asked = (
+        [
+            render_prompt(tokenizer, [system, {"role": "user", "content": request.opening}], schemas)
+            for request in make_requests(name, full=False, seed=0)
+        ]
+        for name in ("A", "B")
+    )
+    return PromptSet(asked[:measured], warm[:warming])

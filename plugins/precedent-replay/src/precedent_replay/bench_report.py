@@ -11,7 +11,6 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from precedent.cli.speedup import Sample, speedup
 from precedent.decoding.stats import Percentiles
 from precedent.runtime.machine_load import processor
 
@@ -37,15 +36,18 @@ def summary(name: str, timings: Mapping[str, Sequence[Timing]]) -> dict[str, Any
         "milliseconds_per_step": round(seconds / steps * 1e3, 2) if steps else 0.0,
         "milliseconds_outside_forward_per_step": _outside(mine, steps),
         "request_seconds": round(sum(timing.total_seconds for timing in mine), 3),
-        "request_speedup_vs_plain": round(speedup(_requests(mine), _requests(timings["plain"])).ratio, 3),
+        "request_speedup_vs_plain": _request_speedup(mine, timings["plain"]),
         **_latency(mine),
         "identical_outputs": [same, len(mine)],
     }
 
 
-def _requests(timings: Sequence[Timing]) -> list[Sample]:
-    """Each request's tokens, and the seconds from its submission to its last token."""
-    return [Sample(len(timing.token_ids), timing.total_seconds) for timing in timings]
+def _request_speedup(mine: Sequence[Timing], base: Sequence[Timing]) -> float:
+    """The ratio of rates over all requests, each timed from its submission to its last token."""
+    tokens = [sum(len(timing.token_ids) for timing in side) for side in (mine, base)]
+    seconds = [sum(timing.total_seconds for timing in side) for side in (mine, base)]
+    known = min(*tokens, *seconds) > 0
+    return round(tokens[0] / seconds[0] / (tokens[1] / seconds[1]), 3) if known else 0.0
 
 
 def _speedup(mine: Sequence[Timing], base: Sequence[Timing]) -> float:

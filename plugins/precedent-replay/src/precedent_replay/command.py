@@ -128,10 +128,9 @@ def replay(
         return
     progress.show("loading the tokenizer")
     from precedent.target.load.loading import load_tokenizer
-    from precedent_replay.ablation import IDEAS
     from precedent_replay.page import ShownTurns, replay_page
     from precedent_replay.run import replay as run_replay
-    from precedent_replay.settings import MEASURED, Settings
+    from precedent_replay.settings import IDEAS, MEASURED, Settings
     from precedent_replay.table import show, show_calibration
 
     names = _listed("--drafters", drafters)
@@ -174,11 +173,11 @@ def _steps(
             raise ConfigError("--device and --dtype need a target: give --target as well")
         return None
     from precedent.target.load.loading import load_target
-    from precedent_replay.measured_steps import measured_steps
+    from precedent_replay.settings import MeasuredSteps
 
     progress.show(f"loading {target}")
     model, _ = load_target(target, device=device, dtype=dtype)
-    return measured_steps(model, target, most_nodes, partial(progress.show, f"measuring steps of {target}"))
+    return MeasuredSteps.of(model, target, most_nodes, partial(progress.show, f"measuring steps of {target}"))
 
 
 def _listed(option: str, names: str) -> tuple[str, ...]:

@@ -1,18 +1,28 @@
-"""The contenders of a replay: their common interface, and Precedent's own drafters with its planner."""
+"""Who takes part in a replay: baselines, Precedent's drafters alone and together, and these with one idea left out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from precedent.config import SamplingParams
-from precedent.drafters.base import Drafter, DraftSession
-from precedent.drafters.request import Request
+from precedent.drafters import Candidates, Drafter, DrafterParts, DraftSession, Request, load_drafters
+from precedent.drafters.base import DrawSource
+from precedent.drafters.matching.alignment import Trail
+from precedent.drafters.recall.drafter import RecallDrafter, RecallSession
 from precedent.planning.calibration import Trust
+from precedent.planning.choose import Choice
+from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Limits, Plan, Planner
-from precedent.runtime.compiled import Floats
+from precedent.runtime.background import AtOnce
+from precedent.runtime.compiled import Floats, Int32s
 from precedent.tree import ROOT, CandidateTree
+from precedent_replay.baselines import Contender, PromptLookup, SuffixDecoding, SuffixTree
+from precedent_replay.pool import Pool
+from precedent_replay.settings import FURTHER_BASELINES, Settings
 from precedent_replay.turns import Turn
 
 
@@ -46,33 +56,12 @@ class Reliability:
         return {"brier_score": round(self._squares / total, 5) if total else 0.0, "bins": bins}
 
 
-class Contender:
-    """Proposes a tree of fixed candidates before every step of a turn."""
-
-    name: str
-
-    def begin(self, turn: Turn) -> None:
-        """Begin a turn; its answer must not be looked at."""
-
-    def propose(self) -> CandidateTree:
-        """Propose candidates for the next step."""
-        raise NotImplementedError
-
-    def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Take note of the tree's accepted path, and of the tokens committed (path and target's own)."""
-
-    def end(self) -> None:
-        """End the turn."""
-
-
 class Drafted(Contender):
     """Precedent's drafters and planner."""
 
     def __init__(self, name: str, drafters: Sequence[Drafter], planner: Planner, budget: int, end_id: int) -> None:
-        self.name = name
-        self._drafters, self.planner, self._budget = drafters, planner, budget
-        self._end_ids = frozenset({end_id})
-        self.reliability = Reliability()
+        self.name, self.planner, self.reliability = name, planner, Reliability()
+        self._drafters, self._budget, self._end_ids = drafters, budget, frozenset({end_id})
         self._steps: list[tuple[Floats, CandidateTree, Sequence[int]]] = []
         self._sessions: list[DraftSession] = []
         self._plan, self._tree, self._trust = Plan(), CandidateTree(), Trust()
@@ -90,7 +79,7 @@ class Drafted(Contender):
             turn.prompt_ids,
             SamplingParams(),
             query=turn.query,
-            tools=turn.tools_fingerprint,
+            tools=turn.tools,
             end_token_ids=self._end_ids,
         )
         self._sessions = [drafter.begin(request) for drafter in self._drafters]
@@ -111,16 +100,177 @@ class Drafted(Contender):
             session.committed(token_ids)
 
     def end(self) -> None:
-        """End all drafters and compare estimates with outcomes; that waits until now because steps are timed."""
+        """End all drafters, and compare the estimates of all children of accepted nodes with their outcomes.
+
+        That waits until now because steps are timed.
+        """
         for session in self._sessions:
             session.end()
         for estimates, tree, path in self._steps:
-            self._compare(estimates, tree, path)
+            right = {ROOT, *path}
+            tried = [node for node, parent in enumerate(tree.parents) if parent in right]
+            outcome = np.array([node in right for node in tried], dtype=np.float64)
+            self.reliability.observe(estimates[tried], outcome)
         self._steps.clear()
 
-    def _compare(self, estimates: Floats, tree: CandidateTree, path: Sequence[int]) -> None:
-        """Compare the estimates of all children of accepted nodes with their outcomes."""
-        right = {ROOT, *path}
-        tried = [node for node, parent in enumerate(tree.parents) if parent in right]
-        outcome = np.array([node in right for node in tried], dtype=np.float64)
-        self.reliability.observe(estimates[tried], outcome)
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One contender: its budget in nodes, the cost curve it plans for, and the idea it leaves out.
+
+    `whole` marks all drafters together with nothing left out.
+    """
+
+    contender: Contender
+    budget: int | None = None
+    curve: str = ""
+    without: str = ""
+    whole: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name under which the results are reported."""
+        return self.contender.name
+
+    @property
+    def baseline(self) -> bool:
+        """Whether the contender is a baseline."""
+        return not isinstance(self.contender, Drafted)
+
+
+def lineup(pool: Pool, settings: Settings, end_id: int) -> list[Entry]:
+    """All entries, baselines first. Raises ConfigError for an unknown drafter."""
+    ours, entries = _Ours(pool, settings, end_id), [Entry(PromptLookup())]
+    for budget in settings.budgets:
+        found: list[Contender] = [SuffixDecoding(pool, alpha, budget) for alpha in settings.alphas]
+        if "suffix-tree" in (FURTHER_BASELINES if settings.baselines is None else settings.baselines):
+            found.append(SuffixTree(pool, budget))
+        for each in found:
+            each.name = ours.label(each.name, budget)
+        entries += [Entry(each, budget) for each in found]
+    for budget in settings.budgets:
+        alone = settings.drafters if len(settings.drafters) > 1 else ()
+        entries += [one for name in alone for one in ours.entries(budget, names=(name,))]
+        entries += [one for curve in settings.curves for one in ours.entries(budget, curve=curve)]
+    for budget in settings.budgets:
+        entries += [one for idea in settings.ablate for one in ours.entries(budget, without=idea)]
+    return entries
+
+
+class _Ours:
+    """Makes contenders of our drafters on one pool, which share drafters, so that each index is built only once."""
+
+    def __init__(self, pool: Pool, settings: Settings, end_id: int) -> None:
+        self._pool, self._settings, self._end_id = pool, settings, end_id
+        self._drafters: dict[tuple[str, str], Drafter | None] = {}
+
+    def entries(
+        self, budget: int, *, names: Sequence[str] | None = None, curve: str = "", without: str = ""
+    ) -> list[Entry]:
+        """One contender, or none if no drafter is left."""
+        curve, whole = curve or self._settings.curves[0], names is None and not without
+        found = [self._drafter(name, without) for name in names or self._settings.drafters if name != without]
+        drafters = [drafter for drafter in found if drafter is not None]
+        if not drafters:
+            return []
+        planner = _PLANNERS.get(without, Planner)(CostCurve.through(self._settings.times(curve)))
+        name = f"without {without}" if without else "+".join(drafter.name for drafter in drafters)
+        drafted = Drafted(self.label(name, budget, curve), drafters, planner, budget, self._end_id)
+        return [Entry(drafted, budget, curve, without, whole)]
+
+    def label(self, name: str, budget: int, curve: str = "") -> str:
+        """The name, with budget and curve if they distinguish it from others in the replay."""
+        at = f" @{budget}" if len(self._settings.budgets) > 1 else ""
+        return f"{name}{at} ({curve})" if curve not in ("", self._settings.curves[0]) else f"{name}{at}"
+
+    def _drafter(self, name: str, without: str) -> Drafter | None:
+        key = name, without if name == "recall" and without in _RECALLS else ""
+        if key not in self._drafters:
+            parts = DrafterParts(tokenizer_fingerprint="", executor=AtOnce(), cache=self._pool, draft_model=None)  # type: ignore[arg-type]  # has what recall needs
+            made = _RECALLS.get(key[1])
+            self._drafters[key] = made(self._pool) if made else next(iter(load_drafters([name], parts)), None)
+        return self._drafters[key]
+
+
+class _View:
+    """A pool with another answer to one of its questions."""
+
+    def __init__(self, pool: Pool, **answers: Any) -> None:
+        self._pool = pool
+        vars(self).update(answers)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+
+def _recall(pool: Any, kind: type[RecallDrafter] = RecallDrafter) -> RecallDrafter:
+    return kind(pool, "", AtOnce())
+
+
+class _Late(RecallDrafter):
+    """Recall that proposes nothing before the answer's first token."""
+
+    def begin(self, request: Request) -> Any:
+        return _LateSession(super().begin(request))
+
+
+class _LateSession:
+    def __init__(self, session: RecallSession) -> None:
+        self._session, self._begun = session, False
+
+    def match(self, budget: int) -> Candidates:
+        return self._session.match(budget) if self._begun else Candidates(RecallDrafter.name)
+
+    def committed(self, token_ids: Sequence[int]) -> None:
+        self._begun = True
+        self._session.committed(token_ids)
+
+    def end(self) -> None:
+        self._session.end()
+
+
+class _NoTrail(Trail):
+    """Follows nothing: every step starts from the current suffix matches alone."""
+
+    def advance(self, text: object, aligned: object, committed: Sequence[int]) -> None:
+        """Remember nothing."""
+
+
+class _Unaligned(RecallDrafter):
+    """Recall with suffix matches alone."""
+
+    def begin(self, request: Request) -> RecallSession:
+        session = super().begin(request)
+        session.trail = _NoTrail()
+        return session
+
+
+_RECALLS: dict[str, Any] = {
+    "similarity": lambda pool: _recall(_View(pool, recall=lambda *_, **__: [])),
+    "kinship": lambda pool: _recall(_View(pool, among=lambda *_, **__: [])),
+    "exact": lambda pool: _recall(
+        _View(pool, since=lambda *part: [replace(one, prompt_fingerprint="") for one in pool.since(*part)])
+    ),
+    "anchors": lambda pool: _recall(pool, _Late),
+    "holes": lambda pool: _recall(pool, _Unaligned),
+}
+"""Makes recall without an idea."""
+
+
+class _FixedPlanner(Planner):
+    """Plans with the drafters' own estimates."""
+
+    def calibrate(self, choice: Choice, parents: Int32s, verdict: Floats) -> None:
+        """Learn nothing."""
+
+
+class _BelievingPlanner(Planner):
+    """Plans without the trust learned in the current request."""
+
+    def plan(self, candidates: Sequence[Candidates], draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
+        """As `Planner.plan`, with the trust of a new request."""
+        return super().plan(candidates, draw_sources, replace(limits, trust=Trust()))
+
+
+_PLANNERS: dict[str, type[Planner]] = {"calibration": _FixedPlanner, "trust": _BelievingPlanner}
+"""The planner without an idea, if it is not `Planner`."""

@@ -12,12 +12,11 @@ from precedent.pages.colours import Palette
 from precedent.pages.render import page, pieces
 from precedent.pages.tree_picture import SeenTree, tree_svg
 from precedent.tree import CandidateTree
+from precedent_replay.baselines import Contender
 from precedent_replay.contenders import Drafted
-from precedent_replay.lineup import Entry
-from precedent_replay.run import Observer
-from precedent_replay.simulate import Watch
+from precedent_replay.results import Watch
+from precedent_replay.table import verdict
 from precedent_replay.turns import Turn
-from precedent_replay.verdict import verdict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,17 +27,16 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-class ShownTurns(Observer):
-    """Keeps some turns with the sources of their tokens, and the most interesting tree."""
+class ShownTurns:
+    """Keeps at most `most` turns with the sources of their tokens, and the most interesting tree."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self.turns: list[tuple[Turn, Sequence[str]]] = []
         self.tree: SeenTree | None = None
 
-    def watch(self, turn: Turn, entry: Entry) -> Watch | None:
-        """Watch every tree and keep the most interesting one."""
-        contender = entry.contender
+    def watch(self, contender: Contender) -> Watch | None:
+        """A callback for every step of a turn that keeps the most interesting tree; None if nothing is kept."""
         if not isinstance(contender, Drafted) or not self._most:
             return None
 
@@ -49,8 +47,8 @@ class ShownTurns(Observer):
 
         return look
 
-    def turn(self, turn: Turn, sources: Sequence[str]) -> None:
-        """Keep the turn if there is room."""
+    def add(self, turn: Turn, sources: Sequence[str]) -> None:
+        """Keep a turn, with the source of each token, if there is room."""
         if len(self.turns) < self._most:
             self.turns.append((turn, sources))
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent.cache import Completion, Embedder, Hit, prompt_fingerprint
+from precedent.cache import Completion, Embedder, Hit
 from precedent.drafters.matching.token_index import TokenIndex
-from precedent_replay.turns import Turn
 
 Vectors = Mapping[str, NDArray[np.float32]]
 
@@ -30,27 +29,6 @@ def embedded(queries: Iterable[str], embedder: Embedder, progress: Callable[[str
     return vectors
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a pool keeps of a turn: its answer, its recall query, and the fingerprint of its prompt."""
-
-    trajectory: int
-    group: str
-    token_ids: tuple[int, ...]
-    query: str
-    fingerprint: str
-    tools: str = ""
-
-    @classmethod
-    def of(cls, turn: Turn) -> Answer:
-        """Keep a turn's answer without its prompt: the prompts of a whole log would not fit in memory."""
-        prompt = prompt_fingerprint(turn.prompt_ids)
-        return cls(turn.trajectory, turn.group, turn.token_ids, turn.query, prompt, turn.tools_fingerprint)
-
-
-POOLS = ("online", "same-task", "other-tasks", "none")
-
-
 class Pool:
     """A speculation cache in memory whose completions can be hidden and shown again.
 
@@ -58,56 +36,54 @@ class Pool:
     visible completions, for baselines.
     """
 
-    def __init__(self, vectors: Vectors | None) -> None:
-        self.vectors = vectors
+    def __init__(self, vectors: Vectors | None = None) -> None:
+        self.vectors, self.index = vectors, TokenIndex()
         self._completions: list[Completion] = []
         self._matrix = np.empty((0, 0), dtype=np.float32)
-        self._next_id = 1
-        self._epoch = 0
+        self._next_id, self._epoch = 1, 0
         self._asked: tuple[str, int, int, int] | None = None  # all contenders make the same query before a turn
         self._found: list[Hit] = []
         self._texts: Counter[int] = Counter()
         self._credit: dict[int, tuple[int, int]] = {}
-        self.index = TokenIndex()
 
     def holds(self, token_ids: tuple[int, ...]) -> bool:
         """Whether a visible completion has exactly these tokens."""
         return self._texts[hash(token_ids)] > 0
 
-    def __len__(self) -> int:
-        return len(self._completions)
-
-    def add(self, answer: Answer) -> int:
-        """Make an answer visible; returns its id."""
+    def add(self, completion: Completion) -> int:
+        """Make a completion visible; returns its new id."""
         number, self._next_id = self._next_id, self._next_id + 1
-        self._completions.append(
-            Completion(answer.token_ids, "", "", prompt_fingerprint=answer.fingerprint, tools=answer.tools, id=number)
-        )
-        self._texts[hash(answer.token_ids)] += 1
-        self._add_vector(answer.query)
-        self.index.append(number, answer.token_ids)
+        self._completions.append(replace(completion, id=number))
+        self._texts[hash(completion.token_ids)] += 1
+        if self.vectors is not None:
+            self._add_vector(self.vectors[completion.query])
+        self.index.append(number, completion.token_ids)
         return number
 
-    def hide(self, ids: Sequence[int]) -> None:
-        """Hide completions; add one again to show it again."""
+    def _add_vector(self, vector: NDArray[np.float32]) -> None:
+        place = len(self._completions) - 1
+        if place >= len(self._matrix):
+            grown = np.zeros((max(1024, 2 * len(self._matrix)), vector.size), dtype=np.float32)
+            grown[:place] = self._matrix[:place] if place else 0.0
+            self._matrix = grown
+        self._matrix[place] = vector
+
+    def hide(self, ids: Iterable[int]) -> list[Completion]:
+        """Hide completions and return them; add one again to show it again."""
         gone = set(ids)
-        self._texts.subtract(hash(each.token_ids) for each in self._completions if each.id in gone)
+        if not gone:
+            return []
+        hidden = [completion for completion in self._completions if completion.id in gone]
         kept = [place for place, completion in enumerate(self._completions) if completion.id not in gone]
+        self._texts.subtract(hash(completion.token_ids) for completion in hidden)
         if self.vectors is not None:
             self._matrix[: len(kept)] = self._matrix[kept]
         self._completions = [self._completions[place] for place in kept]
         self.index.forget(gone)
         self._epoch += 1
+        return hidden
 
-    def _add_vector(self, query: str) -> None:
-        if self.vectors is None:
-            return
-        vector, place = self.vectors[query], len(self._completions) - 1
-        if place >= len(self._matrix):
-            grown = np.zeros((max(1024, 2 * len(self._matrix)), vector.size), dtype=np.float32)
-            grown[: len(self._matrix)] = self._matrix if self._matrix.size else 0.0
-            self._matrix = grown
-        self._matrix[place] = vector
+    # The methods of a cache that recall calls
 
     def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
         """The visible completions with the most similar queries."""
@@ -115,20 +91,15 @@ class Pool:
             return []
         asked = (query, k, self._epoch, self._next_id)
         if asked != self._asked:
-            self._asked, self._found = asked, self._nearest(self.vectors[query], k)
+            similarities = self._matrix[: len(self._completions)] @ self.vectors[query]
+            best = np.argsort(-similarities, kind="stable")[:k].tolist()
+            found = [Hit(self._completions[place].id, float(similarities[place])) for place in best]
+            self._asked, self._found = asked, found
         return self._found
-
-    def _nearest(self, vector: NDArray[np.float32], k: int) -> list[Hit]:
-        similarities = self._matrix[: len(self._completions)] @ vector
-        best = np.argsort(-similarities, kind="stable")[:k]
-        return [Hit(self._completions[place].id, float(similarities[place])) for place in best.tolist()]
 
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> list[Completion]:
         """The visible completions with an id above `after_id`."""
-        low = len(self._completions)
-        while low and self._completions[low - 1].id > after_id:
-            low -= 1
-        return self._completions[low:]
+        return self._completions[bisect_left(self._completions, after_id + 1, key=lambda one: one.id) :]
 
     def epoch(self) -> int:
         """A number that grows whenever something is hidden."""
@@ -142,10 +113,9 @@ class Pool:
         """The visible completions with these ids, including their credit."""
         found: list[Completion] = []
         for number in ids:
-            place = bisect_left(self._completions, number, key=lambda completion: completion.id)
-            accepted, rejected = self._credit.get(number, (0, 0))
-            for completion in self._completions[place : place + 1]:
+            for completion in self.since(tenant, "", number - 1)[:1]:
                 if completion.id == number:
+                    accepted, rejected = self._credit.get(number, (0, 0))
                     found.append(replace(completion, accepted=accepted, rejected=rejected))
         return found
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from precedent.errors import ConfigError
-from precedent.planning.costs import CostCurve
+from precedent.planning.costs import WIDTHS, CostCurve
 from precedent.runtime.compiled import Floats
-from precedent_replay.pool import POOLS
+from precedent.runtime.machine_load import OtherPrograms
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+POOLS = ("online", "same-task", "other-tasks", "none")
 
 CURVES = {
     "flat": {1: 1.0, 257: 1.0},
@@ -28,6 +33,20 @@ MEASURED = "measured"
 FURTHER_BASELINES = ("suffix-tree",)
 """Optional baselines; `prompt-lookup` and `suffix` always take part."""
 
+IDEAS = {
+    "similarity": "recall without search: all completions weigh the same, except those of the very same prompt",
+    "kinship": "recall that ignores workflow step, tools, record and age, and weighs words only",
+    "exact": "recall that does not know which completions answered the very same prompt",
+    "anchors": "nothing from recall before the answer's first token",
+    "holes": "recall that cannot rejoin a completion after a name or number differed",
+    "calibration": "the drafters' own estimates, nothing learned",
+    "trust": "no per-request trust: a source's record within a request does not count",
+}
+"""What can be left out besides a whole drafter, which is given by name."""
+
+ROUNDS = 4
+"""Every round times each width, and the best time counts, because the first forward passes of a process are slower."""
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
@@ -41,10 +60,25 @@ class MeasuredSteps:
     milliseconds: Mapping[int, float]
     busy: float | None = None
 
-    @property
-    def plain(self) -> float:
-        """Milliseconds of a plain step."""
-        return self.milliseconds[1]
+    @classmethod
+    def of(
+        cls, model: PreTrainedModel, name: str, most_nodes: int, progress: Callable[[int, int], None] = lambda *_: None
+    ) -> MeasuredSteps:
+        """Time forward passes from 1 token up to a tree of `most_nodes`; `progress(done, total)` counts rounds."""
+        import torch
+
+        from precedent.target import TargetModel
+
+        narrower = [width for width in WIDTHS if width <= most_nodes]
+        widths = [*narrower, *WIDTHS[len(narrower) : len(narrower) + 1]]
+        target, others, best = TargetModel(model), OtherPrograms(), dict[int, float]()
+        for number in range(ROUNDS):
+            progress(number, ROUNDS)
+            for width in widths:
+                best[width] = min(best.get(width, float("inf")), target.measure_costs(width))
+        threads = f", {torch.get_num_threads()} threads" if model.device.type == "cpu" else ""
+        how = f"{name} ({str(model.dtype).removeprefix('torch.')}, {model.device}{threads})"
+        return cls(how, best, others.share())
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form, for the results of a replay."""
@@ -75,16 +109,14 @@ class Settings:
     measured: MeasuredSteps | None = None
 
     def __post_init__(self) -> None:
-        """Check all names and numbers."""
-        _known("pool", [self.pool], POOLS)
-        _known("cost curve", self.curves, (*CURVES, *([MEASURED] if self.measured else [])))
-        _known("further baseline", self.baselines or (), FURTHER_BASELINES)
+        known("pool", [self.pool], POOLS)
+        known("cost curve", self.curves, (*CURVES, *([MEASURED] if self.measured else [])))
+        known("further baseline", self.baselines or (), FURTHER_BASELINES)
+        known("part to leave out", self.ablate, (*IDEAS, *self.drafters))
         if not self.budgets or min(self.budgets) < 1:
             raise ConfigError(f"a budget of {min(self.budgets, default=0)} nodes drafts nothing: give at least 1")
         if not self.alphas or min(self.alphas) <= 0:
             raise ConfigError("SuffixDecoding drafts nothing unless alpha is positive: give for instance 1,4,8")
-        if not self.curves:
-            raise ConfigError(f"name a cost curve: {', '.join(CURVES)}")
 
     def as_dict(self) -> dict[str, Any]:
         """The settings that a reader of the results needs."""
@@ -99,19 +131,17 @@ class Settings:
     def times(self, curve: str) -> Mapping[int, float]:
         """Time of a step by its width in tokens, relative to a step of one token."""
         if curve == MEASURED and self.measured is not None:
-            return {width: time / self.measured.plain for width, time in self.measured.milliseconds.items()}
+            times = self.measured.milliseconds
+            return {width: time / times[1] for width, time in times.items()}
         return CURVES[curve]
-
-    def cost_curve(self, curve: str) -> CostCurve:
-        """The curve in the planner's form."""
-        return CostCurve.through(self.times(curve))
 
     def step_costs(self, curve: str) -> Floats:
         """Time of a step of 1, 2, … tokens, relative to one token; extrapolated beyond the curve's end."""
-        return self.cost_curve(curve).table
+        return CostCurve.through(self.times(curve)).table
 
 
-def _known(kind: str, names: Sequence[str], there_are: Sequence[str]) -> None:
+def known(kind: str, names: Sequence[str], there_are: Sequence[str]) -> None:
+    """Raise ConfigError for a name that does not exist."""
     for name in names:
         if name not in there_are:
             raise ConfigError(f"there is no {kind} {name!r}; choose one of {', '.join(there_are)}")

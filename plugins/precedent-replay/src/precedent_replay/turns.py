@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from precedent.cache import tools_fingerprint
+from precedent.cache import Completion, prompt_fingerprint, tools_fingerprint
 from precedent.text.query import recall_query
 from precedent.text.traces import Message, Trajectory
 
@@ -24,25 +24,28 @@ REMEMBERED_MESSAGES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One recorded answer, end token included, and its prompt."""
+    """One recorded answer, end token included, and its prompt; `tools` is the fingerprint of the tools."""
 
-    trajectory: int
-    task: str
-    group: str
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
-    query: str
-    calls_tools: bool
-    text: str
-    tools: tuple[dict[str, Any], ...] = ()
-    tools_fingerprint: str = ""
+    query: str = ""
+    calls_tools: bool = False
+    tools: str = ""
+
+    @property
+    def completion(self) -> Completion:
+        """What a pool keeps: the answer without its prompt, since all prompts of a log would not fit in memory."""
+        prompt = prompt_fingerprint(self.prompt_ids)
+        return Completion(self.token_ids, "", "", query=self.query, prompt_fingerprint=prompt, tools=self.tools)
 
 
 class TurnReader:
     """Splits trajectories into turns, with the ids of one tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._encode = lru_cache(REMEMBERED_MESSAGES)(lambda text: tuple(_encode(tokenizer, text)))
+        self._encode = lru_cache(REMEMBERED_MESSAGES)(
+            lambda text: tuple(tokenizer.encode(text, add_special_tokens=False))
+        )
         ends = self._encode("<|im_end|>")
         self.end_token_id = ends[0] if len(ends) == 1 else int(tokenizer.eos_token_id or 0)
 
@@ -57,18 +60,11 @@ class TurnReader:
                 answer = (*self._encode(body), self.end_token_id)
                 ids += self._encode("<|im_start|>assistant\n")
                 if answered and body and plain:
-                    yield Turn(
-                        trajectory.number, trajectory.task, trajectory.group, tuple(ids), answer,
-                        recall_query(plain), bool(message.get("tool_calls")), body, trajectory.tools, tools,
-                    )  # fmt: skip
+                    yield Turn(tuple(ids), answer, recall_query(plain), bool(message.get("tool_calls")), tools)
                 ids += [*answer, *self._encode("\n")]
             else:
                 ids += self._encode(f"<|im_start|>{message['role']}\n{body}<|im_end|>\n")
             plain.append({**message, "content": _content(message)})
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def _head(trajectory: Trajectory) -> str:

@@ -105,14 +105,11 @@ def under_approval(agent: Agent, name: str) -> bool:
 def over_limit(agent: Agent, name: str, state: Mapping[str, Any], made: Sequence[str]) -> bool:
     """Whether a call limit might block one more call of the tool, after the calls `made` in this answer."""
     limits = [one for one in agent.middleware if isinstance(one, ToolCallLimitMiddleware)]
-    return any(_exceeds(limit, state, made) for limit in limits if limit.tool_name in (None, name))
-
-
-def _exceeds(limit: ToolCallLimitMiddleware[Any, Any], state: Mapping[str, Any], made: Sequence[str]) -> bool:
-    more = sum(limit.tool_name in (None, name) for name in made) + 1
-    for most, key in ((limit.thread_limit, "thread_tool_call_count"), (limit.run_limit, "run_tool_call_count")):
-        if most is not None and state.get(key, {}).get(limit.tool_name or "__all__", 0) + more > most:
-            return True
+    for limit in (one for one in limits if one.tool_name in (None, name)):
+        more = sum(limit.tool_name in (None, called) for called in made) + 1
+        for most, key in ((limit.thread_limit, "thread_tool_call_count"), (limit.run_limit, "run_tool_call_count")):
+            if most is not None and state.get(key, {}).get(limit.tool_name or "__all__", 0) + more > most:
+                return True
     return False
 
 
@@ -130,13 +127,13 @@ class bound_to_its_agent:  # a decorator
         if own is None:
             return self
         agent = agent_under_construction()
-        return lambda *arguments: self._hook(own, _known(agent), *arguments)
 
+        def bound(*arguments: Any) -> Any:
+            if agent is None:
+                raise UnsupportedError(
+                    "RunAheadMiddleware does not know its agent: give it to langchain's create_agent(middleware=[…]), "
+                    "where it sees what else might block a call"
+                )
+            return self._hook(own, agent, *arguments)
 
-def _known(agent: Agent | None) -> Agent:
-    if agent is None:
-        raise UnsupportedError(
-            "RunAheadMiddleware does not know its agent: give it to langchain's create_agent(middleware=[…]), "
-            "where it sees what else might block a call"
-        )
-    return agent
+        return bound

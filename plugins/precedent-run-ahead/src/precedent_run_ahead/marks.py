@@ -17,6 +17,7 @@ from langgraph.types import Command
 from precedent.errors import ConfigError, UnsupportedError
 
 Marked = TypeVar("Marked")
+Tools = Sequence[BaseTool | str | Callable[..., Any]]
 
 
 class Declarations:
@@ -30,10 +31,13 @@ class Declarations:
         self._by_id: dict[tuple[int, ...], tuple[list[weakref.ref[Any]], list[weakref.ref[Any] | None], bool]] = {}
 
     def add(self, declared: Any, arguments_from_tools: bool) -> None:
-        """Declare an object. Raises TypeError if Python cannot refer to it weakly."""
+        """Declare an object. Raises ConfigError if Python cannot refer to it weakly."""
         key = _identity(declared)
-        refs = [weakref.ref(one, lambda _: self._by_id.pop(key, None)) for one in _anchors(declared)]
-        parts = [None if part is None else weakref.ref(part) for part in _parts_of(declared)]
+        try:
+            refs = [weakref.ref(one, lambda _: self._by_id.pop(key, None)) for one in _anchors(declared)]
+            parts = [None if part is None else weakref.ref(part) for part in _parts_of(declared)]
+        except TypeError as error:
+            raise ConfigError(f"{declared!r} cannot be declared ({error}): give the tool that is made of it") from error
         self._by_id[key] = refs, parts, arguments_from_tools
 
     def of(self, tool: BaseTool) -> bool | None:
@@ -125,10 +129,7 @@ def read_only(tool: Any = None, *, arguments_from_tools: bool = False) -> Any:
         raise ConfigError(f"{tool.__name__} is every tool's class: mark a tool, a function or a class of your own")
     if not callable(tool) and not isinstance(tool, BaseTool):
         raise ConfigError(f"expected a tool, a function or a class, got {tool!r}")
-    try:
-        _MARKED.add(tool, arguments_from_tools)
-    except TypeError as error:
-        raise ConfigError(f"{tool!r} cannot be marked ({error}): mark the tool that is made of it") from error
+    _MARKED.add(tool, arguments_from_tools)
     return tool
 
 
@@ -147,17 +148,7 @@ def lost_mark(tool: BaseTool) -> str | None:
     )
 
 
-def hinted(tool: BaseTool) -> bool:
-    """Whether an MCP server says of its tool that it only reads: nothing but the server's word."""
-    hints = tool.metadata or {}
-    return any(hints.get(key) is True for key in ("readOnlyHint", "read_only_hint"))
-
-
-def check_fit(tool: BaseTool) -> None:
-    """Raise UnsupportedError, naming the tool, if its result depends on more than its arguments."""
-    reason = unfit(tool)
-    if reason:
-        raise UnsupportedError(f"the tool {tool.name!r} cannot run ahead: {reason}; take it off the list")
+_INJECTED = "it is given state, store, runtime or its call's id"
 
 
 def unfit(tool: BaseTool) -> str | None:
@@ -169,10 +160,10 @@ def unfit(tool: BaseTool) -> str | None:
     except Exception as error:  # whatever resolving a user's annotations raises
         return f"its annotations cannot be read ({type(error).__name__}: {error})"
     for name, hint in hints:
-        if name != "return" and any(map(_injects, _parts(hint))):
-            return f"it is given state, store, runtime or its call's id (argument {name!r})"
-        if name == "return" and any(_is_command(part) for part in _parts(hint)):
-            return "it returns a Command"
+        refused = (Command,) if name == "return" else (InjectedToolArg, ToolRuntime)
+        kinds = [part if isinstance(part, type) else type(part) for part in _parts(hint)]
+        if any(issubclass(kind, refused) for kind in kinds):
+            return "it returns a Command" if name == "return" else f"{_INJECTED} (argument {name!r})"
     return None
 
 
@@ -198,31 +189,17 @@ def _parts(hint: Any) -> Iterator[Any]:
         yield from _parts(part)
 
 
-def _injects(part: Any) -> bool:
-    kinds = (InjectedToolArg, ToolRuntime)
-    return isinstance(part, kinds) or (isinstance(part, type) and issubclass(part, kinds))
-
-
-def _is_command(part: Any) -> bool:
-    return isinstance(part, type) and issubclass(part, Command)
-
-
 class ReadOnlyList:
     """The tools that may run ahead. `trust_hints` adds those of which an MCP server says that they only read."""
 
-    def __init__(
-        self,
-        allow: Sequence[BaseTool | str | Callable[..., Any]],
-        arguments_from_tools: Sequence[BaseTool | str | Callable[..., Any]],
-        *,
-        trust_hints: bool,
-    ) -> None:
+    def __init__(self, allow: Tools, arguments_from_tools: Tools, *, trust_hints: bool) -> None:
         self._allowed, self._open = _Given(allow), _Given(arguments_from_tools)
-        self._trust_hints = trust_hints
+        self._hints = ("readOnlyHint", "read_only_hint") if trust_hints else ()
 
     def holds(self, tool: BaseTool) -> bool:
         """Whether a tool is on the list."""
-        return self._allowed.holds(tool) or mark_of(tool) is not None or (self._trust_hints and hinted(tool))
+        hinted = any((tool.metadata or {}).get(key) is True for key in self._hints)
+        return hinted or self._allowed.holds(tool) or mark_of(tool) is not None
 
     def takes_tool_output(self, tool: BaseTool) -> bool:
         """Whether the tool's arguments may come from another tool's output."""
@@ -232,22 +209,15 @@ class ReadOnlyList:
 class _Given:
     """Tools that were given as objects, functions or names. An object or function counts only as itself."""
 
-    def __init__(self, given: Sequence[BaseTool | str | Callable[..., Any]]) -> None:
-        self._names = {one for one in given if isinstance(one, str)}
-        self._declared = Declarations()
+    def __init__(self, given: Tools) -> None:
+        self._names, self._declared = {one for one in given if isinstance(one, str)}, Declarations()
         for one in given:
-            if isinstance(one, BaseTool):
-                check_fit(one)
+            if isinstance(one, BaseTool) and (reason := unfit(one)):
+                raise UnsupportedError(f"the tool {one.name!r} cannot run ahead: {reason}; take it off the list")
+            if isinstance(one, type) or not (callable(one) or isinstance(one, BaseTool | str)):
+                raise ConfigError(f"expected tools, functions or names of tools, got {one!r}")
             if not isinstance(one, str):
-                self._add(one)
-
-    def _add(self, given: Any) -> None:
-        if isinstance(given, type) or not (callable(given) or isinstance(given, BaseTool)):
-            raise ConfigError(f"expected tools, functions or names of tools, got {given!r}")
-        try:
-            self._declared.add(given, True)
-        except TypeError as error:
-            raise ConfigError(f"{given!r} cannot be listed ({error}): give the tool that is made of it") from error
+                self._declared.add(one, True)
 
     def holds(self, tool: BaseTool) -> bool:
         return tool.name in self._names or self._declared.of(tool) is not None

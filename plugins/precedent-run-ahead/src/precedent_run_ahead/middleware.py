@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse, ToolCallRequest
 from langchain.agents.middleware.types import PrivateStateAttr
-from langchain_core.messages import ToolMessage
+from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.config import get_config
@@ -26,7 +27,7 @@ from precedent.errors import ConfigError
 from precedent.langchain.middleware import Tenant, ended_well, tenant_of_run
 from precedent.langchain.recent import Recent
 from precedent.langchain.tenants import DEFAULT_TENANT
-from precedent.runtime.fence import Fences
+from precedent.runtime.process import Lock
 from precedent_run_ahead.actions.ledger import Lane, Ledger, Pending
 from precedent_run_ahead.actions.price import Price, Worth
 from precedent_run_ahead.beside import (
@@ -37,11 +38,10 @@ from precedent_run_ahead.beside import (
     might_block,
     under_approval,
 )
-from precedent_run_ahead.lanes import Answered, Lanes, RunDecisions
-from precedent_run_ahead.marks import ReadOnlyList, lost_mark, unfit
+from precedent_run_ahead.marks import ReadOnlyList, Tools, lost_mark, unfit
 from precedent_run_ahead.recording import Redact
-from precedent_run_ahead.running import Runner, ashow, awaited, handed_over, key_of, show
-from precedent_run_ahead.turn import MEMORY, RUN_AHEAD, Aids, Predictor, Shared, Start, Turn
+from precedent_run_ahead.running import MEMORY, Aids, Predictor, Shared, ashow, awaited, handed_over, key_of, show
+from precedent_run_ahead.turn import Answered, Turn
 
 RUN = "precedent_run_ahead"
 """Key of the run's id in the agent's state."""
@@ -54,13 +54,21 @@ OPEN_RUNS = 1000
 
 log = logging.getLogger("precedent.run_ahead")
 
-Tools = Sequence[BaseTool | str | Callable[..., Any]]
+Writer = Callable[[Any], None]
 
 
 class RunAheadState(AgentState[Any]):
     """An agent's state with the id of its run."""
 
     precedent_run_ahead: NotRequired[Annotated[str, PrivateStateAttr]]
+
+
+@dataclass(slots=True)
+class RunDecisions:
+    """The answers of one run and the seconds that its calls took, by call id, until the run has ended well."""
+
+    answers: list[Answered] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
@@ -97,22 +105,21 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         listen: bool | None = None,
         redact: Redact | None = None,
         learn_from: Callable[[AgentState[Any]], bool] | None = ended_well,
-        fences: Fences | None = None,
     ) -> None:
         super().__init__()
         opened = SpeculationCache.open(cache) if isinstance(cache, str | Path) else cache
-        allowed = ReadOnlyList(allow, arguments_from_tools, trust_hints=trust_hints)
-        self._allowed, self._cache, self._learn_from = allowed, opened, learn_from
-        self._given_tenant, self._harmless = tenant, tuple(harmless)
-        self._worth, self._aids = Worth(price), Aids(fences)
-        self._lanes, self._runs = Lanes(), Recent[str, RunDecisions](OPEN_RUNS)
+        self._allowed = ReadOnlyList(allow, arguments_from_tools, trust_hints=trust_hints)
+        self._cache, self._learn_from, self._given_tenant, self._harmless = opened, learn_from, tenant, tuple(harmless)
+        self._worth, self._aids = Worth(price), Aids()
+        self._lock, self._runs = Lock(), Recent[str, RunDecisions](OPEN_RUNS)
+        self._lanes: weakref.WeakKeyDictionary[Writer, dict[str, Lane]] = weakref.WeakKeyDictionary()
         self._refused: dict[str, str] = {}
         self._struck: set[str] = set()
         self.ledger = Ledger(at_once=at_once, most_per_run=most_per_run, time_to_live=time_to_live)
         """The pending results; `ledger.counts` says what became of them, `ledger.void()` voids them all."""
-        fault = self._aids.fences.of(RUN_AHEAD).fault
-        self._runner = Runner(self.ledger, self, redact, self._worth.tools.observe, self._strike, fault)
-        self._shared = Shared(allowed, opened, predict, listen, self._runner, self._worth, self._aids)
+        self._shared = Shared(
+            self, self._allowed, opened, predict, listen, self.ledger, self._aids, self._worth, redact, self._strike
+        )
 
     @property
     def degraded(self) -> tuple[str, ...]:
@@ -132,7 +139,7 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
     def before_agent(self, state: RunAheadState, runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Start the run."""
         run = uuid.uuid4().hex
-        if self._learns() and not switched_off():
+        if self._cache is not None and self._learn_from is not None and not switched_off():
             self._runs[run] = RunDecisions()
         return {RUN: run}
 
@@ -144,7 +151,7 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         handler: Callable[[ModelRequest[Any]], ModelResponse[Any]],
     ) -> ModelResponse[Any]:
         """Start what may come next, and ask the model meanwhile."""
-        turn = self._turn(agent, request, self._runner.start)
+        turn = self._turn(agent, request, None)
         if turn is None:
             return handler(request)
         with self._discarding(turn.lane):
@@ -161,7 +168,7 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
     ) -> ModelResponse[Any]:
         """Start what may come next, and ask the model meanwhile."""
-        turn = self._turn(agent, request, functools.partial(self._runner.start_task, asyncio.get_running_loop()))
+        turn = self._turn(agent, request, asyncio.get_running_loop())
         if turn is None:
             return await handler(request)
         with self._discarding(turn.lane):
@@ -207,7 +214,7 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
     def after_agent(self, state: RunAheadState, runtime: Runtime[Any]) -> None:
         """Throw away what nobody asked for, and store the run if it ended well."""
         run = str(state.get(RUN, ""))
-        self.ledger.discard(self._lanes.of(runtime.stream_writer, run), "not asked for")
+        self.ledger.discard(self._lane_of(runtime.stream_writer, run), "not asked for")
         decisions = self._runs.pop(run, None)
         if decisions is not None and not switched_off():
             tenant = self._tenant(runtime)
@@ -216,34 +223,31 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
     def _store(self, decisions: RunDecisions, state: RunAheadState, tenant: str) -> None:
         cache, learn_from = self._cache, self._learn_from
         if cache is not None and learn_from is not None and learn_from(state):
-            for record in decisions.records(tenant):
-                cache.insert(record)
+            for answer in decisions.answers:
+                cache.insert(answer.record(decisions.seconds, tenant))
 
     async def aafter_agent(self, state: RunAheadState, runtime: Runtime[Any]) -> None:
         """Do the same outside the event loop, because storing embeds texts and waits for the disk."""
         await asyncio.to_thread(self.after_agent, state, runtime)
 
-    def _learns(self) -> bool:
-        return self._cache is not None and self._learn_from is not None
-
     def _tenant(self, runtime: Runtime[Any]) -> str:
         return tenant_of_run(self._given_tenant, runtime) or DEFAULT_TENANT
 
-    def _turn(self, agent: Agent, request: ModelRequest[Any], start: Start) -> Turn | None:
+    def _turn(self, agent: Agent, request: ModelRequest[Any], loop: asyncio.AbstractEventLoop | None) -> Turn | None:
         """A model call that something may run ahead of; None where nothing may, and after a fault.
 
         Other middleware may have made a new request, which does not say to which run it belongs.
         """
         if switched_off() or request.runtime is None or RUN not in request.state:
             return None
-        lane = self._lanes.of(request.runtime.stream_writer, str(request.state.get(RUN, "")))
+        lane = self._lane_of(request.runtime.stream_writer, str(request.state.get(RUN, "")))
         tenant, config = self._tenant(request.runtime), get_config()
 
+        def refusal(tool: BaseTool) -> str | None:
+            return self._refusal(agent, config, tool)
+
         def made() -> Turn:
-            return Turn(
-                self._shared, agent, request, config, lane, tenant, start,
-                lambda tool: self._refusal(agent, config, tool),
-            )  # fmt: skip
+            return Turn(self._shared, agent, request, config, lane, tenant, loop, refusal)
 
         return self._aids.run(made, None)
 
@@ -280,12 +284,13 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
     def _answered(self, turn: Turn, response: ModelResponse[Any]) -> ModelResponse[Any]:
         """Learn from the model's answer, and return it."""
         messages = response.result if isinstance(response, ModelResponse) else [response]
+        calls = [call for message in messages if isinstance(message, AIMessage) for call in message.tool_calls]
         run = str(turn.request.state.get(RUN, ""))
 
         def learn() -> None:
-            turn.answered(messages)
+            turn.answered(calls)
             if run in self._runs:
-                self._runs[run].answers.append(Answered.of(turn.messages, messages, turn.request.tools))
+                self._runs[run].answers.append(Answered(turn.messages, tuple(calls), tuple(turn.request.tools)))
 
         self._aids.run(learn, None)
         return response
@@ -297,7 +302,21 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         return tool if listed else None
 
     def _lane(self, request: ToolCallRequest) -> Lane:
-        return self._lanes.of(request.runtime.stream_writer, _run_of(request))
+        return self._lane_of(request.runtime.stream_writer, _run_of(request))
+
+    def _lane_of(self, writer: Writer, run: str) -> Lane:
+        """The lane of a run, known by its invocation's stream writer and the id in its state.
+
+        A graph that was interrupted keeps its state and its run's id, but is resumed in another invocation, which has
+        another stream writer: so a resumed graph starts without pending results, and those of an invocation that is
+        over are let go.
+        """
+        with self._lock:
+            lanes = self._lanes.setdefault(writer, {})
+            if run not in lanes:
+                alive = weakref.ref(writer)
+                lanes[run] = Lane(over=lambda: alive() is None)
+            return lanes[run]
 
     def _taken(self, lane: Lane, tool: BaseTool, request: ToolCallRequest) -> Pending | None:
         if switched_off():
@@ -322,7 +341,7 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         if not isinstance(result, ToolMessage):
             self._strike(name, "it returned a Command, or more than one message")
         elif result.status != "error":
-            self._worth.tools.observe(name, seconds)
+            self._worth.took(name, seconds)
             self._took(request, seconds)
         return result
 

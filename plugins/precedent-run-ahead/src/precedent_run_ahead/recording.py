@@ -23,7 +23,12 @@ def plain_messages(messages: Sequence[BaseMessage]) -> list[Plain]:
 def _plain(message: BaseMessage) -> Plain:
     plain: Plain = convert_to_openai_messages(message)
     if isinstance(plain["content"], list):
-        plain["content"] = [_text_or_kind(block) for block in plain["content"]]
+        plain["content"] = [
+            block
+            if isinstance(block, str) or block.get("type") == "text"
+            else {"type": block.get("type"), "omitted": True}
+            for block in plain["content"]
+        ]
     if isinstance(message, AIMessage) and message.invalid_tool_calls:
         broken = [
             {"type": "function", "id": call["id"], "function": {"name": call["name"], "arguments": call["args"] or ""}}
@@ -31,12 +36,6 @@ def _plain(message: BaseMessage) -> Plain:
         ]
         plain["tool_calls"] = [*plain.get("tool_calls", ()), *broken]
     return plain
-
-
-def _text_or_kind(block: Any) -> Any:
-    if isinstance(block, str) or block.get("type") == "text":
-        return block
-    return {"type": block.get("type"), "omitted": True}
 
 
 def answer_of(result: LLMResult) -> AIMessage | None:
@@ -84,14 +83,11 @@ def prefix_digests(messages: Sequence[Plain]) -> list[bytes]:
     """For each message, a digest of the conversation up to and including it."""
     digests, running = [], hashlib.blake2b(digest_size=16)
     for message in messages:
-        said = (message["role"], message["content"], _called(message))
+        functions = [call["function"] for call in message.get("tool_calls") or ()]
+        said = (message["role"], message["content"], [(one["name"], one["arguments"]) for one in functions])
         running.update(json.dumps(said, sort_keys=True, default=str).encode())
         digests.append(running.digest())
     return digests
-
-
-def _called(message: Plain) -> list[tuple[str, Any]]:
-    return [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
 
 
 def redacted(message: Plain, redact: Redact) -> Plain:

@@ -5,43 +5,33 @@ All of it stands behind a fence: a fault costs an agent nothing but the time tha
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
 from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 from uuid import UUID
 
-from langchain.agents.middleware import AgentState, ModelRequest
+from langchain.agents.middleware import ModelRequest
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolCall
+from langchain_core.messages import AIMessageChunk, ToolCall
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
 from langchain_core.tools import BaseTool
 
-from precedent.cache import SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.langchain.chat_model import ChatPrecedent
-from precedent.runtime.background import Background
-from precedent.runtime.fence import Fences, Result
 from precedent_run_ahead.actions.calls import Call, Prediction
+from precedent_run_ahead.actions.decisions import decided, query_of, stored
 from precedent_run_ahead.actions.ledger import Lane
-from precedent_run_ahead.actions.live import Live, read
+from precedent_run_ahead.actions.live import Live, Message, read
 from precedent_run_ahead.actions.memory import predict, recalled, seconds_by_tool
-from precedent_run_ahead.actions.price import TrackRecord, Worth
 from precedent_run_ahead.beside import Agent, others_speak, over_limit
-from precedent_run_ahead.marks import ReadOnlyList
-from precedent_run_ahead.recording import plain_messages
-from precedent_run_ahead.running import Ahead, Chain, Refusal, Runner, key_of
-
-RUN_AHEAD, MEMORY, PREDICT = "running ahead", "the memory of earlier runs", "predict="
-"""The aids of an agent, as `RunAheadMiddleware.degraded` names them."""
-
-PATIENCE = 2.0
-"""Seconds that an agent waits for predictions, and for its actions to be stored."""
+from precedent_run_ahead.recording import plain_messages, plain_tools
+from precedent_run_ahead.running import MEMORY, PREDICT, Ahead, Predictor, Shared, key_of
 
 STREAM, OWN = "stream", "own"
 """Sources of predictions: what the model writes, and the caller's own predictor; the other is memory."""
@@ -52,56 +42,30 @@ MOST_PREDICTIONS = 1000
 OWN_ESTIMATE = 0.75
 """The probability of a caller's own prediction before the first has come true."""
 
-Predictor = Callable[[AgentState[Any]], Sequence[ToolCall]]
-"""A predictor of your own: the calls that may come next, from the state that the model is about to see."""
-
-Start = Callable[[Ahead, Chain], None]
-
-
-class Aids:
-    """Does what only makes an agent faster. After a fault, its caller goes on without it."""
-
-    def __init__(self, fences: Fences | None = None) -> None:
-        self.fences = fences or Fences()
-        self._threads = Background(2, "precedent-run-ahead")
-
-    def run(self, act: Callable[[], Result], otherwise: Result) -> Result:
-        """Do a part of running ahead that takes no time."""
-        return self.fences.of(RUN_AHEAD).run(act, otherwise)
-
-    def waited(self, name: str, work: Callable[[], Result], otherwise: Result) -> Result:
-        """Do work that may take long on another thread; `otherwise` if it does."""
-        fence = self.fences.of(name)
-
-        def act() -> Result:
-            job = fence.submit(self._threads, copy_context().run, work)
-            if job is None:
-                return otherwise
-            if not wait([job], timeout=PATIENCE).done:
-                fence.hangs(job)
-                return otherwise
-            return otherwise if job.exception() is not None else job.result()
-
-        return fence.run(act, otherwise)
-
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """What all model calls of a middleware share; see `RunAheadMiddleware`."""
+class Answered:
+    """An answer of the model: what it was asked, the calls that it made, and the tools that were offered."""
 
-    allowed: ReadOnlyList
-    cache: SpeculationCache | None
-    predict: Predictor | None
-    listen: bool | None
-    runner: Runner
-    worth: Worth
-    aids: Aids
-    record: TrackRecord = field(default_factory=TrackRecord)
+    messages: tuple[Message, ...]
+    calls: tuple[ToolCall, ...]
+    tools: tuple[Any, ...]
+
+    def record(self, seconds: Mapping[str, float], tenant: str) -> Completion:
+        """The answer as a record of the speculation cache; `seconds` are those of calls, by id, 0 if unknown."""
+        shown = [tool.get("function", tool) for tool in plain_tools({"tools": self.tools})]
+        schemas = {str(one.get("name")): one.get("parameters") or {} for one in shown}
+        calls = [Call(call["name"], call["args"]) for call in self.calls]
+        took = [seconds.get(call["id"] or "", 0.0) for call in self.calls]
+        return stored(decided(self.messages, calls, schemas, took), query_of(self.messages), tenant)
 
 
 @dataclass(slots=True)
 class Turn:
-    """A model call of one run. `start` starts a call on a thread or a task; `refusal` says why a tool may not."""
+    """A model call of one run, of an agent in the event loop `loop` (None: on a thread).
+
+    `refusal` says why a tool may not run ahead.
+    """
 
     shared: Shared
     agent: Agent
@@ -109,8 +73,8 @@ class Turn:
     config: RunnableConfig
     lane: Lane
     tenant: str
-    start: Start
-    refusal: Refusal
+    loop: asyncio.AbstractEventLoop | None
+    refusal: Callable[[BaseTool], str | None]
     live: Live = field(init=False)
     messages: tuple[Mapping[str, Any], ...] = field(init=False)
     _made: list[str] = field(default_factory=list)
@@ -124,18 +88,18 @@ class Turn:
 
     def predictions(self) -> list[Prediction]:
         """What memory and the caller's own predictor say, in this order."""
-        shared, found = self.shared, list[Prediction]()
-        if (cache := shared.cache) is not None:
-            found += self.shared.aids.waited(MEMORY, lambda: self._remembered(cache), [])
-        if (predictor := shared.predict) is not None:
-            found += self.shared.aids.waited(PREDICT, lambda: self._own(predictor), [])
+        found, aids = list[Prediction](), self.shared.aids
+        if (cache := self.shared.cache) is not None:
+            found += aids.waited(MEMORY, lambda: self._remembered(cache), [])
+        if (predictor := self.shared.predict) is not None:
+            found += aids.waited(PREDICT, lambda: self._own(predictor), [])
         return found
 
     def _remembered(self, cache: SpeculationCache) -> list[Prediction]:
         found = recalled(cache, self.messages, self.tenant)
         for name, seconds in seconds_by_tool(found).items():
-            if self.shared.worth.tools.of(name) is None:
-                self.shared.worth.tools.observe(name, seconds)
+            if name not in self.shared.worth.tools:
+                self.shared.worth.took(name, seconds)
         return predict(found, self.live)
 
     def _own(self, predictor: Predictor) -> list[Prediction]:
@@ -171,8 +135,13 @@ class Turn:
         if over_limit(self.agent, call.name, self.request.state, started if source != STREAM else self._made):
             return
         probability = 1.0 if source == STREAM else self.shared.record.probability(source, prediction.probability)
-        if self.shared.worth.pays(call.name, probability):
-            self._start(tool, prediction, key)
+        if not self.shared.worth.pays(call.name, probability):
+            return
+        pending = self.shared.ledger.begin(self.lane, tool, call.name, key, source)
+        if pending is not None:
+            refusal = functools.partial(self._refusal_of, prediction)
+            chain, about = self.agent.middleware, (self.request.state, self.config, self.request.runtime)
+            Ahead(self.shared, chain, pending, call, tool, refusal, *about).start(self.loop)
 
     def _refusal_of(self, prediction: Prediction, tool: BaseTool) -> str | None:
         """Return why a predicted call may not run ahead with this tool, to which other middleware may have sent it."""
@@ -181,43 +150,33 @@ class Turn:
             return "its arguments come from another tool's output"
         return self.refusal(tool)
 
-    def _start(self, tool: BaseTool, prediction: Prediction, key: str) -> None:
-        call = prediction.call
-        pending = self.shared.runner.ledger.begin(self.lane, tool, call.name, key, prediction.source)
-        if pending is not None:
-            refusal = functools.partial(self._refusal_of, prediction)
-            ahead = Ahead(pending, call, tool, refusal, self.request.state, self.config, self.request.runtime)
-            self.start(ahead, self.agent.middleware)
-
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Hear the model's answer while it is written, if it streams; a model of ours is made to."""
         listen = self.shared.listen
         streams = isinstance(self.request.model, ChatPrecedent) if listen is None else listen
         heard = RunnableConfig(callbacks=[(Listening if streams else Hearing)(self.hear)])
-        heard = RunnableConfig() if others_speak(self.agent, self.shared.runner.own) else heard
+        heard = RunnableConfig() if others_speak(self.agent, self.shared.own) else heard
         token = var_child_runnable_config.set(merge_configs(self.config, heard))
         begun = time.perf_counter()
         try:
             yield
         finally:
             var_child_runnable_config.reset(token)
-        self.shared.worth.model.observe("", time.perf_counter() - begun)
+        self.shared.worth.model_took(time.perf_counter() - begun)
 
-    def answered(self, messages: Sequence[BaseMessage]) -> None:
+    def answered(self, calls: Sequence[ToolCall]) -> None:
         """Learn which predictions have come true."""
         tools = {tool.name: tool for tool in self.request.tools if isinstance(tool, BaseTool)}
         made = {
             (call["name"], key_of(tools[call["name"]], call["args"]))
-            for message in messages
-            if isinstance(message, AIMessage)
-            for call in message.tool_calls
+            for call in calls
             if call["name"] in tools and self.shared.allowed.holds(tools[call["name"]])
         }
         before = {key: one for key, one in self._predicted.items() if one.source != STREAM}
         for key, prediction in before.items():
             self.shared.record.observe(prediction.source, prediction.probability, key in made)
-        self.shared.runner.ledger.asked(len(made), len(made & before.keys()))
+        self.shared.ledger.asked(len(made), len(made & before.keys()))
 
 
 class Hearing(BaseCallbackHandler):
@@ -255,14 +214,11 @@ class Hearing(BaseCallbackHandler):
             place = run_id, piece.get("index")
             self._names[place] = self._names.get(place, "") + (piece.get("name") or "")
             self._written[place] = self._written.get(place, "") + (piece.get("args") or "")
-            self._tell(place)
-
-    def _tell(self, place: tuple[UUID, Any]) -> None:
-        arguments = read(self._written[place])
-        if place[1] is None or place in self._told or not self._names[place] or not isinstance(arguments, dict):
-            return
-        self._told.add(place)
-        self._complete(Call(self._names[place], arguments))
+            arguments = read(self._written[place])
+            untold = place[1] is not None and place not in self._told and self._names[place]
+            if untold and isinstance(arguments, dict):
+                self._told.add(place)
+                self._complete(Call(self._names[place], arguments))
 
 
 class Listening(Hearing):

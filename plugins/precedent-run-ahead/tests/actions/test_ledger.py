@@ -46,19 +46,6 @@ def test_a_change_that_fails_is_over_too() -> None:
     assert starts(ledger)
 
 
-def test_a_change_voids_at_its_end_what_began_in_spite_of_it() -> None:
-    """The epoch that a call carries is the one before the change's end, whatever let it begin."""
-    ledger, lane = Ledger(), Lane()
-    change = ledger.change()
-    change.__enter__()
-    ledger._changes = 0  # as a rule that forgot changes in flight would see it
-    pending = begun(ledger, lane)
-    ledger._changes = 1
-    change.__exit__(None, None, None)
-    pending.result.set_result("half changed")
-    assert ledger.take(lane, TOOL, "{}") is None
-
-
 def test_a_result_that_is_too_old_after_waiting_or_that_became_another_is_not_used() -> None:
     now = [0.0]
     ledger = Ledger(time_to_live=5.0, clock=lambda: now[0])

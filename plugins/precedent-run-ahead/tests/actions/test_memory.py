@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,17 @@ def filled(before: list[dict[str, Any]], call: Call, now: list[dict[str, Any]]) 
     return restored.steps[0].filled(Live(now))
 
 
-def orders(*rows: tuple[str, str]) -> dict[str, Any]:
-    return {"orders": [{"order": order, "items": items} for order, items in rows]}
+def orders(**items: str) -> list[dict[str, Any]]:
+    """A list of orders, as the answer of a tool."""
+    return answered("list", {}, {"orders": [{"order": order, "items": text} for order, text in items.items()]})
+
+
+def found_in(customer: str) -> list[dict[str, Any]]:
+    return asked("hi") + answered("find", {"who": "x"}, {"customer": customer})
+
+
+def got(order: str) -> list[dict[str, Any]]:
+    return asked("y") + answered("get", {"order": order}, "open")
 
 
 @pytest.mark.parametrize(
@@ -56,40 +66,24 @@ def orders(*rows: tuple[str, str]) -> dict[str, Any]:
         (asked("I am ann@a.example"), {"order": "ann@a.example"}, asked("bo@b.example."), {"order": "bo@b.example"}),
         (asked("order #12-34 please"), {"order": "#12-34"}, asked("mine is #56-78"), {"order": "#56-78"}),
         (asked("where is W7?"), {"order": "W7"}, asked("where is my order?"), None),
+        (found_in("C7"), {"order": "C7"}, found_in("C9"), {"order": "C9"}),
         (
-            asked("hi") + answered("find", {"who": "x"}, {"customer": "C7"}),
-            {"order": "C7"},
-            asked("hello") + answered("find", {"who": "y"}, {"customer": "C9"}),
-            {"order": "C9"},
+            asked("my lamp") + orders(W1="mug", W2="desk lamp"), {"order": "W2"},
+            asked("my chair") + orders(W5="chair", W6="desk", W8="mug"), {"order": "W5"},
         ),
         (
-            asked("my lamp") + answered("list", {}, orders(("W1", "mug"), ("W2", "desk lamp"))),
-            {"order": "W2"},
-            asked("my chair") + answered("list", {}, orders(("W5", "chair"), ("W6", "desk"), ("W8", "mug"))),
-            {"order": "W5"},
+            asked("an order") + orders(W1="mug", W2="lamp"), {"order": "W2"},
+            asked("an order") + orders(W5="chair", W6="desk"), None,
         ),
+        (got("W7"), {"order": "W7"}, got("W9"), {"order": "W9"}),
         (
-            asked("an order") + answered("list", {}, orders(("W1", "mug"), ("W2", "lamp"))),
-            {"order": "W2"},
-            asked("an order") + answered("list", {}, orders(("W5", "chair"), ("W6", "desk"))),
-            None,
-        ),
-        (
-            asked("x") + answered("get", {"order": "W7"}, "open"),
-            {"order": "W7"},
-            asked("y") + answered("get", {"order": "W9"}, "open"),
-            {"order": "W9"},
-        ),
-        (
-            asked("hi") + answered("id", {}, "C7"),
-            {"order": "C7"},
-            asked("hi") + answered("id", {}, "C8"),
-            {"order": "C8"},
+            asked("hi") + answered("id", {}, "C7"), {"order": "C7"},
+            asked("hi") + answered("id", {}, "C8"), {"order": "C8"},
         ),
         (asked("W7 is lost"), {"order": "W7", "reason": "lost"}, asked("W8"), {"order": "W8", "reason": "lost"}),
         (asked("W7"), {"order": "W7", "reason": "something else"}, asked("W8"), None),
     ],
-)
+)  # fmt: skip
 def test_an_argument_is_found_where_it_came_from(before: Any, made: Any, now: Any, expected: Any) -> None:
     found = filled(before, Call("cancel", made), now)
     assert (None if found is None else dict(found.arguments)) == expected
@@ -155,15 +149,12 @@ def test_a_record_that_is_no_decision_is_left_out(text: str) -> None:
     assert read_decision(text) is None
 
 
-def test_damaged_records_predict_nothing() -> None:
-    cache = SpeculationCache.open(
-        embedder=HashEmbedder(), redact=lambda one: __import__("dataclasses").replace(one, text="*")
-    )
+def test_redacted_records_predict_nothing() -> None:
     before = asked("where is W7?")
-    cache.insert(stored(decided(before, [Call("track", {"order": "W7"})], {}, [0.4]), query_of(before), "a"))
-    assert len(cache.since("a", ACTIONS)) == 1
-    assert recalled(cache, before, "a") == []
-    cache.close()
+    with SpeculationCache.open(embedder=HashEmbedder(), redact=lambda one: replace(one, text="*")) as cache:
+        cache.insert(stored(decided(before, [Call("track", {"order": "W7"})], {}, [0.4]), query_of(before), "a"))
+        assert len(cache.since("a", ACTIONS)) == 1
+        assert recalled(cache, before, "a") == []
 
 
 @pytest.mark.parametrize(
@@ -183,8 +174,8 @@ def test_a_call_pays_when_probability_times_time_saved_exceeds_its_price(
     price: Any, probability: float, tool: float, model: float, pays: bool
 ) -> None:
     worth = Worth(price)
-    worth.tools.observe("get", tool)
-    worth.model.observe("", model)
+    worth.took("get", tool)
+    worth.model_took(model)
     assert worth.pays("get", probability) is pays
 
 

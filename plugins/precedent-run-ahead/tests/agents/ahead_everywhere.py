@@ -35,30 +35,24 @@ class Idle(AgentMiddleware):
         super().__init__()
         self._answered = answered
 
-    def before_agent(self, state: Any, runtime: Any) -> None:
-        """Do nothing."""
+    def before_agent(self, state: Any, runtime: Any) -> None: ...
 
-    def after_agent(self, state: Any, runtime: Any) -> None:
-        """Do nothing."""
+    def after_agent(self, state: Any, runtime: Any) -> None: ...
 
     def wrap_model_call(self, request: Any, handler: Any) -> Any:
-        """Ask the model."""
         response = handler(request)
         self._answered(response)
         return response
 
     async def awrap_model_call(self, request: Any, handler: Any) -> Any:
-        """Ask the model."""
         response = await handler(request)
         self._answered(response)
         return response
 
     def wrap_tool_call(self, request: Any, handler: Any) -> Any:
-        """Call the tool."""
         return handler(request)
 
     async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
-        """Call the tool."""
         return await handler(request)
 
 
@@ -79,11 +73,9 @@ class Everywhere:
         return [dict(call) for call in turns[given]] if given < len(turns) else []
 
     def create_agent(self, model: Any, tools: Any = None, *, middleware: Any = (), **options: Any) -> Any:
-        """`create_agent` with one middleware behind all others."""
         return CREATE(model, tools, middleware=[*middleware, self.middleware(tools)], **options)
 
     def middleware(self, tools: Any) -> AgentMiddleware[Any, Any, Any]:
-        """The middleware of this run of the tests."""
         if self.ahead == "idle":
             return Idle(self.answered)
         ahead = RunAheadMiddleware(readable(tools), predict=self.predict)
@@ -91,12 +83,10 @@ class Everywhere:
         return ahead
 
     def answered(self, response: Any) -> None:
-        """Write down the calls of a model's answer."""
         calls = [call for message in response.result for call in getattr(message, "tool_calls", [])]
         self.made[self.test].append([dict(call) for call in calls])
 
     def write(self, path: Path) -> None:
-        """Write down the calls, and what became of each test."""
         if self.ahead == "idle":
             self.calls.write_text(json.dumps(self.made, default=str))
         counts = [ahead.ledger.counts for ahead in self.agents]
@@ -120,7 +110,6 @@ EVERYWHERE = pytest.StashKey[Everywhere]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Say which middleware it is."""
     parser.addoption("--ahead", choices=("idle", "nothing", "calls"), required=True)
     parser.addoption("--calls", type=Path, required=True)
     parser.addoption("--outcomes", type=Path, required=True)
@@ -145,5 +134,4 @@ def _of_this_test(request: pytest.FixtureRequest) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the files."""
     session.config.stash[EVERYWHERE].write(session.config.option.outcomes)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import secrets
+import sys
 from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Any
@@ -25,7 +27,8 @@ class AccessLog:
     """ASGI middleware; a client's own `X-Request-ID` is kept if it is short and plain.
 
     An exception that no route handles becomes the response that `failed` makes of it, so that it has an id and a line
-    as well. Redirects name no host: the one in a request is whatever its client wrote.
+    as well. Redirects name no host, as two slashes at the start of a path would: the one in a request is whatever its
+    client wrote.
     """
 
     def __init__(self, app: ASGIApp, failed: Callable[[Request, Exception], Awaitable[Response]]) -> None:
@@ -48,7 +51,8 @@ class AccessLog:
                 headers = MutableHeaders(scope=message)
                 headers[HEADER] = request_id
                 if "location" in headers:
-                    headers["location"] = _without_host(headers["location"])
+                    _, _, path, query, _ = urlsplit(headers["location"])
+                    headers["location"] = urlunsplit(("", "", f"/{path.lstrip('/')}", query, ""))
             await send(message)
 
         try:
@@ -62,35 +66,8 @@ class AccessLog:
             log.info("request", extra={"request": _line(scope, status, perf_counter() - started)})
 
 
-def _without_host(location: str) -> str:
-    """A redirect's place on this server; two slashes at its start would name a host."""
-    _, _, path, query, _ = urlsplit(location)
-    return urlunsplit(("", "", f"/{path.lstrip('/')}", query, ""))
-
-
-def escaped(text: str) -> str:
-    """A text on one line: control characters, line ends of every kind and invisible ones are written as escapes."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
-class EscapedFormatter(logging.Formatter):
-    """Records in which a client's text can forge no other: its control characters are escaped.
-
-    A message is one line. Lines of a traceback are indented, so that none looks like the beginning of a record.
-    """
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        """The message, on one line."""
-        return escaped(super().formatMessage(record))
-
-    def formatException(self, ei: Any) -> str:
-        """The traceback, indented."""
-        return "\n".join(f"  {escaped(line)}" for line in super().formatException(ei).split("\n"))
-
-
 def _line(scope: Scope, status: int, seconds: float) -> dict[str, Any]:
-    state = scope.get("state", {})
-    client = scope.get("client")
+    state, client = scope.get("state", {}), scope.get("client")
     return {
         "request_id": state.get("request_id"),
         "method": scope["method"],
@@ -100,3 +77,47 @@ def _line(scope: Scope, status: int, seconds: float) -> dict[str, Any]:
         "key": state.get("key_name"),
         "client": client[0] if client else None,
     }
+
+
+def write_logs(as_json: bool) -> None:
+    """Write a line per request to stderr, as text or JSON; errors and warnings as well unless logging is set up."""
+    access, root = (logging.StreamHandler(sys.stderr) for _ in range(2))
+    access.setFormatter(_AccessFormatter(as_json))
+    root.setFormatter(_EscapedFormatter())
+    log.handlers, log.propagate = [access], False
+    log.setLevel(logging.INFO)
+    if not logging.root.handlers:
+        logging.root.addHandler(root)
+
+
+def _escaped(text: str) -> str:
+    """A text on one line: control characters, line ends of every kind and invisible ones are written as escapes."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+class _AccessFormatter(logging.Formatter):
+    """One request on one line."""
+
+    def __init__(self, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = {"time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"), **getattr(record, "request", {})}
+        if self._as_json:
+            return json.dumps(told)
+        told["key"] = told.get("key") or "-"
+        return _escaped("{time} {key} {method} {path} {status} {seconds:.3f}s {request_id}".format(**told))
+
+
+class _EscapedFormatter(logging.Formatter):
+    """Records in which a client's text can forge no other: its control characters are escaped.
+
+    A message is one line. Lines of a traceback are indented, so that none looks like the beginning of a record.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return _escaped(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(f"  {_escaped(line)}" for line in super().formatException(ei).split("\n"))

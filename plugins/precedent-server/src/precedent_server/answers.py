@@ -1,33 +1,83 @@
-"""The answers to one request while they run, and the response that they become, whole or as a stream."""
+"""The path of every route that a model answers: its answers while they run, and the response that they become."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 from openai.types.completion_usage import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from precedent.decoding.sequence import Emission
 from precedent.engine.engine import Engine
 from precedent.engine.generation import Generation, GenerationResult
-from precedent.langchain.logprobs import openai_logprobs
+from precedent.errors import PrecedentError
+from precedent.langchain.chunks import openai_logprobs
 from precedent.langchain.telemetry import current_span, describe_result
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.text.answers import AnswerPieces, AnswerSyntax, CallPiece, Piece
+from precedent.text.assembly import IncrementalDetokenizer, hidden_tokens, special_token_ids
 from precedent.text.tool_formats import ReasoningPiece, TextPiece
-from precedent_server.errors import ApiError
+from precedent_server.bodies import parsed
+from precedent_server.errors import ApiError, api_error
 from precedent_server.keys import Caller
-from precedent_server.serving import Serving
-from precedent_server.transport import EventStream, failure, unless_gone
+from precedent_server.serving import Route, Served, Serving
+from precedent_server.settings import ServerLimits
+from precedent_server.transport import DONE, EventStream, error_event, event, failure, read_body, unless_gone
 
 PREDICTION = "prediction"
 """The drafter that proposes the request's own `prediction`."""
+
+
+Sources = list[tuple[str, str]]
+"""Texts, each with the name of its source. Together they are the answer as the model wrote it, markup included."""
+
+
+class SourceTexts:
+    """Divides the text of one answer among its tokens.
+
+    A token is told once all it adds to the answer has come: a text that may become a stop string is held back, and
+    what the stop string cuts off is no part of the answer. A token that only begins a character adds an empty text.
+    Hidden special tokens are left out.
+    """
+
+    def __init__(self, syntax: AnswerSyntax) -> None:
+        tokenizer, shown = syntax.tokenizer, syntax.shown_tokens
+        self._detokenizer = IncrementalDetokenizer(tokenizer, shown)
+        hidden = hidden_tokens(tokenizer, shown)
+        self._hidden = frozenset(special_token_ids(tokenizer)) if hidden is None else hidden
+        self._untold: deque[tuple[int, str]] = deque()
+        self._text, self._last = "", ""
+
+    def push(self, emission: Emission) -> Sources:
+        """The tokens whose text is complete."""
+        self._text += emission.text
+        for token, source in zip(emission.token_ids, emission.sources, strict=True):
+            length = len(self._detokenizer.push([token]))
+            if length or token not in self._hidden:
+                self._untold.append((length, source))
+        found = Sources()
+        while self._untold and self._untold[0][0] <= len(self._text):
+            length, self._last = self._untold.popleft()
+            found.append((self._text[:length], self._last))
+            self._text = self._text[length:]
+        return found
+
+    def finish(self) -> Sources:
+        """The rest of the answer: part of a token before a stop string, or the replacement of half a character."""
+        rest, self._text = self._text, ""
+        source = self._untold[0][1] if self._untold else self._last
+        return [(rest, source)] if rest else []
 
 
 @dataclass(slots=True)
@@ -56,11 +106,16 @@ class Answer:
     async def steps(self) -> AsyncGenerator[tuple[Answer, Emission, list[Piece]], None]:
         """Each emission with the pieces that it completes, and what was held back at the end."""
         async for emission in self.generation:
-            yield self, emission, self._read([] if self._pieces is None else self._pieces.push(emission.text))
+            yield self, emission, self._read(self._pieces_of(emission.text))
         if self._pieces is not None:
             yield self, Emission(""), self._read(self._pieces.finish(cut=self.result.finish_reason == "length"))
         if self._span is not None:
             describe_result(self._span, self.engine.model_name, self.result)
+
+    def _pieces_of(self, text: str) -> Iterable[Piece]:
+        if self._pieces is not None:
+            return self._pieces.push(text)
+        return [TextPiece(text)] if text else []
 
     def _read(self, pieces: Any) -> list[Piece]:
         return [read for piece in pieces if (read := self._noted(piece)) is not None]
@@ -98,9 +153,10 @@ class Answer:
         """Tokens of reasoning, once all steps were read."""
         return 0 if self._pieces is None else sum(map(len, self._pieces.reasoning_ranges(self.result.token_ids)))
 
-    def logprobs(self, told: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        """OpenAI's log-probabilities of some tokens, None if there are none."""
-        return {**openai_logprobs(told, self.engine.tokenizer), "refusal": None} if told else None
+
+def logprobs_of(answer: Answer, told: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    """OpenAI's log-probabilities of some tokens, None if there are none."""
+    return {**openai_logprobs(told, answer.engine.tokenizer), "refusal": None} if told else None
 
 
 class Writer(Protocol):
@@ -116,26 +172,146 @@ class Writer(Protocol):
         """The event that ends a stream which failed."""
 
 
-async def reply(
-    serving: Serving, caller: Caller, request: Request, *,
-    number: int, begin: Callable[[int], Answer], write: Callable[[list[Answer]], Writer], stream: bool,
-) -> Response:  # fmt: skip
-    """Begin so many answers, each by its index, and answer with what `write` makes of them.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request for `number` answers: `begin` begins the one of an index for a tenant, and `write` writes them all.
 
-    They hold places until they have ended, and end if the client leaves. Raises ApiError.
+    `keys` are those of its body, `renamed` says what it calls settings that have another name here. `num_ignored` parts
+    of its messages were not read.
     """
-    with ExitStack() as held:
-        held.enter_context(serving.taken(caller.name, number))
-        answers = list[Answer]()
-        for index in range(number):
-            begun = serving.prepared(partial(begin, index), lambda answer: answer.generation.cancel())
-            answers.append(await unless_gone(request, serving.limits, begun))
-            held.callback(answers[-1].generation.cancel)
-        writer = write(answers)
-        if stream:
-            return EventStream(serving, _events(writer, held.pop_all()), writer.failed)
-        await unless_gone(request, serving.limits, _read_all(answers))
-        return JSONResponse(await serving.prepared(writer.whole))
+
+    model: str
+    number: int
+    stream: bool
+    begin: Callable[[Served, str, int], Answer]
+    write: Callable[[list[Answer]], Writer]
+    keys: Collection[str]
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    num_ignored: int = 0
+
+
+def answering(read: Callable[[dict[str, Any], ServerLimits], Asked], prompt: str) -> Route:
+    """A route that reads a body with `read`, begins its answers, and answers with what their writer makes of them.
+
+    They hold places until they have ended, and end if the client leaves. `prompt` is the key of the body's prompt.
+    """
+
+    async def answer(serving: Serving, caller: Caller, request: Request) -> Response:
+        """Answer one request, whole or as a stream."""
+
+        def asked_in(raw: bytes) -> Asked:
+            body = parsed(raw)
+            try:
+                return read(body, serving.limits)
+            except PrecedentError as error:
+                raise api_error(error, body, {"prompt": prompt}) from error
+
+        def begun(index: int) -> Answer:
+            try:
+                return asked.begin(served, caller.tenant, index)
+            except PrecedentError as error:
+                raise api_error(error, asked.keys, asked.renamed) from error
+
+        asked = await read_body(request, serving, asked_in)
+        serving.num_ignored += asked.num_ignored
+        served = serving.model(asked.model)
+        with ExitStack() as held:
+            held.enter_context(serving.taken(caller.name, asked.number))
+            answers = list[Answer]()
+            for index in range(asked.number):
+                beginning = serving.prepared(partial(begun, index), lambda unused: unused.generation.cancel())
+                answers.append(await unless_gone(request, serving.limits, beginning))
+                held.callback(answers[-1].generation.cancel)
+            writer = asked.write(answers)
+            if asked.stream:
+                return EventStream(serving, _events(writer, held.pop_all()), writer.failed)
+            await unless_gone(request, serving.limits, _read_all(answers))
+            return JSONResponse(await serving.prepared(writer.whole))
+
+    return answer
+
+
+class ChunkWriter(ABC):
+    """Writes answers as OpenAI's completions or chunks; its heirs say what a choice is.
+
+    A chunk tells the log-probabilities and sources of tokens that none before it told.
+    """
+
+    prefix: str
+    whole_body: type[BaseModel]
+    chunk_body: type[BaseModel]
+    kinds: tuple[str, str]
+    """OpenAI's words for a whole body and for a chunk."""
+
+    def __init__(self, said: Mapping[str, Any], answers: Sequence[Answer], num_prompts: int = 1) -> None:
+        self.answers, self._num_prompts, options = answers, num_prompts, said.get("stream_options", {})
+        self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time())}
+        self._head["model"] = said["model"]
+        self._no_usage = {"usage": None} if options.get("include_usage") is True else {}
+        self._untold: dict[int, list[TokenLogprob]] = {answer.index: [] for answer in answers}
+        shown = {answer.index: answer.syntax for answer in answers if options.get("include_sources") is True}
+        self._sources = {index: SourceTexts(syntax) for index, syntax in shown.items() if syntax is not None}
+        self._untold_sources: dict[int, Sources] = {answer.index: [] for answer in answers}
+
+    @abstractmethod
+    def choice(self, answer: Answer) -> dict[str, Any]:
+        """A whole answer."""
+
+    @abstractmethod
+    def beginning(self, answer: Answer) -> dict[str, Any] | None:
+        """What the first chunk of an answer says; None without one."""
+
+    @abstractmethod
+    def part(self, piece: Piece | None) -> dict[str, Any]:
+        """What a chunk says of a piece of an answer; None at its end."""
+
+    def logprobs(self, answer: Answer, told: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        """OpenAI's log-probabilities of some tokens, None if there are none."""
+        return logprobs_of(answer, told)
+
+    def whole(self) -> dict[str, Any]:
+        """The body of answers that were read to their ends."""
+        told = {**self._head, "object": self.kinds[0], "choices": list(map(self.choice, self.answers))}
+        return self.whole_body.model_validate(told | self._figures()).model_dump(mode="json", exclude_unset=True)
+
+    async def events(self) -> AsyncGenerator[str, None]:
+        """The chunks of a stream: beginnings, pieces, ends, and the usage."""
+        begun = ((answer, self.beginning(answer)) for answer in self.answers)
+        if first := "".join(self._chunk(answer, part) for answer, part in begun if part is not None):
+            yield first
+        async for answer, emission, pieces in steps_of(self.answers):
+            self._untold[answer.index] += emission.logprobs
+            if self._sources:
+                self._untold_sources[answer.index] += self._sources[answer.index].push(emission)
+            told = [piece for piece in pieces if not (isinstance(piece, CallPiece) and piece.cut)]
+            if written := "".join(self._chunk(answer, self.part(piece)) for piece in told):
+                yield written
+        for index, sources in self._sources.items():
+            self._untold_sources[index] += sources.finish()
+        ends = "".join(
+            self._chunk(answer, self.part(None), answer.finish_reason, speculation=speculation_of([answer]))
+            for answer in self.answers
+        )
+        yield ends + (self._written([], [], **self._figures()) if self._no_usage else "") + DONE
+
+    def failed(self, error: ApiError) -> str:
+        """The event that ends a stream which failed."""
+        return error_event(error)
+
+    def _figures(self) -> dict[str, Any]:
+        return {"usage": usage_of(self.answers, self._num_prompts), "speculation": speculation_of(self.answers)}
+
+    def _chunk(self, answer: Answer, part: dict[str, Any], finish_reason: str | None = None, **more: Any) -> str:
+        index = answer.index
+        logprobs, self._untold[index] = self.logprobs(answer, self._untold[index]), []
+        sources, self._untold_sources[index] = self._untold_sources[index], []
+        choice = {"index": index, **part, "logprobs": logprobs, "finish_reason": finish_reason}
+        return self._written([choice], sources, **self._no_usage, **more)
+
+    def _written(self, choices: list[Any], sources: Sources, **more: Any) -> str:
+        more |= {"sources": sources} if self._sources else {}
+        told = {**self._head, "object": self.kinds[1], "choices": choices, **more}
+        return event(self.chunk_body.model_construct(**told).model_dump_json(exclude_unset=True, warnings=False))
 
 
 async def _read_all(answers: Sequence[Answer]) -> None:

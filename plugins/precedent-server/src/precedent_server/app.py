@@ -28,11 +28,10 @@ from precedent_server.errors import FAILED, ApiError, api_error, stopping
 from precedent_server.keys import Caller
 from precedent_server.prometheus import CONTENT_TYPE
 from precedent_server.responses import responses
-from precedent_server.serving import Served, Serving
+from precedent_server.serving import Route, Served, Serving
 
 log = logging.getLogger(__name__)
 
-Route = Callable[[Serving, Caller, Request], Awaitable[Response]]
 MetricsText = Callable[[], Awaitable[str]]
 
 CLIENT_LEFT = 499

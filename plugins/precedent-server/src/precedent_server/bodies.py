@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, Union
+from typing import Annotated, Any, NoReturn, Union
 
 from openai.types.chat import chat_completion_assistant_message_param as assistant
 from openai.types.chat import chat_completion_developer_message_param as developer
@@ -23,11 +23,8 @@ from openai.types.chat import chat_completion_user_message_param as user
 from pydantic import FailFast, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from precedent.errors import PrecedentError
 from precedent.runtime.plain_values import shown
-from precedent_server.errors import ApiError, api_error
-
-Result = TypeVar("Result")
+from precedent_server.errors import ApiError
 
 HABITS = (
     "user",
@@ -58,18 +55,14 @@ Metadata = Annotated[
 """A request's metadata, with the bounds of OpenAI's API."""
 
 
-class Settings(NamedTuple):
-    """Keys of OpenAI's type, and keys of our own with their types."""
-
-    openai: tuple[str, ...]
-    own: Mapping[str, Any]
-
-
-SAMPLING = Settings(
-    ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "logprobs", "stop"),
-    {"top_k": int, "min_p": float, "repetition_penalty": float, "stop_token_ids": list[int]},
-)
-"""How tokens are chosen, on the routes of chats and of texts."""
+SAMPLING = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "logprobs", "stop")
+OWN_SAMPLING: Mapping[str, Any] = {
+    "top_k": int,
+    "min_p": float,
+    "repetition_penalty": float,
+    "stop_token_ids": list[int],
+}
+"""How tokens are chosen, on the routes of chats and of texts: keys of OpenAI's types, and our own with their types."""
 
 _STRING_OR_SEPARATOR = re.compile(rb'"(?:(?:\\.)++|[^"\\]++)*+"|[\[{,]', re.DOTALL)
 _QUOTE = ord('"')
@@ -107,10 +100,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "priority": (0,),
     "verbosity": ("medium",),
 }
-"""Values that ask for what happens anyway, of parameters that are not supported or that write "off" otherwise."""
-
-OFF: Mapping[str, Any] = {"top_k": 0}
-"""What this server calls a neutral value of a parameter that it supports."""
+"""Values that ask for what happens anyway, of parameters that are not supported; `top_k` is off with 0 here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +111,7 @@ class Keys:
     required: Collection[str]
     supported: Collection[str]
     own: Mapping[str, Any]
-    instead: Mapping[str, str]
+    instead: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -131,14 +121,9 @@ class Keys:
     @property
     def kinds(self) -> Mapping[str, Any]:
         """The type of every key that a request may have; of a key that is not supported, None: a null."""
-        unsupported = dict.fromkeys(sorted(_hints(self.openai).keys() - set(self.known)))
-        return {**unsupported, **{name: self.kind(name) for name in self.known}}
-
-    def kind(self, name: str) -> Any:
-        """The type of a known key."""
-        if name == "metadata":
-            return Metadata
-        return self.own.get(name, _hints(self.openai).get(name, Any))
+        hints = _hints(self.openai)
+        known = {name: self.own.get(name, hints.get(name, Any)) for name in self.known}
+        return {**dict.fromkeys(sorted(hints.keys() - known)), **known, "metadata": Metadata}
 
 
 def parsed(raw: bytes) -> dict[str, Any]:
@@ -154,15 +139,6 @@ def parsed(raw: bytes) -> dict[str, Any]:
     return found
 
 
-def read_parsed(read: Callable[[dict[str, Any]], Result], prompt: str, raw: bytes) -> Result:
-    """What `read` makes of a request's body, where `prompt` is the key of the prompt. Raises ApiError."""
-    body = parsed(raw)
-    try:
-        return read(body)
-    except PrecedentError as error:
-        raise api_error(error, body, {"prompt": prompt}) from error
-
-
 def _values_over(raw: bytes, most: int) -> bool:
     """Whether a JSON text has more than `most` values, without reading them."""
     if sum(raw.count(separator) for separator in (b"[", b"{", b",")) <= most:
@@ -173,28 +149,36 @@ def _values_over(raw: bytes, most: int) -> bool:
 
 def checked(body: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
     """The body without keys of habit and without nulls. Raises ApiError that names the key."""
-    said = dict[str, Any]()
+    said, kinds, known = dict[str, Any](), keys.kinds, keys.known
     for name, value in without_nulls(body).items():
         neutral = any(
             value == one and isinstance(value, bool) == isinstance(one, bool) for one in NEUTRAL.get(name, ())
         )
-        if name not in keys.known:
-            if neutral:
-                continue
+        if name not in known and not neutral:
             _refuse(name, keys)
-        if isinstance(value, dict) and len(value) > MOST_ENTRIES:
-            message = f"{name} has {len(value):,} entries: at most {MOST_ENTRIES:,} are allowed"
-            raise ApiError(message, param=name)
-        if name != "messages":
-            fits(value, keys.kind(name), name)
-        if name not in HABITS:
-            said[name] = OFF[name] if neutral and name in OFF else value
-    for name in body.keys() - keys.known - _hints(keys.openai).keys() - NEUTRAL.keys():
+        if isinstance(value, dict):
+            check_most(name, value, MOST_ENTRIES, "entries")
+        if name in known and name != "messages":
+            fits(value, kinds[name], name)
+        if name in known and name not in HABITS:
+            said[name] = 0 if neutral and name == "top_k" else value
+    for name in body.keys() - kinds.keys() - NEUTRAL.keys():
         _refuse(name, keys)  # also if it is null: nobody knows it
     for name in keys.required:
         if name not in said:
             raise ApiError(f"{name} is missing", param=name, code="missing_required_parameter")
     return said
+
+
+def check_most(name: str, values: Sized, most: int, what: str) -> None:
+    """Raise ApiError for more than `most` values of a key."""
+    if len(values) > most:
+        raise ApiError(f"{name} has {len(values):,} {what}: at most {most:,} are allowed", param=name)
+
+
+def unsupported(message: str, param: str) -> ApiError:
+    """A value that this server does not take."""
+    return ApiError(message, param=param, code="unsupported_value")
 
 
 def _refuse(name: str, keys: Keys) -> NoReturn:

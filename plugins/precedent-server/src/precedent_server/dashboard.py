@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -23,9 +24,9 @@ from precedent.cache.records import MAX_COUNT
 from precedent.errors import CacheError
 from precedent.pages.colours import Palette
 from precedent.pages.tree_picture import SeenTree, tree_svg
-from precedent.runtime.plain_values import is_whole, shown
+from precedent.runtime.plain_values import shown
 from precedent_server.access import check_local
-from precedent_server.bodies import parsed
+from precedent_server.bodies import fits, parsed
 from precedent_server.errors import FAILED, ApiError
 from precedent_server.keys import Caller
 from precedent_server.microscope import SeenStep
@@ -59,6 +60,8 @@ MOST_SKIPPED = 10_000
 MOST_FORGOTTEN = 1000
 """Completions that one request can forget."""
 
+Ids = Annotated[list[Annotated[int, Field(ge=1, le=MAX_COUNT)]], Field(min_length=1, max_length=MOST_FORGOTTEN)]
+
 LONGEST_QUERY = 1000
 """Characters of a text to search for."""
 
@@ -87,18 +90,14 @@ async def send_file(serving: Serving, request: Request) -> Response:
 
 async def figures(serving: Serving, caller: Caller, request: Request) -> Response:
     """Metrics of every model, and the seconds since the server began."""
-    models = {name: _figures(served) for name, served in serving.models.items()}
+    models = dict[str, Any]()
+    for name, served in serving.models.items():
+        metrics = dataclasses.asdict(served.engine.metrics())
+        del metrics["histograms"]
+        steps = metrics["num_request_steps"]
+        models[name] = {**metrics, "tokens_per_step": round(metrics["generation_tokens"] / steps, 3) if steps else None}
     seconds = time.monotonic() - serving.started_clock
     return _json({"seconds": seconds, "queued": serving.places.total, "models": models})
-
-
-def _figures(served: Served) -> dict[str, Any]:
-    found = served.engine.metrics()
-    steps = found.num_request_steps
-    return {
-        **{name: value for name, value in dataclasses.asdict(found).items() if name != "histograms"},
-        "tokens_per_step": round(found.generation_tokens / steps, 3) if steps else None,
-    }
 
 
 async def found_completions(serving: Serving, caller: Caller, request: Request) -> Response:
@@ -125,10 +124,8 @@ async def forget(serving: Serving, caller: Caller, request: Request) -> Response
     if unknown := body.keys() - {"ids", "model"}:
         raise ApiError(f"{shown(min(unknown))} is not supported; known: ids, model", param=min(unknown))
     ids, model = body.get("ids"), body.get("model")
-    if not isinstance(ids, list) or not 1 <= len(ids) <= MOST_FORGOTTEN or not all(map(_is_id, ids)):
-        raise ApiError(f"ids must be a list of 1 to {MOST_FORGOTTEN} ids of completions", param="ids")
-    if model is not None and not isinstance(model, str):
-        raise ApiError("model must be a name", param="model")
+    fits(ids, Ids, "ids")
+    fits(model, str | None, "model")
     erase = partial(_cache_of(serving, model).forget, tenant=caller.tenant, ids=ids)
     try:
         return _json({"forgotten": await serving.prepared(erase)})
@@ -139,10 +136,6 @@ async def forget(serving: Serving, caller: Caller, request: Request) -> Response
             "the server's log says which",
             status=409, kind=FAILED,
         ) from error  # fmt: skip
-
-
-def _is_id(value: Any) -> bool:
-    return is_whole(value) and 0 < value <= MAX_COUNT
 
 
 def _cache_of(serving: Serving, model: str | None) -> SpeculationCache:
@@ -176,6 +169,18 @@ def _step(step: SeenStep, served: Served, palette: Palette) -> dict[str, Any]:
     def text(token_ids: Any) -> str:
         return str(served.engine.tokenizer.decode(list(token_ids)))
 
+    def candidate(node: int, token: int) -> dict[str, Any]:
+        """One candidate; a sample of the draft model has no estimates: it was drawn, not chosen."""
+        chance = seen.path_probability(node)
+        return {
+            "text": text([token]),
+            "parent": step.tree.parents[node],
+            "sources": list(step.tree.sources[node]),
+            "estimate": round(seen.estimates[node], 4) if node < len(seen.estimates) else None,
+            "path_probability": None if chance is None else round(chance, 4),
+            "accepted": node in seen.path,
+        }
+
     return {
         "number": step.number,
         "before": text(step.before),
@@ -183,20 +188,7 @@ def _step(step: SeenStep, served: Served, palette: Palette) -> dict[str, Any]:
         "num_accepted": len(step.path),
         "expected_tokens": round(step.expected_tokens, 3),
         "picture": tree_svg(seen, text, palette),
-        "nodes": [_node(seen, node, text([token])) for node, token in enumerate(step.tree.token_ids)],
-    }
-
-
-def _node(seen: SeenTree, node: int, text: str) -> dict[str, Any]:
-    """One candidate; a sample of the draft model has no estimates: it was drawn, not chosen."""
-    chance = seen.path_probability(node)
-    return {
-        "text": text,
-        "parent": seen.tree.parents[node],
-        "sources": list(seen.tree.sources[node]),
-        "estimate": round(seen.estimates[node], 4) if node < len(seen.estimates) else None,
-        "path_probability": None if chance is None else round(chance, 4),
-        "accepted": node in seen.path,
+        "nodes": [candidate(node, token) for node, token in enumerate(step.tree.token_ids)],
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from openai.pagination import SyncPage
-from openai.types import Completion, CreateEmbeddingResponse, Model
+from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 from pydantic import BaseModel, TypeAdapter
@@ -46,7 +46,7 @@ ROUTES: Mapping[str, Route] = {
     "/v1/chat/completions": Route(chat.KEYS, ChatCompletion, streams=True),
     "/v1/completions": Route(completions.KEYS, Completion, streams=True),
     "/v1/responses": Route(responses.KEYS, Response, streams=True),
-    "/v1/embeddings": Route(embeddings.KEYS, CreateEmbeddingResponse | embeddings.PackedResponse),
+    "/v1/embeddings": Route(embeddings.KEYS, embeddings.Embeddings),
     "/v1/models": Route(None, SyncPage[Model]),
     "/v1/models/{name}": Route(None, Model),
     "/metrics": Route(None, str, TEXT),

@@ -26,7 +26,6 @@ KEYS = Keys(
     required=("model", "input"),
     supported=("input", "model", "encoding_format", "dimensions"),
     own={"input": str | list[str]},
-    instead={},
 )
 
 MOST_TEXTS = 256
@@ -35,16 +34,16 @@ MOST_CHARACTERS = 32_768
 """Of one text; embedders read no more of it than some hundred tokens."""
 
 
-class PackedEmbedding(Embedding):
-    """A vector as base64 of its 32-bit floats."""
+class AnyEmbedding(Embedding):
+    """A vector, or base64 of its 32-bit floats."""
 
-    embedding: str  # type: ignore[assignment]
+    embedding: list[float] | str  # type: ignore[assignment]
 
 
-class PackedResponse(CreateEmbeddingResponse):
-    """An answer with `encoding_format="base64"`."""
+class Embeddings(CreateEmbeddingResponse):
+    """An answer, in either `encoding_format`."""
 
-    data: list[PackedEmbedding]  # type: ignore[assignment]
+    data: list[AnyEmbedding]  # type: ignore[assignment]
 
 
 async def embeddings(serving: Serving, caller: Caller, request: Request) -> Response:

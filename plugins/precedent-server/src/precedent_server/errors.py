@@ -79,13 +79,8 @@ def api_error(error: BaseException, keys: Iterable[str] = (), renamed: Mapping[s
         if isinstance(error, kind):
             names = {**{key: key for key in keys}, **(renamed or {})}
             of_prompt = names.get("prompt") if isinstance(error, PromptError) else None
-            return ApiError(str(error), param=blamed(str(error), names) or of_prompt, code=code)
+            blamed = re.match(r"\w+", str(error))  # the setting that the message begins with
+            return ApiError(str(error), param=names.get(blamed[0] if blamed else "") or of_prompt, code=code)
     if isinstance(error, EngineClosedError | RequestCancelled):
         return stopping()
     return ApiError("the server failed to answer this request; its log says why", status=500, kind=FAILED)
-
-
-def blamed(message: str, names: Mapping[str, str]) -> str | None:
-    """What the request calls the setting that a message begins with."""
-    word = re.match(r"\w+", message)
-    return names.get(word[0]) if word else None

@@ -15,7 +15,7 @@ from langchain_core.messages.tool import invalid_tool_call
 
 from precedent.langchain.wording import input_in_our_words
 from precedent.text.tool_formats.json_text import ARGUMENTS, load_json, seal_of
-from precedent_server.bodies import MESSAGE_KINDS, MOST_MESSAGES, fits, without_nulls
+from precedent_server.bodies import MESSAGE_KINDS, MOST_MESSAGES, check_most, fits, without_nulls
 from precedent_server.errors import ApiError
 
 _READ = {"assistant": ("reasoning_content", "annotations", "speculation", "function_call"), "tool": ("name",)}
@@ -29,10 +29,7 @@ def read_messages(given: Any) -> tuple[list[BaseMessage], int]:
     """The messages, and the number of their parts that were ignored. Raises ApiError that names the message."""
     if not isinstance(given, list) or not given:
         raise ApiError("messages must be a list of at least one message", param="messages")
-    if len(given) > MOST_MESSAGES:
-        raise ApiError(
-            f"messages holds {len(given):,} messages: at most {MOST_MESSAGES:,} are allowed", param="messages"
-        )
+    check_most("messages", given, MOST_MESSAGES, "messages")
     messages, num_ignored = list[BaseMessage](), 0
     for position, message in enumerate(given):
         place = f"messages[{position}]"

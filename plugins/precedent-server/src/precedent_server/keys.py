@@ -47,6 +47,13 @@ class MissingFileError(ConfigError):
     """There is no key file."""
 
 
+def _without_key(what: str, text: str) -> str:
+    """A name or tenant is stored and shown in clear, so it must not be a key that was put in the wrong place."""
+    if hide_keys(text) != text:
+        raise ConfigError(f"the {what} holds an API key, which is secret; give the key's {what}")
+    return text
+
+
 def checked_role(role: str) -> Role:
     """The role. Raises ConfigError if there is none of this name."""
     if role not in ROLES:
@@ -56,8 +63,7 @@ def checked_role(role: str) -> Role:
 
 def _checked_name(name: str) -> str:
     """The name, if an access log can show it as one word."""
-    _refuse_key("name", name)
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(_without_key("name", name)):
         raise ConfigError(
             f"{name[:80]!r} cannot name a key; give 1 to 64 letters, digits and . _ @ -, a letter or digit first"
         )
@@ -65,18 +71,11 @@ def _checked_name(name: str) -> str:
 
 
 def _checked_tenant(tenant: str) -> str:
-    _refuse_key("tenant", tenant)
     try:
-        check_tenant(tenant)
+        check_tenant(_without_key("tenant", tenant))
     except CacheError as error:
         raise ConfigError(str(error)) from None
     return tenant
-
-
-def _refuse_key(what: str, text: str) -> None:
-    """A name or tenant is stored and shown in clear, so it must not be a key that was put in the wrong place."""
-    if hide_keys(text) != text:
-        raise ConfigError(f"the {what} holds an API key, which is secret; give the key's {what}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +200,7 @@ def revoke_key(path: Path, name: str) -> None:
 
     Raises ConfigError, and changes nothing, if there is no key of that name or the file cannot be changed.
     """
-    _refuse_key("name", name)
+    _without_key("name", name)
     with _changing(path) as file:
         keys = read_keys(file)
         kept = [one for one in keys if one.name != name]
@@ -226,38 +225,32 @@ def _content_of(path: Path) -> bytes:
 
 
 def _parsed(path: Path, content: bytes) -> list[StoredKey]:
-    """The keys in the content of the file `path`. Raises ConfigError if it is damaged or of a newer format."""
+    """The keys in the content of the file `path`. Raises ConfigError, which shows nothing of the content.
+
+    Someone may have written a key there, also as the name of a field.
+    """
+    trouble, keys = "", list[StoredKey]()
     try:
-        trouble, keys = _read_content(content)
-    except ValueError as error:
-        trouble = f"is damaged, {_place(error)}: restore a copy, or repair it by hand"
-    if trouble:  # raised out here, so as not to carry along pydantic's error, which names fields as the file has them
+        found = from_json(content)
+        number = found.get("format") if isinstance(found, dict) else None
+        if isinstance(number, int) and number > 1:
+            trouble = "is of a newer format: update Precedent"
+        else:
+            keys = _Content.model_validate_json(content).keys
+    except ValidationError as error:
+        places = (part for part in error.errors(include_input=False)[0]["loc"] if isinstance(part, int))
+        trouble = (
+            f"is damaged{''.join(f' at entry {part + 1}' for part in places)}: restore a copy, or repair it by hand"
+        )
+    except ValueError:
+        trouble = "is damaged, it is not whole JSON: restore a copy, or repair it by hand"
+    if len({one.name for one in keys}) < len(keys):
+        trouble = "has two keys of one name: rename or delete one by hand"
+    if len({one.sha256 for one in keys}) < len(keys):
+        trouble = "has one key under two names: delete one by hand"
+    if trouble:  # raised out here, so as not to carry along pydantic's error
         raise ConfigError(f"the key file {path} {trouble}")
     return keys
-
-
-def _read_content(content: bytes) -> tuple[str, list[StoredKey]]:
-    found = from_json(content)
-    number = found.get("format") if isinstance(found, dict) else None
-    if isinstance(number, int) and number > 1:
-        return "is of a newer format: update Precedent", []
-    keys = _Content.model_validate_json(content).keys
-    if len({one.name for one in keys}) < len(keys):
-        return "has two keys of one name: rename or delete one by hand", []
-    if len({one.sha256 for one in keys}) < len(keys):
-        return "has one key under two names: delete one by hand", []
-    return "", keys
-
-
-def _place(error: ValueError) -> str:
-    """Where the content is wrong, in words that show nothing of it: someone may have written a key there."""
-    if not isinstance(error, ValidationError):
-        return "it is not whole JSON"
-    place = error.errors(include_url=False, include_context=False, include_input=False)[0]["loc"]
-    entry = next((f"entry {part + 1}" for part in place if isinstance(part, int)), "the file")
-    known = {*_Content.model_fields, *StoredKey.model_fields}
-    field = next((part for part in reversed(place) if part in known), "content")
-    return f"{entry} has no valid {field}"
 
 
 @contextmanager

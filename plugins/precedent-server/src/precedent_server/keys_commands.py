@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -11,11 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from precedent.cli.cache_table import printable
-from precedent.cli.options import JsonOption, write_json
-
-if TYPE_CHECKING:
-    from precedent_server.keys import StoredKey
+from precedent.cli.options import JsonOption, printable, write_json
 
 app = typer.Typer(name="keys", help="Make, list and revoke the API keys of a server.", no_args_is_help=True)
 
@@ -57,7 +53,14 @@ def list_keys(file: FileOption, json_file: JsonOption = None) -> None:
     keys = read_keys(file)
     if json_file is not None:
         write_json(json_file, {"keys": [one.model_dump(mode="json", exclude={"sha256"}) for one in keys]})
-    _print(keys)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("name", "tenant", "role", "created"):
+        table.add_column(column, overflow="fold")
+    for one in keys:
+        created = one.created.isoformat(" ", "minutes")
+        table.add_row(*(Text(printable(cell)) for cell in (one.name, one.tenant, one.role, created)))
+    Console().print(table)
+    typer.echo("1 key" if len(keys) == 1 else f"{len(keys)} keys")
 
 
 @app.command(epilog="Example:  precedent keys revoke shop-backend --file keys.json")
@@ -69,14 +72,3 @@ def revoke(name: NameArgument, file: FileOption, json_file: JsonOption = None) -
     if json_file is not None:
         write_json(json_file, {"revoked": name})
     typer.echo(f"{name} revoked")
-
-
-def _print(keys: list[StoredKey]) -> None:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("name", "tenant", "role", "created"):
-        table.add_column(column, overflow="fold")
-    for one in keys:
-        created = one.created.isoformat(" ", "minutes")
-        table.add_row(*(Text(printable(cell)) for cell in (one.name, one.tenant, one.role, created)))
-    Console().print(table)
-    typer.echo("1 key" if len(keys) == 1 else f"{len(keys)} keys")

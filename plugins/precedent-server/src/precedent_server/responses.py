@@ -15,20 +15,15 @@ from typing import Any
 
 from openai.types.responses import Response as ResponseBody
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
-from starlette.requests import Request
-from starlette.responses import Response
 
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.text.answers import CallPiece, Piece
 from precedent.text.tool_formats import ReasoningPiece
-from precedent_server.answers import Answer, speculation_of, steps_of, usage_of
-from precedent_server.bodies import Keys, checked, read_parsed
-from precedent_server.chat import ChatRequest, chat_request, reply_to_chat
+from precedent_server.answers import Answer, Asked, answering, logprobs_of, speculation_of, steps_of, usage_of
+from precedent_server.bodies import Keys, checked, unsupported
+from precedent_server.chat import chat_request
 from precedent_server.errors import ApiError
-from precedent_server.keys import Caller
-from precedent_server.serving import Serving
 from precedent_server.settings import ServerLimits
-from precedent_server.transport import read_body
 
 KEYS = Keys(
     ResponseCreateParamsBase,
@@ -69,13 +64,28 @@ _CHAT_NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens"
 """Keys of a chat completion, each with the one of this route that it was made of."""
 
 
-def responses_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequest:
+_ECHOED: Mapping[str, Any] = {
+    **{
+        "model": None,
+        "instructions": None,
+        "max_output_tokens": None,
+        "metadata": {},
+        "temperature": 1.0,
+        "top_p": 1.0,
+    },
+    **{"parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "text": {"format": {"type": "text"}}},
+}
+"""What an answer says again of its request, and what was not said."""
+
+
+def responses_request(body: Mapping[str, Any], limits: ServerLimits) -> Asked:
     """Read a parsed body. Raises ApiError that names the key of this route."""
+    body = {name: value for name, value in body.items() if value is not None}
     said = checked(body, KEYS)
     if said.get("background"):
         raise ApiError("an answer is sent while it is written: leave background out", param="background")
     if unknown := set(said.get("include", ())) - {"message.output_text.logprobs", "reasoning.encrypted_content"}:
-        raise ApiError(f"include={min(unknown)!r} is not supported", param="include", code="unsupported_value")
+        raise unsupported(f"include={min(unknown)!r} is not supported", "include")
     for name, known in _NESTED.items():
         if unknown := said.get(name, {}).keys() - known:
             raise ApiError(f"{name}.{min(unknown)} is not supported; known: {known[0]}", param=name)
@@ -95,15 +105,17 @@ def responses_request(body: Mapping[str, Any], limits: ServerLimits) -> ChatRequ
         chat["reasoning_effort"] = effort
     if wanted := said.get("text", {}).get("format"):
         chat["response_format"] = _format(wanted)
-    num_foreign = 0 if isinstance(said["input"], str) else sum(map(_is_foreign, said["input"]))
-    chat["messages"] = messages_of(said["input"], said.get("instructions"))
+    items = [{"role": "user", "content": said["input"]}] if isinstance(said["input"], str) else said["input"]
+    system = [{"role": "system", "content": said["instructions"]}] if "instructions" in said else []
+    chat["messages"] = [*system, *_turns(items)]
+    num_foreign = sum(map(_is_foreign, items))
     try:
-        asked = chat_request(chat, limits)
-        renamed = {name: _CHAT_NAMES.get(key, key) for name, key in asked.renamed.items()}
-        return replace(asked, num_ignored=asked.num_ignored + num_foreign, renamed=renamed)
+        asked = chat_request(chat, limits, _CHAT_NAMES)
     except ApiError as error:
         error.error.param = _CHAT_NAMES.get(error.error.param or "", error.error.param)
         raise
+    write = partial(ResponseWriter, body)
+    return replace(asked, num_ignored=asked.num_ignored + num_foreign, write=lambda answers: write(answers[0]))
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,18 +145,12 @@ def _format(wanted: Any) -> Any:
     return wanted
 
 
-def messages_of(given: str | Sequence[Any], instructions: Any = None) -> list[dict[str, Any]]:
-    """The input's items as messages: calls that follow each other belong to one assistant's turn."""
-    begun = [] if instructions is None else [{"role": "system", "content": instructions}]
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else list(_turns(given))
-    return [*begun, *items]
-
-
 def _is_foreign(item: Any) -> bool:
     return isinstance(item, Mapping) and item.get("type") in _RUN_BY_PROVIDERS
 
 
 def _turns(items: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """The input's items as messages: calls that follow each other belong to one assistant's turn."""
     turn: dict[str, Any] | None = None
     for position, item in enumerate(items):
         if _is_foreign(item):
@@ -198,17 +204,6 @@ def _content(content: Any) -> Any:
             raise ApiError(f"a part of type {kind!r} is not supported: only text is read", param="input")
         parts.append({"type": "text", "text": text})
     return parts
-
-
-async def responses(serving: Serving, caller: Caller, request: Request) -> Response:
-    """Answer one request, whole or as a stream of events."""
-
-    def read(body: dict[str, Any]) -> tuple[dict[str, Any], ChatRequest]:
-        body = {name: value for name, value in body.items() if value is not None}
-        return body, responses_request(body, serving.limits)
-
-    body, asked = await read_body(request, serving, partial(read_parsed, read, "input"))
-    return await reply_to_chat(serving, caller, request, asked, lambda answers: ResponseWriter(body, answers[0]))
 
 
 class ResponseWriter:
@@ -332,7 +327,7 @@ class ResponseWriter:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs(logprobs)}
 
     def _logprobs(self, told: Sequence[TokenLogprob]) -> list[Any]:
-        found = self._answer.logprobs(told)
+        found = logprobs_of(self._answer, told)
         return [] if found is None else list(found["content"])
 
     @property
@@ -340,30 +335,15 @@ class ResponseWriter:
         return "incomplete" if self._answer.finish_reason == "length" else "completed"
 
     def _response(self, status: str) -> dict[str, Any]:
-        body = self._body
         told: dict[str, Any] = {
-            "id": self._id,
-            "object": "response",
-            "created_at": self._created,
-            "status": status,
-            "model": body["model"],
-            "output": self._items,
-            "parallel_tool_calls": body.get("parallel_tool_calls", True),
-            "tool_choice": body.get("tool_choice", "auto"),
-            "tools": body.get("tools", []),
-            "instructions": body.get("instructions"),
-            "max_output_tokens": body.get("max_output_tokens"),
-            "temperature": body.get("temperature", 1.0),
-            "top_p": body.get("top_p", 1.0),
-            "text": body.get("text", {"format": {"type": "text"}}),
-            "metadata": body.get("metadata") or {},
-            "store": False,
-            "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "usage": None if status == "in_progress" else self._usage(),
+            **{"id": self._id, "object": "response", "created_at": self._created, "status": status, "store": False},
+            **{name: self._body.get(name, usual) for name, usual in _ECHOED.items()},
+            **{"output": self._items, "error": None, "incomplete_details": None, "usage": None},
         }
         if status != "in_progress":
-            told["speculation"] = speculation_of([self._answer])
+            told |= {"usage": self._usage(), "speculation": speculation_of([self._answer])}
+        if status == "incomplete":
+            told["incomplete_details"] = {"reason": "max_output_tokens"}
         return ResponseBody.construct(**told).model_dump(mode="json", exclude_unset=True, warnings=False)
 
     def _usage(self) -> dict[str, Any]:
@@ -384,3 +364,6 @@ class ResponseWriter:
         self._number += 1
         data = {"type": kind, "sequence_number": self._number, **told}
         return f"event: {kind}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+responses = answering(responses_request, "input")

@@ -1,11 +1,11 @@
-"""Runs a server until it is told to stop, and then lets running requests end."""
+"""Runs a server, with bounds on its connections, until it is told to stop, and then lets running requests end."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
+import math
 import signal
 import socket
 import sys
@@ -14,15 +14,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
+from typing import Any, cast
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from precedent.errors import ConfigError
 from precedent_server.access import LOOPBACK, NO_RULES, AccessRules
-from precedent_server.access_log import EscapedFormatter, escaped
+from precedent_server.access_log import write_logs
 from precedent_server.app import server_app
-from precedent_server.connections import LAST_WORDS_SECONDS, Connection
 from precedent_server.serving import Serving
+from precedent_server.settings import ServerLimits
+from precedent_server.transport import FIRST_BYTE
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +37,12 @@ SWITCH_SECONDS = 0.0005
 which the decoding thread would wait again and again in every step."""
 
 LARGEST_HEADERS = 32 * 1024
+
+FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
+TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+LAST_WORDS_SECONDS = 5
+"""Time for a client to read the last answer on a connection that is being closed."""
 
 
 def check_address(host: str, *, has_keys: bool, rules: AccessRules = NO_RULES) -> None:
@@ -58,7 +68,7 @@ def serve(serving: Serving, host: str, port: int, *, ready: Callable[[str], obje
     Raises ConfigError for an address that may not or cannot be served.
     """
     check_address(host, has_keys=serving.keys is not None, rules=serving.access)
-    _write_logs(log_json)
+    write_logs(log_json)
     gc.collect()
     gc.freeze()  # models stay: looking through them for garbage makes all streams pause
     before = sys.getswitchinterval()
@@ -84,6 +94,98 @@ def uvicorn_config(serving: Serving) -> uvicorn.Config:
         timeout_graceful_shutdown=serving.limits.grace_seconds,  # type: ignore[arg-type]  # asyncio takes fractions
         h11_max_incomplete_event_size=LARGEST_HEADERS,
     )
+
+
+class Connection(H11Protocol):
+    """One connection.
+
+    Beyond `max_connections` it is closed with 503. A request's headers must arrive within `header_seconds` of the
+    connection or of the request's first byte, and so must the rest of a body whose answer has been sent already (408).
+    `upload_seconds` after its first byte a request must have arrived as a whole.
+    A client that reads nothing for `request_seconds` is cut off.
+    """
+
+    def __init__(self, limits: ServerLimits, **given: Any) -> None:
+        super().__init__(**given)
+        self._limits = limits
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._abort_timer: asyncio.TimerHandle | None = None
+        self._first_byte: float | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Wait for the first request, unless there are too many connections."""
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections:
+            self._close(FULL)
+        else:
+            self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on; time runs until a request's headers are complete."""
+        if self._first_byte is None:
+            self._first_byte = self.loop.time()
+            if self._head_timer is not None:
+                self._wait_for_head(self._head_timer.when())
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            cast(dict[str, Any], self.cycle.scope).setdefault(FIRST_BYTE, self._first_byte)
+            self._stop(self._head_timer)
+            self._head_timer = None
+        elif self._head_timer is None:
+            self._wait_for_head()
+
+    def on_response_complete(self) -> None:
+        """End the exchange."""
+        if self.conn.their_state is not h11.SEND_BODY:
+            self._first_byte = None
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._abort_in(self._limits.request_seconds)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection on which no further request came."""
+        super().timeout_keep_alive_handler()
+        self._abort_in(LAST_WORDS_SECONDS)
+
+    def pause_writing(self) -> None:
+        """Wait for a client that does not read, up to a limit."""
+        super().pause_writing()
+        self._abort_in(self._limits.request_seconds)
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read."""
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._stop(self._abort_timer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        super().connection_lost(exc)
+        self._stop(self._head_timer)
+        self._stop(self._abort_timer)
+
+    def _wait_for_head(self, until: float = math.inf) -> None:
+        begun = math.inf if self._first_byte is None else self._first_byte
+        until = min(until, self.loop.time() + self._limits.header_seconds, begun + self._limits.upload_seconds)
+        self._stop(self._head_timer)
+        self._head_timer = self.loop.call_at(until, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._close(TOO_SLOW if self.conn.our_state is h11.IDLE else b"")
+
+    def _close(self, last_words: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(last_words)
+            self.transport.close()
+        self._abort_in(LAST_WORDS_SECONDS)
+
+    def _abort_in(self, seconds: float) -> None:
+        self._stop(self._abort_timer)
+        self._abort_timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def _stop(self, timer: asyncio.TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()
 
 
 class _Server(uvicorn.Server):
@@ -150,33 +252,3 @@ def _listening(host: str, port: int) -> socket.socket:
 def _address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _write_logs(log_json: bool) -> None:
-    """Write a line per request to stderr, as text or JSON; errors and warnings as well unless logging is set up."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Line(log_json))
-    access = logging.getLogger("precedent.access")
-    access.handlers, access.propagate = [handler], False
-    access.setLevel(logging.INFO)
-    if not logging.root.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(EscapedFormatter())
-        logging.root.addHandler(handler)
-
-
-class _Line(logging.Formatter):
-    """One request on one line."""
-
-    def __init__(self, as_json: bool) -> None:
-        super().__init__()
-        self._as_json = as_json
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        told = {"time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"), **getattr(record, "request", {})}
-        if self._as_json:
-            return json.dumps(told)
-        told["key"] = told.get("key") or "-"
-        told = {name: escaped(value) if isinstance(value, str) else value for name, value in told.items()}
-        return "{time} {key} {method} {path} {status} {seconds:.3f}s {request_id}".format(**told)

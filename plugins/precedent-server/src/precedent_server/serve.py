@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,30 +21,23 @@ from precedent.cli.options import (
 from precedent.cli.progress import Progress
 from precedent.errors import ConfigError
 
-if TYPE_CHECKING:
-    from precedent.cache import Bounds
-
 ENVIRONMENT = "PRECEDENT_SERVE"
 """How the names of options begin in the environment: `--max-queued` is PRECEDENT_SERVE_MAX_QUEUED."""
 
 
 def _configured(ctx: typer.Context, path: Path | None) -> Path | None:
     """Read the options in a TOML file; those of the command line and of the environment go first."""
-    if path is not None:
-        known = {name for parameter in ctx.command.params if (name := parameter.name) not in (None, "config", "help")}
-        ctx.default_map = _options_in(path, known)
-    return path
-
-
-def _options_in(path: Path, known: set[str]) -> dict[str, Any]:
+    if path is None:
+        return None
+    known = {name for parameter in ctx.command.params if (name := parameter.name) not in (None, "config", "help")}
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the options in {str(path)!r}: {error}") from error
-    options = {name.replace("-", "_"): value for name, value in found.items()}
-    if unknown := options.keys() - known:
+    ctx.default_map = {name.replace("-", "_"): value for name, value in found.items()}
+    if unknown := ctx.default_map.keys() - known:
         raise ConfigError(f"{str(path)!r} has an unknown option {min(unknown)!r}; known: {', '.join(sorted(known))}")
-    return options
+    return path
 
 
 commands = typer.Typer()
@@ -121,6 +114,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve models under OpenAI's HTTP interface: every client of it can use them."""
+    from precedent.cache import Bounds
     from precedent.engine.options import EngineOptions
     from precedent_server.access import AccessRules
     from precedent_server.dashboard import KEPT_STEPS
@@ -144,28 +138,18 @@ def serve(
         draft_model=draft_model, draft_device=draft_device, device=device, dtype=dtype, bitwise=bitwise,
         cuda_graphs=cuda_graphs, keep_prefixes=keep_prefixes, chat_template=chat_template,
     )  # fmt: skip
-    bounds = _bounds(max_bytes=max_cache_bytes, max_tenant_bytes=max_tenant_bytes, max_age=max_age)
+    given = {"max_bytes": max_cache_bytes, "max_tenant_bytes": max_tenant_bytes, "max_age": max_age}
+    asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    bounds = Bounds(**asked) if asked else None
     progress: Progress = ctx.obj
     models = named_models(model) if model else {served_name(target): target}
-    kept_steps = KEPT_STEPS if inspect else 0
-
-    def say(target: str) -> None:
-        progress.show(f"loading {target}")
 
     with hangups_ignored(), opened(
-        models, options, limits, cache=cache, bounds=bounds, keys=keys, access=access, kept_steps=kept_steps,
-        sampling=sampling, loading=say,
+        models, options, limits, cache=cache, bounds=bounds, keys=keys, access=access, sampling=sampling,
+        kept_steps=KEPT_STEPS if inspect else 0, loading=lambda target: progress.show(f"loading {target}"),
     ) as serving:  # fmt: skip
         progress.rest()
         serve_until_told(
             serving, host, port, log_json=log_json,
             ready=lambda address: typer.echo(f"serving {', '.join(models)} at {address}/v1", err=True),
         )  # fmt: skip
-
-
-def _bounds(**given: float | None) -> Bounds | None:
-    """The bounds of the cache that were given, None without any."""
-    from precedent.cache import Bounds
-
-    asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return Bounds(**asked) if asked else None

@@ -6,7 +6,8 @@ import asyncio
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 from precedent.cache import Bounds, SpeculationCache
 from precedent.cache.store_url import Place
@@ -25,11 +29,10 @@ from precedent.runtime.background import Background
 from precedent.runtime.plain_values import shown
 from precedent.target.load.loading import load_config, load_tokenizer
 from precedent_server.access import NO_RULES, AccessRules
-from precedent_server.errors import FAILED, ApiError, stopping
+from precedent_server.errors import BUSY, FAILED, ApiError, stopping
 from precedent_server.following import Following
-from precedent_server.keys import KeyFile
+from precedent_server.keys import Caller, KeyFile
 from precedent_server.microscope import Microscope
-from precedent_server.places import Quota
 from precedent_server.prometheus import counter_text, prometheus_text
 from precedent_server.settings import ServerLimits
 
@@ -44,6 +47,47 @@ PREPARING_THREADS = 4
 
 SHORT_BODY = 8192
 """Bytes that are read and checked in less than a millisecond."""
+
+
+class Quota:
+    """Bounds what is held, of everybody and of each key; belongs to the event loop's thread."""
+
+    def __init__(self, what: str, most: int, most_per_key: int, retry_seconds: int) -> None:
+        self._what, self._retry = what, str(retry_seconds)
+        self.most, self.most_per_key = most, most_per_key
+        self._held = Counter[str]()
+
+    @property
+    def total(self) -> int:
+        """What is held now."""
+        return self._held.total()
+
+    @contextmanager
+    def held(self, name: str, number: int = 0) -> Iterator[Callable[[int], None]]:
+        """Hold so much for the key called `name`, and more with what this returns, until the end of the block.
+
+        Raises ApiError (429) where a bound is reached.
+        """
+        size = 0
+
+        def add(more: int) -> None:
+            nonlocal size
+            of_key = self._held[name] + more > self.most_per_key
+            if of_key or self.total + more > self.most:
+                raise ApiError(
+                    f"{'this key has' if of_key else 'there are'} too many {self._what} already: try again later",
+                    status=429, kind=BUSY, code="rate_limit_exceeded", headers={"Retry-After": self._retry},
+                )  # fmt: skip
+            self._held[name] += more
+            size += more
+
+        try:
+            add(number)
+            yield add
+        finally:
+            self._held[name] -= size
+            if not self._held[name]:
+                del self._held[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +214,9 @@ def _dispose(unused: Callable[[Any], object] | None, job: asyncio.Future[Any]) -
     """Take note of how abandoned work ended, so that asyncio does not report its error."""
     if not job.cancelled() and job.exception() is None and unused is not None:
         unused(job.result())
+
+
+Route = Callable[[Serving, Caller, Request], Awaitable[Response]]
 
 
 def named_models(entries: Iterable[str]) -> dict[str, str]:

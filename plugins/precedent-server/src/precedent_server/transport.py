@@ -13,7 +13,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from precedent_server.connections import FIRST_BYTE
 from precedent_server.errors import FAILED, ApiError, api_error, stopping
 from precedent_server.serving import Serving
 from precedent_server.settings import ServerLimits
@@ -21,6 +20,9 @@ from precedent_server.settings import ServerLimits
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+FIRST_BYTE = "precedent.first_byte"
+"""Key of a request's scope: the moment, on the event loop's clock, at which its first byte arrived."""
 
 DONE = "data: [DONE]\n\n"
 """The event that ends a stream."""

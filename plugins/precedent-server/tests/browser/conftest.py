@@ -15,22 +15,9 @@ import pytest
 import uvicorn
 from pytest_socket import enable_socket
 
-from precedent.cache import SpeculationCache
-from precedent_server.app import server_app
 from precedent_server.keys import KeyFile
-from precedent_server.serving import Served, Serving
-from precedent_testing.embedders import HashEmbedder
-from precedent_testing.scripted_model import scripted_model_engine
-
-Open = Callable[..., Any]
 
 CHROMIUM = os.environ.get("PRECEDENT_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-
-
-@pytest.fixture(autouse=True)
-def _sockets() -> None:
-    """Only the loopback address is used; each page checks that it asks nobody else."""
-    enable_socket()
 
 
 @pytest.fixture(scope="session")
@@ -47,23 +34,21 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., str]]:
-    """Starts a server whose model follows a script; returns its address."""
+def start(serve: Any) -> Iterator[Callable[..., str]]:
+    """Starts a server whose model follows a script; returns its address. Only the loopback address is used."""
+    enable_socket()
     with ExitStack() as held:
 
         def started(script: Any, *, keys: Path | None = None, kept_steps: int = 0) -> str:
-            cache = held.enter_context(SpeculationCache.open(None, embedder=HashEmbedder()))
-            engine = held.enter_context(closing(scripted_model_engine(script, name="scripted", cache=cache)))
-            served = {"scripted": Served.of("scripted", engine, kept_steps=kept_steps)}
-            serving = held.enter_context(closing(Serving(served, keys=None if keys is None else KeyFile(keys))))
-            return held.enter_context(running_at(serving))
+            client = serve(script, keys=None if keys is None else KeyFile(keys), kept_steps=kept_steps)
+            return held.enter_context(running_at(client.app))
 
         yield started
 
 
 @contextmanager
-def running_at(serving: Serving) -> Iterator[str]:
-    server = uvicorn.Server(uvicorn.Config(server_app(serving), log_config=None, lifespan="off"))
+def running_at(app: Any) -> Iterator[str]:
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
@@ -75,7 +60,7 @@ def running_at(serving: Serving) -> Iterator[str]:
 
 
 @pytest.fixture
-def opened(browser: Any) -> Iterator[Open]:
+def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     """Opens the page of a server; at the end, checks that it asked nobody else and broke no rule."""
     with ExitStack() as held:
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +11,8 @@ import openai
 import pytest
 from helpers.fake_server import HELLO, SPECULATION, STREAMED, USAGE_METADATA, FakeServer, chunks, completion
 from helpers.request_bodies import LOOK_UP, Order, look_up
-from langchain.agents import create_agent
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage
-
-from precedent_server.client import ChatPrecedentServer
 
 
 def streamed(llm: Any, *asked: Any, **call: Any) -> AIMessage:
@@ -56,53 +52,48 @@ def test_text_and_thoughts_come_with_all_figures(way: str) -> None:
         {"type": "text", "text": "Hi there."},
     ]
     message = WAYS[way](server.client(), "hello")
-    assert message.content == "Hi there."
-    assert message.additional_kwargs == {"reasoning_content": "A greeting."}
-    assert message.usage_metadata == USAGE_METADATA
-    told = {
-        key: message.response_metadata[key] for key in ("speculation", "model_provider", "model_name", "finish_reason")
-    }
-    assert told == {
-        **{"speculation": SPECULATION, "model_provider": "precedent", "model_name": "smol", "finish_reason": "stop"}
-    }
+    told = message.response_metadata
+    assert (message.content, message.additional_kwargs) == ("Hi there.", {"reasoning_content": "A greeting."})
+    assert (message.usage_metadata, told["speculation"]) == (USAGE_METADATA, SPECULATION)
+    assert [told[key] for key in ("model_provider", "model_name", "finish_reason")] == ["precedent", "smol", "stop"]
     assert [block["type"] for block in message.content_blocks] == ["reasoning", "text"]
     assert "logprobs" not in message.response_metadata
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_calls_come_whole_and_in_pieces(way: str) -> None:
-    first = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"number": "1042"}'}}
-    second = {"id": "call_2", "type": "function", "function": {"name": "look_up", "arguments": '{"number": "7"}'}}
-    pieces = [
-        {"index": 0, "id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": ""}},
-        {"index": 0, "function": {"arguments": '{"number": '}},
-        {"index": 0, "function": {"arguments": '"1042"}'}},
-        {"index": 1, "id": "call_2", "type": "function", "function": {"name": "look_up", "arguments": ""}},
-        {"index": 1, "function": {"arguments": '{"number": "7"}'}},
+    arguments = ['{"number": "1042"}', '{"number": "7"}']
+    whole = [
+        {"id": f"call_{index}", "type": "function", "function": {"name": "look_up", "arguments": text}}
+        for index, text in enumerate(arguments)
     ]
+    pieces: list[Any] = []
+    for index, call in enumerate(whole):
+        pieces.append({**call, "index": index, "function": {"name": "look_up", "arguments": ""}})
+        pieces += (
+            {"index": index, "function": {"arguments": part}} for part in (arguments[index][:5], arguments[index][5:])
+        )
     server = server_of(
         {**HELLO, "tools": [LOOK_UP], "tool_choice": "required"},
-        completion("tool_calls", tool_calls=[first, second]),
+        completion("tool_calls", tool_calls=whole),
         chunks(*({"tool_calls": [piece]} for piece in pieces), finish_reason="tool_calls"),
     )
     message = WAYS[way](server.client().bind_tools([look_up], tool_choice="any"), "hello")
-    assert [(call["id"], call["name"], call["args"]) for call in message.tool_calls] == [
-        ("call_1", "look_up", {"number": "1042"}),
-        ("call_2", "look_up", {"number": "7"}),
+    assert [(call["id"], call["name"], call["args"]["number"]) for call in message.tool_calls] == [
+        *(("call_0", "look_up", "1042"), ("call_1", "look_up", "7")),
     ]
     assert message.content == ""
     assert message.response_metadata["finish_reason"] == "tool_calls"
     assert message.response_metadata["speculation"] == SPECULATION
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_logprobs_come_in_openais_form(way: str) -> None:
+def test_logprobs_come_in_openais_form() -> None:
     logprobs = {"content": [{"token": "Hi", "bytes": [72, 105], "logprob": -0.5, "top_logprobs": []}], "refusal": None}
     whole, pieces = completion(content="Hi"), chunks({"content": "Hi"})
     whole["choices"][0]["logprobs"] = pieces[1]["choices"][0]["logprobs"] = logprobs
-    server = server_of({**HELLO, "logprobs": True}, whole, pieces)
-    message = WAYS[way](server.client(logprobs=True), "hello")
-    assert message.response_metadata["logprobs"]["content"] == logprobs["content"]
+    llm = server_of({**HELLO, "logprobs": True}, whole, pieces).client(logprobs=True)
+    for message in (llm.invoke("hello"), streamed(llm, "hello")):
+        assert message.response_metadata["logprobs"]["content"] == logprobs["content"]
 
 
 def test_a_broken_call_stays_as_it_was_written_and_invoke_can_stream() -> None:
@@ -122,18 +113,10 @@ def test_structured_output_is_an_object_of_the_class(way: str, method: str) -> N
     text = '{"number": 1042}'
     call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "Order", "arguments": text}}
     said = {"tool_calls": [call]} if method == "function_calling" else {"content": text}
-    tool = {
-        "type": "function",
-        "function": {
-            "name": "Order",
-            "description": "An order.",
-            "parameters": {"properties": {"number": {"type": "integer"}}, "required": ["number"], "type": "object"},
-        },
-    }
-    schema = {"title": "Order", "description": "An order.", **tool["function"]["parameters"]}  # type: ignore[index,dict-item]
-    schema["properties"] = {"number": {"title": "Number", "type": "integer"}}
+    parameters = {"properties": {"number": {"type": "integer"}}, "required": ["number"], "type": "object"}
+    tool = {"type": "function", "function": {"name": "Order", "description": "An order.", "parameters": parameters}}
     sent: dict[str, Any] = {
-        "json_schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "Order", "schema": schema}}},
+        "json_schema": {"response_format": body_of_order()["response_format"]},
         "json_mode": {"response_format": {"type": "json_object"}},
         "function_calling": {
             "tools": [tool],
@@ -170,22 +153,6 @@ def body_of_order() -> dict[str, Any]:
     return {**HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": "Order", "schema": schema}}}
 
 
-def test_an_agent_calls_a_tool_and_answers() -> None:
-    call = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"number": "1042"}'}}
-    asked = {**HELLO, "tools": [LOOK_UP], "workflow_step": "model"}
-    told = [
-        *HELLO["messages"],
-        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]},
-        {"role": "tool", "content": "1042", "tool_call_id": "call_1"},
-    ]
-    server = FakeServer(
-        (asked, completion("tool_calls", tool_calls=[call], reasoning_content="hm")),
-        ({**asked, "messages": told}, completion(content="It is on its way.")),
-    )
-    state = create_agent(server.client(), [look_up]).invoke({"messages": [("user", "hello")]})
-    assert state["messages"][-1].content == "It is on its way."
-
-
 REFUSED = {
     "error": {"message": "no such model", "type": "invalid_request_error", "param": "model", "code": "model_not_found"}
 }
@@ -199,11 +166,3 @@ def test_what_the_server_refuses_is_an_error_of_openai(way: str) -> None:
         server = FakeServer((HELLO, answer), ({**HELLO, **STREAMED}, answer))
         with pytest.raises(kind, match="no such model"):
             WAYS[way](server.client(), "hello")
-
-
-def test_a_busy_server_is_asked_again() -> None:
-    busy = httpx.Response(429, json=REFUSED, headers={"retry-after-ms": "1"})
-    answers = iter([busy, httpx.Response(200, content=json.dumps(completion(content="Hi")))])
-    transport = httpx.MockTransport(lambda request: next(answers))
-    llm = ChatPrecedentServer(model="smol", base_url="http://server", http_client=httpx.Client(transport=transport))
-    assert llm.invoke("hello").content == "Hi"

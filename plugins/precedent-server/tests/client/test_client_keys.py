@@ -13,7 +13,6 @@ from pydantic import SecretStr
 
 from precedent.errors import ConfigError, UnsupportedError
 from precedent_server.client import ChatPrecedentServer
-from precedent_server.client.connection import FROM_ENVIRONMENT
 
 CANARY = "sk-Zyzzogeton"
 
@@ -32,8 +31,7 @@ def authorization(**fields: Any) -> str:
 
 
 def test_the_key_comes_from_our_own_variable_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "LANGSMITH_API_KEY", "LANGSMITH_GATEWAY_API_KEY"):
-        monkeypatch.setenv(name, CANARY)
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY)
     assert authorization() == "Bearer no-key"
     monkeypatch.setenv("PRECEDENT_API_KEY", "ours")
     assert authorization() == "Bearer ours"
@@ -44,6 +42,7 @@ def test_the_key_comes_from_our_own_variable_alone(monkeypatch: pytest.MonkeyPat
 VARIABLES = (
     *("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_ORGANIZATION", "OPENAI_PROJECT_ID"),
     *("OPENAI_WEBHOOK_SECRET", "AZURE_OPENAI_API_KEY", "AZURE_OPENAI_AD_TOKEN"),
+    *("LANGSMITH_API_KEY", "LANGSMITH_GATEWAY_API_KEY"),
 )
 
 
@@ -64,28 +63,19 @@ async def test_nothing_that_is_meant_for_openai_is_sent(monkeypatch: pytest.Monk
         assert CANARY.lower() not in f"{request.url} {request.headers.raw} {request.content!r}".lower()
 
 
-def test_a_missing_url_is_not_openais(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://openai.example")
-    monkeypatch.setenv("OPENAI_API_BASE", "http://openai.example")
+def test_the_model_comes_from_the_environment_and_a_missing_url_is_not_openais(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRECEDENT_MODEL", "folder/name")
+    assert ChatPrecedentServer(base_url="http://server").model_name == "folder/name"
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE"):
+        monkeypatch.setenv(name, "http://openai.example")
     with pytest.raises(ConfigError, match="base_url is missing"):
         ChatPrecedentServer(model="smol")
 
 
-def test_the_model_comes_from_the_environment_as_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FROM_ENVIRONMENT["model"], "folder/name")
-    assert ChatPrecedentServer(base_url="http://server").model_name == "folder/name"
-
-
 def test_a_key_is_shown_nowhere() -> None:
     llm = made(api_key=CANARY, temperature=0.5)
-    shown = [
-        repr(llm),
-        str(llm),
-        dumps(llm),
-        json.dumps(llm._identifying_params, default=str),
-        str(llm._get_ls_params()),
-    ]
-    shown += [llm._get_llm_string(), str(llm._get_invocation_params())]
+    shown = [repr(llm), str(llm), dumps(llm), json.dumps(llm._identifying_params, default=str)]
+    shown += map(str, (llm._get_ls_params(), llm._get_llm_string(), llm._get_invocation_params()))
     assert [text for text in shown if CANARY in text] == []
     for wrong in (f"{CANARY} x", CANARY.encode(), [CANARY]):
         with pytest.raises(ConfigError) as refused:

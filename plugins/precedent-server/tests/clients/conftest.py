@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 from openai import OpenAI
@@ -70,30 +70,16 @@ def started(command: list[str], log: Path, tells: str) -> Iterator[str]:
         streams: dict[str, Any] = {"stdout": other, "stderr": other, tells: subprocess.PIPE}
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path])}
         with subprocess.Popen(command, text=True, env=environment, **streams) as running:
-            told = getattr(running, tells)
+            told, said = getattr(running, tells), list[str]()
             try:
-                yield address_in(told, log)
+                while not (found := re.search(r"http://[\d.]+:\d+", said[-1] if said else "")):
+                    said.append(told.readline())
+                    assert said[-1], "".join(said) + log.read_text()
+                yield found[0]
             finally:
                 running.send_signal(signal.SIGTERM)
                 told.read()
     assert running.returncode == 0, log.read_text()
-
-
-def address_in(told: IO[str], log: Path) -> str:
-    """The address that a server tells."""
-    said = list[str]()
-    for line in told:
-        said.append(line)
-        if found := re.search(r"http://[\d.]+:\d+", line):
-            return found[0]
-    pytest.fail("".join(said) + log.read_text())
-
-
-@pytest.fixture
-def fifo(tmp_path: Path) -> Path:
-    """A FIFO: who opens it waits for the other end, without a clock."""
-    os.mkfifo(tmp_path / "fifo")
-    return tmp_path / "fifo"
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ import re
 import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
-from helpers.standard_answers import answer, call, thinking_tokenizer
+from helpers.standard_answers import answer, thinking_tokenizer
 
 from precedent.cache import SpeculationCache
 from precedent_server.keys import KeyFile
@@ -27,13 +26,6 @@ LIMITS = ServerLimits(max_queued_per_key=16)
 """A key may have as many answers at once as a request may ask for."""
 
 
-CANARY = {
-    "Call the provided tool with value CANARY_OK.": call("compatcanary_echo", '{"value": "CANARY_OK"}'),
-    "Return the requested compatibility status.": '{"status": "ok"}',
-}
-"""What CompatCanary wants done, which no echo does."""
-
-
 def echo(prompt: str) -> str:
     """The answer of the model `echo`."""
     if "<|im_start|>" not in prompt:  # a text to be continued
@@ -44,24 +36,19 @@ def echo(prompt: str) -> str:
         return " ".join(map(str, range(1, int(counted[1]) + 1)))
     if waited := re.fullmatch(r"Wait for (.+)", said):
         return Path(waited[1]).read_text()
-    return CANARY.get(said, said)
-
-
-def serving(keys: Path, held: ExitStack) -> Serving:
-    """The models; an answer that a grammar forbids ends early, since a fuzzer asks for any grammar."""
-    cache = held.enter_context(SpeculationCache.open(embedder=HashEmbedder()))
-
-    def served(name: str, script: Any) -> Served:
-        tokenizer = thinking_tokenizer()
-        engine = scripted_model_engine(script, tokenizer=tokenizer, name=name, cache=cache, may_stray=True)
-        return Served.of(name, held.enter_context(closing(engine)))
-
-    scripts = {"echo": echo, "scripted-model": answer, "other-model": answer}
-    models = {name: served(name, script) for name, script in scripts.items()}
-    return held.enter_context(closing(Serving(models, LIMITS, KeyFile(keys))))
+    return said
 
 
 if __name__ == "__main__":
     os.environ["HF_HUB_OFFLINE"] = "1"
-    with ExitStack() as stack:
-        serve(serving(Path(sys.argv[1]), stack), "127.0.0.1", 0, ready=lambda address: print(address, flush=True))
+    with ExitStack() as held:
+        cache = held.enter_context(SpeculationCache.open(embedder=HashEmbedder()))
+        models = {}
+        for name, script in {"echo": echo, "scripted-model": answer, "other-model": answer}.items():
+            # an answer that a grammar forbids ends early, since a fuzzer asks for any grammar
+            engine = scripted_model_engine(
+                script, tokenizer=thinking_tokenizer(), name=name, cache=cache, may_stray=True
+            )
+            models[name] = Served.of(name, held.enter_context(closing(engine)))
+        serving = held.enter_context(closing(Serving(models, LIMITS, KeyFile(Path(sys.argv[1])))))
+        serve(serving, "127.0.0.1", 0, ready=lambda address: print(address, flush=True))

@@ -65,7 +65,7 @@ class Listener(BaseCallbackHandler):
     def __init__(self) -> None:
         self._running: dict[UUID, Asked] = {}
         self._here: ContextVar[tuple[UUID, ...]] = ContextVar("runs of this context", default=())
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a stream that nobody holds any more may be finalised while a prompt is checked
 
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any

@@ -9,11 +9,12 @@ cache can be rewound to any earlier token. Rows that were not written are never 
 
 from __future__ import annotations
 
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,22 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from precedent.runtime.compiled import Int64s
 from precedent.runtime.placing import placed
-from precedent.target.kv.memory import empty
 from precedent.target.kv.shape import KVShape, LayerShape, capacity_for
+
+MAPPED = 128 * 2**10
+"""Bytes from which a buffer in main memory has pages of its own, which go back to the system with it.
+
+Buffers come and go in sizes that grow with their conversations: in C's heap they leave holes, and a server's memory
+grows for hours.
+"""
+
+
+def _empty(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    num_bytes = prod(size) * dtype.itemsize
+    if device.type != "cpu" or num_bytes < MAPPED:
+        return torch.empty(size, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, num_bytes, access=mmap.ACCESS_COPY)  # a copy: no child process shares it
+    return torch.frombuffer(pages, dtype=dtype).view(size)
 
 
 class KVBlock:
@@ -56,10 +71,6 @@ class KVBlock:
             keys[:, :, :used], values[:, :, :used] = self.keys[:, :, :used], self.values[:, :, :used]
             self._hold(keys, values)
 
-    def defer(self, sources: Int64s, start: int) -> bool:
-        """Whether an arena takes this move, to make it with those of other sequences (`Arena.moves`)."""
-        return False
-
     def move(self, sources: Tensor, start: int) -> None:
         """Copy rows `sources` (`[num_rows]`, on this block's device) to the rows from `start` on."""
         stop = start + sources.numel()
@@ -90,7 +101,7 @@ class KVBlock:
     def _buffers(self, capacity: int) -> tuple[Tensor, Tensor]:
         shape = self.shape
         keys, values = (
-            empty((self.num_layers, heads, capacity, dim), shape.dtype, shape.device) for heads, dim in shape.sizes
+            _empty((self.num_layers, heads, capacity, dim), shape.dtype, shape.device) for heads, dim in shape.sizes
         )
         return keys, values
 
@@ -107,10 +118,6 @@ class Arena(ABC):
     @abstractmethod
     def has_room(self, rows: int) -> bool:
         """Whether every block has room for a sequence of `rows` rows."""
-
-    @abstractmethod
-    def moves(self) -> AbstractContextManager[None]:
-        """Let rows that sequences move inside wait, to be moved together at the end."""
 
 
 @dataclass(slots=True)
@@ -289,8 +296,7 @@ class KVCache(Cache):
             sources, start = length + np.array(rows[in_place:], dtype=np.int64), length + in_place
             on_device = cache(lambda device: placed(sources, device))  # copied once for all blocks there
             for block in self.blocks:
-                if not block.defer(sources, start):
-                    block.move(on_device(block.keys.device), start)
+                block.move(on_device(block.keys.device), start)
         self.state.keep(length, rows)
         self._filled.length = length + len(rows)
 

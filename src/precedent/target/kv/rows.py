@@ -130,7 +130,7 @@ class Running:
             _RUNNING.reset(token)
 
 
-class Forward(Running):
+class ForwardPass(Running):
     """The sequences in one forward, and the span of each in the input."""
 
     def __init__(self, sequences: Sequence[Rows], *, by_rows: bool = False) -> None:
@@ -194,7 +194,7 @@ class RowMasks:
     """
 
     def __init__(
-        self, forward: Forward, rule: Rule, reach: int | None, device: torch.device, rows: slice = slice(None)
+        self, forward: ForwardPass, rule: Rule, reach: int | None, device: torch.device, rows: slice = slice(None)
     ) -> None:
         self.forward, self.device = forward, device
         self._rule, self._reach, self._rows = rule, reach, rows

@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.utils import logging as hub_logging
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
 from platformdirs import user_cache_path
 from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import Digits, Sequence
@@ -20,13 +24,14 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    modeling_gguf_pytorch_utils,
 )
+from transformers.utils import logging as transformers_logging
 
 from precedent.errors import ModelLoadError, PrecedentError
 from precedent.runtime.plain_values import in_one_line
 from precedent.runtime.recomputable import computed_folder
 from precedent.target.load.gguf_header import read_header
-from precedent.target.load.quiet import quiet
 from precedent.target.support import check_loadable
 
 READERS = ("gguf", "accelerate")
@@ -184,3 +189,27 @@ def _match_runs_of_spaces(tokenizer: PreTrainedTokenizerBase) -> None:
 def _in(file: Path) -> dict[str, Any]:
     """The arguments that make transformers read a GGUF file."""
     return {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+
+
+_GGUF_READER: Any = modeling_gguf_pytorch_utils
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide transformers' progress bars and advice, not its errors; downloads keep the hub's own progress bar."""
+    levels = [(each, each.get_verbosity()) for each in (transformers_logging, hub_logging)]
+    bars, downloads_shown = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    bar_of_gguf, _GGUF_READER.tqdm = _GGUF_READER.tqdm, lambda items, **settings: items  # it ignores all settings
+    for each, _ in levels:
+        each.set_verbosity(logging.ERROR)
+    transformers_logging.disable_progress_bar()
+    if downloads_shown:
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        _GGUF_READER.tqdm = bar_of_gguf
+        for each, level in levels:
+            each.set_verbosity(level)
+        if bars and downloads_shown:  # enabling also turns the hub's bars on
+            transformers_logging.enable_progress_bar()

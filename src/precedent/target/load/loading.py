@@ -24,13 +24,20 @@ from transformers import (
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.runtime.plain_values import in_one_line
-from precedent.target.load.adapters import merged, tokenizer_source, with_base
 from precedent.target.load.chat_template import CHATML, read_chat_template, say_what_lacks
 from precedent.target.load.draft_folders import check_readable, check_whole
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count, first_layers, layers_of
 from precedent.target.load.gguf import check_reader, read_config, read_sampling, read_tokenizer
 from precedent.target.load.gguf_header import read_header
-from precedent.target.load.source import DEMO_TARGET, explained, find_source, gguf_file
+from precedent.target.load.source import (
+    DEMO_TARGET,
+    explained,
+    find_source,
+    gguf_file,
+    merged,
+    tokenizer_source,
+    with_base,
+)
 from precedent.target.load.weight_files import faults_of, layers_left_over, quant_method, say_if_dense, too_many
 from precedent.target.support import check_loadable
 
@@ -193,12 +200,10 @@ def _load_tokenizer(
 
 
 def _where(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments of `from_pretrained` that choose the files, for config and tokenizer too."""
     return {name: settings[name] for name in WHERE_FROM if name in settings}
 
 
 def _checked_config(source: str | Path, settings: Mapping[str, Any]) -> PreTrainedConfig:
-    """The config of a model that can be loaded. Raises ModelLoadError or UnsupportedError."""
     where = _where(settings)
     with explained(source, "the model"):
         check_whole(source, where)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from precedent.target.checkpoint import INDEX, OLDER, WHOLE
@@ -17,9 +18,6 @@ from precedent.target.fingerprints import is_dense
 
 LFS = b"version https://git-lfs"
 """How the text begins that git leaves in place of a large file which was not fetched."""
-
-MOST_HEADER = 100 * 2**20
-"""Most bytes of a safetensors header, as in the format's own reader."""
 
 OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 
@@ -77,21 +75,13 @@ def _tensors_in(file: Path) -> tuple[set[str], list[str]]:
     with file.open("rb") as content:
         if content.read(len(LFS)) == LFS:
             return set(), [f"{file} is a pointer of git LFS and not the file itself: {_POINTER}"]
-        if file.suffix != ".safetensors":
-            return set(), []
-        content.seek(0)
-        length, size = int.from_bytes(content.read(8), "little"), file.stat().st_size
-        if not 0 < length <= min(MOST_HEADER, max(size - 8, 0)):
-            return set(), [f"{file} is cut short or is no safetensors file: {_FETCH}"]
-        try:
-            tensors = {
-                name: entry for name, entry in json.loads(content.read(length)).items() if name != "__metadata__"
-            }
-            needed = 8 + length + max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return set(), [f"{file} has a damaged header: {_FETCH}"]
-    short = [f"{file} has {size:,} bytes and should have {needed:,}: {_FETCH}"] if needed > size else []
-    return set(tensors), short
+    if file.suffix != ".safetensors":
+        return set(), []
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return set(tensors.keys()), []
+    except SafetensorError as error:
+        return set(), [f"{file} is cut short or damaged ({error}): {_FETCH}"]
 
 
 def _layers(names: set[str], config: Any, folder: Path) -> Iterator[str]:

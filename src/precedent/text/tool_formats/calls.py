@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from precedent.text.assembly import partial_match
@@ -12,6 +12,14 @@ from precedent.text.tool_formats.json_text import dump_json, escaped_in_string
 
 Tools = Sequence[Mapping[str, Any]]
 """OpenAI function dicts."""
+
+
+Reading = Generator[None, str, str]
+"""Takes characters; returns the text that belongs to what follows the region."""
+
+
+class EndOfAnswer(Exception):
+    """Raised in a reading where the answer ends within the region."""
 
 
 class CallReader(ABC):
@@ -25,14 +33,29 @@ class CallReader(ABC):
 
     def __init__(self, head: str) -> None:
         self._log = CallLog(head)
+        self._reading = self._read()
+        next(self._reading)
 
     @abstractmethod
+    def _read(self) -> Reading:
+        """Read the region; `EndOfAnswer` is raised in it where the answer ends."""
+
     def feed(self, char: str) -> str | None:
         """Take a character. Returns None inside the region, and at its end the text that belongs to what follows."""
+        self._log.raw.append(char)
+        try:
+            self._reading.send(char)
+        except StopIteration as end:
+            return str(end.value)
+        return None
 
-    @abstractmethod
-    def finish(self) -> str | None:
-        """End the region with the answer. Returns the text that turned out not to belong to it, None if all did."""
+    def finish(self) -> str:
+        """End the region with the answer. Returns the text that turned out not to belong to it."""
+        try:
+            self._reading.throw(EndOfAnswer())
+        except StopIteration as end:
+            return str(end.value)
+        raise AssertionError("a reading goes on after the end of its answer")
 
     def take(self) -> list[Event]:
         """Return the events since the last call, and forget them."""

@@ -1,11 +1,11 @@
-"""Calls in JSON: an object with name and arguments (Hermes, Llama), or the arguments alone (Mistral, gpt-oss)."""
+"""Calls whose arguments are JSON: between tags, bare, in Mistral's lists, and behind a name."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from precedent.text.tool_formats.calls import CallReader, held_tail
+from precedent.text.tool_formats.calls import CallReader, EndOfAnswer, Reading, held_tail
 from precedent.text.tool_formats.events import ParsedCall
 from precedent.text.tool_formats.json_text import (
     JsonScanner,
@@ -19,38 +19,37 @@ _NAMED = re.compile(r"\[TOOL_CALLS\]\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\][^\[\]{}]*
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
 
 
-class MemberScanner:
+class MemberScanner(JsonScanner):
     """Follows a call's JSON to find its name and the characters that belong to the arguments.
 
     With a given `name` the JSON is the arguments alone; otherwise they are under one of `argument_keys`.
     """
 
     def __init__(self, name: str | None, argument_keys: tuple[str, ...]) -> None:
-        self.json = JsonScanner()
+        super().__init__()
         self.name, self._argument_keys = name, argument_keys
         self.keys: list[Any] = []
         self._outside = 0 if name is not None else 1
-        self._token: list[str] = []
+        self._token = ""
         self._in_value = self._found = self._ended = False
 
-    def step(self, char: str) -> bool:
+    def takes(self, char: str) -> bool:
         """Take a character; True if it belongs to the arguments, which occur once and after the name."""
-        depth = self.json.depth
-        self.json.step(char)
+        depth, starts = self.depth, char == "{" and not self.in_string
+        self.step(char)
         if self._found:
-            inside, self._ended = not self._ended, self._ended or self.json.depth <= self._outside
+            inside, self._ended = not self._ended, self._ended or self.depth <= self._outside
             return inside
-        if depth == self._outside and char == "{" and not self.json.in_string and self._at_arguments():
+        if starts and depth == self._outside and self._at_arguments():
             self._found = True
-            return True
-        if depth == 1 or self.json.depth == 1:
+        elif depth == 1 or self.depth == 1:
             self._step_member(char)
-        return False
+        return self._found
 
     def peek(self) -> Any:
         """The key or value being collected, if it is complete."""
         try:
-            return load_json("".join(self._token))
+            return load_json(self._token)
         except ValueError:
             return None
 
@@ -61,24 +60,16 @@ class MemberScanner:
 
     def _step_member(self, char: str) -> None:
         """Collect keys and values of the outermost object; only string values matter."""
-        if self.json.in_string or char == '"':
-            self._token.append(char)
+        if self.in_string or char == '"':
+            self._token += char
         elif char == ":":
-            self.keys.append(self._token_value())
-            self._in_value = True
+            self.keys.append(self.peek())
+            self._in_value, self._token = True, ""
         elif char in ",}":
-            self._end_value()
-
-    def _end_value(self) -> None:
-        value = self._token_value()
-        if self._in_value and self.keys[-1] == "name" and isinstance(value, str):
-            self.name = self.name or value
-        self._in_value = False
-
-    def _token_value(self) -> Any:
-        value = self.peek()
-        self._token = []
-        return value
+            value = self.peek()
+            if self._in_value and self.keys[-1] == "name" and isinstance(value, str):
+                self.name = self.name or value
+            self._in_value, self._token = False, ""
 
 
 class JsonCall(CallReader):
@@ -97,78 +88,72 @@ class JsonCall(CallReader):
         name: str | None = None,
         argument_keys: tuple[str, ...] = ("arguments",),
     ) -> None:
+        self._open, self._keys, self._given_name = open_tag, argument_keys, name
+        self._tags = (*close_tags, open_tag) if open_tag else close_tags
+        self._members = MemberScanner(name, argument_keys)
+        self._pending: list[str] = []
         super().__init__(head)
         self._log.name = name
-        self._open, self._keys = open_tag, argument_keys
-        self._tags = (*close_tags, open_tag) if open_tag else close_tags
-        self._longest = max(map(len, self._tags), default=0)
-        self._ends = {tag[-1] for tag in self._tags}
-        self._members = MemberScanner(name, argument_keys)
-        self._given_name = name
-        self._tail = ""
-        self._pending: list[str] = []
-        self._hidden_tag = False
 
-    def feed(self, char: str) -> str | None:
-        """Take a character; see `CallReader`."""
-        self._log.raw.append(char)
-        in_arguments = self._members.step(char)
-        self._tail = (self._tail + char)[-self._longest :] if self._longest else ""
-        tag = self._complete_tag() if char in self._ends else ""
-        if tag and not self._members.json.in_string:
-            return self._end_at(tag)
-        self._hidden_tag = self._hidden_tag or bool(tag)
-        if in_arguments:
-            self._hand_out(char)
-        if not self._tags and char == "}" and self._members.json.depth == 0 and not self._members.json.in_string:
-            self._end(self._body())
-            return ""
-        return None
+    def _read(self) -> Reading:
+        longest, ends = max(map(len, self._tags), default=0), {tag[-1] for tag in self._tags}
+        tail, hidden_tag, members = "", False, self._members
+        try:
+            while True:
+                char = yield
+                if self._refuses(char):
+                    self.rejected = True
+                    return self._body()
+                in_arguments = members.takes(char)
+                tail = (tail + char)[-longest:] if longest else ""
+                tag = next((tag for tag in self._tags if tail.endswith(tag)), "") if char in ends else ""
+                if tag and not members.in_string:
+                    return self._cut(len(self._body()) - len(tag), tag)
+                hidden_tag = hidden_tag or bool(tag)
+                if in_arguments:
+                    self._hand_out(char, hidden_tag, held_tail(tail, self._tags))
+                if not self._tags and char == "}" and members.depth == 0 and not members.in_string:
+                    self._end(self._body())
+                    return ""
+        except EndOfAnswer:
+            return self._finish()
 
-    def finish(self) -> str | None:
+    def _refuses(self, char: str) -> bool:
+        """Whether the text turns out not to be a call with this character, or at the end if there is none."""
+        return False
+
+    def _finish(self) -> str:
         """Take the call as complete, or else cut it at the first tag that was hidden in a string."""
+        if self._refuses(""):
+            self.rejected = True
+            return self._body()
         body = self._body()
         if closing := held_tail(body, self._tags):  # the answer ends within the closing tag
             without = body[:-closing]
             body = without if isinstance(self._parsed(without), ParsedCall) else body
         cuts = [(body.find(tag), tag) for tag in self._tags if tag in body]
-        if cuts and isinstance(self._parsed(body), ValueError | RecursionError):
+        if cuts and not isinstance(self._parsed(body), ParsedCall):
             return self._cut(*min(cuts))
         self._end(body)
-        return None
+        return ""
 
     def _body(self) -> str:
         return "".join(self._log.raw[1:])
 
-    def _complete_tag(self) -> str:
-        return next((tag for tag in self._tags if self._tail.endswith(tag)), "")
-
-    def _hand_out(self, char: str) -> None:
+    def _hand_out(self, char: str, hidden_tag: bool, held: int) -> None:
         """Hand out arguments that cannot be the start of a tag, and nothing after a hidden tag."""
-        in_string = self._members.json.in_string
-        self._pending.append(escaped_in_string(char) if in_string else char)
-        if self._hidden_tag:
+        self._pending.append(escaped_in_string(char) if self._members.in_string else char)
+        if hidden_tag:
             return
         if not self._log.begun:
             self._log.begin(self._members.name or "")
-        held = held_tail(self._tail, self._tags)
         ready = len(self._pending) - held
         if ready > 0:
             self._log.write("".join(self._pending[:ready]), held)
             self._pending = self._pending[ready:]
 
-    def _end_at(self, tag: str) -> str:
-        """End the call at a tag; an opening one belongs to the next call."""
-        body = self._body()[: -len(tag)]
-        if tag != self._open:
-            self._end(body)
-            return ""
-        del self._log.raw[-len(tag) :]
-        self._end(body)
-        return tag
-
     def _cut(self, start: int, tag: str) -> str:
-        """At the end of the answer, end the call at the first tag within its body."""
+        """End the call at a tag of its body; an opening one belongs to the next call. Returns what follows."""
         body = self._body()
         end = start if tag == self._open else start + len(tag)
         del self._log.raw[1 + end :]
@@ -177,27 +162,22 @@ class JsonCall(CallReader):
 
     def _end(self, body: str) -> None:
         call = self._parsed(body)
-        if isinstance(call, ParsedCall):
-            self._end_valid(call)
-            return
-        name = _NAME.search(body)
-        self._log.name = self._log.name or (name.group(1) if name else None)
-        self._log.fail(call)
-
-    def _end_valid(self, call: ParsedCall) -> None:
-        if not self._log.begun:
+        if not isinstance(call, ParsedCall):
+            name = _NAME.search(body)
+            self._log.name = self._log.name or (name.group(1) if name else None)
+            self._log.fail(call)
+        elif not self._log.begun:
             self._log.begin(call.name)
             self._log.write(dump_json(call.arguments))
-        elif not self._agrees(call):
-            self._log.fail("it has a duplicate key")
-            return
-        elif self._pending:
-            self._log.write("".join(self._pending))
-        self._log.end()
-
-    def _agrees(self, call: ParsedCall) -> bool:
-        """Return whether the arguments handed out are those of the whole call."""
-        return call == ParsedCall(self._log.name or "", load_object(self._log.written + "".join(self._pending)))
+            self._log.end()
+        else:
+            rest = "".join(self._pending)
+            if call != ParsedCall(self._log.name or "", load_object(self._log.written + rest)):
+                self._log.fail("it has a duplicate key")
+                return
+            if rest:
+                self._log.write(rest)
+            self._log.end()
 
     def _parsed(self, body: str) -> ParsedCall | ValueError | RecursionError:
         try:
@@ -209,33 +189,25 @@ class JsonCall(CallReader):
 
 
 class BareCall(JsonCall):
-    """A JSON object that may be a call: it is text unless it has a function name, arguments, and little else."""
+    """A JSON object that may be a call: it is text unless it has a function name, arguments, and little else.
+
+    At the end of an answer, a truncated object that names a function is a call, anything else is text.
+    """
 
     _MEMBERS = frozenset({"name", "type", "id", "parameters", "arguments"})
 
-    def feed(self, char: str) -> str | None:
-        """Take a character; hand back the whole text as soon as it cannot be a call."""
-        if not self._log.begun and not self._members.json.in_string and not self._may_go_on(char):
-            return self._reject(char)
-        return super().feed(char)
-
-    def finish(self) -> str | None:
-        """End with the answer: a truncated object that names a function is a call, anything else is text."""
-        return super().finish() if self._members.name else self._reject("")
-
-    def _may_go_on(self, char: str) -> bool:
-        if self._members.json.depth != 1:
-            return True
+    def _refuses(self, char: str) -> bool:
+        members = self._members
+        if not char:
+            return not members.name
+        if self._log.begun or members.in_string or members.depth != 1:
+            return False
         if char == ":":
-            return self._members.peek() in self._MEMBERS
+            return members.peek() not in self._MEMBERS
         if char == "}":
-            has_arguments = any(key in self._keys for key in self._members.keys)
-            return has_arguments and isinstance(self._parsed(self._body() + char), ParsedCall)
-        return bool(self._members.keys or self._members.peek()) or char in ' \t\r\n"'
-
-    def _reject(self, char: str) -> str:
-        self.rejected = True
-        return self._body() + char
+            has_arguments = any(key in self._keys for key in members.keys)
+            return not has_arguments or not isinstance(self._parsed(self._body()), ParsedCall)
+        return not members.keys and not members.peek() and char not in ' \t\r\n"'
 
 
 class MistralCalls(CallReader):
@@ -245,54 +217,45 @@ class MistralCalls(CallReader):
     """
 
     def __init__(self, head: str) -> None:
-        super().__init__(head)
         self._head = head
-        self._in_list, self._is_empty = False, True
-        self._call: JsonCall | None = None
+        super().__init__(head)
 
-    def feed(self, char: str) -> str | None:
-        """Take a character; see `CallReader`."""
-        if self._call is not None:
-            return self._feed_call(self._call, char)
-        self._head += char
-        if self._in_list:
-            return self._feed_list(char)
-        if char == "{":
-            self._open_call(_NAMED.fullmatch(self._head[:-1]))
-        elif char == "[" and self._head[:-1].rstrip() == "[TOOL_CALLS]":
-            self._in_list = True
-        return None
+    def _read(self) -> Reading:
+        is_empty = True
+        try:
+            while True:
+                head, self._head = self._head, self._head + (yield)
+                if self._head.endswith("{"):
+                    named, is_empty = _NAMED.fullmatch(head), False
+                    yield from self._call(head, "{", named and named[1])
+                    return ""
+                if self._head.endswith("[") and head.rstrip() == "[TOOL_CALLS]":
+                    break
+            while (char := (yield)) != "]":
+                if char.isspace() or char == ",":
+                    self._head += char
+                else:
+                    is_empty = False
+                    yield from self._call(self._head, char, None)
+                    self._head = ""
+        except EndOfAnswer:
+            if is_empty:
+                self._log.raw = [self._head]
+                self._log.fail("it has no arguments")
+        return ""
 
-    def finish(self) -> str | None:
-        """End the call with the answer."""
-        if self._call is not None:
-            self._call.finish()
-            self._log.events += self._call.take()
-        elif self._is_empty:
-            self._log.raw = [self._head]
-            self._log.fail("it has no arguments")
-        return None
-
-    def _feed_list(self, char: str) -> str | None:
-        if char == "]":
-            return ""
-        if not char.isspace() and char != ",":
-            self._open_call(None)
-        return None
-
-    def _open_call(self, named: re.Match[str] | None) -> None:
-        self._is_empty = False
-        char, head = self._head[-1], self._head[:-1]
-        self._call, self._head = JsonCall(head, name=named.group(1) if named else None), ""
-        self._call.feed(char)
-
-    def _feed_call(self, call: JsonCall, char: str) -> str | None:
-        leftover = call.feed(char)
-        self._log.events += call.take()
-        if leftover is None:
-            return None
-        self._call = None
-        return None if self._in_list else ""
+    def _call(self, head: str, char: str, name: str | None) -> Reading:
+        call = JsonCall(head, name=name)
+        try:
+            while call.feed(char) is None:
+                self._log.events += call.take()
+                char = yield
+        except EndOfAnswer:
+            call.finish()
+            raise
+        finally:
+            self._log.events += call.take()
+        return ""
 
 
 def _call_of(value: Any, argument_keys: tuple[str, ...]) -> ParsedCall:

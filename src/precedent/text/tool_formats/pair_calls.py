@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from precedent.text.tool_formats.calls import CallReader, StringWriter, Tools, held_tail
+from precedent.text.tool_formats.calls import CallReader, EndOfAnswer, Reading, StringWriter, Tools, held_tail
 from precedent.text.tool_formats.json_text import dump_json, load_json
 from precedent.text.tool_schema import referenced
 
@@ -17,12 +17,9 @@ class PairReader(CallReader):
     """Hands out each argument once it is complete; the first problem makes the call invalid."""
 
     def __init__(self, head: str) -> None:
-        super().__init__(head)
-        self._start_call()
-
-    def _start_call(self) -> None:
         self._keys: set[str] = set()
         self._problem = ""
+        super().__init__(head)
 
     def _add(self, read: Callable[[], tuple[str, Any]]) -> None:
         """Hand out the argument that `read` returns; an exception is the call's problem."""
@@ -45,7 +42,7 @@ class PairReader(CallReader):
             self._log.fail(self._problem or problem)
         else:
             self._log.end_pairs()
-        self._start_call()
+        self._keys, self._problem = set(), ""
 
 
 class XmlCall(PairReader):
@@ -60,90 +57,60 @@ class XmlCall(PairReader):
     </tool_call>
 
     A string parameter is handed out as it is written, any other once complete. A value ends at the first
-    `</parameter>`, because the format has no way to quote one.
+    `</parameter>`, because the format has no way to quote one. At the end of an answer the call is valid if its
+    function was complete.
     """
 
     OPEN, CLOSE, VALUE_END = "<tool_call>", "</tool_call>", "</parameter>"
     TAG = re.compile(r"\s*<(?:(?P<kind>function|parameter)=(?P<name>[^<>\n]+)|(?P<end>/function))>")
 
     def __init__(self, head: str, tools: Tools) -> None:
-        super().__init__(head)
         self._tools = tools
-        self._key = ""
-        self._seen: list[str] = []
-        self._value: list[str] | None = None
-        self._text: StringWriter | None = None
-        self._complete = False
+        super().__init__(head)
 
-    def feed(self, char: str) -> str | None:
-        """Take a character; see `CallReader`."""
-        self._log.raw.append(char)
-        if self._text is not None:
-            if self._text.step(char, skip="\n"):
-                self._log.write('"')
-                self._text = None
-        elif self._value is not None:
-            self._step_value(self._value, char)
-        else:
-            self._seen.append(char)
-            return self._end_tag("".join(self._seen)) if char == ">" else None
-        return None
-
-    def finish(self) -> str | None:
-        """End the call with the answer; it is valid if its function was complete."""
-        self._end()
-        return None
-
-    def _end_tag(self, seen: str) -> str | None:
-        if seen.endswith(self.CLOSE):
-            self._end("" if not seen.removesuffix(self.CLOSE).strip() else "there is text between its tags")
-            return ""
+    def _read(self) -> Reading:
+        seen, problem, complete = "", "", False
+        try:
+            while not seen.endswith((self.OPEN, self.CLOSE)):
+                seen += yield
+                if not seen.endswith(">") or seen.endswith((self.OPEN, self.CLOSE)) or self._problem:
+                    continue
+                tag, seen = self.TAG.fullmatch(seen), ""
+                if tag is None or complete or (tag["kind"] == "function") == self._log.begun:
+                    self._problem = "a tag is out of place"
+                elif tag["kind"] == "function":
+                    self._log.begin(tag["name"])
+                elif tag["kind"] == "parameter":
+                    yield from self._value(tag["name"])
+                else:
+                    complete = True
+        except EndOfAnswer:
+            seen = ""
+        if seen.endswith(self.CLOSE) and seen.removesuffix(self.CLOSE).strip():
+            problem = "there is text between its tags"
         if seen.endswith(self.OPEN):
             del self._log.raw[-len(self.OPEN) :]
-            self._end()
-            return self.OPEN
-        if not self._problem:
-            self._problem = self._follow(self.TAG.fullmatch(seen))
-            self._seen.clear()
-        return None
+        self._end_call(problem or ("" if complete else "its function is not closed"))
+        return self.OPEN if seen.endswith(self.OPEN) else ""
 
-    def _follow(self, tag: re.Match[str] | None) -> str:
-        """Process a tag; return what is wrong with it here, or "" if the call goes on."""
-        if tag is None or self._complete or (tag["kind"] == "function") == self._log.begun:
-            return "a tag is out of place"
-        if tag["kind"] == "function":
-            self._log.begin(tag["name"])
-        elif tag["kind"] == "parameter":
-            return self._open_value(tag["name"])
-        else:
-            self._complete = True
-        return ""
-
-    def _open_value(self, key: str) -> str:
+    def _value(self, key: str) -> Reading:
+        types = argument_types(self._tools, self._log.name or "", key)
         if key in self._keys:
-            return f"parameter {key!r} is given twice"
-        self._key = key
-        if self._types == {"string"}:
+            self._problem = f"parameter {key!r} is given twice"
+        elif types == {"string"}:
             self._log.write(f'{", " if self._keys else "{"}{dump_json(key)}: "')
-            self._keys.add(key)
-            self._text = StringWriter(self._log, (f"\n{self.VALUE_END}", self.VALUE_END))
+            self._claim(key)
+            writer = StringWriter(self._log, (f"\n{self.VALUE_END}", self.VALUE_END))
+            while not writer.step((yield), skip="\n"):
+                pass
+            self._log.write('"')
         else:
-            self._value = []
+            value = ""
+            while not value.endswith(self.VALUE_END):
+                value += yield
+            text = value.removesuffix(self.VALUE_END).removeprefix("\n").removesuffix("\n")
+            self._add(lambda: (key, typed_value(text, types)))
         return ""
-
-    def _step_value(self, value: list[str], char: str) -> None:
-        value.append(char)
-        if char == ">" and (text := "".join(value)).endswith(self.VALUE_END):
-            self._value = None
-            text = text.removesuffix(self.VALUE_END).removeprefix("\n").removesuffix("\n")
-            self._add(lambda: (self._key, typed_value(text, self._types)))
-
-    @property
-    def _types(self) -> frozenset[str]:
-        return argument_types(self._tools, self._log.name or "", self._key)
-
-    def _end(self, problem: str = "") -> None:
-        self._end_call(problem if self._complete else problem or "its function is not closed")
 
 
 class PythonCalls(PairReader):
@@ -158,81 +125,61 @@ class PythonCalls(PairReader):
     AROUND = " \t\r\n,;["
 
     def __init__(self, head: str, close: str, *, bare: bool = False) -> None:
-        super().__init__(head)
         self._close, self._bare = close, bare
-        self._is_empty = True
-        self._between: list[str] = []
+        super().__init__(head)
 
-    def _start_call(self) -> None:
-        super()._start_call()
-        self._piece: list[str] = []
-        self._depth, self._quote, self._escaped = 0, "", False
-        self._in_call = False
-
-    def feed(self, char: str) -> str | None:
-        """Take a character; see `CallReader`."""
-        self._log.raw.append(char)
-        if self._in_call:
-            self._step_call(char)
-            return None
-        self._between.append(char)
-        text = "".join(self._between)
-        if text.endswith(self._close):
-            if text.removesuffix(self._close).strip(self.AROUND):
-                self._log.fail("expected name(argument=value)")
+    def _read(self) -> Reading:
+        between, in_call, is_empty = "", False, True
+        try:
+            while not between.endswith(self._close):
+                between += yield
+                if between.endswith("("):
+                    name, between, in_call, is_empty = between[:-1].strip(self.AROUND), "", True, False
+                    if self.NAME.fullmatch(name):
+                        self._log.begin(name)
+                    else:
+                        self._problem = "expected name(argument=value)"
+                    yield from self._call()
+                    in_call = False
+                elif is_empty and self._bare and not self.BEGINNING.fullmatch(between):
+                    return self._reject()
+        except EndOfAnswer:
+            if is_empty and self._bare:
+                return self._reject()
+            between = between[: len(between) - held_tail(between, (self._close,))]
+            if in_call or is_empty or between.strip(self.AROUND):
+                self._log.fail("it was cut off")
             return ""
-        if char == "(":
-            self._open_call(text[:-1].strip(self.AROUND))
-        elif self._bare and not self.BEGINNING.fullmatch(text):
-            return self._reject()
-        return None
-
-    def finish(self) -> str | None:
-        """End the list with the answer."""
-        if self._bare and not self._in_call:
-            return self._reject()
-        between = "".join(self._between)
-        between = between[: len(between) - held_tail(between, (self._close,))]
-        if self._in_call or self._is_empty or between.strip(self.AROUND):
-            self._log.fail("it was cut off")
-        return None
+        if between.removesuffix(self._close).strip(self.AROUND):
+            self._log.fail("expected name(argument=value)")
+        return ""
 
     def _reject(self) -> str:
         self.rejected = True
         return "".join(self._log.raw)
 
-    def _open_call(self, name: str) -> None:
-        self._between.clear()
-        self._in_call, self._bare, self._is_empty = True, False, False
-        self._depth = 1
-        if self.NAME.fullmatch(name):
-            self._log.begin(name)
-        else:
-            self._problem = "expected name(argument=value)"
-
-    def _step_call(self, char: str) -> None:
-        self._step(char)
-        at_end = self._depth == 0
-        if not self._quote and (at_end or (char == "," and self._depth == 1)):
-            if piece := "".join(self._piece).strip():
-                self._add(lambda: _keyword(piece))
-            self._piece.clear()
-            if at_end:
-                self._end_call()
-        else:
-            self._piece.append(char)
-
-    def _step(self, char: str) -> None:
-        """Track nesting and strings of a Python expression."""
-        if self._escaped:
-            self._escaped = False
-        elif self._quote:
-            self._escaped = char == "\\"
-            self._quote = "" if char == self._quote else self._quote
-        elif char in "\"'":
-            self._quote = char
-        else:
-            self._depth += self.BRACKETS.get(char, 0)
+    def _call(self) -> Reading:
+        """Read the arguments up to the closing bracket, tracking nesting and strings of a Python expression."""
+        piece, depth, quote, escaped = "", 1, "", False
+        while depth:
+            char = yield
+            if escaped:
+                escaped = False
+            elif quote:
+                escaped = char == "\\"
+                quote = "" if char == quote else quote
+            elif char in "\"'":
+                quote = char
+            else:
+                depth += self.BRACKETS.get(char, 0)
+            if not quote and (depth == 0 or (char == "," and depth == 1)):
+                if text := piece.strip():
+                    self._add(lambda text=text: _keyword(text))  # type: ignore[misc]
+                piece = ""
+            else:
+                piece += char
+        self._end_call()
+        return ""
 
 
 def _keyword(piece: str) -> tuple[str, Any]:
@@ -258,57 +205,45 @@ class _Words(ast.NodeTransformer):
 
 
 class GemmaCall(PairReader):
-    """Gemma's call up to `close`: `call:look_up{number:<escape>1042<escape>,copies:2}`; `quote` encloses strings."""
+    """Gemma's call up to `close`: `call:look_up{number:<escape>1042<escape>,copies:2}`; `quote` encloses strings.
+
+    At the end of an answer the call is valid if its arguments were complete.
+    """
 
     HEAD = re.compile(r"\s*call:\s*([\w.\-]+)\s*")
     BARE_KEY = re.compile(r"(?<=[{,])(\s*)([A-Za-z_][\w.\-]*)(\s*:)")
 
     def __init__(self, head: str, quote: str, close: str) -> None:
-        super().__init__(head)
         self._quote, self._close = quote, close
-        self._longest = max(len(quote), len(close))
-        self._piece: list[str] = []
-        self._depth = 0
-        self._in_text = self._complete = False
+        super().__init__(head)
 
-    def feed(self, char: str) -> str | None:
-        """Take a character; see `CallReader`."""
-        self._log.raw.append(char)
-        self._piece.append(char)
-        tail = "".join(self._piece[-self._longest :])
-        if tail.endswith(self._quote):
-            self._in_text = not self._in_text
-        elif not self._in_text:
-            return self._step(char, tail)
-        return None
-
-    def finish(self) -> str | None:
-        """End the call with the answer; it is valid if its arguments were complete."""
-        self._end("")
-        return None
-
-    def _step(self, char: str, tail: str) -> str | None:
-        if tail.endswith(self._close):
-            self._end("".join(self._piece).removesuffix(self._close))
-            return ""
-        if char == "{" and self._depth == 0 and not self._complete:
-            self._open("".join(self._piece[:-1]))
-        elif char in ",}" and self._depth == 1:
-            piece = "".join(self._piece[:-1])
-            if piece.strip() or self._keys:
-                self._add(lambda: self._pair(piece))
-            self._piece.clear()
-        self._depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(char, 0)
-        self._complete = self._complete or (char == "}" and self._depth == 0)
-        return None
-
-    def _open(self, text: str) -> None:
-        head = self.HEAD.fullmatch(text)
-        if head is None:
-            self._problem = "expected call:name{argument:value}"
-        else:
-            self._log.begin(head.group(1))
-        self._piece.clear()
+    def _read(self) -> Reading:
+        piece, depth, in_text, complete = "", 0, False, False
+        try:
+            while in_text or not piece.endswith(self._close):
+                piece += (char := (yield))
+                if piece.endswith(self._quote):
+                    in_text = not in_text
+                    continue
+                if in_text or piece.endswith(self._close):
+                    continue
+                if char == "{" and depth == 0 and not complete:
+                    head, piece = self.HEAD.fullmatch(piece[:-1]), ""
+                    if head is None:
+                        self._problem = "expected call:name{argument:value}"
+                    else:
+                        self._log.begin(head.group(1))
+                elif char in ",}" and depth == 1:
+                    text, piece = piece[:-1], ""
+                    if text.strip() or self._keys:
+                        self._add(lambda text=text: self._pair(text))  # type: ignore[misc]
+                depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(char, 0)
+                complete = complete or (char == "}" and depth == 0)
+        except EndOfAnswer:
+            piece = ""
+        after = "there is text after its arguments" if piece.removesuffix(self._close).strip() else ""
+        self._end_call(after if complete else "it was cut off")
+        return ""
 
     def _pair(self, piece: str) -> tuple[str, Any]:
         """Parse `name:value`. Raises ValueError for anything else."""
@@ -321,16 +256,15 @@ class GemmaCall(PairReader):
         quoted = [json.dumps(part) for part in parts[1::2]]
         return key, load_json("".join(piece for pair in zip(plain, [*quoted, ""], strict=True) for piece in pair))
 
-    def _end(self, rest: str) -> None:
-        after = "there is text after its arguments" if rest.strip() else ""
-        self._end_call(after if self._complete else "it was cut off")
-
 
 # Values without quotes, read by the type that the tool's schema gives them
 
 _MAX_NESTING = 8
 _WORDS = {"true": True, "false": False}
-_KINDS = ((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (type(None), "null"))
+_KINDS = (
+    *((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (type(None), "null")),
+    *((dict, "object"), (list, "array")),
+)
 
 
 def argument_types(tools: Tools, tool: str, argument: str) -> frozenset[str]:
@@ -360,8 +294,6 @@ def typed_value(text: str, types: frozenset[str]) -> Any:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, dict | list):
-        return "object" if isinstance(value, dict) else "array"
     return next(name for kind, name in _KINDS if isinstance(value, kind))
 
 
@@ -375,7 +307,4 @@ def _types(schema: Any, root: Mapping[str, Any], nesting: int) -> set[str]:
     for keyword in ("anyOf", "oneOf", "allOf"):
         for choice in schema.get(keyword) or ():
             types |= _types(choice, root, nesting - 1)
-    if not types:
-        choices = [schema["const"]] if "const" in schema else schema.get("enum") or []
-        types = {_kind(choice) for choice in choices}
-    return types
+    return types or set(map(_kind, [schema["const"]] if "const" in schema else schema.get("enum") or []))

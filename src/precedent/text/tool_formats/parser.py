@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from precedent.text.tool_formats.calls import CallReader, Tools, held_tail
@@ -37,63 +38,54 @@ class EventParser(Protocol):
 
 
 class BufferedParser(ABC):
-    """Buffers unread text, and reads calls with the current reader; a subclass parses what is outside calls."""
+    """Buffers unread text; a subclass reads it, and waits for more with a `yield` until the answer has ended."""
 
     def __init__(self) -> None:
         self.reasoning_spans: list[tuple[int, int]] = []
         self._events: list[Event] = []
-        self._buffer = ""
-        self._taken_length = 0
-        self._reader: CallReader | None = None
+        self._buffer, self._taken_length, self._ended = "", 0, False
+        self._reading = self._read()
 
     def push(self, text: str) -> list[Event]:
         """Take more text; return the events that it completes."""
         self._buffer += text
-        self._advance_as_far_as_possible()
+        next(self._reading)
         return self._take()
 
     def finish(self) -> list[Event]:
         """Return the events of the held-back text; call it once, at the end of the answer."""
-        while self._reader is not None:
-            self._end_call(self._reader, self._reader.finish())
-            self._advance_as_far_as_possible()
-        self._finish_text()
+        self._ended = True
+        for _ in self._reading:
+            raise AssertionError("a parser waits for more after the end of its answer")
         return self._take()
 
     @abstractmethod
-    def _advance_outside(self) -> bool:
-        """Consume one piece of the buffer outside calls; False when more input is needed."""
+    def _read(self) -> Iterator[None]:
+        """Read the whole answer."""
 
-    @abstractmethod
-    def _finish_text(self) -> None:
-        """Consume the rest of the buffer at the end of the answer."""
-
-    @abstractmethod
-    def _after(self, reader: CallReader) -> None:
-        """Note that a call, or what looked like one, has ended."""
-
-    def _advance_as_far_as_possible(self) -> None:
-        while self._advance_call(self._reader) if self._reader is not None else self._advance_outside():
-            pass
-
-    def _advance_call(self, reader: CallReader) -> bool:
-        for position, char in enumerate(self._buffer, start=1):
-            leftover = reader.feed(char)
-            if leftover is not None:
-                self._consume(position)
-                self._end_call(reader, leftover)
-                return True
-        self._consume(len(self._buffer))
+    def _call(self, reader: CallReader) -> Iterator[None]:
+        """Read a region of calls to its end; text that it did not need is read again, as text or as the next call."""
+        leftover = None
+        while leftover is None:
+            for position, char in enumerate(self._buffer, start=1):
+                leftover = reader.feed(char)
+                if leftover is not None:
+                    self._consume(position)
+                    break
+            else:
+                self._consume(len(self._buffer))
+                self._events += reader.take()
+                if self._ended:
+                    leftover = reader.finish()
+                else:
+                    yield
         self._events += reader.take()
-        return False
+        self._buffer = leftover + self._buffer
+        self._taken_length -= len(leftover)
 
-    def _end_call(self, reader: CallReader, leftover: str | None) -> None:
-        """End the call; text that it did not need is read again, as text or as the next call."""
-        self._events += reader.take()
-        self._buffer = (leftover or "") + self._buffer
-        self._taken_length -= len(leftover or "")
-        self._reader = None
-        self._after(reader)
+    def _first(self, tags: Sequence[str]) -> tuple[int, str] | None:
+        """The place of the first tag in the buffer, and the tag."""
+        return min(((at, tag) for tag in tags if (at := self._buffer.find(tag)) >= 0), default=None)
 
     def _take(self) -> list[Event]:
         events, self._events = joined(self._events), []
@@ -122,79 +114,64 @@ class TaggedParser(BufferedParser):
         in_reasoning: bool = False,
     ) -> None:
         super().__init__()
-        self._form, self._tools, self._reasoning = form, tools, reasoning
+        self._form, self._tools, self._reasoning, self._in_reasoning = form, tools, reasoning, in_reasoning
         self._separator = form.separator if form else ""
         self._openers = tuple(tag for tag in (form and form.tag, reasoning and reasoning.open) if tag)
-        self._in_reasoning = in_reasoning
-        self._reasoning_start = 0
-        self._thought = False
         self._may_be_bare = bool(form and form.bare_start)
         self._after_call = self._text_shown = False
         self._blank = True
 
-    def _advance_outside(self) -> bool:
+    def _read(self) -> Iterator[None]:
         if self._in_reasoning:
-            return self._advance_reasoning()
-        return self._advance_bare() if self._may_be_bare else self._advance_text()
+            yield from self._thoughts(0)
+        while self._buffer or not self._ended:
+            if self._may_be_bare:
+                yield from self._bare_call()
+            elif found := self._first(self._openers):
+                start, tag = found
+                before = self._consume(start)
+                if not self._blank or before.strip():
+                    self._show(before.removesuffix(self._separator))
+                self._consume(len(tag))
+                self._after_call, self._blank = True, True
+                if self._form and self._form.reader and tag == self._form.tag:
+                    yield from self._calls(self._form.reader(self._form, self._tools))
+                else:
+                    yield from self._thoughts(self._taken_length - len(tag))
+            elif self._ended:
+                if not (self._blank and self._after_call and not self._buffer.strip()):
+                    self._show(self._buffer)
+                self._consume(len(self._buffer))
+            else:
+                self._show_safe_text()
+                yield
 
-    def _finish_text(self) -> None:
-        if self._in_reasoning:
-            self._end_reasoning(self._buffer, len(self._buffer))
-        elif not (self._blank and self._after_call and not self._buffer.strip()):
-            self._show(self._buffer)
-        self._consume(len(self._buffer))
-
-    # Calls
-
-    def _after(self, reader: CallReader) -> None:
+    def _calls(self, reader: CallReader) -> Iterator[None]:
+        yield from self._call(reader)
         if reader.rejected:
             self._may_be_bare = False
         else:
             self._after_call, self._blank = True, True
             self._may_be_bare = bool(self._form and self._form.bare_start)
 
-    def _advance_bare(self) -> bool:
-        """Advance at a place where a call without a tag may begin."""
-        form = self._form
-        body = self._buffer.lstrip(" \t\r\n;" if self._after_call else None)
-        if not body:
-            return False
-        if form and form.bare_reader and body.startswith(form.bare_start):
+    def _bare_call(self) -> Iterator[None]:
+        """Read on at a place where a call without a tag may begin."""
+        form, body = self._form, self._buffer.lstrip(" \t\r\n;" if self._after_call else None)
+        if not body and not self._ended:
+            yield
+        elif body and form and form.bare_reader and body.startswith(form.bare_start):
             self._consume(len(self._buffer) - len(body))
-            self._reader = form.bare_reader(form, self._tools)
+            yield from self._calls(form.bare_reader(form, self._tools))
         else:
             self._may_be_bare = False
-        return True
-
-    # Text and reasoning
-
-    def _advance_text(self) -> bool:
-        found = [(start, tag) for tag in self._openers if (start := self._buffer.find(tag)) >= 0]
-        if not found:
-            self._show_safe_text()
-            return False
-        start, tag = min(found)
-        before = self._consume(start)
-        if not self._blank or before.strip():
-            self._show(before.removesuffix(self._separator))
-        self._open(self._consume(len(tag)))
-        return True
-
-    def _open(self, tag: str) -> None:
-        self._after_call, self._blank = True, True
-        if self._form and self._form.reader and tag == self._form.tag:
-            self._reader = self._form.reader(self._form, self._tools)
-        else:
-            self._in_reasoning, self._reasoning_start = True, self._taken_length - len(tag)
 
     def _show_safe_text(self) -> None:
         """Show what cannot belong to a later tag: all but a partial tag, one separator, and leading blanks."""
         end = len(self._buffer) - held_tail(self._buffer, self._openers)
         if self._separator and self._buffer[:end].endswith(self._separator):
             end -= len(self._separator)
-        if self._blank and not self._buffer[:end].strip():
-            return
-        self._show(self._consume(end))
+        if not self._blank or self._buffer[:end].strip():
+            self._show(self._consume(end))
 
     def _show(self, text: str) -> None:
         if self._after_call and not self._text_shown:
@@ -203,31 +180,24 @@ class TaggedParser(BufferedParser):
             self._events.append(TextPiece(text))
             self._blank, self._text_shown = False, True
 
-    def _advance_reasoning(self) -> bool:
-        close = self._reasoning.close if self._reasoning else ""
-        end = self._buffer.find(close)
-        if end >= 0:
-            self._end_reasoning(self._buffer[:end], end + len(close))
-            return True
-        safe = self._buffer[: len(self._buffer) - held_tail(self._buffer, (close,))].rstrip()
-        self._think(safe)
-        self._consume(len(safe))
-        return False
-
-    def _end_reasoning(self, text: str, length: int) -> None:
-        self._think(text.rstrip())
-        self._consume(length)
-        self.reasoning_spans.append((self._reasoning_start, self._taken_length))
-        self._in_reasoning = self._thought = False
+    def _thoughts(self, start: int) -> Iterator[None]:
+        """Hand out reasoning; blank text around it belongs to the format."""
+        close, thought = self._reasoning.close if self._reasoning else "", False
+        while (end := self._buffer.find(close)) < 0 and not self._ended:
+            safe = self._buffer[: len(self._buffer) - held_tail(self._buffer, (close,))].rstrip()
+            thought = self._think(self._consume(len(safe)), thought) or thought
+            yield
+        self._think(self._buffer[: end if end >= 0 else None].rstrip(), thought)
+        self._consume(end + len(close) if end >= 0 else len(self._buffer))
+        self.reasoning_spans.append((start, self._taken_length))
         self._after_call = True
         self._may_be_bare = bool(self._form and self._form.bare_start)
 
-    def _think(self, text: str) -> None:
-        """Hand out reasoning; blank text before it belongs to the format."""
-        text = text if self._thought else text.lstrip()
+    def _think(self, text: str, thought: bool) -> bool:
+        text = text if thought else text.lstrip()
         if text:
             self._events.append(ReasoningPiece(text))
-            self._thought = True
+        return bool(text)
 
 
 class HarmonyParser(BufferedParser):
@@ -245,66 +215,48 @@ class HarmonyParser(BufferedParser):
     def __init__(self, form: ToolFormat | None, tools: Tools = ()) -> None:
         super().__init__()
         self._calls = form is not None
-        self._kind: type[TextPiece] | type[ReasoningPiece] | None = None
-        self._start = 0
         self._shown: set[type[Event]] = set()
         self._fresh = True
 
-    def _advance_outside(self) -> bool:
-        return self._advance_header() if self._kind is None else self._advance_message()
+    def _read(self) -> Iterator[None]:
+        while self._buffer or not self._ended:
+            start, end = self._taken_length, self._buffer.find(MESSAGE)
+            if not any(head.startswith(self._buffer[: len(head)]) for head in _HEADER_STARTS):
+                self._fresh = True
+                yield from self._message(TextPiece, start)  # an answer that begins with something else is text
+            elif end >= 0:
+                self._fresh = True
+                yield from self._after_header(self._consume(end + len(MESSAGE)), start)
+            elif not self._ended:
+                yield
+            elif self._buffer.startswith(_HEADER_STARTS):
+                return
+            else:
+                yield from self._message(TextPiece, start)
 
-    def _finish_text(self) -> None:
-        if self._kind is None and not self._buffer.startswith(_HEADER_STARTS):
-            self._kind = TextPiece
-        if self._kind is not None:
-            self._show(self._consume(len(self._buffer)))
-            self._end_message()
-
-    def _after(self, reader: CallReader) -> None:
-        """Do nothing: the header of the next message says what follows."""
-
-    def _advance_header(self) -> bool:
-        """Read the header up to the message; an answer that begins with something else is text."""
-        starts_alike = (start.startswith(self._buffer[: len(start)]) for start in _HEADER_STARTS)
-        if not any(starts_alike):
-            self._kind, self._fresh = TextPiece, True
-            return True
-        end = self._buffer.find(MESSAGE)
-        if end < 0:
-            return False
-        start = self._taken_length
-        self._open(self._consume(end + len(MESSAGE)), start)
-        return True
-
-    def _open(self, header: str, start: int) -> None:
+    def _after_header(self, header: str, start: int) -> Iterator[None]:
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
-        self._start, self._fresh = start, True
         if recipient is not None and self._calls:
-            self._reader = JsonCall(header, open_tag=START, close_tags=(CALL, END, RETURN), name=recipient.group(1))
-        else:
-            self._kind = ReasoningPiece if channel is not None and channel.group(1) == "analysis" else TextPiece
+            call = JsonCall(header, open_tag=START, close_tags=(CALL, END, RETURN), name=recipient.group(1))
+            return self._call(call)
+        return self._message(ReasoningPiece if channel and channel.group(1) == "analysis" else TextPiece, start)
 
-    def _advance_message(self) -> bool:
-        found = [(start, tag) for tag in (END, CALL, RETURN, START) if (start := self._buffer.find(tag)) >= 0]
-        if not found:
-            self._show(self._consume(len(self._buffer) - held_tail(self._buffer, HARMONY.tags)))
-            return False
-        start, tag = min(found)
-        self._show(self._consume(start))
-        self._consume(0 if tag == START else len(tag))
-        self._end_message()
-        return True
+    def _message(self, kind: type[TextPiece] | type[ReasoningPiece], start: int) -> Iterator[None]:
+        while (found := self._first((END, CALL, RETURN, START))) is None:
+            held = 0 if self._ended else held_tail(self._buffer, HARMONY.tags)
+            self._show(kind, self._consume(len(self._buffer) - held))
+            if self._ended:
+                break
+            yield
+        if found is not None:
+            self._show(kind, self._consume(found[0]))
+            self._consume(0 if found[1] == START else len(found[1]))
+        if kind is ReasoningPiece:
+            self.reasoning_spans.append((start, self._taken_length))
 
-    def _end_message(self) -> None:
-        if self._kind is ReasoningPiece:
-            self.reasoning_spans.append((self._start, self._taken_length))
-        self._kind = None
-
-    def _show(self, text: str) -> None:
-        kind = self._kind
-        if not text or kind is None:
-            return
-        between = _BETWEEN if self._fresh and kind in self._shown else ""
-        self._events.append(kind(between + text))
-        self._shown.add(kind)
-        self._fresh = False
+    def _show(self, kind: type[TextPiece] | type[ReasoningPiece], text: str) -> None:
+        if text:
+            between = _BETWEEN if self._fresh and kind in self._shown else ""
+            self._events.append(kind(between + text))
+            self._shown.add(kind)
+            self._fresh = False

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from precedent.runtime.placing import placed
 from precedent.target.kv.cache import KVCache
-from precedent.target.kv.rows import Forward, Rows, running_forward
+from precedent.target.kv.rows import ForwardPass, Rows, running_forward
 
 CrossKV = tuple[tuple[Tensor, Tensor], ...]
 """Each decoder layer's keys and values `[1, heads, prompt_tokens, dim]` of the encoder's output."""
@@ -38,17 +38,12 @@ class DecoderKV(KVCache):
         return fork
 
 
-def bytes_per_prompt_token(cross: CrossKV) -> int:
-    """Bytes that all layers keep of one token of the encoder's output."""
-    return sum(part.nbytes // part.shape[2] for pair in cross for part in pair)
-
-
 def on_device(token_ids: Sequence[int], device: torch.device) -> Tensor:
     """Token ids of one sequence, `[1, tokens]`."""
     return torch.tensor([list(token_ids)], dtype=torch.long, device=device)
 
 
-class DecoderForward(Forward):
+class DecoderForward(ForwardPass):
     """The sequences in one forward of the decoder.
 
     `like` `[1, 1, hidden]` stands for the encoder's output, whose keys and values each sequence has in its KV cache.

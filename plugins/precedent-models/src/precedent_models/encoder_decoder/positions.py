@@ -133,7 +133,6 @@ def _plain(
 
 
 def _to_encoder(forward: DecoderForward, query: Tensor, layer: int, terms: Terms) -> Tensor:
-    """Every row attends to the whole prompt of its sequence."""
     parts = []
     for index, (start, stop) in enumerate(forward.spans):
         (keys, values), rows = forward.cross_kv(index, layer), query[:, :, start:stop]
@@ -148,7 +147,6 @@ def _to_encoder(forward: DecoderForward, query: Tensor, layer: int, terms: Terms
 def _attend_biased(
     query: Tensor, key: Tensor, value: Tensor, masks: RowMasks, bias: DepthBias, scaling: float | None
 ) -> Tensor:
-    """Attention along the tree with a bias for each head and distance."""
     parts = []
     for index, (start, stop) in enumerate(masks.forward.spans):
         keys, values = masks.forward.keys_and_values(index, key, value, 0)

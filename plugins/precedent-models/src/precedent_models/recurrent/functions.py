@@ -144,7 +144,6 @@ def _unit(vectors: Tensor) -> Tensor:
 
 
 def _nothing(like: Tensor) -> Tensor:
-    """In place of the state that transformers' functions return."""
     return like.new_empty(0)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from precedent.errors import UnsupportedError
 from precedent.runtime.placing import placed
-from precedent.target.kv.rows import Forward, Rows
+from precedent.target.kv.rows import ForwardPass, Rows
 from precedent_models.recurrent.branches import Branches, WindowStep, over_line, over_windows, window_of
 from precedent_models.recurrent.states import Key, RecurrentStates, states_of
 
@@ -31,7 +31,7 @@ class Part(NamedTuple):
 class RecurrentStep:
     """The part of a forward that recurrent modules compute; `inside` tells it which module runs."""
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: ForwardPass) -> None:
         self.forward = forward
         self.parts, self._windows = cache(self._parts), cache(self._all_windows)
         self._module = 0, 0

@@ -18,7 +18,7 @@ from precedent.cache import Completion
 from precedent.cache.records import ACTIONS
 from precedent.text.query import recall_query
 from precedent_run_ahead.actions.calls import Call, canonical
-from precedent_run_ahead.actions.live import Live, Message
+from precedent_run_ahead.actions.live import Live, Message, text_of
 from precedent_run_ahead.actions.slots import Schema, Source, fill, sources_of
 
 NUM_EVENTS = 8
@@ -72,12 +72,7 @@ def decided(messages: Sequence[Message], calls: Sequence[Call], schemas: Schemas
 
 def query_of(messages: Sequence[Message]) -> str:
     """The text by which a decision is found: the one by which recall finds completions."""
-    return recall_query([{**message, "content": _text(message)} for message in messages])
-
-
-def _text(message: Message) -> str:
-    content = message.get("content") or ""
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    return recall_query([{**message, "content": text_of(message)} for message in messages])
 
 
 def stored(decision: Decision, query: str, tenant: str) -> Completion:
@@ -96,12 +91,10 @@ def stored(decision: Decision, query: str, tenant: str) -> Completion:
 def read_decision(text: str) -> Decision | None:
     """A stored decision; None if the text is none, as after a redaction."""
     try:
-        body = json.loads(text)
-        steps = [Step(str(row["name"]), _sources(row["arguments"]), float(row["seconds"])) for row in body["calls"]]
+        body, steps = json.loads(text), []
+        for row in body["calls"]:
+            arguments = {str(name): [dict(source) for source in found] for name, found in row["arguments"].items()}
+            steps.append(Step(str(row["name"]), arguments, float(row["seconds"])))
         return Decision(tuple(map(str, body["events"])), tuple(steps))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-
-
-def _sources(arguments: Mapping[str, Any]) -> dict[str, list[Source]]:
-    return {str(name): [dict(source) for source in sources] for name, sources in arguments.items()}

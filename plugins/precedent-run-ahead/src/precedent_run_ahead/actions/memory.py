@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import takewhile
 
-from precedent.cache import Hit
-from precedent.cache.records import ACTIONS, Completions
+from precedent.cache import SpeculationCache
+from precedent.cache.records import ACTIONS
 from precedent_run_ahead.actions.calls import Call, Prediction, canonical
 from precedent_run_ahead.actions.decisions import Decision, query_of, read_decision
 from precedent_run_ahead.actions.live import Live, Message
@@ -36,17 +36,7 @@ class Found:
     count: int = 1
 
 
-class Recalls(Protocol):
-    """What memory asks the speculation cache."""
-
-    def recall(self, query: str, *, tenant: str, tokenizer: str, k: int = 64) -> list[Hit]:
-        """The stored records with the nearest queries."""
-
-    def among(self, ids: Iterable[int], *, tenant: str) -> Completions:
-        """The tenant's records with these ids."""
-
-
-def recalled(cache: Recalls, messages: Sequence[Message], tenant: str) -> list[Found]:
+def recalled(cache: SpeculationCache, messages: Sequence[Message], tenant: str) -> list[Found]:
     """The tenant's decisions that were made after messages like these."""
     hits = cache.recall(query_of(messages), tenant=tenant, tokenizer=ACTIONS, k=NUM_RECALLED)
     similar: Mapping[int, float] = {hit.completion_id: hit.similarity for hit in hits}
@@ -61,8 +51,8 @@ def predict(found: Sequence[Found], live: Live) -> list[Prediction]:
     weights = _weights(found, live)
     total = DOUBT * max(weights, default=0.0) + sum(weights)
     for one, weight in zip(found, weights, strict=True):
-        calls = {(call.name, canonical(call.arguments) or ""): call for call in _filled(one.decision, live)}
-        for key, call in calls.items():
+        filled = [call for step in one.decision.steps if (call := step.filled(live)) is not None]
+        for key, call in {(call.name, canonical(call.arguments) or ""): call for call in filled}.items():
             votes[key] = call, votes.get(key, (call, 0.0))[1] + weight
     predictions = [Prediction(call, weight / total, MEMORY) for call, weight in votes.values()]
     return sorted(predictions, key=lambda one: -one.probability)
@@ -85,13 +75,5 @@ def _weights(found: Sequence[Found], live: Live) -> list[float]:
 
 def _agreeing(events: Sequence[str], live: Sequence[str]) -> int:
     """How many of the latest events are the same in both."""
-    number = 0
-    for theirs, ours in zip(reversed(events), reversed(live), strict=False):
-        if theirs != ours or number == MOST_EVENTS:
-            break
-        number += 1
-    return number
-
-
-def _filled(decision: Decision, live: Live) -> list[Call]:
-    return [call for step in decision.steps if (call := step.filled(live)) is not None]
+    pairs = zip(reversed(events[-MOST_EVENTS:]), reversed(live), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

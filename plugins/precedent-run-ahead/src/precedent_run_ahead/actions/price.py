@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from precedent.errors import ConfigError
+from precedent.runtime.plain_values import is_number
 
 SHARE = 0.5
 """Without a price of its own, a call costs this share of the time that it can save."""
@@ -23,46 +24,38 @@ Price = float | Mapping[str, float] | None
 """Seconds that a call must be expected to save, for all tools or by tool; None is `SHARE` of what it can save."""
 
 
-def check_price(price: Price) -> None:
-    """Raise ConfigError unless all prices are seconds of at least 0."""
-    for seconds in price.values() if isinstance(price, Mapping) else [price]:
-        if seconds is not None and (
-            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0
-        ):
-            raise ConfigError(f"price={seconds!r} must be seconds of at least 0, or None")
-
-
-class Times:
-    """Mean times in seconds by name, in which newer ones count more."""
-
-    def __init__(self) -> None:
-        self._means: dict[str, float] = {}
-
-    def observe(self, name: str, seconds: float) -> None:
-        """Learn one time."""
-        known = self._means.get(name)
-        self._means[name] = seconds if known is None else known + _NEWEST * (seconds - known)
-
-    def of(self, name: str) -> float | None:
-        """The mean time; None if none was observed."""
-        return self._means.get(name)
-
-
 class Worth:
-    """Decides whether to start a call, by what tools and the model took so far."""
+    """Decides whether to start a call, by the mean seconds that tools and the model took; newer ones count more.
+
+    Raises ConfigError unless all prices are seconds of at least 0.
+    """
 
     def __init__(self, price: Price = None) -> None:
-        check_price(price)
-        self._price, self.tools, self.model = price, Times(), Times()
+        for seconds in price.values() if isinstance(price, Mapping) else [price]:
+            if seconds is not None and not (is_number(seconds) and seconds >= 0):
+                raise ConfigError(f"price={seconds!r} must be seconds of at least 0, or None")
+        self._price, self.tools = price, dict[str, float]()
+        self._model: float | None = None
+
+    def took(self, name: str, seconds: float) -> None:
+        """Learn what a call of a tool took."""
+        self.tools[name] = _moved(self.tools.get(name), seconds)
+
+    def model_took(self, seconds: float) -> None:
+        """Learn what an answer of the model took."""
+        self._model = _moved(self._model, seconds)
 
     def pays(self, name: str, probability: float) -> bool:
         """Whether the expected saving exceeds the price. A tool or model not yet measured counts as slow."""
-        known = [seconds for seconds in (self.tools.of(name), self.model.of("")) if seconds is not None]
-        saved = min(known) if known else None
+        known = [seconds for seconds in (self.tools.get(name), self._model) if seconds is not None]
         price = self._price.get(name) if isinstance(self._price, Mapping) else self._price
-        if price is None or saved is None:
+        if price is None or not known:
             return probability > (SHARE if price is None else 0.0)
-        return probability * saved > price
+        return probability * min(known) > price
+
+
+def _moved(mean: float | None, newest: float) -> float:
+    return newest if mean is None else mean + _NEWEST * (newest - mean)
 
 
 class TrackRecord:

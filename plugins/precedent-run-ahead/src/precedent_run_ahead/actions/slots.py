@@ -41,12 +41,10 @@ def shape_of(value: str) -> str | None:
     """The form of a value, as `A9` for W1042; None for one without a form of its own, such as plain words."""
     if _EMAIL.fullmatch(value):
         return EMAIL
-    shape = "".join(_class_of(run) for run in _RUN.findall(value))
+    shape = "".join(
+        "9" if run.isdigit() else "A" if run.isupper() else "a" if run.islower() else run for run in _RUN.findall(value)
+    )
     return shape if "9" in shape and _SHAPE.fullmatch(shape) else None
-
-
-def _class_of(run: str) -> str:
-    return "9" if run.isdigit() else "A" if run.isupper() else "a" if run.islower() else run
 
 
 def of_shape(shape: str, text: str) -> list[str]:
@@ -66,8 +64,13 @@ def sources_of(value: Any, tool: str, name: str, live: Live, schema: Schema) -> 
         return [{"literal": value}]
     if value is None or isinstance(value, bool | list | dict):
         return []
-    text = str(value)
-    found = [*_said(text, live), *_asked(text, live), *_reported(text, live)]
+    text, found = str(value), list[Source]()
+    shape = shape_of(text)
+    if shape is not None and any(text in of_shape(shape, said) for said in live.said):
+        found.append({"said": shape})
+    for call in reversed(live.calls):
+        found += ({"argument": call.name, "name": key} for key, one in call.arguments.items() if str(one) == text)
+    found += _reported(text, live)
     return list({str(source): source for source in found}.values())[:MOST_SOURCES]
 
 
@@ -76,17 +79,6 @@ def _listed(value: Any, schema: Schema) -> bool:
         return True
     listed = [*schema.get("enum", ()), *([schema[key] for key in ("const", "default") if key in schema])]
     return any(type(one) is type(value) and one == value for one in listed)
-
-
-def _said(text: str, live: Live) -> Iterator[Source]:
-    shape = shape_of(text)
-    if shape is not None and any(text in of_shape(shape, said) for said in live.said):
-        yield {"said": shape}
-
-
-def _asked(text: str, live: Live) -> Iterator[Source]:
-    for call in reversed(live.calls):
-        yield from ({"argument": call.name, "name": key} for key, value in call.arguments.items() if str(value) == text)
 
 
 def _reported(text: str, live: Live) -> Iterator[Source]:

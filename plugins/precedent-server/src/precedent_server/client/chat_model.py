@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
+import openai
+from langchain_core.language_models import ModelProfile
 from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
-from pydantic import SecretStr
+from langchain_openai.chat_models.base import BaseChatOpenAI
+from pydantic import Field, SecretStr, model_validator
 
-from precedent.errors import UnsupportedError
-from precedent.langchain.arguments import ONLY_SPEED, merged_stop, strictness, workflow_step_of
+from precedent import __version__
+from precedent.errors import ConfigError, UnsupportedError
+from precedent.langchain.arguments import ONLY_SPEED, ChatFields, merged_stop, strictness, workflow_step_of
 from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.messages import checked_input, media_of
 from precedent.langchain.structured_output import structured
 from precedent.langchain.tools import ToolChoice, ToolLike, allowed_tools, openai_tools, tool_choice_of
-from precedent_server.client.answers import PROVIDER, complete, drop_none
-from precedent_server.client.fields import ServerFields
-from precedent_server.client.names import call_settings
-from precedent_server.client.request import request_fields, wire_messages
+from precedent.langchain.wording import settings_in_our_words
+from precedent.runtime.plain_values import shown
+from precedent_server.client.connection import checked_key, checked_url, connected, with_environment
+from precedent_server.client.names import CLIENTS, call_settings, fields_of
+from precedent_server.client.request import plain_speculation, request_fields, template_texts, wire_messages
+
+PROVIDER = "precedent"
 
 
-class ChatPrecedentServer(ServerFields):
+class ChatPrecedentServer(ChatFields, BaseChatOpenAI):  # type: ignore[misc]  # the parent's fields are of other types
     """A chat model behind `precedent serve`, with the fields, arguments and answers of `ChatPrecedent`.
 
     `model` is the name under which the server has the model, and `base_url` where the server is; a URL without a path
@@ -42,6 +49,84 @@ class ChatPrecedentServer(ServerFields):
         llm = ChatPrecedentServer(model="smollm2", base_url="http://127.0.0.1:8000")
         agent = create_agent(llm, tools=[look_up_order])
     """
+
+    model_name: str = Field(alias="model")
+    openai_api_base: str = Field(alias="base_url")
+    openai_proxy: str | None = None
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Check the settings. Raises ConfigError or UnsupportedError, with what to write instead."""
+        fields = BaseChatOpenAI.model_fields.items()
+        inherited = {name: field.get_default(call_default_factory=True) for name, field in fields}
+        given = with_environment(fields_of(kwargs, inherited, type(self).__name__))
+        if given.get("model") is None:
+            raise ConfigError("model is missing: give the name under which the server has it as model=…")
+        given |= {"base_url": checked_url(given.get("base_url")), "api_key": checked_key(given.get("api_key"))}
+        plain = {"speculation": plain_speculation(given.get("speculation", True))}
+        plain["templates"] = template_texts(given.get("templates"))
+        with settings_in_our_words(given):
+            super().__init__(**given | plain)
+        strictness({}, self.strict_tools)
+        request_fields(self, {})
+        if self.output_version not in (None, "v0", "v1"):
+            raise ConfigError(f"output_version={shown(self.output_version)} must be 'v0' or 'v1'")
+
+    # Replaces validators of langchain-openai, by their names
+
+    @model_validator(mode="before")
+    @classmethod
+    def build_extra(cls, values: dict[str, Any]) -> Any:
+        """The values as they are: the constructor has refused unknown ones."""
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def validate_temperature(cls, values: dict[str, Any]) -> Any:
+        """The values as they are: a model's temperature does not depend on its name."""
+        return values
+
+    @model_validator(mode="after")
+    def validate_environment(self) -> Self:
+        """Make the HTTP clients."""
+        self._connect()
+        return self
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with HTTP clients of its own; see pydantic's `BaseModel.model_copy`."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied._connect()
+        return copied
+
+    def __getstate__(self) -> dict[Any, Any]:
+        state = super().__getstate__()
+        settings = {name: value for name, value in state["__dict__"].items() if name not in CLIENTS}
+        return {**state, "__dict__": settings}
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        super().__setstate__(state)
+        self._connect()
+
+    @model_validator(mode="after")
+    def _set_precedent_version(self) -> Self:
+        """Add our version to traces; LangChain wants a validator of a name that no other class has."""
+        self._add_version("precedent-llm", __version__)
+        return self
+
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        return None  # langchain-openai would take the profile of OpenAI's model of this name
+
+    def _connect(self) -> None:
+        """Make the HTTP clients from the fields alone."""
+        settings: dict[str, Any] = {
+            "base_url": self.openai_api_base,
+            "timeout": self.request_timeout,
+            "default_headers": self.default_headers,
+            "default_query": self.default_query,
+            **({} if self.max_retries is None else {"max_retries": self.max_retries}),
+        }
+        self.root_client = connected(openai.OpenAI, self.openai_api_key, self.http_client, **settings)
+        self.root_async_client = connected(openai.AsyncOpenAI, self.openai_api_key, self.http_async_client, **settings)
+        self.client, self.async_client = self.root_client.chat.completions, self.root_async_client.chat.completions
 
     # What LangChain asks of the model
 
@@ -77,13 +162,11 @@ class ChatPrecedentServer(ServerFields):
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         """The key of an answer in LangChain's caches, which differs for callers of different API keys."""
         call = {name: value for name, value in kwargs.items() if name not in ONLY_SPEED}
-        return f"{super()._get_llm_string(stop=stop, **call)}---{self._caller()}"
-
-    def _caller(self) -> str:
         key = self.openai_api_key
+        caller = "" if key is None else str(id(key))
         if isinstance(key, SecretStr):
-            return hashlib.sha256(key.get_secret_value().encode()).hexdigest()[:16]
-        return "" if key is None else str(id(key))
+            caller = hashlib.sha256(key.get_secret_value().encode()).hexdigest()[:16]
+        return f"{super()._get_llm_string(stop=stop, **call)}---{caller}"
 
     def get_token_ids(self, text: str) -> list[int]:
         """Token ids by `custom_get_token_ids`. Raises UnsupportedError without: the tokenizer is the server's."""
@@ -157,9 +240,13 @@ class ChatPrecedentServer(ServerFields):
         result = super()._create_chat_result(response, generation_info)
         answer: Mapping[str, Any] = response if isinstance(response, dict) else response.model_dump(warnings=False)
         for generation, choice in zip(result.generations, answer["choices"], strict=True):
-            complete(generation.message, answer, choice["message"])
-            drop_none(generation.message.additional_kwargs, "refusal")
-            drop_none(generation.generation_info, "logprobs")
+            _complete(generation.message, answer, choice["message"])
+            for said, name in (
+                (generation.message.additional_kwargs, "refusal"),
+                (generation.generation_info, "logprobs"),
+            ):
+                if said is not None and said.get(name) is None:  # as OpenAI's "logprobs": null
+                    said.pop(name, None)
         (result.llm_output or {})["model_provider"] = PROVIDER
         return result
 
@@ -169,7 +256,7 @@ class ChatPrecedentServer(ServerFields):
         made = super()._convert_chunk_to_generation_chunk(chunk, default_chunk_class, base_generation_info)
         if made is not None:
             choices = chunk.get("choices") or [{"delta": {}}]
-            complete(made.message, chunk, choices[0]["delta"])
+            _complete(made.message, chunk, choices[0]["delta"])
         return made
 
     # Tools
@@ -194,3 +281,22 @@ class ChatPrecedentServer(ServerFields):
     ) -> Runnable[LanguageModelInput, Any]:
         """As `ChatPrecedent.with_structured_output`, with the same parsers and the same errors."""
         return structured(self, schema, method, strict, include_raw, call_settings(kwargs))
+
+
+def _complete(message: BaseMessage, answer: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+    """Add to a message what `answer` (a completion or a chunk) and `said` (its message or delta) have of ours."""
+    message.response_metadata["model_provider"] = PROVIDER
+    if answer.get("speculation") is not None:
+        message.response_metadata["speculation"] = answer["speculation"]
+    if said.get("reasoning_content"):
+        message.additional_kwargs["reasoning_content"] = said["reasoning_content"]
+    usage: Any = message.usage_metadata if isinstance(message, AIMessage) else None
+    details = (answer.get("usage") or {}).get("completion_tokens_details") or {}
+    if usage is not None and (accepted := details.get("accepted_prediction_tokens")) is not None:
+        usage["output_token_details"] = {**usage.get("output_token_details", {}), "accepted_prediction": accepted}
+
+
+def _drop_none(found: dict[str, Any] | None, name: str) -> None:
+    """Remove an entry that says nothing, as OpenAI's `"logprobs": null`."""
+    if found is not None and found.get(name) is None:
+        found.pop(name, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import openai
@@ -50,25 +50,13 @@ def checked_url(url: Any) -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
 
 
-def sync_client(key: Any, http_client: Any, **settings: Any) -> openai.OpenAI:
-    """A client for synchronous calls."""
-    client = openai.OpenAI(api_key=_plain(key), http_client=http_client, **settings)
-    _forget_environment(client, settings)
-    return client
+Client = TypeVar("Client", openai.OpenAI, openai.AsyncOpenAI)
 
 
-def async_client(key: Any, http_client: Any, **settings: Any) -> openai.AsyncOpenAI:
-    """A client for asynchronous calls."""
-    client = openai.AsyncOpenAI(api_key=_plain(key), http_client=http_client, **settings)
-    _forget_environment(client, settings)
-    return client
-
-
-def _plain(key: Any) -> Any:
-    return key.get_secret_value() if isinstance(key, SecretStr) else NO_KEY if key is None else key
-
-
-def _forget_environment(client: openai.OpenAI | openai.AsyncOpenAI, settings: Mapping[str, Any]) -> None:
-    """Remove what `openai` found in OPENAI_… variables: another company's account, keys and headers."""
+def connected(kind: type[Client], key: Any, http_client: Any, **settings: Any) -> Client:
+    """A client without what `openai` finds in OPENAI_… variables: another company's account, keys and headers."""
+    plain = key.get_secret_value() if isinstance(key, SecretStr) else NO_KEY if key is None else key
+    client = kind(api_key=plain, http_client=http_client, **settings)
     client.organization = client.project = client.admin_api_key = client.webhook_secret = None
     client._custom_headers = dict(settings.get("default_headers") or {})
+    return client

@@ -37,8 +37,11 @@ def request_fields(model: Any, settings: Mapping[str, Any], stop: Any = None) ->
     These are the model's fields, overridden by the call's `settings`. Raises ConfigError, PromptError or
     UnsupportedError for a value that cannot be sent.
     """
-    sampling = sampling_params(model, stop, settings)
+    sampling, name = sampling_params(model, stop, settings), settings.get("model", model.model_name)
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"model={shown(name)} must be the name under which the server has the model")
     template, reasoning = _template_settings(model, settings)
+    predicted = prediction_text(settings.get("prediction"))
     extra = {
         "speculation": _speculation(model, settings),
         "templates": template_texts(settings.get("templates", model.templates)),
@@ -51,13 +54,14 @@ def request_fields(model: Any, settings: Mapping[str, Any], stop: Any = None) ->
     extra = {name: value for name, value in extra.items() if value is False or value}
     extra |= _chosen(sampling, _OF_OURS, settings)
     return {
-        "model": _model_name(model, settings),
+        "model": name,
         "temperature": sampling.temperature,
         "max_completion_tokens": sampling.max_tokens,
         **_chosen(sampling, _OF_OPENAI, settings),
-        **_logprobs(sampling.logprobs),
+        **({} if sampling.logprobs is None else {"logprobs": True}),
+        **({"top_logprobs": sampling.logprobs} if sampling.logprobs else {}),
         **_tools(model, settings),
-        **_prediction(settings),
+        **({"prediction": {"type": "content", "content": predicted}} if predicted else {}),
         **({"reasoning_effort": reasoning} if isinstance(reasoning, str) else {}),
         **({"extra_body": extra} if extra else {}),
     }
@@ -72,24 +76,6 @@ def _chosen(sampling: SamplingParams, names: Sequence[str], given: Mapping[str, 
         if value != getattr(_OFF, name) or (given.get(name) is not None and value not in (None, (), {}))
     }
     return {name: list(value) if isinstance(value, tuple) else value for name, value in sent.items()}
-
-
-def _model_name(model: Any, settings: Mapping[str, Any]) -> str:
-    name = settings.get("model", model.model_name)
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"model={shown(name)} must be the name under which the server has the model")
-    return name
-
-
-def _logprobs(number: int | None) -> dict[str, Any]:
-    if number is None:
-        return {}
-    return {"logprobs": True, **({"top_logprobs": number} if number else {})}
-
-
-def _prediction(settings: Mapping[str, Any]) -> dict[str, Any]:
-    text = prediction_text(settings.get("prediction"))
-    return {"prediction": {"type": "content", "content": text}} if text else {}
 
 
 def _tools(model: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,14 +180,13 @@ def _wire_message(turn: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in turn.items() if key not in ("tool_calls", "invalid_calls")}
     if turn["role"] == "tool":
         kept.pop("name", None)  # OpenAI's tool message has none: its call says which tool it was
-    calls = [_call(call["id"], call["function"]["name"], _json(call)) for call in turn.get("tool_calls", ())]
-    calls += [_call(call.get("id"), call["name"], call["args"]) for call in turn.get("invalid_calls", ())]
+    whole = (
+        (call["id"], call["function"]["name"], json.dumps(call["function"]["arguments"], ensure_ascii=False))
+        for call in turn.get("tool_calls", ())
+    )
+    broken = ((call.get("id"), call["name"], call["args"]) for call in turn.get("invalid_calls", ()))
+    calls = [
+        {"type": "function", "id": call_id or "", "function": {"name": name or "", "arguments": arguments}}
+        for call_id, name, arguments in (*whole, *broken)
+    ]
     return {**kept, "content": turn["content"] or None, "tool_calls": calls} if calls else kept
-
-
-def _json(call: Mapping[str, Any]) -> str:
-    return json.dumps(call["function"]["arguments"], ensure_ascii=False)
-
-
-def _call(call_id: str | None, name: str | None, arguments: str) -> dict[str, Any]:
-    return {"type": "function", "id": call_id or "", "function": {"name": name or "", "arguments": arguments}}

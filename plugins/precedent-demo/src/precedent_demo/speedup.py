@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp, log, sqrt
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 FEWEST_FOR_INTERVAL = 4
 """Fewest requests for an interval; of fewer, the spread is hardly known."""
@@ -19,46 +18,25 @@ class Sample(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Speedup:
-    """The ratio of two rates in tokens per second; `interval` is its 95 % confidence interval, None if unknown."""
+def speedup(mine: Sequence[Sample], plain: Sequence[Sample]) -> tuple[float, tuple[float, float] | None]:
+    """The ratio of two rates in tokens per second, and its 95 % confidence interval, None if unknown.
 
-    ratio: float
-    interval: tuple[float, float] | None = None
-
-    @property
-    def uncertainty(self) -> float:
-        """The upper end of the interval divided by the ratio, minus 1; infinite without an interval."""
-        return self.interval[1] / self.ratio - 1 if self.interval else float("inf")
-
-    def as_dict(self, name: str) -> dict[str, Any]:
-        """Ratio and interval for JSON, under `name` and `name_interval`."""
-        interval = self.interval and [round(end, 3) for end in self.interval]
-        return {name: round(self.ratio, 3), f"{name}_interval": interval}
-
-
-def speedup(mine: Sequence[Sample], plain: Sequence[Sample]) -> Speedup:
-    """Compare two ways that served the same requests in the same order; 0 without tokens or time on either side.
-
-    The rates are totals of tokens over totals of seconds. The spread of the ratio's logarithm is that of each
-    request's shares in the four totals (the delta method for ratios of totals), so what makes a request slow for both
-    ways does not widen the interval.
+    Compares two ways that served the same requests in the same order; 0 without tokens or time on either side. The
+    rates are totals of tokens over totals of seconds. The spread of the ratio's logarithm is that of each request's
+    shares in the four totals (the delta method for ratios of totals), so what makes a request slow for both ways does
+    not widen the interval.
     """
-    totals = [_totals(side) for side in (mine, plain)]
+    totals = [Sample(sum(one.tokens for one in side), sum(one.seconds for one in side)) for side in (mine, plain)]
     if not all(tokens > 0 and seconds > 0 for tokens, seconds in totals):
-        return Speedup(0.0)
+        return 0.0, None
     ratio = totals[0].tokens / totals[0].seconds / (totals[1].tokens / totals[1].seconds)
     number = len(mine)
     if number < FEWEST_FOR_INTERVAL:
-        return Speedup(ratio)
+        return ratio, None
     shares = [_share(one, totals[0]) - _share(other, totals[1]) for one, other in zip(mine, plain, strict=True)]
     error = sqrt(number / (number - 1) * sum(share * share for share in shares))
     reach = student_quantile(number - 1) * error
-    return Speedup(ratio, (exp(log(ratio) - reach), exp(log(ratio) + reach)))
-
-
-def _totals(samples: Sequence[Sample]) -> Sample:
-    return Sample(sum(sample.tokens for sample in samples), sum(sample.seconds for sample in samples))
+    return ratio, (exp(log(ratio) - reach), exp(log(ratio) + reach))
 
 
 def _share(sample: Sample, total: Sample) -> float:
