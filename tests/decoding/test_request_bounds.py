@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 
 from precedent.config import SamplingParams
+from precedent.drafters import Request
+from precedent.drafters.prediction import PredictionDrafter
+from precedent.drafters.prompt import PromptDrafter
+from precedent.drafters.templates import TemplateDrafter
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, ContextOverflowError, PromptError
 from precedent.text.codec import TokenizerCodec
@@ -124,6 +128,20 @@ def test_a_query_and_a_prediction_of_too_many_tokens_are_cut(engine: Engine) -> 
     assert codec.prediction_ids(list(whole), 100) == whole[:100]
     assert codec.prediction_ids("0123456789", 100) == codec.answer_ids("0123456789")
     assert codec.prediction_ids(None, 100) == codec.prediction_ids("", 100) == ()
+
+
+def test_texts_are_indexed_before_the_request_is_queued(engine: Engine) -> None:
+    threads = []
+    for drafter in (PromptDrafter(), PredictionDrafter(), TemplateDrafter(TokenizerCodec(scripted_tokenizer()))):
+
+        def begin(request: Request, begin: Any = drafter.begin) -> Any:
+            threads.append(threading.current_thread().name)
+            return begin(request)
+
+        drafter.begin = begin  # type: ignore[method-assign]
+        engine.add_drafter(drafter)
+    engine.submit(PROMPT, SHORT, prediction="It was sent", templates=["Order {number} was sent."]).result()
+    assert threads == [threading.current_thread().name] * 3
 
 
 def test_a_stream_goes_on_while_another_request_is_prepared() -> None:

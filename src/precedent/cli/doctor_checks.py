@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from precedent.drafters.kinds import draft_kinds
+from precedent.drafters.registry import draft_kinds
 from precedent.errors import ModelLoadError, PrecedentError, UnsupportedError
 from precedent.grammar import is_installed
 from precedent.runtime.device_memory import free_bytes
