@@ -430,7 +430,7 @@ def test_metrics_that_fail_change_no_answer(trial: Trial, call: str, monkeypatch
     assert engine.metrics().faults == {"metrics": 3}
 
 
-@pytest.mark.parametrize("number", [NAN, None], ids=str)
+@pytest.mark.parametrize("number", [NAN, INFINITY, 1e300, None], ids=str)
 def test_times_that_cannot_be_change_no_answer(trial: Trial, number: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics of a request are what the metrics read."""
     ended = MetricsRecorder.ended
