@@ -97,14 +97,13 @@ def used(folder: Path) -> dict[str, Any]:
     traces, before, started = Traces(), resident(), time.perf_counter()
     store = SQLiteStore.open(folder, bounds=BOUNDS)
     opened = time.perf_counter() - started
-    memory = TenantMemory(INDEX_BYTES)
+    memory = TenantMemory(INDEX_BYTES, TENANT)
     index, first = SimilarityIndex(store), traces.vectors(7, 1)[0]
     with ThreadPoolExecutor(1) as other:  # as recall does
-        reading = other.submit(seconds, lambda: memory.read(store, TENANT, TOKENIZER))
+        reading = other.submit(seconds, lambda: memory.read(store, TOKENIZER))
         searched = seconds(lambda: index.search(first, TENANT, TOKENIZER, HITS))
         read = reading.result()
     ready = time.perf_counter() - started
-    memory.tidy()
     held, queries = resident() - before, traces.vectors(10**9, LOOKUPS)
     times = [seconds(lambda: index.search(vector, TENANT, TOKENIZER, HITS)) * 1e3 for vector in queries]  # noqa: B023
     index.close()

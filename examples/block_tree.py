@@ -17,8 +17,7 @@ from precedent.target.load.loading import load_target
 from precedent.tree import EMPTY_TREE
 from precedent_demo import adapted_target, block_folder
 from precedent_drafts.block_draft import load_block_draft
-from precedent_drafts.block_drafter import BlockDrafter, BlockSession
-from precedent_drafts.block_model import BlockModel
+from precedent_drafts.block_drafter import BlockDrafter, BlockModel, BlockSession
 
 CONVERSATION = [
     {"role": "system", "content": "You are the assistant of an order desk."},

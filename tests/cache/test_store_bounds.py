@@ -118,7 +118,7 @@ def test_indexes_follow_the_evictions_of_a_full_cache(tmp_path, monkeypatch):
         add(store, n)
         assert store.stats().records <= 50
         hits = [hit.completion_id for hit in index.search(unit_vector(n), "default", "tok", 1000)]
-        memory.read(store, "default", "tok")
+        memory.read(store, "tok")
         assert sorted(hits) == sorted(memory.index.lengths()) == ids(store)
         epochs.add(store.epoch())
     assert len(epochs) > 10, "there were many evictions"

@@ -21,8 +21,8 @@ from helpers.scheduling import (
 
 from precedent.config import EngineLimits
 from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.engine.queued_sequence import QueuedSequence
 from precedent.engine.scheduler import Scheduler
-from precedent.engine.sequence import QueuedSequence
 from precedent.errors import GenerationError, RequestCancelled
 from precedent.runtime.failures import OutOfMemory
 from precedent.target import TargetModel

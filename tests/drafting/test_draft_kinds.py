@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +14,13 @@ import pytest
 from helpers.small_engines import PLAIN, PROMPT
 
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
-from precedent.drafters import Candidates, DrafterParts, DraftKind, Request, check_known, kind_of, load_draft
+from precedent.drafters import DrafterParts, DraftKind, check_known, kind_of, load_draft
 from precedent.engine.engine import Engine
 from precedent.errors import CapacityError, ConfigError, ModelLoadError
 from precedent.planning.costs import CostCurve
 from precedent.target.load.first_layers import first_layers
 from precedent.target.load.loading import load_target
+from precedent_testing.drafters import OracleDrafter
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 OUR_FILE = "oracle.json"
@@ -49,46 +51,26 @@ class Oracle:
 
     def drafter(self, parts: DrafterParts) -> Any:
         foretold = parts.heads.get(self.name)
-        return None if foretold is None else OracleDrafter(foretold)
+        return None if foretold is None else Foretelling(foretold)
 
 
-class OracleDrafter:
-    """Proposes the rest of the answer."""
-
-    name = "oracle"
-
-    def __init__(self, foretold: Sequence[int]) -> None:
-        self.foretold = foretold
-
-    def begin(self, request: Request) -> Any:
-        done: list[int] = []
-
-        def match(budget: int) -> Candidates:
-            rest = self.foretold[len(done) :][:budget]
-            return Candidates.of(self.name, [(token, place - 1, 0.99, 0) for place, token in enumerate(rest)])
-
-        return SimpleNamespace(match=match, committed=done.extend, end=lambda: None)
+class Foretelling(OracleDrafter):
+    """Proposes the rest of the answer, and says what a request takes."""
 
     def request_bytes(self, prompt_tokens: int, answer_tokens: int, speculation: SpeculationConfig) -> int:
         return 10**6 * answer_tokens
-
-    def close(self) -> None:
-        pass
 
 
 def registering(monkeypatch: pytest.MonkeyPatch, **registered: Any) -> None:
     """Let only these objects be registered; an exception is raised where it would be imported."""
 
-    def loader(found: Any) -> Any:
-        def load() -> Any:
-            if isinstance(found, Exception):
-                raise found
-            return found
+    def load(found: Any) -> Any:
+        if isinstance(found, Exception):
+            raise found
+        return found
 
-        return load
-
-    entries = [SimpleNamespace(name=name, load=loader(found)) for name, found in registered.items()]
-    monkeypatch.setattr("precedent.drafters.kinds.entry_points", lambda group: entries)
+    entries = [SimpleNamespace(name=name, load=partial(load, found)) for name, found in registered.items()]
+    monkeypatch.setattr("precedent.drafters.registry.entry_points", lambda group: entries)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,9 @@ from torch import Tensor
 from precedent.config import SamplingParams
 from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.sequence import DecodingSequence
+from precedent.drafters import Request
 from precedent.drafters.base import DrawSource
 from precedent.drafters.model.drafter import DraftModelDrafter
-from precedent.drafters.request import Request
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import DEEPEST_DRAW, Limits, Plan, Planner
 from precedent.sampling.rng import CounterRng, Rng, entropy_rng
@@ -29,15 +30,15 @@ from precedent_testing.replay_rng import enumerate_outcomes
 from precedent_testing.tiny_models import tiny_causal_lm
 from precedent_testing.trees import check_tree
 
-EXACT = 1e-12
-VOCABULARY = 3
+EXACT, VOCABULARY = 1e-12, 3
 PROMPT = (5, 6, 7)
 
 
 class TwoDraws(Planner):
-    """All fixed candidates, two samples and a second token beside each, whatever pays."""
+    """All fixed candidates, two samples and a second token beside each, whatever pays; notes what it is told."""
 
-    def plan(self, candidates: Sequence, draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
+    def plan(self, candidates: Sequence[Any], draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
+        self.told = {name: source.runners_up for name, source in draw_sources.items()}
         self.cost.table[:] = 1.0
         plan = super().plan(candidates, {}, limits)
         plan.draws = {name: min(2, limits.max_depth) for name in draw_sources}
@@ -45,44 +46,46 @@ class TwoDraws(Planner):
         return plan
 
 
-def toy(name: str) -> TabledModel:
+def toy(name: str) -> Any:
     """A random model of three tokens, behind a prompt of one."""
     distribution = toy_model(name, VOCABULARY, plain=True)
     return TabledModel(lambda token_ids: distribution(token_ids[1:]).log())
 
 
+def tiny() -> TargetModel:
+    return TargetModel(tiny_causal_lm("llama", seed=6))
+
+
 def decode(
-    target: TargetModel | TabledModel,
-    drafters: Sequence,
+    target: Any,
+    drafters: Sequence[Any],
     sampling: SamplingParams,
     mode: str,
     prompt: Sequence[int] = PROMPT,
-    rng_of=entropy_rng(3),  # noqa: B008  # a pure function
-    planner: Planner | None = None,
-) -> DecodingSequence:
-    """A whole answer through the real loop."""
-    slot = target.new_slot()
+    rng_of: Any = None,
+) -> tuple[DecodingSequence, TwoDraws]:
+    """A whole answer through the real loop, and its planner."""
+    slot, planner = target.new_slot(), TwoDraws(CostCurve())
     target.prefill(slot, prompt)
     request = Request("test", tuple(prompt), sampling, mode=mode)
     sessions = {drafter.name: drafter.begin(request) for drafter in drafters}
-    sequence = DecodingSequence(request, slot, sampling.max_tokens, rng_of, sessions=sessions)  # type: ignore[arg-type]
-    planner = planner or TwoDraws(CostCurve())
+    sequence = DecodingSequence(request, slot, sampling.max_tokens, rng_of or entropy_rng(3), sessions=sessions)
     while not sequence.finished:
-        DecodeLoop(target, planner).step([sequence])  # type: ignore[arg-type]
+        DecodeLoop(target, planner).step([sequence])
     assert sequence.error is None
-    return sequence
+    return sequence, planner
 
 
 @pytest.mark.parametrize("memory", [(), (1, 2), (0, 0)], ids=["alone", "beside a path", "beside another"])
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
 def test_whole_answers_have_the_targets_distribution_exactly(mode: str, memory: tuple[int, ...]) -> None:
     """All answers of two tokens, down every branch of all random numbers."""
-    target, found = toy("target"), defaultdict(float)
+    target, found = toy("target"), defaultdict[tuple[int, ...], float](float)
+    sampling = SamplingParams(temperature=1.0, max_tokens=2)
 
     def answer(rng: Rng) -> tuple[int, ...]:
-        drafters = [OracleDrafter(memory), DraftModelDrafter(toy("draft"))]  # type: ignore[arg-type]
-        sampling = SamplingParams(temperature=1.0, max_tokens=2)
-        done = decode(target, drafters, sampling, mode, (0,), lambda number: RngOfAStep(rng, number))
+        drafters = [OracleDrafter(memory), DraftModelDrafter(toy("draft"))]
+        done, _ = decode(target, drafters, sampling, mode, (0,), rng_of=lambda number: RngOfAStep(rng, number))
         return tuple(done.output_ids)
 
     with torch.inference_mode():
@@ -96,9 +99,9 @@ def test_whole_answers_have_the_targets_distribution_exactly(mode: str, memory: 
 
 def draw_tree(mode: str, number: int, cached: int | None = None) -> TreeBuilder:
     """Two samples and `number` runners-up of a tiny model, beside a cached token."""
-    draft = DraftModelDrafter(TargetModel(tiny_causal_lm("llama", seed=6)))
     sampling = SamplingParams() if mode == "greedy" else SamplingParams(temperature=1.0)
-    session, builder = draft.begin(Request("test", PROMPT, sampling, mode=mode)), TreeBuilder()
+    session = DraftModelDrafter(tiny()).begin(Request("test", PROMPT, sampling, mode=mode))
+    builder = TreeBuilder()
     if cached is not None:
         builder.add_fixed(ROOT, cached, "memory")
     session.draw(builder, 2, CounterRng(1, 0))
@@ -108,9 +111,8 @@ def draw_tree(mode: str, number: int, cached: int | None = None) -> TreeBuilder:
 
 
 def test_a_greedy_runner_up_is_the_next_best_token_that_nobody_named() -> None:
-    model = tiny_causal_lm("llama", seed=6)
     with torch.inference_mode():
-        best, second, third = model(torch.tensor([PROMPT])).logits[0, -1].topk(3).indices.tolist()
+        best, second, third = tiny().model(torch.tensor([PROMPT])).logits[0, -1].topk(3).indices.tolist()
     assert set(draw_tree("greedy", 0).children(ROOT)) == {best}
     assert set(draw_tree("greedy", 1).children(ROOT)) == {best, second}
     assert set(draw_tree("greedy", 1, cached=second).children(ROOT)) == {best, second, third}
@@ -125,41 +127,25 @@ def test_a_sampled_runner_up_excludes_what_is_there() -> None:
     for node in builder.runners_up:
         (candidate,) = [each for each in tree.candidates if each.child == node]
         siblings = [i for i, parent in enumerate(tree.parents) if parent == candidate.parent and i != node]
-        assert set(candidate.distribution.excluded) == {tree.token_ids[i] for i in siblings}  # type: ignore[union-attr]
-        assert tree.token_ids[node] not in candidate.distribution.excluded  # type: ignore[union-attr]
-
-
-class SecondIsRight(DraftModelDrafter):
-    """A draft model whose first choice the target never makes, and whose second one it always does."""
-
-    def begin(self, request: Request):
-        session = super().begin(request)
-        shaped = session._shaped  # type: ignore[attr-defined]
-
-        def wrong(row: Tensor, drafted: Sequence[int]) -> Tensor:
-            row = shaped(row, drafted).clone()
-            row[row.argmin()] = row.max() + 1
-            return row
-
-        session._shaped = wrong  # type: ignore[attr-defined]
-        return session
+        excluded = candidate.distribution.excluded  # type: ignore[union-attr]
+        assert set(excluded) == {tree.token_ids[i] for i in siblings}
+        assert tree.token_ids[node] not in excluded
 
 
 def test_a_text_whose_second_guesses_are_right_needs_half_the_steps() -> None:
-    """And it is plain decoding's, to the token."""
-    target, sampling = TargetModel(tiny_causal_lm("llama", seed=6)), SamplingParams(max_tokens=20)
-    plain = decode(target, [], sampling, "greedy")
-    drafted = decode(target, [SecondIsRight(TargetModel(tiny_causal_lm("llama", seed=6)))], sampling, "greedy")
+    """And it is plain decoding's, to the token: the draft's likeliest token is one that the target never says."""
+    target, draft, sampling = tiny(), tiny(), SamplingParams(max_tokens=20)
+
+    def wrong(module: Any, inputs: Any, logits: Tensor) -> Tensor:
+        return logits.scatter(-1, logits.argmin(-1, keepdim=True), logits.amax(-1, keepdim=True) + 1)
+
+    draft.model.lm_head.register_forward_hook(wrong)
+    with torch.inference_mode():
+        (plain, _), (drafted, _) = (
+            decode(target, drafters, sampling, "greedy") for drafters in ([], [DraftModelDrafter(draft)])
+        )
     assert drafted.output_ids == plain.output_ids
     assert drafted.stats.num_steps == 10
-
-
-class Noting(TwoDraws):
-    """Notes what it is told of the draft model."""
-
-    def plan(self, candidates: Sequence, draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
-        self.told = {name: source.runners_up for name, source in draw_sources.items()}
-        return super().plan(candidates, draw_sources, limits)
 
 
 @pytest.mark.parametrize(
@@ -167,39 +153,31 @@ class Noting(TwoDraws):
 )
 def test_other_modes_get_none(mode: str, expected: bool) -> None:
     """Those choose by the seed's noise, or bend the distribution to the first sample's."""
-    target, draft = (TargetModel(tiny_causal_lm("llama", seed=6)) for _ in range(2))
     sampling = SamplingParams(temperature=1.0, seed=1 if mode == "coupled" else None, max_tokens=4)
-    planner = Noting(CostCurve())
-    done = decode(target, [DraftModelDrafter(draft)], sampling, mode, planner=planner)
+    done, planner = decode(tiny(), [DraftModelDrafter(tiny())], sampling, mode)
     assert planner.told == {"draft-model": expected}
     assert done.stats.num_draft_tokens > 0
 
 
-def planner_of(first: float, second: float, dear_from: int) -> Planner:
-    """One that has seen what is accepted of the first and the second choice; rows above a width cost a lot."""
+def plan_of(first: float, second: float, dear_from: int, max_draws: int = 8, *, runners_up: bool = True) -> Plan:
+    """Where so much is accepted of the first and the second choice, and rows above a width cost a lot."""
     planner = Planner(CostCurve.through({1: 30.0, dear_from: 30.0, dear_from + 1: 60.0, 257: 4000.0}))
     planner.observe_draws("draft", 1, 0, 1.0)
-    gate = planner.gates["draft"]
-    gate.probe_steps_left = 0
+    planner.gates["draft"].probe_steps_left = 0
     for depth in range(1, DEEPEST_DRAW + 1):
         for number in range(400):
             planner.calibration.observe("draft", depth, number % 100 < 100 * first)
             planner.calibration.observe("draft", DEEPEST_DRAW + depth, number % 100 < 100 * second)
-    return planner
-
-
-def plan_of(planner: Planner, max_draws: int = 8, *, runners_up: bool = True) -> Plan:
     return planner.plan([], {"draft": DrawSource(0, runners_up)}, Limits(8, max_draws, 100, frozenset()))
 
 
 def test_rows_must_pay_and_all_together_are_no_more_than_may_be_sampled() -> None:
-    free = plan_of(planner_of(0.7, 0.2, dear_from=16))
+    free = plan_of(0.7, 0.2, dear_from=16)
     assert free.draws["draft"] + free.runners_up["draft"] == 8
     assert free.runners_up["draft"] > 0
-    assert plan_of(planner_of(0.7, 0.2, dear_from=16), max_draws=4).runners_up["draft"] <= 2
-    narrow = plan_of(planner_of(0.7, 0.01, dear_from=2))
-    assert narrow.runners_up.get("draft", 0) == 0
-    assert plan_of(planner_of(0.7, 0.2, dear_from=16), runners_up=False).runners_up.get("draft", 0) == 0
+    assert plan_of(0.7, 0.2, dear_from=16, max_draws=4).runners_up["draft"] <= 2
+    assert plan_of(0.7, 0.01, dear_from=2).runners_up.get("draft", 0) == 0
+    assert plan_of(0.7, 0.2, dear_from=16, runners_up=False).runners_up.get("draft", 0) == 0
 
 
 def test_what_came_of_second_choices_is_learned_apart() -> None:

@@ -9,7 +9,6 @@ from itertools import count, repeat
 import pytest
 from helpers.answer_parts import whole_parts
 
-import precedent
 from precedent.errors import ConfigError
 from precedent.text.templates import Hole, Template, Templates, tool_templates
 from precedent.text.tool_formats.events import ParsedCall
@@ -54,7 +53,10 @@ def test_a_template_that_cannot_be_meant_is_refused_by_its_text(text: str, compl
     assert "\n" not in str(refused.value)
 
 
-def test_templates_are_checked_together() -> None:
+def test_templates_are_a_checked_sequence() -> None:
+    templates = Templates(["Hello {name}.", Template.parse("Bye.")])
+    assert [template.text for template in templates] == ["Hello {name}.", "Bye."]
+    assert templates[1].holes == ()
     with pytest.raises(ConfigError, match="given twice"):
         Templates(["Hello {name}.", "Hello {name}."])
     with pytest.raises(ConfigError, match=r"'nme', which no template has as a hole \(holes: name\)"):
@@ -67,24 +69,12 @@ def test_templates_are_checked_together() -> None:
         Templates(["Hello {name}."], choices={"name": ["Ada", ""]})
 
 
-def test_templates_are_a_sequence_and_public() -> None:
-    templates = precedent.Templates(["Hello {name}.", precedent.Template.parse("Bye.")])
-    assert [template.text for template in templates] == ["Hello {name}.", "Bye."]
-    assert len(templates) == 2
-    assert templates[1].holes == ()
-    assert "Hello {name}." in repr(templates)
-
-
 def tool(
     name: str, properties: dict[str, object], required: list[str] | None = None, **more: object
 ) -> dict[str, object]:
     """An OpenAI function dict."""
-    schema = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties) if required is None else required,
-    }
-    return {"type": "function", "function": {"name": name, "parameters": {**schema, **more}}}
+    schema = {"type": "object", "properties": properties, "required": required or list(properties), **more}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
 def filled(template: Template, **values: str) -> ParsedCall:
@@ -119,16 +109,7 @@ def test_every_kind_of_argument_becomes_valid_json() -> None:
     assert kinds["pages"] == ("number", ())
     assert kinds["state"] == ("json", ('"open"', "7", "null"))
     assert kinds["public"] == ("json", ("true", "false"))
-    values = {
-        "title": "A",
-        "pages": "3",
-        "state": "7",
-        "public": "true",
-        "tags": "x",
-        "style": '"b": 1',
-        "anything": "{}",
-    }
-    call = filled(template, **values)
+    call = filled(template, title="A", pages="3", state="7", public="true", tags="x", style='"b": 1', anything="{}")
     assert call.arguments == {
         "title": "A", "pages": 3, "state": 7, "public": True, "tags": ["x"], "style": {"b": 1}, "anything": {}
     }  # fmt: skip

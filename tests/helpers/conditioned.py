@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from precedent_drafts.borrowed import HEAD_TOKENS
-from precedent_drafts.conditioned import FUSION, conditioned_beside, fusion_from, fusion_of
-from precedent_drafts.trained import initial_weights
+from precedent_drafts.heads import HEAD_TOKENS
+from precedent_drafts.trained import FUSION, conditioned_beside, fusion_of, initial_weights
 
 
 def random_conditioned(
@@ -18,7 +17,7 @@ def random_conditioned(
 ) -> PreTrainedModel:
     """A draft from its weights, in the target's dtype."""
     given = {name: tensor if name == HEAD_TOKENS else tensor.to(target.dtype) for name, tensor in weights.items()}
-    return conditioned_beside(target, layers, fusion_from(fusion, target, given), given).requires_grad_(False)
+    return conditioned_beside(target, layers, fusion, given).requires_grad_(False)
 
 
 def opinionated_weights(

@@ -1,6 +1,6 @@
-"""Tiny random EAGLE-3 heads as their makers publish them: names of tensors, fields of configs; and the formula.
+"""Tiny random EAGLE-3 heads and DFlash drafts as their makers publish them, and their formulas written out.
 
-Sizes are scaled down; everything else is what SafeAILab, SpecForge and `speculators` write.
+Sizes are scaled down; everything else is what SafeAILab, SpecForge, z-lab and `speculators` write.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 
 from precedent.target import TargetModel
 from precedent_drafts.eagle import eagle_beside, load_eagle
-from precedent_drafts.head import HeadModel
+from precedent_drafts.heads import HeadModel
 from precedent_drafts.published import published_draft
 from precedent_testing.tiny_models import tiny_causal_lm
 
-HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 48, 40, 4, 2, 12, 259
+HIDDEN, INNER, HEADS, KV_HEADS, DIM, BLOCK_DIM, VOCAB, MASK = 48, 40, 4, 2, 12, 16, 259, 258
 
 COVERED = tuple(range(0, 250, 2))
 """The target's tokens that a head of a reduced vocabulary covers."""
@@ -70,71 +70,115 @@ SPECULATORS: dict[str, Any] = {
 }  # fmt: skip
 """What `speculators` writes; tests/speculators compares it with the library itself."""
 
+ZLAB: dict[str, Any] = {
+    "architectures": ["DFlashDraftModel"], "attention_bias": False, "attention_dropout": 0.0,
+    "auto_map": {"AutoModel": "dflash.DFlashDraftModel"}, "block_size": 5, "bos_token_id": 151643,
+    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 2]}, "dtype": "bfloat16", "eos_token_id": 151645,
+    "head_dim": BLOCK_DIM, "hidden_act": "silu", "hidden_size": HIDDEN, "initializer_range": 0.02,
+    "intermediate_size": INNER, "layer_types": ["full_attention", "full_attention"], "max_position_embeddings": 64,
+    "max_window_layers": 2, "model_type": "qwen3", "num_attention_heads": HEADS, "num_hidden_layers": 2,
+    "num_key_value_heads": KV_HEADS, "num_target_layers": 3, "rms_norm_eps": 1e-06, "rope_scaling": None,
+    "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": False, "transformers_version": "4.57.1",
+    "use_cache": True, "use_sliding_window": False, "vocab_size": VOCAB,
+}  # fmt: skip
+"""SpecForge's configs/qwen3-8b-dflash.json, with the settings that z-lab's published configs add."""
+
+DFLASH: dict[str, Any] = {
+    "architectures": ["DFlashDraftModel"], "aux_hidden_state_layer_ids": [1, 3], "block_size": 5,
+    "draft_vocab_size": len(COVERED), "dtype": "float32", "mask_token_id": MASK, "sample_from_anchor": False,
+    "sliding_window_non_causal": False,
+    "speculators_config": {
+        "algorithm": "dflash", "default_proposal_method": "greedy",
+        "proposal_methods": [
+            {"accept_tolerance": 0.0, "proposal_type": "greedy", "speculative_tokens": 4, "verifier_accept_k": 1}
+        ],
+        "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "somebody/a-llama"},
+    },
+    "speculators_model_type": "dflash", "speculators_version": "0.9.0", "target_hidden_size": None,
+    "transformer_layer_config": {
+        "attention_bias": False, "head_dim": BLOCK_DIM, "hidden_size": HIDDEN, "intermediate_size": INNER,
+        "max_position_embeddings": 64, "model_type": "qwen3", "num_attention_heads": HEADS, "num_hidden_layers": 2,
+        "num_key_value_heads": KV_HEADS, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"},
+        "vocab_size": VOCAB,
+    },
+    "transformers_version": "5.19.0",
+}  # fmt: skip
+"""What `speculators` writes; tests/speculators compares it with the library itself."""
+
 FORMS = {"SafeAILab": SAFEAILAB, "SpecForge": SPECFORGE, "speculators": SPECULATORS}
+BLOCK_FORMS = {"z-lab": ZLAB, "speculators": DFLASH}
 
 Weights = dict[str, Tensor]
 
 
-class Randoms:
-    """Random tensors of a seed, opinionated enough for tests."""
+def with_layers(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """A config whose layers have other settings, wherever its format keeps them."""
+    name = "transformer_layer_config"
+    return config | ({name: config[name] | settings} if name in config else settings)
 
-    def __init__(self, seed: int) -> None:
+
+class _Random:
+    """Tensors of a draft, opinionated enough for tests, under the names that its makers publish."""
+
+    def __init__(self, config: dict[str, Any], seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
+        self.inside = config.get("transformer_layer_config") or config
+        self.hidden, self.weights = int(self.inside["hidden_size"]), Weights()
 
     def __call__(self, *size: int) -> Tensor:
         return torch.randn(*size, generator=self._generator, dtype=torch.float64) * size[-1] ** -0.5
 
-    def norm(self, size: int = HIDDEN) -> Tensor:
-        return 1.0 + 0.3 * self(size) * size**0.5
+    def norm(self, size: int | None = None) -> Tensor:
+        return 1.0 + 0.3 * self(size or self.hidden) * (size or self.hidden) ** 0.5
 
-    def products(self, layer: str, dim: int, width: int, hidden: int = HIDDEN) -> Weights:
-        """The projections of attention, which reads rows of `width` numbers."""
-        return {
-            f"{layer}self_attn.{name}_proj.weight": self(*size)
-            for name, *size in (
-                ("q", HEADS * dim, width),
-                ("k", KV_HEADS * dim, width),
-                ("v", KV_HEADS * dim, width),
-                ("o", hidden, HEADS * dim),
-            )
-        }
+    def layer(self, name: str, width: int, dim: int, *norms: str) -> None:
+        """A decoder layer whose attention reads `width` numbers, with further norms of the hidden size."""
+        for part, rows in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+            self.weights[f"{name}self_attn.{part}_proj.weight"] = self(rows * dim, width)
+        self.weights[f"{name}self_attn.o_proj.weight"] = self(self.hidden, HEADS * dim)
+        for part in ("gate", "up"):
+            self.weights[f"{name}mlp.{part}_proj.weight"] = self(INNER, self.hidden)
+        self.weights[f"{name}mlp.down_proj.weight"] = self(self.hidden, INNER)
+        for norm in ("input_layernorm", "post_attention_layernorm", *norms):
+            self.weights[f"{name}{norm}.weight"] = self.norm()
+        if self.inside.get("model_type") == "qwen3":
+            self.weights |= {f"{name}self_attn.{part}_norm.weight": self.norm(dim) for part in ("q", "k")}
 
-    def gated(self, layer: str, hidden: int = HIDDEN) -> Weights:
-        """The three products of the part behind attention."""
-        sizes = (("gate", INNER, hidden), ("up", INNER, hidden), ("down", hidden, INNER))
-        return {f"{layer}mlp.{name}_proj.weight": self(*size) for name, *size in sizes}
-
-
-def renumbering(covered: Sequence[int], vocab: int = VOCAB) -> Weights:
-    """How a head of fewer tokens names those of its target."""
-    marked = torch.zeros(vocab, dtype=torch.bool)
-    marked[list(covered)] = True
-    return {"d2t": torch.tensor(list(covered)) - torch.arange(len(covered)), "t2d": marked}
+    def head(self, covered: Sequence[int]) -> Weights:
+        """With a head for some of the target's tokens."""
+        marked = torch.zeros(self.inside["vocab_size"], dtype=torch.bool)
+        marked[list(covered)] = True
+        offsets = torch.tensor(list(covered)) - torch.arange(len(covered))
+        return self.weights | {"lm_head.weight": 3 * self(len(covered), self.hidden), "d2t": offsets, "t2d": marked}
 
 
 def random_weights(config: dict[str, Any], covered: Sequence[int] = COVERED, seed: int = 0) -> Weights:
-    """A head's tensors under the names that its makers publish."""
-    inside = config.get("transformer_layer_config") or config
-    first, hidden = ("layers.0." if inside is not config else "midlayer."), inside["hidden_size"]
-    random, weights = Randoms(seed), Weights()
-    for number in range(inside["num_hidden_layers"]):
-        layer = first if number == 0 else f"layers.{number}."
-        weights |= random.products(layer, DIM, hidden * (2 if number == 0 else 1), hidden) | random.gated(layer, hidden)
-        for name in ("input_layernorm", "post_attention_layernorm", *["hidden_norm"] * (number == 0)):
-            weights[f"{layer}{name}.weight"] = random.norm(hidden)
-        if inside.get("model_type") == "qwen3":
-            weights |= {f"{layer}self_attn.{name}_norm.weight": random.norm(DIM) for name in ("q", "k")}
-    read = (config.get("target_hidden_size") or hidden) * 3
-    weights |= {
-        "fc.weight": random(hidden, read),
-        "norm.weight": random.norm(hidden),
-        "lm_head.weight": 3 * random(len(covered), hidden),
-    }
+    """The tensors of an EAGLE head."""
+    made = _Random(config, seed)
+    first = "midlayer." if made.inside is config else "layers.0."
+    made.layer(first, 2 * made.hidden, DIM, "hidden_norm")
+    for number in range(1, made.inside["num_hidden_layers"]):
+        made.layer(f"layers.{number}.", made.hidden, DIM)
+    read = (config.get("target_hidden_size") or made.hidden) * 3
+    made.weights |= {"fc.weight": made(made.hidden, read), "norm.weight": made.norm()}
     if config.get("norm_before_fc"):
-        weights["input_norm.weight"] = random.norm(read)
+        made.weights["input_norm.weight"] = made.norm(read)
     if config.get("fc_norm"):
-        weights |= {f"fc_norm.{number}.weight": random.norm(read // 3) for number in range(3)}
-    return weights | renumbering(covered, inside["vocab_size"])
+        made.weights |= {f"fc_norm.{number}.weight": made.norm(read // 3) for number in range(3)}
+    return made.head(covered)
+
+
+def block_weights(config: dict[str, Any], covered: Sequence[int] | None = None, seed: int = 0) -> Weights:
+    """The tensors of a DFlash draft; with a head of its own for the tokens `covered`."""
+    made = _Random(config, seed)
+    made.weights = {
+        "fc.weight": made(HIDDEN, 2 * HIDDEN),
+        "hidden_norm.weight": made.norm(),
+        "norm.weight": made.norm(),
+    }
+    for number in range(made.inside["num_hidden_layers"]):
+        made.layer(f"layers.{number}.", HIDDEN, BLOCK_DIM)
+    return made.weights if covered is None else made.head(covered)
 
 
 def write_head(folder: Path, config: dict[str, Any], weights: Weights, *, older: bool = False) -> Path:
@@ -149,14 +193,14 @@ def write_head(folder: Path, config: dict[str, Any], weights: Weights, *, older:
     return folder
 
 
-class Formula:
-    """A draft written out over whole texts, without any cache; `dim` is the width of its heads."""
-
-    dim = DIM
+class _Formula:
+    """The parts of a draft's layers written out over whole texts, without any cache."""
 
     def __init__(self, config: dict[str, Any], weights: Weights, target: PreTrainedModel, reads: Sequence[int]) -> None:
         self._config, self._weights, self._target, self._reads = config, weights, target, tuple(reads)
         self._inside = config.get("transformer_layer_config") or config
+        own = weights.get("embed_tokens.weight")
+        self._table = target.get_input_embeddings().weight if own is None else own  # type: ignore[union-attr]
 
     @torch.inference_mode()
     def states(self, ids: Sequence[int]) -> Tensor:
@@ -164,66 +208,64 @@ class Formula:
         output = self._target(input_ids=torch.tensor([list(ids)]), output_hidden_states=True, use_cache=False)
         return torch.cat([output.hidden_states[number][0] for number in self._reads], -1)
 
-    def attended(self, name: str, read: Tensor, keys: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
-        """What rows `read` take from `keys`, whose last ones they are."""
-        heads = {}
-        for part, rows in (("q", read), ("k", keys), ("v", keys)):
-            heads[part] = (
-                self._product(rows, f"{name}self_attn.{part}_proj").view(len(rows), -1, self.dim).transpose(0, 1)
-            )
+    def _attended(self, name: str, read: Tensor, behind: Tensor | None, **mask: Any) -> Tensor:
+        """Attention of the rows `read` over those `behind` them and themselves."""
+        both = read if behind is None else torch.cat([behind, read])
+        dim = self._inside.get("head_dim", DIM)
+        heads = {
+            part: (rows @ self._weights[f"{name}self_attn.{part}_proj.weight"].T)
+            .view(len(rows), -1, dim)
+            .transpose(0, 1)
+            for part, rows in (("q", read), ("k", both), ("v", both))
+        }
+        for part in ("q", "k"):
             if f"{name}self_attn.{part}_norm.weight" in self._weights:
-                heads[part] = self.normed(heads[part], f"{name}self_attn.{part}_norm")
-            if part != "v":
-                heads[part] = self._turned(heads[part], len(keys) - len(rows))
+                heads[part] = self._normed(heads[part], f"{name}self_attn.{part}_norm")
+            heads[part] = self._turned(heads[part], len(both) - heads[part].shape[1])
         wide = [heads[part].repeat_interleave(HEADS // KV_HEADS, 0) for part in ("k", "v")]
-        seen = scaled_dot_product_attention(heads["q"], *wide, attn_mask=mask, is_causal=causal)
-        return self._product(seen.transpose(0, 1).flatten(1), f"{name}self_attn.o_proj")
+        seen = scaled_dot_product_attention(heads["q"], *wide, **mask)
+        return seen.transpose(0, 1).flatten(1) @ self._weights[f"{name}self_attn.o_proj.weight"].T
 
-    def gated(self, name: str, hidden: Tensor) -> Tensor:
-        """The part of a layer behind attention, added."""
-        inner = self.normed(hidden, f"{name}post_attention_layernorm")
-        gate, up = (self._product(inner, f"{name}mlp.{part}_proj") for part in ("gate", "up"))
-        return hidden + self._product(silu(gate) * up, f"{name}mlp.down_proj")
-
-    def normed(self, rows: Tensor, name: str) -> Tensor:
-        epsilon = self._inside.get("rms_norm_eps", 1e-6)
-        return rows * (rows.pow(2).mean(-1, keepdim=True) + epsilon).rsqrt() * self._weights[f"{name}.weight"]
-
-    def _product(self, rows: Tensor, name: str) -> Tensor:
-        return rows @ self._weights[f"{name}.weight"].T
+    def _mlp(self, name: str, hidden: Tensor) -> Tensor:
+        inner = self._normed(hidden, f"{name}post_attention_layernorm")
+        gate, up, down = (self._weights[f"{name}mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))
+        return hidden + (silu(inner @ gate.T) * (inner @ up.T)) @ down.T
 
     def _turned(self, rows: Tensor, first: int) -> Tensor:
-        theta = (self._inside.get("rope_parameters") or self._inside).get("rope_theta", 10000.0)
-        places = torch.arange(first, first + rows.shape[1])[:, None]
-        angles = places / theta ** (torch.arange(0, self.dim, 2) / self.dim)
+        theta, dim = (self._inside.get("rope_parameters") or self._inside).get("rope_theta", 10000.0), rows.shape[-1]
+        angles = torch.arange(first, first + rows.shape[1])[:, None] / theta ** (torch.arange(0, dim, 2) / dim)
         cos, sin = (part.repeat(1, 2).double() for part in (angles.cos(), angles.sin()))
         left, right = rows.chunk(2, -1)
         return rows * cos + torch.cat([-right, left], -1) * sin
 
+    def _normed(self, rows: Tensor, name: str) -> Tensor:
+        epsilon = self._inside.get("rms_norm_eps", 1e-6)
+        return rows * (rows.pow(2).mean(-1, keepdim=True) + epsilon).rsqrt() * self._weights[f"{name}.weight"]
 
-class EagleFormula(Formula):
-    """A head written out (2503.01840, section 3.1).
+
+class EagleFormula(_Formula):
+    """An EAGLE head (2503.01840, section 3.1).
 
     `step(states, ids)` gives the logits over the target's vocabulary and what is fed back, for every position.
     """
 
     def fused(self, states: Tensor) -> Tensor:
-        if "input_norm.weight" in self._weights:
-            states = self.normed(states, "input_norm")
-        if "fc_norm.0.weight" in self._weights:
+        weights = self._weights
+        if "input_norm.weight" in weights:
+            states = self._normed(states, "input_norm")
+        if "fc_norm.0.weight" in weights:
             parts = states.chunk(3, -1)
-            states = torch.cat([self.normed(part, f"fc_norm.{n}") for n, part in enumerate(parts)], -1)
-        return self._product(states, "fc")
+            states = torch.cat([self._normed(part, f"fc_norm.{n}") for n, part in enumerate(parts)], -1)
+        return states @ weights["fc.weight"].T
 
     @torch.inference_mode()
     def step(self, fused: Tensor, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Logits `[tokens, vocab_size]` and what a next draw reads, for `ids[i]` beside `fused[i]`."""
-        table: Any = self._weights.get("embed_tokens.weight", self._target.get_input_embeddings().weight)  # type: ignore[union-attr]
-        embedded, hidden = table[torch.tensor(list(ids))].detach(), fused
+        embedded, hidden = self._table[torch.tensor(list(ids))].detach(), fused
         for number in range(self._inside["num_hidden_layers"]):
             hidden = self._layer(number, embedded, hidden)
-        normed = self.normed(hidden, "norm")
-        kept = self._product(normed, "lm_head")
+        normed = self._normed(hidden, "norm")
+        kept = normed @ self._weights["lm_head.weight"].T
         logits = kept.new_full((len(kept), self._inside["vocab_size"]), -torch.inf)
         logits[:, torch.arange(kept.shape[1]) + self._weights.get("d2t", 0)] = kept
         return logits, normed if self._config.get("norm_output") else hidden
@@ -240,12 +282,38 @@ class EagleFormula(Formula):
     def _layer(self, number: int, embedded: Tensor, hidden: Tensor) -> Tensor:
         first = "midlayer." if "midlayer.hidden_norm.weight" in self._weights else "layers.0."
         name = first if number == 0 else f"layers.{number}."
-        residual, read = hidden, self.normed(hidden, f"{name}input_layernorm") if number else hidden
+        residual, read = hidden, self._normed(hidden, f"{name}input_layernorm") if number else hidden
         if number == 0:
-            states = self.normed(hidden, f"{name}hidden_norm")
+            states = self._normed(hidden, f"{name}hidden_norm")
             residual = states if self._config.get("norm_before_residual") else hidden
-            read = torch.cat([self.normed(embedded, f"{name}input_layernorm"), states], -1)
-        return self.gated(name, residual + self.attended(name, read, read, None, causal=True))
+            read = torch.cat([self._normed(embedded, f"{name}input_layernorm"), states], -1)
+        return self._mlp(name, residual + self._attended(name, read, None, is_causal=True))
+
+
+class BlockFormula(_Formula):
+    """A DFlash draft (2602.06036, section 3): the rows of a block see each other and the fused states before."""
+
+    @torch.inference_mode()
+    def block(self, text: Sequence[int]) -> Tensor:
+        """Logits of the positions behind a text, over the rows of the head, `[block_size - 1, num_head_tokens]`."""
+        fused = self._normed(self.states(text)[:-1] @ self._weights["fc.weight"].T, "hidden_norm")
+        size, count = self._config["block_size"], self._inside["num_hidden_layers"]
+        hidden = self._table[torch.tensor([text[-1], *[MASK] * (size - 1)])]
+        kinds = self._inside.get("layer_types") or ["full_attention"] * count
+        for number in range(count):
+            name = f"layers.{number}."
+            read, mask = self._normed(hidden, f"{name}input_layernorm"), self._seen(kinds[number], len(fused))
+            hidden = self._mlp(name, hidden + self._attended(name, read, fused, attn_mask=mask))
+        head: Any = self._target.get_output_embeddings()
+        return self._normed(hidden, "norm")[1:] @ self._weights.get("lm_head.weight", head.weight).T
+
+    def _seen(self, kind: str, length: int) -> Tensor | None:
+        """Which keys the rows of a block see: all, or in a window those before them that are near."""
+        if kind == "full_attention":
+            return None
+        places = torch.arange(length + self._config["block_size"])
+        distance = places[length:, None] - places
+        return (distance >= 0) & (distance < self._inside["sliding_window"])
 
 
 def small_target(model_type: str = "llama", **settings: Any) -> PreTrainedModel:

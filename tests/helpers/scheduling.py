@@ -13,8 +13,8 @@ from precedent.drafters import Drafter, Request
 from precedent.drafters.prompt import PromptDrafter
 from precedent.engine.admission import Admission
 from precedent.engine.delivery import Finisher
+from precedent.engine.queued_sequence import QueuedSequence
 from precedent.engine.scheduler import Scheduler
-from precedent.engine.sequence import QueuedSequence
 from precedent.errors import PrecedentError
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Planner

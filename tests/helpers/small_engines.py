@@ -10,10 +10,19 @@ from precedent.cache import Completion, SpeculationCache
 from precedent.config import SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.planning.costs import CostCurve
+from precedent.planning.gate import Gate
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 PLAIN = SpeculationConfig(enabled=False, write_back=False)
 PROMPT = list(b"look up order 17, then order 18, then order 19")
+
+
+class AlwaysOpen(Gate):
+    """Lets every step draw, whatever it costs."""
+
+    def decide(self, wanted: int, open_mass: float = 1.0) -> int:
+        """Four draws."""
+        return 4
 
 
 def make_engine(cache: SpeculationCache | None = None, **settings: object) -> Engine:

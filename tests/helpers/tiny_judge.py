@@ -11,7 +11,7 @@ from helpers.tiny_draft import tiny_target
 from precedent.langchain import ChatPrecedent
 from precedent.planning.costs import CostCurve
 from precedent.text.traces import Trajectory
-from precedent_research.judge_training.judge_training import Agent, JudgeRecipe, JudgeTraining, TrainedOn
+from precedent_research.judge_training import Agent, JudgeRecipe, JudgeTraining, TrainedOn
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 MAX_TOKENS = 6

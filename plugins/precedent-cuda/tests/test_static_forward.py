@@ -29,7 +29,7 @@ from precedent_cuda import attention as static_attention
 from precedent_cuda.arena import KEPT_FREE, KVArena
 from precedent_cuda.host_waits import HostWaits
 from precedent_cuda.static_forward import LEAST_KEYS, MOST_WIDTH, StaticForward
-from precedent_drafts.borrowed import HEAD_TOKENS
+from precedent_drafts.heads import HEAD_TOKENS
 from precedent_drafts.trained import draft_beside, initial_weights
 from precedent_testing.target_contract import TargetContract
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm

@@ -19,7 +19,7 @@ from precedent_demo.judging import DeskOutcome
 from precedent_demo.logs import logged
 from precedent_demo.workflows import generate_requests
 from precedent_research.judge import HIDDEN, OF_ROWS, load_judge
-from precedent_research.judge_training.outcomes import load_outcome
+from precedent_research.reruns import load_outcome
 
 NUMBER = 8
 MODELS = Path(precedent_demo.__file__).parent / "models"

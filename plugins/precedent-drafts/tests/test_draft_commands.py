@@ -12,6 +12,7 @@ from helpers.command_line import precedent
 from helpers.tiny_block import tiny_block_draft
 from helpers.tiny_draft import PROMPTS, tiny_target
 
+from precedent.drafters import Candidates
 from precedent.target.load.first_layers import first_layers
 from precedent_drafts.training.blocks import block_rows
 from precedent_drafts.training.lessons import Author, Teacher, Text
@@ -81,14 +82,8 @@ def test_every_kind_is_trained_reported_and_measured(
         (None, ["--kind", "exit", "--iterations", "2"], "--iterations is for --kind block, and this is --kind exit"),
         (None, ["--kind", "exit", "--rounds", "2"], "--rounds is for --kind chain, and this is --kind exit"),
         (None, ["--kind", "exit", "--condition", "target"], "--condition is for"),
-        (None, ["--kind", "exit", "--context-tokens", "9"], "--context-tokens is for"),
-        (None, ["--kind", "exit", "--layers", "1"], "--layers is for"),
-        (None, ["--kind", "block", "--passes", "2"], "--passes is for --kind chain --condition target"),
-        (None, ["--kind", "block", "--exit-layer", "2"], "--exit-layer is for --kind exit"),
-        (None, ["--kind", "block", "--start", "first"], "must be ends or a block draft's folder"),
         (None, ["--kind", "block", "--iterations", "9"], "iterations=9 must lie between 1 and block_size"),
         (None, ["--mask-top-k", "3"], "--mask-top-k is for --kind chain --condition target, and this is --kind chain"),
-        (None, ["--condition", "target", "--rounds", "2"], "--rounds is for --kind chain, and this is"),
         (None, ["--condition", "target", "--passes", "1", "--mask-top-k", "3"], "mask_top_k leaves tokens out of"),
         (None, ["--condition", "target", "--fusion", "loud"], "fusion='loud' must be linear or token-guided"),
     ],
@@ -170,8 +165,6 @@ def test_acceptance_of_a_block_is_that_by_position(texts: list[Text]) -> None:
 
 def test_expected_tokens_of_chains_and_the_matched_path_of_a_tree() -> None:
     """Draw after draw is accepted with the product of the acceptances on the way."""
-    from precedent.drafters.base import Candidates
-
     assert expected_tokens([np.full(50, 0.5)], 3) == pytest.approx([1, 1.5, 1.75, 1.875])
     assert expected_tokens([np.array([1.0, 0.0, 1.0])], 2) == pytest.approx([1, 1.5, 1.5])
     assert expected_tokens([np.array([0.5])], 2) == pytest.approx([1, 1.5, 1.5])

@@ -4,33 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.conditioned import opinionated_weights, random_conditioned
-from helpers.draft_head_engines import SAMPLINGS, AlwaysOpen, check_answers, check_grammar, check_next_turns
 from helpers.hybrids import random_ids
 from helpers.mtp_checkpoints import checkpoint, loaded, settling
 from helpers.packages import graph_settings
-from helpers.published_blocks import SPECULATORS, ZLAB, block_weights
-from helpers.published_heads import COVERED, SPECFORGE, random_weights, small_target, write_head
-from helpers.small_engines import PLAIN, PROMPT
+from helpers.published_heads import (
+    COVERED,
+    DFLASH,
+    SPECFORGE,
+    block_weights,
+    random_weights,
+    small_target,
+    write_head,
+)
+from helpers.small_engines import PLAIN, PROMPT, AlwaysOpen
 from helpers.tiny_block import tiny_block_draft
 
 from precedent.cache import SpeculationCache
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
 from precedent.drafters import DrafterParts, kind_of, load_draft
 from precedent.engine.engine import Engine
-from precedent.errors import CapacityError, ConfigError, UnsupportedError
+from precedent.errors import CapacityError, UnsupportedError
+from precedent.grammar import JsonSchema
 from precedent.planning.costs import CostCurve
 from precedent.runtime.background import Background
 from precedent.target import TargetModel
 from precedent.text.end_tokens import end_token_ids
-from precedent_drafts.conditioned import FUSIONS
 from precedent_drafts.kinds import MTP_HEADS
+from precedent_drafts.trained import TOKEN_GUIDED
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -68,32 +74,13 @@ def mtp(family: str, *, settled: bool = False) -> Head:
     return Head("mtp", model)
 
 
-def conditioned(fusion: str) -> Head:
-    def draft(model: Any, folder: Path) -> Any:
-        return random_conditioned(model, (2,), fusion, opinionated_weights(model, 2, fusion, range(259)))
-
-    return Head("draft-model", lambda folder: tiny_causal_lm(scale=2.0), draft)
+def conditioned(model: Any, folder: Path) -> Any:
+    weights = opinionated_weights(model, 2, TOKEN_GUIDED, range(259))
+    return random_conditioned(model, (2,), TOKEN_GUIDED, weights)
 
 
-def dflash(config: dict[str, Any], covered: tuple[int, ...] | None) -> Head:
-    return Head(
-        "block-draft",
-        lambda folder: tiny_causal_lm(scale=1.5, num_hidden_layers=4),
-        lambda model, folder: write_head(folder, config, block_weights(config, covered)),
-        per_token=2 * 48,
-        step=5,
-    )
-
-
-def block(**settings: Any) -> Head:
-    return Head(
-        "block-draft",
-        lambda folder: tiny_causal_lm(scale=1.5),
-        lambda model, folder: tiny_block_draft(model, **settings),
-        per_token=0 if settings else 2 * 48,
-        context=24,
-        step=5,
-    )
+def block(draft: Callable[[Any, Path], Any], per_token: int = 2 * 48, context: int = 24) -> Head:
+    return Head("block-draft", lambda folder: tiny_causal_lm(scale=1.5), draft, per_token, context, step=5)
 
 
 HEADS: dict[str, Head] = {
@@ -105,13 +92,18 @@ HEADS: dict[str, Head] = {
     ),
     "MTP like DeepSeek": mtp("glm4_moe"),
     "MTP like Qwen": mtp("qwen3_next"),
-    **{f"conditioned, {fusion}": conditioned(fusion) for fusion in FUSIONS},
-    "block": block(),
-    "block without condition": block(condition="none"),
-    "DFlash of z-lab": dflash(ZLAB, None),
-    "DFlash of speculators": dflash(SPECULATORS, COVERED),
+    "conditioned": Head("draft-model", lambda folder: tiny_causal_lm(scale=2.0), conditioned),
+    "block": block(lambda model, folder: tiny_block_draft(model)),
+    "block without condition": block(lambda model, folder: tiny_block_draft(model, condition="none"), per_token=0),
+    "DFlash": block(lambda model, folder: write_head(folder, DFLASH, block_weights(DFLASH, COVERED)), context=10**6),
 }
 EACH = pytest.mark.parametrize("name", HEADS)
+
+SAMPLINGS = {
+    "greedy": SamplingParams(max_tokens=20),
+    "seeded": SamplingParams(temperature=0.9, seed=7, max_tokens=20),
+}
+SCHEMA = JsonSchema.of({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
 
 
 def engine_on(head: Head, folder: Path, model: Any = None, draft: Any = None, **settings: Any) -> Engine:
@@ -144,16 +136,31 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_answers_are_those_of_plain_decoding(
     made: tuple[Head, Engine], beside: tuple[str, ...], sampling: SamplingParams
 ) -> None:
-    """Greedy and seeded, alone and beside other drafters, for concurrent requests of ragged lengths."""
+    """Greedy and seeded, alone and beside other drafters, for concurrent requests of ragged lengths, twice."""
     head, engine = made
-    check_answers(engine, head.drafter, (*beside, head.drafter), sampling)
+    prompts = [PROMPT, PROMPT[:9], PROMPT[:1], random_ids(1, 70)]
+    expected = [engine.submit(prompt, sampling, speculation=PLAIN).result().token_ids for prompt in prompts]
+    speculation = SpeculationConfig(drafters=(*beside, head.drafter))
+    for _ in range(2):
+        asked = [engine.submit(prompt, sampling, speculation=speculation, query="order") for prompt in prompts]
+        assert [each.result().token_ids for each in asked] == expected
+    alone = engine.submit(PROMPT, sampling, speculation=head.alone).result()
+    assert alone.token_ids == expected[0]
+    assert alone.stats.drafted_by_source[head.drafter] > 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_grammars_hold(made: tuple[Head, Engine], temperature: float) -> None:
     """What the grammar forbids is not answered, also where no covered token is left."""
     head, engine = made
-    check_grammar(engine, head.drafter, temperature)
+    sampling = SamplingParams(max_tokens=30, temperature=temperature)
+    plain, drafted = (
+        engine.submit(PROMPT, sampling, grammar=SCHEMA, speculation=each).result()
+        for each in (PLAIN, SpeculationConfig(drafters=("grammar", head.drafter)))
+    )
+    assert len(drafted.token_ids) > 5
+    if not temperature:
+        assert drafted.token_ids == plain.token_ids
 
 
 def test_a_cancelled_request_leaves_the_next_one_as_it_was(made: tuple[Head, Engine]) -> None:
@@ -170,8 +177,23 @@ def test_a_cancelled_request_leaves_the_next_one_as_it_was(made: tuple[Head, Eng
 @pytest.mark.parametrize("name", ["EAGLE-3", "MTP like DeepSeek", "MTP like Qwen", "block"])
 def test_the_next_turn_and_kept_prefixes_answer_the_same(name: str, tmp_path: Path) -> None:
     """What is read comes back with the keys and values, from idle conversations and from disk."""
-    head = HEADS[name]
-    check_next_turns(partial(engine_on, head, tmp_path), tmp_path, head.alone)
+    head, prompt, sampling = HEADS[name], [*random_ids(5, 100), *PROMPT], SamplingParams(max_tokens=12)
+    answers: list[Any] = []
+    for _ in range(2):
+        with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache:
+            engine = engine_on(head, tmp_path, cache=cache, keep_prefixes=True)
+            first = engine.submit(prompt, sampling, prefix_tokens=100).result()
+            turn = [*prompt, *first.token_ids, *b" and then?"]
+            second = engine.submit(turn, sampling, speculation=head.alone).result()
+            plain = engine.submit(turn, sampling, speculation=PLAIN).result()
+            engine.close()
+        assert second.cached_prompt_tokens >= len(prompt)
+        assert second.token_ids == plain.token_ids
+        assert second.stats.drafted_by_source[head.drafter] > 0
+        answers.append((first.token_ids, second.token_ids, first.cached_prompt_tokens))
+    (*kept, cached), (*again, cached_again) = answers
+    assert kept == again
+    assert (cached, cached_again) == (0, 100)
 
 
 @EACH
@@ -204,30 +226,7 @@ def test_memory_covers_what_is_read_and_the_heads_own_cache(name: str, tmp_path:
     engine.close()
 
 
-@EACH
-def test_nothing_is_kept_where_the_head_is_not_named(name: str, tmp_path: Path) -> None:
-    """An engine that drafts otherwise keeps no states and builds no drafter of it."""
-    head = HEADS[name]
-    engine = engine_on(head, tmp_path, speculation=SpeculationConfig(drafters=("prompt",)))
-    assert engine.target.kv_shape == TargetModel(head.model(tmp_path)).kv_shape
-    assert engine.drafters == ("prompt",)
-    engine.close()
-
-
-@EACH
-def test_drawing_ahead_is_refused(name: str, tmp_path: Path) -> None:
-    """The states that the head would read are not there yet."""
-    head = HEADS[name]
-    draft = {"draft_model": tiny_causal_lm()} if head.drafter == "mtp" else {}
-    with pytest.raises(ConfigError, match=f"{head.drafter} reads what the target computed"):
-        engine_on(head, tmp_path, loop="pearl", **draft)
-
-
-IN_FIXED_SIZES = [name for name, head in HEADS.items() if head.drafter != "mtp" and head.per_token != 0]
-"""Heads that read states of a target that can run in forwards of fixed size, as those with MTP heads cannot."""
-
-
-@pytest.mark.parametrize("name", IN_FIXED_SIZES)
+@pytest.mark.parametrize("name", ["EAGLE-3", "conditioned", "block"])
 def test_a_target_that_keeps_no_states_is_refused(name: str, tmp_path: Path) -> None:
     """Forwards of fixed size have no place for them."""
     head = HEADS[name]
@@ -283,20 +282,17 @@ def block_that_knows(model: Any, folder: Path) -> Any:
 
 KNOWING = {
     "EAGLE-3": Head("eagle", lambda folder: small_target(), eagle_that_knows),
-    "MTP like DeepSeek": Head(
-        "mtp", lambda folder: loaded(settling(checkpoint(folder / "a", "glm4_moe"), folder / "b"))
-    ),
-    "MTP like Qwen": Head("mtp", lambda folder: loaded(settling(checkpoint(folder / "a", "qwen3_next"), folder / "b"))),
+    "MTP like DeepSeek": mtp("glm4_moe", settled=True),
+    "MTP like Qwen": mtp("qwen3_next", settled=True),
     "block": Head("block-draft", lambda folder: tiny_causal_lm(scale=1.5), block_that_knows),
 }
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("name", KNOWING)
+@pytest.mark.parametrize(
+    ("name", "temperature"), [*((name, 0.0) for name in KNOWING), ("EAGLE-3", 0.7), ("MTP like DeepSeek", 0.7)]
+)
 def test_a_head_that_knows_its_target_saves_steps(name: str, tmp_path: Path, temperature: float) -> None:
     """End tokens are forbidden: a sampled answer that happens to end early has too few steps to say anything."""
-    if name == "block" and temperature:
-        pytest.skip("a target that says every token alike is known by nobody")
     head = KNOWING[name]
     engine = engine_on(head, tmp_path)
     sampling = SamplingParams(

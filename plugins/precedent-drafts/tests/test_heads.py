@@ -39,9 +39,9 @@ from precedent.errors import ConfigError
 from precedent.sampling.rng import CounterRng
 from precedent.target import Slot, TargetModel
 from precedent.tree import TreeBuilder, chain
-from precedent_drafts.conditioned import TOKEN_GUIDED
-from precedent_drafts.head import HeadDrafter, HeadModel, reading_hidden_states
+from precedent_drafts.heads import HeadDrafter, HeadModel, reading_hidden_states
 from precedent_drafts.mtp import mtp_beside
+from precedent_drafts.trained import TOKEN_GUIDED
 from precedent_testing.drafter_contract import DrafterContract
 from precedent_testing.tiny_models import tiny_causal_lm
 

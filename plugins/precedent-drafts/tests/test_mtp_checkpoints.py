@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.draft_head_engines import AlwaysOpen
 from helpers.mtp_checkpoints import (
     add_head,
     around,
@@ -18,7 +17,7 @@ from helpers.mtp_checkpoints import (
     loaded,
     rewritten,
 )
-from helpers.small_engines import PROMPT
+from helpers.small_engines import PROMPT, AlwaysOpen
 
 from precedent import ChatPrecedent
 from precedent.config import SamplingParams, SpeculationConfig

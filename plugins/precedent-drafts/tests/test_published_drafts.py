@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.published_blocks import ZLAB, block_weights
+from helpers.command_line import precedent
 from helpers.published_heads import (
     COVERED,
+    DFLASH,
     FORMS,
     SAFEAILAB,
     SPECFORGE,
     SPECULATORS,
+    ZLAB,
+    block_weights,
     random_weights,
     small_target,
+    with_layers,
     write_head,
 )
 from helpers.saved_models import assert_one_clear_line, saved
@@ -25,17 +32,11 @@ from transformers import PreTrainedModel
 
 from precedent.drafters import kind_of, load_draft
 from precedent.errors import ModelLoadError, UnsupportedError
-from precedent.target.load.loading import load_target
 from precedent_drafts.eagle import EagleHead, EagleSettings, load_eagle
-from precedent_drafts.kinds import EAGLE_HEADS
-from precedent_drafts.published import (
-    DFLASH,
-    EAGLE,
-    PublishedDraft,
-    find_published,
-    looks_published,
-    published_draft,
-)
+from precedent_drafts.kinds import BLOCKS, EAGLE_HEADS
+from precedent_drafts.published import EAGLE, PublishedDraft, find_published, looks_published, published_draft
+from precedent_drafts.trained import DraftSettings
+from precedent_testing.sweep import tiny_model
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 UNNAMED = {name: value for name, value in SAFEAILAB.items() if name != "draft_vocab_size"}
@@ -58,7 +59,7 @@ def head_in(folder: Path, config: dict[str, Any], **weights: Any) -> Path:
     [
         *((config, random_weights(config), EAGLE) for config in FORMS.values()),
         (UNNAMED, random_weights(SAFEAILAB), EAGLE),
-        (ZLAB, block_weights(ZLAB), DFLASH),
+        (ZLAB, block_weights(ZLAB), "DFlash draft"),
     ],
     ids=[*FORMS, "unnamed", "DFlash"],
 )
@@ -80,34 +81,7 @@ def test_whole_models_are_not_taken_for_drafts(tmp_path: Path) -> None:
         assert kind_of(Path(folder)) is None
     draft = load_draft(one, tiny_causal_lm(), byte_tokenizer())
     assert not isinstance(draft, EagleHead)
-
-
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        ({"speculators_model_type": "peagle"}, "a draft of the kind 'peagle' of speculators: only EAGLE-3 heads"),
-        (
-            {"architectures": ["EagleLlamaForCausalLM"], "model_type": "llama"},
-            "a draft of the kind EagleLlamaForCausalLM",
-        ),
-        ({"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3"}, "a draft of the kind Qwen3DSparkModel"),
-        ({"architectures": ["MedusaModel"]}, "a draft of the kind MedusaModel"),
-    ],
-    ids=["P-EAGLE", "EAGLE", "DSpark", "Medusa"],
-)
-def test_drafts_of_other_kinds_are_refused(config: dict[str, Any], says: str, tmp_path: Path) -> None:
-    folder = write_head(tmp_path, config, {"fc.weight": torch.ones(2, 2)})
-    with pytest.raises(UnsupportedError, match=says) as caught:
-        load_draft(folder, tiny_causal_lm(), byte_tokenizer())
-    assert_one_clear_line(caught.value)
-
-
-def test_earlier_versions_of_eagle_are_refused(tmp_path: Path) -> None:
-    """Their config is that of a Llama of one layer as well; in SafeAILab's files, which torch writes."""
-    layer = {"layers.0.self_attn.q_proj.weight": torch.ones(2, 2), "fc.weight": torch.ones(2, 4)}
-    folder = write_head(tmp_path, UNNAMED, layer, older=True)
-    with pytest.raises(UnsupportedError, match="an EAGLE head of the first or second version"):
-        load_draft(folder, tiny_causal_lm(), byte_tokenizer())
+    assert not looks_published({"architectures": ["Eagle2_5_VLForConditionalGeneration"]})
 
 
 def test_layers_are_counted_as_each_format_does(tmp_path: Path, model: PreTrainedModel) -> None:
@@ -135,67 +109,79 @@ def _sized(config: Any) -> Any:
 
 
 def deeper(**settings: Any) -> dict[str, Any]:
-    return SPECULATORS | {"transformer_layer_config": SPECULATORS["transformer_layer_config"] | settings}
+    return with_layers(SPECULATORS, settings)
 
 
-def without(config: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key != name}
+def below(**settings: Any) -> dict[str, Any]:
+    return ZLAB | {"dflash_config": ZLAB["dflash_config"] | settings}
 
 
-EAGLE_CONFIG = SPECFORGE["eagle_config"]
-WRONG_CONFIGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "hidden size": (SPECFORGE | {"hidden_size": 64}, ModelLoadError, "hidden_size=64, and this one has 48: give the"),
-    "vocabulary": (
-        deeper(vocab_size=300),
-        ModelLoadError,
-        "vocab_size=300, and this one has 259: give somebody/a-llama",
-    ),
-    "layers": (
-        SPECFORGE | {"eagle_aux_hidden_state_layer_ids": [2, 9, 12]},
-        ModelLoadError,
-        "reads the outputs of layers 2, 9, 12, and the target has the layers 1 to 7",
-    ),
-    "embeddings": (SPECULATORS | {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}, ModelLoadError, "layers 0, 1, 2"),
-    "last state": (
-        SPECFORGE | {"eagle_config": EAGLE_CONFIG | {"use_aux_hidden_state": False}},
-        UnsupportedError,
-        "reads the target's last hidden state alone",
-    ),
-    "two norms": (SPECFORGE | {"norm_before_fc": True, "fc_norm": True}, ModelLoadError, "a head has one of them"),
-    "residual": (without(SPECULATORS, "norm_before_residual"), ModelLoadError, "does not say norm_before_residual"),
-    "mixture": (
-        SPECFORGE | {"model_type": "qwen3_moe"},
-        UnsupportedError,
-        "layers of 'qwen3_moe', and drafts of llama",
-    ),
-    "window": (
+EAGLE_CONFIG, LAYER_IDS = SPECFORGE["eagle_config"], "eagle_aux_hidden_state_layer_ids"
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12, "use_sliding_window": True}
+UNSAID = {key: value for key, value in SPECULATORS.items() if key != "norm_before_residual"}
+OLDER = {"layers.0.self_attn.q_proj.weight": torch.ones(2, 2), "fc.weight": torch.ones(2, 4)}
+ROPE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    # other kinds
+    ({"speculators_model_type": "peagle"}, "a draft of the kind 'peagle' of speculators: only EAGLE-3 heads"),
+    ({"architectures": ["EagleLlamaForCausalLM"], "model_type": "llama"}, "a draft of the kind EagleLlamaForCausalLM"),
+    ({"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3"}, "a draft of the kind Qwen3DSparkModel"),
+    ({"architectures": ["MedusaModel"]}, "a draft of the kind MedusaModel"),
+    (UNNAMED, "an EAGLE head of the first or second version"),
+    (below(projector_type="dspark"), "a DFlash draft of the kind 'dspark'.*only EAGLE-3"),
+    (ZLAB | {"architectures": ["DFlash2DraftModel"]}, "a draft of the kind DFlash2DraftModel"),
+    # EAGLE heads of another target, of a variant that is not read, or torn
+    (SPECFORGE | {"hidden_size": 64}, "hidden_size=64, and this one has 48: give the"),
+    (deeper(vocab_size=300), "vocab_size=300, and this one has 259: give somebody/a-llama"),
+    (SPECFORGE | {LAYER_IDS: [2, 9, 12]}, "outputs of layers 2, 9, 12, and the target has the layers 1 to 7"),
+    (SPECULATORS | {LAYER_IDS: [0, 1, 2]}, "layers 0, 1, 2"),
+    (SPECFORGE | {"eagle_config": EAGLE_CONFIG | {"use_aux_hidden_state": False}}, "last hidden state alone"),
+    (SPECFORGE | {"norm_before_fc": True, "fc_norm": True}, "a head has one of them"),
+    (UNSAID, "does not say norm_before_residual"),
+    (SPECFORGE | {"model_type": "qwen3_moe"}, "layers of 'qwen3_moe', and drafts of llama"),
+    (
         deeper(model_type="qwen3", use_sliding_window=True, sliding_window=8, max_window_layers=0),
-        UnsupportedError,
         "layers of sliding_attention, which is not read",
     ),
-    "rope": (
-        deeper(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
-        UnsupportedError,
-        "dynamic rotary embeddings, which change with the length",
-    ),
-    "no config": (
-        SPECFORGE | {"num_attention_heads": 5},
-        ModelLoadError,
-        "the config of the EAGLE-3 head .* cannot be read",
-    ),
-}
+    (deeper(rope_parameters=ROPE), "dynamic rotary embeddings, which change with the length"),
+    (SPECFORGE | {"num_attention_heads": 5}, "the config of the EAGLE-3 head .* cannot be read"),
+    # DFlash drafts, likewise
+    (ZLAB | {"layer_types": ["chunked_attention", "full_attention"]}, "layers of chunked_"),
+    (ZLAB | {"is_causal": True}, r"not read \(causal blocks\)"),
+    (below(causal=True), r"not read \(causal blocks\)"),
+    (ZLAB | WINDOWS | {"is_causal": False}, r"not read \(windows that see ahead\)"),
+    (ZLAB | WINDOWS | {"use_sliding_window": False}, "does not say how wide it is"),
+    (below(final_logit_softcapping=20.0), r"not read \(final_logit_softcapping\)"),
+    (DFLASH | {"sample_from_anchor": True}, r"not read \(sample_from_anchor\)"),
+    (ZLAB | {"model_type": "deepseek_v3"}, "layers of 'deepseek_v3'"),
+    (below(target_layer_ids=None), "does not say which layers it reads"),
+    (below(target_layer_ids=[0, 7]), "layers 1, 8, and the target has the layers 1 to 7"),
+    (ZLAB | {"hidden_size": 64}, "target of hidden_size=64, and this one has 48"),
+    (ZLAB | {"vocab_size": 300}, "target of vocab_size=300, and this one has 259"),
+    (ZLAB | {"block_size": 40}, "blocks of 3 to 17 are read"),
+    (below(mask_token_id=300), "the mask token 300"),
+    (ZLAB | {"num_hidden_layers": 3, "layer_types": None}, r"do not fit its config: layers\.2"),
+]
 
 
-@pytest.mark.parametrize("what", WRONG_CONFIGS)
-def test_configs_that_do_not_fit_are_refused(what: str, tmp_path: Path, model: PreTrainedModel) -> None:
-    """Of another target, of a variant that is not read, or torn; the checks of loading and of `precedent doctor`."""
-    config, error, says = WRONG_CONFIGS[what]
-    folder = write_head(tmp_path, config, random_weights(SPECULATORS if "speculators_config" in config else SPECFORGE))
-    with pytest.raises(error, match=says) as caught:
+@pytest.mark.parametrize(("config", "says"), REFUSED, ids=[says for _, says in REFUSED])
+def test_drafts_that_are_not_read_or_do_not_fit_are_refused(
+    config: dict[str, Any], says: str, tmp_path: Path, model: PreTrainedModel
+) -> None:
+    """In one line; `precedent doctor` says the same of what a config tells."""
+    if config is UNNAMED:  # its config is that of a Llama of one layer; in SafeAILab's files, which torch writes
+        folder = write_head(tmp_path, config, OLDER, older=True)
+    elif "dflash_config" in config or config.get("speculators_model_type") == "dflash":
+        folder = write_head(tmp_path, config, block_weights(ZLAB, COVERED if "draft_vocab_size" in config else None))
+    else:
+        written = random_weights(SPECULATORS if "speculators_config" in config else SPECFORGE)
+        folder = write_head(tmp_path, config, written)
+    with pytest.raises((ModelLoadError, UnsupportedError), match=says) as caught:
         load_draft(folder, model, byte_tokenizer())
     assert_one_clear_line(caught.value)
-    with pytest.raises(error, match=says):
-        EAGLE_HEADS.recognises(folder, model.config)
+    if not re.search("mask|do not fit", says):
+        with pytest.raises((ModelLoadError, UnsupportedError), match=says):
+            [kind.recognises(folder, model.config) for kind in (EAGLE_HEADS, BLOCKS)]
 
 
 WIDE = torch.zeros(300, dtype=torch.bool)
@@ -298,14 +284,6 @@ def test_a_head_without_rows_takes_the_target_s(tmp_path: Path, model: PreTraine
     assert torch.equal(rows.rows.weight, theirs.weight[list(COVERED)])
 
 
-@pytest.mark.parametrize("config", [SPECFORGE, SPECULATORS, ZLAB], ids=["EAGLE", "speculators", "DFlash"])
-def test_a_draft_is_no_target(config: dict[str, Any], tmp_path: Path) -> None:
-    """It says what it is and where it belongs."""
-    folder = write_head(tmp_path, config, {"fc.weight": torch.ones(2, 2)})
-    with pytest.raises(ModelLoadError, match=r"holds a draft that reads its target .* give it as the draft model"):
-        load_target(folder)
-
-
 def test_a_repository_of_the_hub_is_a_folder(
     tmp_path: Path, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,7 +323,67 @@ def test_a_target_on_several_devices_is_refused(tmp_path: Path) -> None:
             load_draft(write_head(tmp_path / str(place), config, weights), spread, byte_tokenizer())
 
 
-def test_nothing_else_looks_like_a_draft() -> None:
-    assert not looks_published(tiny_causal_lm().config.to_dict())
-    assert not looks_published({"architectures": ["Eagle2_5_VLForConditionalGeneration"]})
-    assert not looks_published({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 32})
+# What `precedent doctor` says of them
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny chat model on disk."""
+    folder = tmp_path_factory.mktemp("target")
+    small_target(dtype=torch.float32).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def finding(target: Path, draft: Path, tmp_path: Path) -> tuple[int, str, str]:
+    """What `precedent doctor` says of a draft model: its status, and the state and text of the finding."""
+    report = tmp_path / "report.json"
+    status = precedent("doctor", target, "--draft-model", draft, "--json", report)
+    found = {one["check"]: one for one in json.loads(report.read_text())["findings"]}["draft model"]
+    return status, found["state"], found["finding"]
+
+
+def test_doctor_says_what_was_recognised(target: Path, tmp_path: Path) -> None:
+    """Format, layers and the model that a draft was trained for; without its weights, which may be large."""
+    head = write_head(tmp_path / "head", SPECULATORS, random_weights(SPECULATORS))
+    block = write_head(tmp_path / "block", DFLASH, block_weights(DFLASH, COVERED))
+    assert finding(target, head, tmp_path) == (
+        0,
+        "note",
+        f"the EAGLE-3 head {head} (in the format of speculators); it reads layers 1, 2, 3 of the target; trained for "
+        "somebody/a-llama",
+    )
+    status, state, says = finding(target, block, tmp_path)
+    assert (status, state) == (0, "note")
+    assert "(in the format of speculators); it fills 4 positions from layers 1, 3 of the target" in says
+    nameless = write_head(tmp_path / "nameless", SPECFORGE, {})
+    assert finding(target, nameless, tmp_path)[2].endswith("trained for a target that it does not name")
+
+
+def test_doctor_refuses_what_does_not_fit(target: Path, tmp_path: Path) -> None:
+    """Another target's head, and a head in the place of a model."""
+    other = write_head(tmp_path / "other", SPECFORGE | {"hidden_size": 64}, {})
+    status, state, says = finding(target, other, tmp_path)
+    assert (status, state) == (1, "no")
+    assert "was trained for a target of hidden_size=64, and this one has 48" in says
+    assert precedent("doctor", other) == 1
+
+
+def test_a_draft_trained_for_a_target_is_not_refused_unseen(target: Path, tmp_path: Path) -> None:
+    """Only loading it shows whether it fits."""
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    settings = DraftSettings("my-model", "embeddings", "layers", (0, 2))
+    (draft / "draft.json").write_text(json.dumps(dataclasses.asdict(settings)))
+    status, state, says = finding(target, draft, tmp_path)
+    assert (status, state) == (0, "note")
+    assert says.startswith("a chain, trained for my-model")
+
+
+def test_doctor_names_heads_that_a_checkpoint_may_carry(tmp_path: Path) -> None:
+    """By the model's type: transformers drops their weights."""
+    tiny_model("qwen3_next").save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    precedent("doctor", tmp_path / "model", "--json", tmp_path / "report.json")
+    found = {one["check"]: one for one in json.loads((tmp_path / "report.json").read_text())["findings"]}
+    assert "checkpoints of qwen3_next carry a trained MTP head" in found["mtp"]["finding"]

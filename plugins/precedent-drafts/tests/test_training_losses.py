@@ -19,12 +19,18 @@ from precedent.drafters import load_draft
 from precedent.target import TargetModel
 from precedent.target.load.first_layers import base_of, first_layers
 from precedent.tree import EMPTY_TREE
-from precedent_drafts.block_model import BlockModel
-from precedent_drafts.borrowed import HEAD_TOKENS
-from precedent_drafts.conditioned import TOKEN_GUIDED, TokenGuidedFusion, conditioned_beside, fusion_of
-from precedent_drafts.early_exit import exit_beside
-from precedent_drafts.head import reading_hidden_states
-from precedent_drafts.trained import draft_beside, initial_weights
+from precedent_drafts.block_drafter import BlockModel
+from precedent_drafts.heads import HEAD_TOKENS, reading_hidden_states
+from precedent_drafts.trained import (
+    FUSION,
+    TOKEN_GUIDED,
+    TokenGuidedFusion,
+    conditioned_beside,
+    draft_beside,
+    exit_beside,
+    fusion_of,
+    initial_weights,
+)
 from precedent_drafts.training.blocks import BlockRecipe, BlockStudent, block_rows, blocks_of, initial_layers
 from precedent_drafts.training.chain import ChainRecipe, ChainStudent
 from precedent_drafts.training.conditioned import (
@@ -34,8 +40,7 @@ from precedent_drafts.training.conditioned import (
 )
 from precedent_drafts.training.exits import ExitRecipe, ExitStudent
 from precedent_drafts.training.lessons import Lesson, Teacher, Text
-from precedent_drafts.training.student import Student
-from precedent_drafts.training.training import Plan
+from precedent_drafts.training.training import Plan, Student
 from precedent_testing.tiny_models import byte_tokenizer
 
 TEXT = Text((5, 6, 7, 30, 31, 5, 9, 200, 7, 8), 7, (True, True, True, False, True, True, True))
@@ -214,7 +219,8 @@ def test_the_fusion_is_the_written_one_and_begins_with_the_token_alone() -> None
     torch.testing.assert_close(fusion(embedded, hidden), expected)
     target, tokens = tiny_target(), torch.tensor([[3, 1, 4, 1, 5]])
     weights = initial_weights(target, (0,))
-    draft: Any = conditioned_beside(target, (0,), fusion_of(TOKEN_GUIDED, 32), weights)
+    fused = {f"{FUSION}{name}": weight for name, weight in fusion_of(TOKEN_GUIDED, 32).state_dict().items()}
+    draft: Any = conditioned_beside(target, (0,), TOKEN_GUIDED, weights | fused)
     draft.get_input_embeddings().give([torch.randn(5, 32, dtype=torch.float64)])
     with torch.no_grad():
         torch.testing.assert_close(draft(tokens).logits, draft_beside(target, (0,), weights)(tokens).logits)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -26,13 +25,12 @@ from precedent.config import SamplingParams
 from precedent.drafters.base import Drafter, DrawSession
 from precedent.drafters.request import Request
 from precedent.sampling.constraints import constraints_for
-from precedent.sampling.rng import CounterRng, Rng
+from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
-from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
-from precedent_drafts.block_drafter import BlockDrafter
-from precedent_drafts.block_model import BlockModel
-from precedent_drafts.conditioned import TOKEN_GUIDED
-from precedent_drafts.head import HeadDrafter, reading_hidden_states
+from precedent.tree import ROOT, CandidateTree, TreeBuilder
+from precedent_drafts.block_drafter import BlockDrafter, BlockModel
+from precedent_drafts.heads import HeadDrafter, reading_hidden_states
+from precedent_drafts.trained import TOKEN_GUIDED
 from precedent_testing.draft_distribution import check_draft_distribution
 from precedent_testing.tiny_models import tiny_causal_lm
 
@@ -83,11 +81,9 @@ def way(name: str) -> Way:
         target = TargetModel(model)
         drafter = HeadDrafter("draft-model", reading_hidden_states(draft, target, feeds_back_normed=True))
         return Way(target, drafter, lacks=1 if "lacks" in name else None)
-    target, settings = TargetModel(small()), BLOCKS[name]
-    given = {"block_size": 3, "head_dim": 4} | settings
-    head = given.pop("head", (0, 1, 2))
-    draft = tiny_block_draft(target.model, head, **given)
-    return Way(target, BlockDrafter(BlockModel(draft, target)), lacks=1 if len(head) == 2 else None)
+    target = TargetModel(small())
+    draft = tiny_block_draft(target.model, (0, 1, 2), **{"block_size": 3, "head_dim": 4} | TREES[name])
+    return Way(target, BlockDrafter(BlockModel(draft, target)))
 
 
 TREES: dict[str, dict[str, Any]] = {
@@ -97,11 +93,7 @@ TREES: dict[str, dict[str, Any]] = {
     "block without condition": {"condition": "none"},
     "block without condition in two forwards": {"condition": "none", "iterations": 2},
 }
-CHAINS = {f"chain of a {name}": settings | {"proposes": "chain"} for name, settings in TREES.items()} | {
-    "chain of a block that lacks a token": {"block_size": 2, "proposes": "chain", "head": (0, 2)}
-}
-BLOCKS = TREES | CHAINS
-SAMPLING = ("EAGLE", "conditioned", "conditioned, lacks a token", *CHAINS)
+SAMPLING = ("EAGLE", "conditioned", "conditioned, lacks a token")
 
 
 @cache
@@ -174,39 +166,3 @@ def test_chains_report_the_distribution_they_sample(name: str, sampling: Samplin
         way(name).draw(builder, rng, sampling)
 
     check_draft_distribution(drawing)
-
-
-def test_chains_of_blocks_follow_their_own_tokens() -> None:
-    """Each token is sampled behind the Markov term of the one before it, the last committed one first."""
-    drafter: Any = way("chain of a block").drafter
-    model, asked, builder = drafter.model, way("chain of a block").request(), TreeBuilder()
-    session = drafter.begin(asked)
-    session.draw(builder, 2, CounterRng(3, 0))
-    assert asked.target_slot is not None
-    (block,) = model.fill([(model.place_beside(asked.target_slot, len(PROMPT)), PROMPT[-1])])
-    before, found = PROMPT[-1], []
-    for candidate, token, logits in zip(builder.build().candidates, builder.token_ids, block.logits, strict=True):
-        assert isinstance(candidate.distribution, Sampled)
-        torch.testing.assert_close(candidate.distribution.row, (logits + model.links(before)).softmax(-1))
-        found.append(token)
-        before = token
-    assert len(found) == 2
-
-
-def test_forwards_unmask_an_equal_share_each() -> None:
-    """Of eight positions in four forwards two more are known before each; the surest come first, and stay."""
-    target = TargetModel(tiny_causal_lm(scale=1.5))
-    model = BlockModel(tiny_block_draft(target.model, block_size=8, iterations=4), target)
-    seen, run = list[list[int]](), model._forward
-
-    def watched(places: Any, tokens: list[list[int]]) -> Any:
-        seen.append(list(tokens[0]))
-        return run(places, tokens)
-
-    model._forward = watched  # type: ignore[method-assign]  # what it is given is nowhere else to be seen
-    slot = prefilled(target, PROMPT)
-    model.fill([(model.place_beside(lambda: slot, len(PROMPT)), PROMPT[-1])])
-    mask = model.draft.inputs.mask_id
-    assert [sum(token != mask for token in row[1:]) for row in seen] == [0, 2, 4, 6]
-    for before, after in pairwise(seen):
-        assert all(old in (mask, new) for old, new in zip(before, after, strict=True))

@@ -10,16 +10,22 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import precedent
-from helpers.published_blocks import SPECULATORS as DFLASH
-from helpers.published_blocks import block_weights
-from helpers.published_heads import COVERED, SPECULATORS, random_weights, small_target, write_head
+from helpers.published_heads import (
+    COVERED,
+    DFLASH,
+    SPECULATORS,
+    block_weights,
+    random_weights,
+    small_target,
+    write_head,
+)
 
 from precedent.cli.progress import Progress
 from precedent.drafters import load_draft
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.runtime.machine_load import OtherPrograms
-from precedent_drafts.draft_reports import report_on, show_report
+from precedent_drafts.train_draft import report_on, show_report
 from precedent_replay.bench import _chosen_modes
 from precedent_replay.bench_lineup import Lineup
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm

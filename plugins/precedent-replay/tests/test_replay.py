@@ -281,8 +281,8 @@ def test_suffix_decoding_equals_counting_by_hand(alpha: float) -> None:
         for number, text in enumerate(texts):
             index.append(number, text)
         context = rng.integers(0, 3, 6).tolist()
-        text, order, tail = index.runs
-        tokens, parents, score = best_suffix_tree(text.tokens, order, tail, reversed_context(context), alpha, 8)
+        recent = reversed_context(context)
+        tokens, parents, score = best_suffix_tree(index.text.tokens, index.order, recent, alpha, 8)
         assert score == pytest.approx(naive_suffix_tree(texts, context, alpha, 8))
         assert len(tokens) <= 8
         assert all(parent < node for node, parent in enumerate(parents.tolist()))

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
+import torch
 from helpers.pearl import CHOSEN_TEXTS, PlannerOfAllCandidates, in_place, run, start
 from helpers.prefilled import as_on_a_gpu
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from precedent.config import SamplingParams
+from precedent.config import SamplingParams, SpeculationConfig
 from precedent.decoding.sequence import DecodingSequence
+from precedent.drafters import Request
 from precedent.drafters.model.distribution import DraftedToken
-from precedent.drafters.request import Request
-from precedent.errors import GenerationError
-from precedent.runtime.background import AtOnce
+from precedent.drafters.model.drafter import DraftModelDrafter
+from precedent.engine.engine import Engine
+from precedent.errors import ConfigError, GenerationError, RequestCancelled, UnsupportedError
+from precedent.planning.costs import CostCurve
+from precedent.planning.gate import PROBE_STEPS
+from precedent.planning.planner import Limits
+from precedent.runtime.background import AtOnce, Background
 from precedent.runtime.fence import Fences
 from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
-from precedent.tree import Fixed, TreeBuilder
-from precedent_research.pearl import DrawsAhead, PearlDrafter, PearlLoop
+from precedent.target.load.first_layers import first_layers, layers_of
+from precedent.target.load.loading import load_draft
+from precedent.tree import Fixed, Sampled
+from precedent_research import pearl as pearl_module
+from precedent_research.pearl import PearlDrafter, PearlLoop, PearlPlanner, PearlSession, PearlSource
 from precedent_testing.drafters import OracleDrafter, RandomDrafter
-from precedent_testing.tiny_models import tiny_causal_lm
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
 @pytest.fixture(scope="module")
@@ -102,63 +116,38 @@ def test_a_lossy_mode_shows_samples_at_hand_and_verifies_none_without_a_row(targ
     assert stats.num_draft_tokens <= 3 * stats.num_steps, "three at hand, and no leaf more"
 
 
-class AlwaysWrong:
-    """Draws ahead, never what the target says."""
+class AlwaysWrong(PearlDrafter):
+    """Draws ahead, never what the target says; calls `before` at each sample."""
 
-    name = "wrong"
+    def __init__(self, answer: Sequence[int], before: Callable[[], object] = lambda: None) -> None:
+        super().__init__(TargetModel(tiny_causal_lm("llama", seed=6, num_hidden_layers=1)))
+        self.name, self.answer, self.before = "wrong", answer, before
 
-    def __init__(self, answer: Sequence[int]) -> None:
-        self._answer = answer
-
-    def begin(self, request: Request) -> WrongSession:
-        return WrongSession(self._answer)
-
-    def close(self) -> None:
-        """Nothing is held."""
+    def session(self, request: Request, context: list[int], place: Any) -> PearlSession:
+        return WrongSession(self, request, context, place)
 
 
-class WrongSession(DrawsAhead):
-    name, behind = "wrong", 0
+class WrongSession(PearlSession):
+    """Knows how many samples it made, and whether it is at it."""
 
-    def __init__(self, answer: Sequence[int]) -> None:
-        self._answer, self._done, self.chain, self.num_shown = answer, 0, [], 0
-
-    def draw(self, builder: TreeBuilder, number: int, rng: Rng) -> None:
-        assert number == 0
+    made, at_it = 0, False
 
     def draw_ahead(self, rng: Rng) -> bool:
-        self.chain.append(DraftedToken((self._answer[self._done] + 1) % 250 + 1, Fixed()))
+        drafter: Any = self.drafter
+        self.at_it = True
+        drafter.before()
+        self.made, self.at_it = self.made + 1, False
+        place = min(self.output_length, len(drafter.answer) - 1)
+        self.chain.append(DraftedToken((drafter.answer[place] + 1) % 250 + 1, Fixed()))
         return True
-
-    def committed(self, token_ids: Sequence[int]) -> None:
-        self._done = min(self._done + len(token_ids), len(self._answer) - 1)
-        self.chain, self.num_shown = self.unseen_after(token_ids), 0
-
-    def end(self) -> None:
-        """Nothing is held."""
 
 
 # What is left behind
 
 
-class Watched(WrongSession):
-    """Draws when it is told to, and knows whether it is at it."""
-
-    def __init__(self, answer: Sequence[int], before: Callable[[], object]) -> None:
-        super().__init__(answer)
-        self.made, self.at_it, self._before = 0, False, before
-
-    def draw_ahead(self, rng: Rng) -> bool:
-        self.at_it = True
-        self._before()
-        self.made, self.at_it = self.made + 1, False
-        return super().draw_ahead(rng)
-
-
-def watched(target: TargetModel, before: Callable[[], object]) -> tuple[DecodingSequence, Watched]:
-    sequence = start(target, [AlwaysWrong([1] * 400)], SamplingParams(max_tokens=400))
-    session = sequence.sessions["wrong"] = Watched([1] * 400, before)
-    return sequence, session
+def watched(target: TargetModel, before: Callable[[], object]) -> tuple[DecodingSequence, Any]:
+    sequence = start(target, [AlwaysWrong([1] * 400, before)], SamplingParams(max_tokens=400))
+    return sequence, sequence.sessions["wrong"]
 
 
 def test_drawing_ends_with_the_forward(target: TargetModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +203,7 @@ def test_a_draft_model_that_fails_ahead_fails_nobody(target: TargetModel, execut
     def ill() -> None:
         raise RuntimeError("the draft model is ill")
 
-    failing, healthy = start(target, [AlwaysWrong([1] * 400)], sampling), start(target, [good_draft()], sampling)
-    failing.sessions["wrong"] = Watched([1] * 400, ill)
+    failing, healthy = start(target, [AlwaysWrong([1] * 400, ill)], sampling), start(target, [good_draft()], sampling)
     pearl = PearlLoop(target, PlannerOfAllCandidates(), fences := Fences(), executor)
     while running := [sequence for sequence in (failing, healthy) if not sequence.finished]:
         pearl.step(running)
@@ -229,8 +217,7 @@ def test_a_draft_model_that_does_not_come_back_is_given_up(target: TargetModel) 
     """The step waits for it until the deadline, once; the drafter stays switched off until its thread is free."""
     sampling, go_on = SamplingParams(max_tokens=12), threading.Event()
     plain = run(target, start(target, [], sampling))
-    sequence = start(target, [AlwaysWrong([1] * 400)], sampling)
-    sequence.sessions["wrong"] = Watched([1] * 400, lambda: go_on.wait(60.0))
+    sequence = start(target, [AlwaysWrong([1] * 400, lambda: go_on.wait(60.0))], sampling)
     pearl = PearlLoop(target, PlannerOfAllCandidates(), fences := Fences(deadline=0.05))
     while not sequence.finished:
         pearl.step([sequence])
@@ -244,3 +231,197 @@ def test_a_draft_model_that_does_not_come_back_is_given_up(target: TargetModel) 
             return
         threading.Event().wait(0.01)
     raise AssertionError("its thread is free, and it is still switched off")
+
+
+# The planner
+
+LIMITS = Limits(0, 6, 40, frozenset())
+
+
+def num_draws(planner: PearlPlanner, behind: int, at_hand: int) -> int:
+    """How many samples the draft model shows in the next tree."""
+    return planner.plan([], {"draft-model": PearlSource(behind, at_hand=at_hand)}, LIMITS).draws["draft-model"]
+
+
+@pytest.mark.parametrize(("acceptance", "milliseconds"), [(0.9, 0.0), (0.5, 0.2), (0.7, 4.0)])
+def test_what_is_shown_is_the_best_number_as_far_as_it_is_there(acceptance: float, milliseconds: float) -> None:
+    """Never another number because fewer are at hand; and what samples cost when they were made does not count."""
+    planner = planner_that_knows(acceptance, milliseconds)
+    shown = [num_draws(planner, 1, ready) for ready in range(1, 9)]
+    assert shown == [min(shown[-1], ready) for ready in range(1, 9)]
+    assert shown[-1] > 0
+
+
+def planner_that_knows(acceptance: float, milliseconds: float) -> PearlPlanner:
+    """Forwards take 10 milliseconds and a twentieth more per row; a sample is known to take so long."""
+    planner = PearlPlanner(CostCurve())
+    planner.cost.table[:] = 10.0 + 0.5 * torch.arange(len(planner.cost.table)).numpy()
+    for depth in range(1, 7):
+        for number in range(1000):
+            planner.calibration.observe("draft-model", depth, number * 0.618034 % 1.0 < acceptance)
+    planner.observe_draws("draft-model", 1, 1, milliseconds)
+    return planner
+
+
+def test_a_cheap_draft_is_waited_for_and_a_dear_one_is_not() -> None:
+    """With nothing at hand; a draft model that has its prompt to read yet is never waited for."""
+    for milliseconds, waits in ((0.1, True), (4.0, False)):
+        planner = planner_that_knows(0.8, milliseconds)
+        assert bool(num_draws(planner, 1, 0)) == waits
+        assert num_draws(planner, 400, 0) == 0
+
+
+def simulated_rate(acceptance: float, number: int, milliseconds: float, *, waits: bool) -> float:
+    """Tokens per millisecond of one way to go on when nothing is at hand, by simulation."""
+    choose, tokens, time, ready = random.Random(0), 0, 0.0, False
+    for _ in range(60_000):
+        shown = number if ready or waits else 0
+        time += 10.0 + 0.5 * shown + (0.0 if ready else milliseconds * shown)
+        accepted = next((i for i in range(shown + 1) if choose.random() >= acceptance), shown + 1)
+        tokens, ready = tokens + min(accepted, shown) + 1, accepted == shown + 1
+    return tokens / time
+
+
+@pytest.mark.parametrize("acceptance", [0.5, 0.8])
+@pytest.mark.parametrize("milliseconds", [0.2, 0.8, 1.6, 3.0])
+def test_waiting_or_not_is_decided_as_a_simulation_decides(acceptance: float, milliseconds: float) -> None:
+    """The closed form against the simulation, where the two ways differ by more than its noise."""
+    planner = planner_that_knows(acceptance, milliseconds)
+    waiting, beside = (simulated_rate(acceptance, 4, milliseconds, waits=waits) for waits in (True, False))
+    if abs(waiting / beside - 1.0) > 0.02:
+        assert planner._pays_to_wait("draft-model", 4, 1, 4 * milliseconds) == (waiting > beside)
+
+
+def test_a_draft_model_that_is_waited_for_in_vain_is_left_alone() -> None:
+    """After some steps; one whose samples are accepted is not, if the waits are short."""
+    for acceptance, waited, goes_on in ((0.01, 5.0, False), (0.8, 0.5, True)):
+        planner = planner_that_knows(acceptance, 1.0)
+        for _ in range(PROBE_STEPS):
+            assert planner.num_draws_ahead("draft-model", 1, LIMITS) == 7
+            planner.observe_wait("draft-model", 1, waited)
+        assert bool(planner.num_draws_ahead("draft-model", 1, LIMITS)) == goes_on
+    assert planner.num_draws_ahead("draft-model", 1, Limits(8, 0, 40, frozenset())) == 0
+
+
+# Engines
+
+PROMPT_OF_ENGINE = tuple(range(40, 70))
+
+
+@contextmanager
+def engine_on(model: PreTrainedModel, draft: PreTrainedModel | None, **settings: object) -> Iterator[Engine]:
+    engine = Engine(
+        model, byte_tokenizer(), name="tiny", draft_model=draft, cost=CostCurve(),
+        speculation=SpeculationConfig(drafters=("draft-model",)), **settings,
+    )  # fmt: skip
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("sampling", CHOSEN_TEXTS.values(), ids=CHOSEN_TEXTS)
+def test_an_engine_answers_as_without(sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several requests at once, on the thread and in place; the draft model takes part, its steps are counted."""
+    model, draft = (tiny_causal_lm(scale=2.0, num_hidden_layers=layers) for layers in (3, 3))
+    with engine_on(model, None) as engine:
+        plain = engine.submit(PROMPT_OF_ENGINE, sampling).result().token_ids
+    for executor in (Background, lambda *_: AtOnce()):
+        monkeypatch.setattr(pearl_module, "Background", executor)
+        with engine_on(model, draft, loop="pearl") as engine:
+            asked = [engine.submit(PROMPT_OF_ENGINE, sampling) for _ in range(3)]
+            results = [generation.result() for generation in asked]
+        assert [result.token_ids for result in results] == [plain] * 3
+    assert all(result.stats.extra["num_lookaheads_used"] > 0 for result in results)  # in place: whatever the clock says
+    assert all(result.stats.accepted_by_source["draft-model"] > 0 for result in results)
+
+
+def test_a_cancelled_request_leaves_an_engine_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled in the middle of an answer, while the draft model is ahead; the next one is the plain one."""
+    model, draft = tiny_causal_lm(scale=2.0), tiny_causal_lm(scale=2.0)
+    long, short = SamplingParams(max_tokens=400), SamplingParams(max_tokens=24)
+    with engine_on(model, None) as engine:
+        plain = engine.submit(PROMPT_OF_ENGINE, short).result().token_ids
+    with engine_on(model, draft, loop="pearl") as engine:
+        generation = engine.submit(PROMPT_OF_ENGINE, long)
+        for _ in generation:
+            break
+        with pytest.raises(RequestCancelled):
+            generation.result()
+        while engine.metrics().num_requests_running:
+            time.sleep(0.001)  # its caller knows before its place is free
+        assert engine.submit(PROMPT_OF_ENGINE, short).result().token_ids == plain
+        kept = engine._drafters["draft-model"].pool  # type: ignore[attr-defined]
+        assert len(kept._idle) == 1  # the second request went on where the first one was left
+
+
+def test_the_thread_ends_with_the_engine() -> None:
+    """And memory is set aside for what is drawn ahead."""
+    model, draft = tiny_causal_lm(), tiny_causal_lm(num_hidden_layers=1)
+    reserved = []
+    for loop in (None, "pearl"):
+        with engine_on(model, draft, loop=loop) as engine:
+            engine.submit(PROMPT_OF_ENGINE, SamplingParams(max_tokens=4)).result()
+            drafters = engine._drafters_named(("draft-model",))
+            reserved.append(engine._kv_bytes(200, 16, engine.speculation, drafters))
+            named = [thread for thread in threading.enumerate() if thread.name.startswith("precedent-draft")]
+            assert bool(named) == (loop is not None)
+        assert not any(thread.is_alive() for thread in named)
+    assert reserved[1] >= reserved[0]
+
+
+# Who draws ahead, and where
+
+
+def test_what_cannot_draw_ahead_is_refused_by_name() -> None:
+    """No draft model, one that shares the target's keys and values, a device for nothing, an object, a toaster."""
+    model, tokenizer = tiny_causal_lm(), byte_tokenizer()
+    with pytest.raises(ConfigError, match="give such a draft_model="):
+        Engine(model, tokenizer, name="tiny", loop="pearl", cost=CostCurve())
+    with pytest.raises(UnsupportedError, match="first-layers"):
+        Engine(model, tokenizer, name="tiny", draft_model=first_layers(model, 1), loop="pearl", cost=CostCurve())
+    with pytest.raises(ConfigError, match="draft_device='cpu' is for a draft model"):
+        Engine.load(model, tokenizer=tokenizer, draft_device="cpu")
+    with pytest.raises(ConfigError, match="move the model there"):
+        Engine.load(model, tokenizer=tokenizer, draft_model=tiny_causal_lm(), draft_device="cpu")
+    with pytest.raises(ConfigError, match="draft_device='toaster'"):
+        load_draft("first-layers:1", model, tokenizer, device="toaster")
+
+
+def test_what_a_draft_shares_with_its_target_is_copied_to_another_device() -> None:
+    """The target stays where it is."""
+    model = tiny_causal_lm()
+    beside = load_draft("first-layers:2", model, byte_tokenizer(), device="cpu")
+    elsewhere = load_draft("first-layers:2", model, byte_tokenizer(), device="meta")
+    assert layers_of(beside)[0] is layers_of(model)[0]
+    assert {parameter.device.type for parameter in elsewhere.parameters()} == {"meta"}
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+
+
+def test_distributions_are_handed_on_to_where_the_target_verifies() -> None:
+    """The row moves, what was excluded stays."""
+    drafter = DraftModelDrafter(TargetModel(tiny_causal_lm()), hand_to=torch.device("meta"))
+    distribution = drafter.handed_on(Sampled(torch.tensor([0.5, 0.5]), (1,)))
+    assert (distribution.row.device.type, distribution.excluded) == ("meta", (1,))
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", ["the same GPU", "a CPU"])
+def test_two_streams_on_a_gpu_answer_as_one(place: str) -> None:
+    """Draft and target on one GPU by turns and at once, or apart: in float64 the texts are those of plain decoding."""
+    texts, seeded = [], SamplingParams(temperature=0.9, seed=4, max_tokens=64)
+    for loop in (None, "pearl"):
+        model = tiny_causal_lm(scale=2.0).to("cuda")
+        draft = tiny_causal_lm(scale=2.0).to("cpu" if place == "a CPU" else "cuda")
+        with engine_on(model, draft, loop=loop) as engine:
+            for sampling in (SamplingParams(max_tokens=64), seeded):
+                asked = [engine.submit((*PROMPT_OF_ENGINE, last), sampling) for last in range(4)]
+                texts.append([generation.result().token_ids for generation in asked])
+            if loop:
+                sampled = SamplingParams(temperature=0.9, max_tokens=64)
+                results = [engine.submit(PROMPT_OF_ENGINE, sampled).result() for _ in range(4)]
+                assert all(len(result.token_ids) == 64 for result in results)  # whether drawing pays is the machine's
+    assert texts[:2] == texts[2:]

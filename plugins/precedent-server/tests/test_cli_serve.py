@@ -14,6 +14,7 @@ from precedent.cache import SpeculationCache
 from precedent.engine.engine import Engine
 from precedent_server import running
 from precedent_server.access import AccessRules
+from precedent_server.access_log import AccessFormatter
 from precedent_server.keys import add_key
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -38,22 +39,11 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def serve(serving: Any, host: str, port: int, *, ready: Any, log_json: bool) -> None:
         ready(f"http://{host}:{port}")
-        models = {name: one.engine.source for name, one in serving.models.items()}
-        (device,) = {one.engine.options.device for one in serving.models.values()}
-        kept = {name: one.microscope for name, one in serving.models.items()}
-        found.append(
-            {
-                "kept": kept,
-                "device": device,
-                "models": models,
-                "host": host,
-                "port": port,
-                "limits": serving.limits,
-                "json": log_json,
-                "access": serving.access,
-                "engines": {name: one.engine for name, one in serving.models.items()},
-            }
-        )
+        engines = {name: one.engine for name, one in serving.models.items()}
+        models = {name: engine.source for name, engine in engines.items()}
+        (device,) = {engine.options.device for engine in engines.values()}
+        found.append({"serving": serving, "host": host, "port": port, "engines": engines, "models": models})
+        found[-1] |= {"device": device, "limits": serving.limits, "access": serving.access}
 
     monkeypatch.setattr(Engine, "load", NoEngine)
     monkeypatch.setattr(running, "serve", serve)
@@ -166,27 +156,20 @@ def test_a_file_that_is_wrong(served: Any, tmp_path: Path, text: str, capsys: py
     assert not served
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_the_access_log(as_json: bool) -> None:
-    line = {"method": "GET", "path": "/", "status": 200, "seconds": 0.5, "key": "desk", "request_id": "r"}
-    record = logging.makeLogRecord({"request": line})
-    written = running._Line(as_json).format(record)
-    assert "\n" not in written
-    if as_json:
-        assert json.loads(written).items() >= line.items()
-    else:
-        assert written.endswith(" desk GET / 200 0.500s r")
-
-
+LINE = {"method": "GET", "path": "/", "status": 200, "seconds": 0.5, "key": "desk", "request_id": "r"}
 FORGED = "/\n2026-01-01 desk GET /forged 200 0.001s r\r\x1b[2J\x00\x85\u2028\u202e\udc80"
+
+
+def test_the_access_log() -> None:
+    record = logging.makeLogRecord({"request": LINE})
+    assert AccessFormatter(as_json=False).format(record).endswith(" desk GET / 200 0.500s r")
+    assert json.loads(AccessFormatter(as_json=True).format(record)).items() >= LINE.items()
 
 
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("field", ["path", "method", "key", "request_id"])
 def test_nothing_that_a_client_sends_begins_a_line_or_commands_a_terminal(as_json: bool, field: str) -> None:
-    line = {"method": "GET", "path": "/", "status": 200, "seconds": 0.5, "key": "desk", "request_id": "r"}
-    record = logging.makeLogRecord({"request": line | {field: FORGED}})
-    written = running._Line(as_json).format(record)
+    written = AccessFormatter(as_json).format(logging.makeLogRecord({"request": LINE | {field: FORGED}}))
     assert len(written.splitlines()) == 1
     assert written.isprintable()
     assert written.encode()

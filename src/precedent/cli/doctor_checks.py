@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from precedent.drafters.kinds import draft_kinds
+from precedent.drafters.registry import draft_kinds
 from precedent.errors import ModelLoadError, PrecedentError, UnsupportedError
 from precedent.grammar import is_installed
 from precedent.runtime.device_memory import free_bytes
@@ -74,8 +74,7 @@ def examine_files(
     """All findings about a model. Raises ModelLoadError if its config cannot be loaded."""
     config = load_config(model)
     yield from _weights(model, config)
-    yield _attention(config)
-    yield from _states(config)
+    yield from _layers(config)
     yield from _context(config)
     yield from _memory(config, device)
     try:
@@ -119,32 +118,26 @@ def _weights(model: str, config: Any) -> Iterator[Finding]:
         yield Finding("weights", "yes", "the files are complete, and have the layers of the config", needed=True)
 
 
-def _attention(config: Any) -> Finding:
+def _layers(config: Any) -> Iterator[Finding]:
+    """Whether its layers can be run, and what is different with states, indexers, single paths and draft heads."""
+    text = config.get_text_config()
+    kinds = get_layer_types_and_kwargs(text)[0]
     try:
         auto_class(config)
         check_loadable(config)
+        layers = ", ".join(f"{number} × {kind}" for kind, number in Counter(kinds).items())
+        layers = "an encoder-decoder model" if config.is_encoder_decoder else layers
+        yield Finding("attention", "yes", f"{config.model_type}: {layers}", needed=True)
     except UnsupportedError as error:
-        return Finding("attention", "no", str(error), needed=True)
-    kinds, _ = get_layer_types_and_kwargs(config.get_text_config())
-    layers = ", ".join(f"{number} × {kind}" for kind, number in Counter(kinds).items())
-    layers = "an encoder-decoder model" if config.is_encoder_decoder else layers
-    return Finding("attention", "yes", f"{config.model_type}: {layers}", needed=True)
-
-
-def _states(config: Any) -> Iterator[Finding]:
-    """What is different with a model that has states or indexers, follows single paths, or may carry a draft head."""
-    text = config.get_text_config()
-    kinds = get_layer_types_and_kwargs(text)[0]
+        yield Finding("attention", "no", str(error), needed=True)
     if RECURRENT.intersection(kinds):
         yield Finding("states", "note", "recurrent states follow every path; bitwise and cuda_graphs are refused")
     if INDEXED.intersection(kinds):
         yield Finding("indexers", "note", "indexers choose along every path; bitwise and cuda_graphs are refused")
-    why = why_only_chains(text)
-    if why is not None:
+    if (why := why_only_chains(text)) is not None:
         yield Finding("trees", "note", f"it {why}: drafts are single paths")
     for kind in draft_kinds():
-        says = kind.recognises(None, text)
-        if says is not None:
+        if (says := kind.recognises(None, text)) is not None:
             yield Finding(kind.name, "note", says)
 
 
@@ -156,10 +149,8 @@ def _context(config: Any) -> Iterator[Finding]:
 
 
 def _memory(config: Any, device: str | None) -> Iterator[Finding]:
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    free = free_bytes(place)
-    method = quant_method(config)
-    dense = method is None or loads_dense(method, place)
+    place, method = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")), quant_method(config)
+    free, dense = free_bytes(place), method is None or loads_dense(method, place)
     weights = _weight_bytes(config) if dense else None
     if weights is None:
         why = "the config does not tell how large the weights are" if dense else f"weights packed by {method}"
@@ -168,12 +159,14 @@ def _memory(config: Any, device: str | None) -> Iterator[Finding]:
     if method is not None:
         said = f"stored in {method}, and dequantised on {place}: {weights / GIGABYTE:.2f} GB in memory"
         yield Finding("quantised", "note", said)
-    per_token = _kv_bytes_per_token(config)
-    said = f"weights {weights / GIGABYTE:.2f} GB, {free / GIGABYTE:.2f} GB free on {place}"
+    said, per_token = (
+        f"weights {weights / GIGABYTE:.2f} GB, {free / GIGABYTE:.2f} GB free on {place}",
+        _per_token(config),
+    )
     if weights > free:
         yield Finding("memory", "no", f"{said}: use a smaller or a quantised model", needed=True)
         return
-    if per_token:
+    if per_token := _per_token(config):
         room = int((free - weights) / 2 / per_token)
         said = f"{said}; {per_token / 1024:.0f} KiB per token, about {room:,} tokens fit"
     yield Finding("memory", "yes", said, needed=True)
@@ -190,17 +183,15 @@ def _weight_bytes(config: Any) -> int | None:
 
 
 def _itemsize(config: Any) -> int:
-    """Bytes per number in the config's dtype."""
     dtype: torch.dtype = getattr(config, "dtype", None) or torch.float32
     return int(dtype.itemsize)
 
 
-def _kv_bytes_per_token(config: Any) -> int | None:
-    if config.is_encoder_decoder:
-        return None  # prompt and answer take different bytes
+def _per_token(config: Any) -> int | None:
+    """Bytes of keys and values; None for an encoder-decoder model, whose prompt and answer take different ones."""
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", None)
-    if not heads or not getattr(text, "num_hidden_layers", None):
+    if config.is_encoder_decoder or not heads or not getattr(text, "num_hidden_layers", None):
         return None
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     layers = sum(kind in WITH_KEYS for kind in get_layer_types_and_kwargs(text)[0])

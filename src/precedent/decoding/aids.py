@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from precedent.decoding.sequence import DecodingSequence
-from precedent.drafters.together import end_all
+from precedent.drafters.sessions import end_all
 from precedent.planning.costs import STEP_COSTS
 from precedent.planning.planner import PLANNER, Planner
 from precedent.runtime.fence import Fault, Fences, Result

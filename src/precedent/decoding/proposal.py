@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from precedent.decoding.aids import Aids
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.base import Asked, Candidates, DraftSession, Draw, DrawSession, DrawSource, ForwardSession
-from precedent.drafters.together import checked, match_budget
+from precedent.drafters.sessions import checked, match_budget
 from precedent.planning.gate import Without
 from precedent.planning.planner import PLANNER, Limits, Plan
 from precedent.runtime.fence import Fault

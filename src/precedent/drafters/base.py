@@ -147,28 +147,25 @@ class Draw:
 class DrawSource:
     """What the planner knows of a session that can sample in this step.
 
-    It has `behind` tokens to catch up on first. With `runners_up` it can name a second token beside each sample. With
-    `at_once` any number of samples costs one forward.
+    It has `behind` tokens to catch up on first. With `runners_up` it can name a second token beside each sample.
     """
 
     behind: int = 0
     runners_up: bool = False
-    at_once: bool = False
 
 
 class DrawSession(ModelSession):
     """A session that samples from its model; each draw costs sequential forwards.
 
     With `names_runners_up` it can name a second token beside each of its last draws, from rows that it has already
-    computed. With `at_once` one forward gives all draws of a step.
+    computed.
     """
 
     names_runners_up: bool = False
-    at_once: bool = False
 
     def source(self) -> DrawSource:
         """Return what the planner needs to know before this step's draws."""
-        return DrawSource(self.behind, self.names_runners_up, self.at_once)
+        return DrawSource(self.behind, self.names_runners_up)
 
     def match(self, budget: int) -> Candidates:
         """Return no fixed candidates: a model proposes only after the shape of the tree is decided."""
@@ -209,21 +206,8 @@ class Drafter(Protocol):
         """Start drafting for a request."""
 
     def close(self) -> None:
-        """Release everything shared between requests."""
+        """Release everything shared between requests; nothing by default."""
+        return
 
 
 Session = DraftSession | DrawSession | ForwardSession
-
-
-class TextCodec(Protocol):
-    """Text to token ids and back."""
-
-    @property
-    def end_token_id(self) -> int | None:
-        """The token that ends an answer, or None."""
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, without special tokens: it may come from the middle of a longer text."""
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from precedent.drafters.base import Candidates
+from precedent.drafters.base import Candidates, Drafter
 from precedent.drafters.request import Request
 from precedent.sampling.row_shaper import forced_tokens
 
@@ -12,7 +12,7 @@ _CERTAIN = 0.999
 _MAX_BIN = 15
 
 
-class GrammarDrafter:
+class GrammarDrafter(Drafter):
     """Proposes forced tokens, or nothing if the request's constraint forces none. Shares nothing between requests."""
 
     name = "grammar"
@@ -20,9 +20,6 @@ class GrammarDrafter:
     def begin(self, request: Request) -> GrammarSession:
         """Start drafting with an empty answer."""
         return GrammarSession(self.name, request)
-
-    def close(self) -> None:
-        """Do nothing: requests share nothing."""
 
 
 class GrammarSession:
@@ -36,8 +33,9 @@ class GrammarSession:
         """The forced tokens as a chain, up to and including one that ends the answer."""
         if self._shape is None or budget <= 0:
             return Candidates(self._source)
-        forced = _until_end(forced_tokens(self._shape, self._output)[:budget], self._end_ids)
-        nodes = [(token, depth - 1, _CERTAIN, min(depth, _MAX_BIN)) for depth, token in enumerate(forced)]
+        forced = forced_tokens(self._shape, self._output)[:budget]
+        end = next((place for place, token in enumerate(forced, start=1) if token in self._end_ids), budget)
+        nodes = [(token, depth - 1, _CERTAIN, min(depth, _MAX_BIN)) for depth, token in enumerate(forced[:end])]
         return Candidates.of(self._source, nodes)
 
     def committed(self, token_ids: Sequence[int]) -> None:
@@ -47,11 +45,3 @@ class GrammarSession:
     def end(self) -> None:
         """Release the constraint; the session proposes nothing afterwards."""
         self._shape, self._output = None, []
-
-
-def _until_end(token_ids: Sequence[int], end_ids: frozenset[int]) -> Sequence[int]:
-    """The tokens up to and including the first that ends the answer."""
-    for count, token in enumerate(token_ids, start=1):
-        if token in end_ids:
-            return token_ids[:count]
-    return token_ids

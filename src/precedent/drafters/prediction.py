@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from precedent.drafters.base import Drafter
 from precedent.drafters.matching.known_texts import KnownText, KnownTextSession
 from precedent.drafters.matching.vote_tree import VotePrior
 from precedent.drafters.request import Request
@@ -10,7 +11,7 @@ from precedent.drafters.request import Request
 _PRIOR = VotePrior(offset=-1.0, odds=0.9, length=1.2, number=0.0, similarity=0.0)
 
 
-class PredictionDrafter:
+class PredictionDrafter(Drafter):
     """Proposes the request's prediction and finds its way back into it after every edit; without one, nothing."""
 
     name = "prediction"
@@ -20,6 +21,3 @@ class PredictionDrafter:
         """Index the prediction: about one millisecond for 2,000 tokens."""
         texts = [KnownText(request.prediction)] if request.prediction else []
         return KnownTextSession(self.name, request, texts, _PRIOR)
-
-    def close(self) -> None:
-        """Do nothing: requests share nothing."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from precedent.drafters.base import Drafter
 from precedent.drafters.matching.context_order import MAX_MATCH
 from precedent.drafters.matching.occurrences import HIT, VoteWeights
 from precedent.drafters.matching.search import SearchSession
@@ -20,7 +21,7 @@ _PRIOR = VotePrior(offset=-1.83, odds=1.05, length=0.86, number=-0.1, similarity
 _WEIGHTS = VoteWeights(np.array([(-1, 0, 0.0)], dtype=HIT), np.zeros(1), recency=1.0)
 
 
-class PromptDrafter:
+class PromptDrafter(Drafter):
     """N-gram lookup in the prompt and the output; shares nothing between requests."""
 
     name = "prompt"
@@ -29,9 +30,6 @@ class PromptDrafter:
     def begin(self, request: Request) -> PromptSession:
         """Index the prompt: about one millisecond for 2,000 tokens."""
         return PromptSession(request)
-
-    def close(self) -> None:
-        """Do nothing: requests share nothing."""
 
 
 class PromptSession(SearchSession):

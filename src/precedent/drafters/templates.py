@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from precedent.drafters.base import TextCodec
+from precedent.drafters.base import Drafter
 from precedent.drafters.matching.known_texts import UNKNOWN, KnownText, KnownTextSession
 from precedent.drafters.matching.vote_tree import VotePrior
 from precedent.drafters.request import Request
+from precedent.text.codec import TokenizerCodec
 from precedent.text.templates import Hole, Template, Templates
 
 RECENT_TOKENS = 1024
@@ -46,7 +47,7 @@ Chosen = tuple[str | None, ...]
 """A text for each hole of a template, None if it stays open."""
 
 
-class TemplateDrafter:
+class TemplateDrafter(Drafter):
     """Proposes a request's templates and its own, with values from the prompt.
 
     `templates` apply to all requests: texts with `{holes}`, or a `Templates`. Raises ConfigError for one that cannot be
@@ -56,7 +57,7 @@ class TemplateDrafter:
     name = "template"
     begins_early = True
 
-    def __init__(self, codec: TextCodec, templates: Iterable[str | Template] = ()) -> None:
+    def __init__(self, codec: TokenizerCodec, templates: Iterable[str | Template] = ()) -> None:
         self._codec, self._templates = codec, Templates(templates)
         self._own = lru_cache(maxsize=_MAX_KEPT)(self._own_ids)  # templates only: values are private to a request
 

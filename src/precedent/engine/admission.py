@@ -8,7 +8,7 @@ import torch
 
 from precedent.config import EngineLimits
 from precedent.engine.kept_prefixes import KeptPrefixes
-from precedent.engine.sequence import QueuedSequence
+from precedent.engine.queued_sequence import QueuedSequence
 from precedent.errors import CapacityError
 from precedent.runtime.device_memory import free_bytes
 from precedent.target import Slot, Target

@@ -10,7 +10,7 @@ from functools import partial
 
 from precedent.cache import Completion
 from precedent.engine.generation import GenerationResult
-from precedent.engine.sequence import QueuedSequence
+from precedent.engine.queued_sequence import QueuedSequence
 from precedent.runtime.fence import Fences
 
 WRITE_BACK, OBSERVER = "write-back", "the observer of results"

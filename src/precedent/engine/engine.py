@@ -19,7 +19,7 @@ from precedent.decoding.sequence import Emission
 from precedent.decoding.stats import GenerationStats
 from precedent.drafters import Drafter, DrafterParts, Request, load_drafters
 from precedent.drafters.recall.drafter import RecallDrafter
-from precedent.drafters.together import begin_early
+from precedent.drafters.sessions import begin_early
 from precedent.engine.admission import Admission
 from precedent.engine.checks import (
     MOST_QUERY_CHARACTERS,
@@ -39,8 +39,8 @@ from precedent.engine.kept_prefixes import KeptPrefixes
 from precedent.engine.loading import DraftModels, loaded_draft, loaded_target
 from precedent.engine.metrics import EngineMetrics
 from precedent.engine.options import EngineOptions
+from precedent.engine.queued_sequence import QueuedSequence
 from precedent.engine.scheduler import Scheduler
-from precedent.engine.sequence import QueuedSequence
 from precedent.engine.shared import opened_cache
 from precedent.engine.warm_up import REMEMBERED, RememberedCosts, compile_inner_loops, costs_of
 from precedent.engine.worker import Worker

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from precedent.drafters.kinds import DRAFT_MODEL, DraftKind, kind_of, load_draft
-from precedent.drafters.registry import kind_named
+from precedent.drafters.registry import DRAFT_MODEL, DraftKind, kind_named, kind_of, load_draft
 from precedent.engine.options import OF_LOADING, EngineOptions
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import Target, TargetModel

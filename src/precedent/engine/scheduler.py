@@ -17,7 +17,7 @@ from precedent.engine.delivery import Finisher
 from precedent.engine.generation import cancelled_error
 from precedent.engine.health import Outcomes
 from precedent.engine.metrics import EngineMetrics, MetricsRecorder
-from precedent.engine.sequence import QueuedSequence
+from precedent.engine.queued_sequence import QueuedSequence
 from precedent.errors import PrecedentError, RequestCancelled
 from precedent.runtime.failures import OutOfMemory, as_ours
 from precedent.runtime.team import fitted_team

@@ -13,8 +13,8 @@ import torch
 
 from precedent.engine.health import EngineHealth
 from precedent.engine.metrics import EngineMetrics
+from precedent.engine.queued_sequence import QueuedSequence
 from precedent.engine.scheduler import Scheduler
-from precedent.engine.sequence import QueuedSequence
 from precedent.errors import EngineClosedError, PrecedentError, RequestCancelled
 from precedent.runtime.background import interrupt_long_work
 from precedent.runtime.failures import as_ours

@@ -42,8 +42,11 @@ class _Known(NamedTuple):
         takes_tools = own or self.has_chatml
         held = is_installed() and not (form is not None and form.channels)  # no grammar constrains answers in channels
         found = {
-            **{f"{kind}_{way}": False for kind in ("image", "audio", "video") for way in ("inputs", "outputs")},
-            **{"pdf_inputs": False, "text_inputs": True, "text_outputs": True, "temperature": True},
+            "text_inputs": True,
+            **dict.fromkeys(("image_inputs", "pdf_inputs", "audio_inputs", "video_inputs"), False),
+            "text_outputs": True,
+            **dict.fromkeys(("image_outputs", "audio_outputs", "video_outputs"), False),
+            "temperature": True,
             **dict.fromkeys(("max_input_tokens", "max_output_tokens"), self.context_length),
             "tool_calling": takes_tools,
             "structured_output": held,

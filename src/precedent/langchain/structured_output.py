@@ -14,7 +14,7 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.output_parsers.transform import BaseTransformOutputParser
 from langchain_core.outputs import ChatGeneration, Generation
-from langchain_core.runnables import AddableDict, Runnable, RunnableGenerator
+from langchain_core.runnables import AddableDict, Runnable
 from langchain_core.utils.json import parse_partial_json
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ValidationError
@@ -57,7 +57,8 @@ def structured(
         strict = own_strict if strict is None else strict
         asked = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
         settings = {**settings, "ls_structured_output_format": asked}
-    parser = AnswerParser(schema_class=schema if isinstance(schema, type) and is_basemodel_subclass(schema) else None)
+    schema_class = schema if isinstance(schema, type) and is_basemodel_subclass(schema) else None
+    parser = AnswerParser(schema_class=schema_class, include_raw=include_raw)
     bound: Runnable[LanguageModelInput, Any]
     if method == "function_calling":
         (tool,) = openai_tools([schema])
@@ -71,23 +72,27 @@ def structured(
         response_format = {"type": "json_schema", "json_schema": {"schema": described, "name": described["title"]}}
         settings = settings if strict is None else {**settings, "strict": strict}
         bound = model.bind(response_format=response_format, **settings)
-    return bound | (_with_raw(parser) if include_raw else parser)
+    return bound | parser
 
 
 class AnswerParser(BaseTransformOutputParser[Any]):
     """Parses an answer's JSON, or the arguments of its call of `tool`, into a `schema_class` object or a dict.
 
     Raises AnswerParsingError if `max_tokens` cut the answer, if it is not JSON, if it lacks the call, or if it does not
-    fit the class. A stream yields the data parsed so far each time it grows, and finally all of it, or raises.
+    fit the class. A stream yields the data parsed so far each time it grows, and finally all of it, or raises. With
+    `include_raw` an answer is a dict of `raw`, `parsed` and `parsing_error`, and nothing is raised.
     """
 
     schema_class: Any = None
     tool: str | None = None
+    include_raw: bool = False
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """The data of a complete answer; with `partial` the data so far, None if there is too little."""
         generation = result[0]
         message = generation.message if isinstance(generation, ChatGeneration) else AIMessage(generation.text)
+        if self.include_raw:
+            return {"raw": message, **self.outcome(message)}
         return self.so_far(message) if partial else self.whole(message)
 
     def parse(self, text: str) -> Any:
@@ -112,6 +117,13 @@ class AnswerParser(BaseTransformOutputParser[Any]):
         except (ValidationError, ValidationErrorV1) as error:
             name = self.schema_class.__name__
             raise _refused(message, f"the answer does not fit {name}: {in_our_words(error)}") from error
+
+    def outcome(self, message: BaseMessage) -> AddableDict:
+        """The data of a complete answer, or why there is none."""
+        try:
+            return AddableDict(parsed=self.whole(message), parsing_error=None)
+        except Exception as error:  # a class's validators may raise anything
+            return AddableDict(parsed=None, parsing_error=error)
 
     def so_far(self, message: BaseMessage) -> Any:
         """The data of the beginning of an answer; None if there is too little."""
@@ -170,44 +182,22 @@ class _Seen:
         """The data if this chunk changes it; the last chunk is left to `end`."""
         new: Any = AIMessageChunk(content=chunk) if isinstance(chunk, str) else chunk
         self._message = new if self._message is None else self._message + new
-        if "finish_reason" not in self._message.response_metadata:
+        if self._parser.include_raw:
+            yield AddableDict(raw=chunk)
+        elif "finish_reason" not in self._message.response_metadata:
             yield from self._unless_known(self._parser.so_far(self._message))
 
     def end(self) -> Iterator[Any]:
         """The data of the complete answer. Raises AnswerParsingError."""
-        if self._message is not None:
+        if self._message is not None and self._parser.include_raw:
+            yield self._parser.outcome(self._message)
+        elif self._message is not None:
             yield from self._unless_known(self._parser.whole(self._message))
 
     def _unless_known(self, found: Any) -> Iterator[Any]:
         if found is not None and found != self._last:
             self._last = found
             yield found
-
-
-def _with_raw(parser: AnswerParser) -> Runnable[Any, dict[str, Any]]:
-    """`{"raw": message, "parsed": …, "parsing_error": …}`; it does not raise if the answer cannot be parsed."""
-
-    def read(chunks: Iterator[Any]) -> Iterator[Any]:
-        whole: Any = None
-        for chunk in chunks:
-            whole = chunk if whole is None else whole + chunk
-            yield AddableDict(raw=chunk)
-        yield parsed(whole)
-
-    async def aread(chunks: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        whole: Any = None
-        async for chunk in chunks:
-            whole = chunk if whole is None else whole + chunk
-            yield AddableDict(raw=chunk)
-        yield parsed(whole)
-
-    def parsed(message: Any) -> AddableDict:
-        try:
-            return AddableDict(parsed=parser.invoke(message), parsing_error=None)
-        except Exception as error:  # a class's validators may raise anything
-            return AddableDict(parsed=None, parsing_error=error)
-
-    return RunnableGenerator(read, aread, name="with_raw")
 
 
 def _refused(message: BaseMessage, why: str) -> AnswerParsingError:

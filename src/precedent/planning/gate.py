@@ -64,9 +64,8 @@ class Gate:
     """Tracks the cost of one drafter that runs model steps; all times in milliseconds.
 
     `drawing_steps / catch_ups` is the recent number of steps with draws per catching up. `together` is how many
-    requests may draw in the same forwards: each pays a share of a draw, so times are kept per number of requests. With
-    `at_once` several draws cost what one does. A forward for fixed candidates brings `tokens` and `rows` more per unit
-    of open mass.
+    requests may draw in the same forwards: each pays a share of a draw, so times are kept per number of requests. A
+    forward for fixed candidates brings `tokens` and `rows` more per unit of open mass.
     """
 
     elapsed: float = 0.0
@@ -77,7 +76,6 @@ class Gate:
     exempt: bool = True
     behind: int = 0
     together: int = 1
-    at_once: bool = False
     drawing_steps: float = SPREAD_OVER
     catch_ups: float = 1.0
     tokens: float = 1.0
@@ -98,11 +96,7 @@ class Gate:
         again.
         """
         share = self.catch_ups / self.drawing_steps
-        return self._forwards(num_draws) * self._of_one + self.behind * self._of_missed * share
-
-    def _forwards(self, num_draws: int) -> int:
-        """How many forwards so many draws take."""
-        return min(num_draws, 1) if self.at_once else num_draws
+        return num_draws * self._of_one + self.behind * self._of_missed * share
 
     @property
     def _of_one(self) -> float:
@@ -143,12 +137,12 @@ class Gate:
         if not 0.0 <= milliseconds < inf:
             return
         if behind > FAR_BEHIND:
-            catching_up = milliseconds - self._forwards(num_draws) * self._of_one
+            catching_up = milliseconds - num_draws * self._of_one
             self._missed.append(max(0.0, catching_up) / behind)
             self.drawing_steps, self.catch_ups = FORGOTTEN * self.drawing_steps, FORGOTTEN * self.catch_ups + 1.0
         else:
             times = self._each.setdefault(together, deque(maxlen=REMEMBERED))
-            times.append(milliseconds / max(self._forwards(num_draws), 1))
+            times.append(milliseconds / max(num_draws, 1))
         self.drawing_steps = min(self.drawing_steps + 1.0, MOST_STEPS * self.catch_ups)
         if self.on_probe:
             self.spent_on_probes += 0.0 if self.exempt else milliseconds

@@ -246,7 +246,7 @@ class Planner:
     def _num_draws(self, name: str, source: DrawSource, step: Step, requests: int) -> int:
         """How many draws to make from a source before the forward."""
         gate = self._gate(name)
-        gate.behind, gate.together, gate.at_once = source.behind, requests, source.at_once
+        gate.behind, gate.together = source.behind, requests
         best = self._best_number(name, step, self._time_of_draws(gate))
         return min(gate.decide(best, step.open_mass), step.most)
 

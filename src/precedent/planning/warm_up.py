@@ -7,17 +7,13 @@ from functools import cache
 import numpy as np
 
 from precedent.config import SamplingParams
-from precedent.drafters.matching.alignment import Trail, align
-from precedent.drafters.matching.known_texts import follow_known_text
-from precedent.drafters.matching.occurrences import HIT, NO_OCCURRENCES, OCCURRENCE, VoteWeights
-from precedent.drafters.matching.token_index import TokenIndex, reversed_context, sorted_text
+from precedent.drafters.matching.occurrences import OCCURRENCE
 from precedent.drafters.outcomes import outcomes, outcomes_of_votes
+from precedent.drafters.prediction import PredictionDrafter
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.request import Request
-from precedent.drafters.together import Matching, match_together
 from precedent.planning.costs import WINDOW, CostCurve, StepCosts
 from precedent.planning.planner import Limits, Planner
-from precedent.tree import ROOT
 
 
 @cache
@@ -36,18 +32,7 @@ def compile_drafting() -> None:
     outcomes(plan.choice.token_ids, plan.choice.parents, committed)
     outcomes_of_votes(candidates.nodes, np.zeros(len(candidates), np.int64), np.zeros(1, OCCURRENCE), committed)
     session.committed([5, 6])
-    match_together([Matching({"prompt": session}, 4, 8)] * 2)
-    _follow_a_trail()
-    follow_known_text(np.array([5], dtype=np.int32))
-
-
-def _follow_a_trail() -> None:
-    index, trail = TokenIndex(), Trail()
-    index.append(0, [5, 6, 7, 5, 6, 7])
-    for number in (1, 2):
-        index.load(sorted_text({number: [5, 6]}))
-    index.take_order(index.merged_order())
-    weights = VoteWeights(np.array([(ROOT, 0, 0.0)], dtype=HIT), np.zeros(3), 0.0)
-    found = index.match(reversed_context([5]), weights, 1, index.order_of([0]))
-    trail.advance(index.text, found, [8])
-    align(index.text, reversed_context([8]), NO_OCCURRENCES, trail.pointers, weights)
+    following = PredictionDrafter().begin(Request("warm-up", (5,), SamplingParams(), prediction=(5, 6, 7) * 8))
+    for token in (5, 9, 7):
+        following.match(4)
+        following.committed([token])

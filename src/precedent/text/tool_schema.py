@@ -69,9 +69,9 @@ _TEXTS = {"$ref", "title", "description", "pattern", "format"}
 _SIZES = {"minimum", "maximum", "multipleOf", "minLength", "maxLength", "minItems", "maxItems"}
 _PLAIN: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(_TEXTS, ("a text", lambda value: isinstance(value, str))),
-    **dict.fromkeys(_SIZES, ("a number", lambda value: type(value) in (int, float))),
+    **dict.fromkeys(_SIZES, ("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool))),
     "enum": ("a list of values", lambda value: isinstance(value, list)),
-    "required": ("a list of names", lambda value: isinstance(value, list) and all(type(one) is str for one in value)),
+    "required": ("a list of names", lambda value: isinstance(value, list) and all(isinstance(n, str) for n in value)),
 }
 
 

@@ -22,8 +22,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from precedent.errors import ModelLoadError
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.kv.layer_kinds import context_length
-from precedent_drafts.borrowed import HEAD_TOKENS, check_on_one_device, linear
-from precedent_drafts.files import save_json, save_tensors
+from precedent_drafts.heads import HEAD_TOKENS, check_on_one_device, linear
+from precedent_drafts.trained import save_json, save_tensors
 
 SETTINGS_FILE = "config.json"
 
@@ -36,9 +36,6 @@ SMALLEST, LARGEST = 2, 16
 TARGET, NONE = "target", "none"
 """What a draft reads of the text: outputs of the target's layers, or its tokens alone, through layers of its own."""
 
-TREE, CHAIN = "tree", "chain"
-"""What a draft proposes: its best candidates with estimates, or a chain sampled with its distributions."""
-
 
 @dataclass(frozen=True, slots=True)
 class BlockSettings:
@@ -48,8 +45,7 @@ class BlockSettings:
     last `context_tokens` tokens of a prompt and all of the answer: the outputs of the target's layers `reads` (counted
     from 1), or with `condition` "none" the tokens alone. It fills `block_size` positions behind the last token. It has
     `num_layers` layers of the given shape, a head for `num_head_tokens` tokens, and a term of `markov_rank` between
-    neighbours (0: none). `iterations` forwards fill one block; `proposes` is "tree" or "chain". Raises ModelLoadError
-    for values out of range.
+    neighbours (0: none). `iterations` forwards fill one block. Raises ModelLoadError for values out of range.
     """
 
     target: str
@@ -69,7 +65,6 @@ class BlockSettings:
     context_tokens: int = 256
     markov_rank: int = 64
     iterations: int = 1
-    proposes: str = TREE
     condition: str = TARGET
     kind: str = KIND
     format: int = FORMAT
@@ -79,7 +74,6 @@ class BlockSettings:
             ("condition", self.condition in (TARGET, NONE), f"must be {TARGET} or {NONE}"),
             ("block_size", SMALLEST <= self.block_size <= LARGEST, f"must lie between {SMALLEST} and {LARGEST}"),
             ("iterations", 1 <= self.iterations <= self.block_size, "must lie between 1 and block_size"),
-            ("proposes", self.proposes in (TREE, CHAIN), f"must be {TREE} or {CHAIN}"),
             ("reads", [*self.reads] == sorted({*self.reads}), "must name layers, in order"),
             ("reads", bool(self.reads) == (self.condition == TARGET), f"does not fit the condition {self.condition}"),
             ("num_layers", self.num_layers >= 1, "must be 1 or more"),

@@ -1,13 +1,13 @@
 """The drafter `block-draft`: one forward fills a block, whose likeliest paths are fixed candidates with estimates.
 
 The planner asks for a forward only where it pays (`ForwardSession`), merges the candidates with those of the others,
-and calibrates them: the depth, the estimate and the draft's confidence make a candidate's bin. Where its folder says
-`"proposes": "chain"`, and the request samples, a chain is drawn instead, with the distributions that it was drawn from.
+and calibrates them: the depth, the estimate and the draft's confidence make a candidate's bin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,17 +15,143 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from precedent.config import SpeculationConfig
-from precedent.drafters.base import NODE, Asked, Candidates, DrawSession, ForwardSession, ModelSession
-from precedent.drafters.model.distribution import sample_beside
-from precedent.drafters.model.drafter import CHOSEN
+from precedent.drafters.base import NODE, Asked, Candidates, Drafter, ForwardSession
+from precedent.drafters.model.place import SlotOf
 from precedent.drafters.request import Request
 from precedent.errors import ConfigError, GenerationError
 from precedent.runtime.compiled import Floats, compiled
-from precedent.sampling.probabilities import probs_of
-from precedent.sampling.rng import Rng
-from precedent.tree import ROOT, TreeBuilder
-from precedent_drafts.block_draft import CHAIN
-from precedent_drafts.block_model import BlockModel, BlockPlace, Filled
+from precedent.target.kv.cache import KVCache
+from precedent.target.kv.rows import Rows, chain_rows
+from precedent.target.model import TargetModel
+from precedent_drafts.block_draft import BlockDraft
+
+CHUNK = 512
+"""Tokens of a text whose keys and values are computed at once."""
+
+
+@dataclass(slots=True)
+class BlockPlace:
+    """A request's keys and values in the draft, of its text from token `first` on."""
+
+    target_slot: SlotOf
+    first: int
+    kv: KVCache
+
+    @property
+    def behind(self) -> int:
+        """Committed tokens whose keys and values are missing."""
+        committed: int = self.target_slot().kv.length
+        return max(0, committed - self.first - self.kv.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A filled block: `logits` `[block_size, num_head_tokens]` and the `confidence` `[block_size]` in (0, 1).
+
+    Row k is the draft's belief about token k behind the last one, whatever stands between them. Without a Markov term
+    the logits stay on the draft's device: they are as wide as a whole vocabulary.
+    """
+
+    logits: Tensor
+    confidence: Tensor
+
+
+class BlockModel:
+    """A block draft beside its target, which from now on keeps the outputs of the layers that the draft reads, if any.
+
+    Raises ConfigError for layers that the target lacks, and UnsupportedError where they cannot be kept.
+    """
+
+    def __init__(self, draft: BlockDraft, target: TargetModel) -> None:
+        self.draft, self.settings = draft, draft.settings
+        self._outputs = target.keep_layer_outputs(self.settings.reads) if self.settings.reads else None
+        self._rows = TargetModel(draft)
+        if self._rows.one_path:
+            raise ConfigError("the layers of this block draft follow single paths, so no block can be filled")
+        self._columns = torch.full((draft.inputs.mask_id,), draft.head.token_ids.numel())
+        self._columns[draft.head.token_ids.cpu()] = torch.arange(draft.head.token_ids.numel())
+        self._dtype = torch.float64 if draft.dtype == torch.float64 else torch.float32
+        self._place = torch.device("cpu") if self.settings.markov_rank else draft.device
+        self.left = draft.markov.left.detach().to(self._place, self._dtype)
+        self.right = draft.markov.right.detach().to(self._place, self._dtype)
+        self.token_ids = draft.head.token_ids.cpu()
+
+    def kv_bytes(self, prompt_tokens: int, answer_tokens: int) -> int:
+        """The most bytes that a request takes in the draft's KV cache."""
+        settings = self.settings
+        context = min(prompt_tokens, settings.context_tokens)
+        return self._rows.kv_bytes(context + answer_tokens + settings.block_size + 1)
+
+    def place_beside(self, target_slot: SlotOf, prompt_tokens: int) -> BlockPlace:
+        """Where a request's text is read from its last `context_tokens` prompt tokens on; computes nothing yet."""
+        first = max(0, prompt_tokens - 1 - self.settings.context_tokens)
+        return BlockPlace(target_slot, first, self._rows.new_slot().kv)
+
+    def links(self, before: int) -> Tensor:
+        """What the Markov term adds to the row behind the token `before`, `[num_head_tokens]`."""
+        added: Tensor = self.left[self._columns[before]] @ self.right
+        return added
+
+    def catch_up(self, place: BlockPlace) -> None:
+        """Compute the keys and values of committed tokens that are missing."""
+        slot = place.target_slot()  # a request's slot only grows
+        while place.behind:
+            start = place.first + place.kv.length
+            end = min(slot.kv.length, start + CHUNK)
+            place.kv.reserve(end - place.first + self.settings.block_size + 1)
+            if self._outputs is None:
+                self._rows.runner.fill(chain_rows(place.kv, slot.token_ids[start:end]))
+            else:
+                self._write(place.kv, self._outputs.of(slot.kv, start, end))
+            place.kv.keep(range(end - start))
+
+    def _write(self, kv: KVCache, states: Tensor) -> None:
+        """Write keys and values behind those in `kv`, from what the target saw of these tokens."""
+        pairs = self.draft.keys_and_values(states.to(self.draft.device), kv.length)
+        for index, (keys, values) in enumerate(pairs):
+            kv.layer(index).write(keys, values)
+
+    @torch.inference_mode()
+    def fill(self, batch: Sequence[tuple[BlockPlace, int]]) -> list[Filled]:
+        """Fill a block behind the last token of each text, `settings.iterations` forwards for all together."""
+        for place, _ in batch:
+            self.catch_up(place)
+        tokens = [[last, *[self.draft.inputs.mask_id] * self.settings.block_size] for _, last in batch]
+        filled = self._forward([place for place, _ in batch], tokens)
+        for done in range(1, self.settings.iterations):
+            for row, each in zip(tokens, filled, strict=True):
+                self._unmask(row, each, done)
+            again = self._forward([place for place, _ in batch], tokens)
+            filled = [self._merged(row, *pair) for row, *pair in zip(tokens, filled, again, strict=True)]
+        return filled
+
+    def _forward(self, places: Sequence[BlockPlace], tokens: Sequence[Sequence[int]]) -> list[Filled]:
+        count = self.settings.block_size + 1
+        depths, all_see_all = np.arange(count), np.ones((count, count), dtype=np.bool_)
+        rows = [
+            Rows(place.kv, row, depths, all_see_all, causal_in_windows=True)
+            for place, row in zip(places, tokens, strict=True)
+        ]
+        found = [logits[1:].to(self._place, self._dtype) for logits in self._rows.runner.logits(rows)]
+        return [Filled(logits[:, :-1], logits[:, -1].sigmoid().cpu()) for logits in found]
+
+    def _unmask(self, row: list[int], filled: Filled, done: int) -> None:
+        """Put likeliest tokens where the draft is surest, so that `done / iterations` of the block is known."""
+        masked = [k for k in range(self.settings.block_size) if row[k + 1] == self.draft.inputs.mask_id]
+        count = -(-self.settings.block_size * done // self.settings.iterations)
+        chances, best = filled.logits.softmax(-1).max(-1)
+        surest = sorted(masked, key=lambda k: -float(chances[k]))
+        for k in surest[: count - (self.settings.block_size - len(masked))]:
+            row[k + 1] = int(self.token_ids[int(best[k])])
+
+    def _merged(self, row: Sequence[int], before: Filled, now: Filled) -> Filled:
+        """What the draft believed of a position while it was still masked."""
+        masked = torch.tensor([token == self.draft.inputs.mask_id for token in row[1:]])
+        return Filled(
+            torch.where(masked[:, None].to(self._place), now.logits, before.logits),
+            torch.where(masked, now.confidence, before.confidence),
+        )
+
 
 _NONE = -1
 
@@ -81,7 +207,7 @@ DEPTH_LEVELS, ESTIMATE_LEVELS, CONFIDENCE_LEVELS = 8, 8, 4
 """Levels that are told apart in a candidate's bin."""
 
 
-class BlockDrafter:
+class BlockDrafter(Drafter):
     """Shares one block draft between all requests; each has its own keys and values of its text."""
 
     name = "block-draft"
@@ -89,25 +215,20 @@ class BlockDrafter:
     def __init__(self, model: BlockModel) -> None:
         self.model = model
 
-    def begin(self, request: Request) -> BlockSession | BlockChainSession:
+    def begin(self, request: Request) -> BlockSession:
         """Start drafting; computes nothing until the first block. Raises ConfigError without a place in the target."""
         if request.target_slot is None:
             raise ConfigError("block-draft reads the layers of its target, and this request names no target_slot")
         place = self.model.place_beside(request.target_slot, len(request.prompt_ids))
-        if self.model.settings.proposes == CHAIN and request.mode not in CHOSEN:
-            return BlockChainSession(self, request, place)
         return BlockSession(self, request, place)
 
     def request_bytes(self, prompt_tokens: int, answer_tokens: int, speculation: SpeculationConfig) -> int:
         """The most bytes that a request takes in the draft's KV cache."""
         return self.model.kv_bytes(prompt_tokens, answer_tokens)
 
-    def close(self) -> None:
-        """Do nothing: requests share nothing but weights."""
 
-
-class _InBlocks(ModelSession):
-    """One request's place in a block draft, and the last token of its text."""
+class BlockSession(ForwardSession):
+    """One request's blocks: its place in the draft, and the last token of its text."""
 
     def __init__(self, drafter: BlockDrafter, request: Request, place: BlockPlace) -> None:
         self._drafter, self._model, self._request, self._place = drafter, drafter.model, request, place
@@ -118,6 +239,11 @@ class _InBlocks(ModelSession):
         """Committed tokens whose keys and values are missing."""
         return self._place.behind
 
+    @property
+    def group(self) -> object:
+        """All sessions of one block draft run together."""
+        return self._drafter
+
     def committed(self, token_ids: Sequence[int]) -> None:
         """Continue behind these tokens."""
         if self._last is not None and len(token_ids):
@@ -127,15 +253,6 @@ class _InBlocks(ModelSession):
         """Release the keys and values."""
         self._last = None
         self._place.kv.rewind(0)
-
-
-class BlockSession(_InBlocks, ForwardSession):
-    """One request's blocks."""
-
-    @property
-    def group(self) -> object:
-        """All sessions of one block draft run together."""
-        return self._drafter
 
     def match_together(self, asked: Sequence[Asked]) -> None:
         """Fill a block for each of these sessions in one forward."""
@@ -226,43 +343,3 @@ def _bins(depths: NDArray[np.int64], estimates: Floats, confidence: Floats) -> N
     sure = np.minimum((confidence * CONFIDENCE_LEVELS).astype(np.int64), CONFIDENCE_LEVELS - 1)
     found: NDArray[np.int64] = (depth * ESTIMATE_LEVELS + estimate) * CONFIDENCE_LEVELS + sure
     return found
-
-
-class BlockChainSession(_InBlocks, DrawSession):
-    """One request's chains."""
-
-    at_once = True
-
-    def __init__(self, drafter: BlockDrafter, request: Request, place: BlockPlace) -> None:
-        super().__init__(drafter, request, place)
-        self._output: list[int] = []
-
-    @torch.inference_mode()
-    def draw(self, builder: TreeBuilder, number: int, rng: Rng) -> None:
-        """Add a chain of up to `number` tokens, at most a block; it ends at an end token."""
-        if self._last is None or not number:
-            return
-        (block,) = self._model.fill([(self._place, self._last)])
-        parent, path = ROOT, [self._last]
-        for logits in block.logits[:number]:
-            row = self._shaped(logits + self._model.links(path[-1]), path[1:])
-            if (path[-1] in self._request.end_token_ids and len(path) > 1) or not bool((row > -torch.inf).any()):
-                return
-            probs = probs_of(row, self._request.sampling)
-            drafted = sample_beside(probs, builder.children(parent), rng, parent, f"draft {self._drafter.name}")
-            parent = drafted.add_to(builder, parent, self._drafter.name)
-            path.append(drafted.token_id)
-
-    def _shaped(self, logits: Tensor, drafted: Sequence[int]) -> Tensor:
-        """The head's logits in a row of the target's width, with the request's constraints."""
-        request, ids = self._request, self._model.token_ids
-        width = self._model.draft.inputs.mask_id if request.num_tokens is None else request.num_tokens
-        row = logits.new_full((width,), -torch.inf)
-        row[ids[ids < width]] = logits[ids < width]
-        row = row.to(self._model.draft.device)
-        return row if request.shape is None else request.shape((*self._output, *drafted), row)
-
-    def committed(self, token_ids: Sequence[int]) -> None:
-        """Continue behind these tokens."""
-        self._output.extend(token_ids)
-        super().committed(token_ids)

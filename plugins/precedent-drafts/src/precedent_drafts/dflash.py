@@ -24,7 +24,7 @@ from precedent_drafts.block_draft import (
     assembled,
     fill,
 )
-from precedent_drafts.borrowed import check_on_one_device
+from precedent_drafts.heads import check_on_one_device
 from precedent_drafts.published import (
     SPECULATORS,
     PublishedDraft,

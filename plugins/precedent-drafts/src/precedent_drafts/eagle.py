@@ -20,8 +20,7 @@ from transformers import LlamaForCausalLM, PreTrainedConfig, PreTrainedModel, Qw
 from precedent.errors import ModelLoadError, UnsupportedError
 from precedent.target.kv.cache import KVCache
 from precedent.target.model import TargetModel
-from precedent_drafts.borrowed import RestrictedHead, check_on_one_device
-from precedent_drafts.head import GivenStates, HeadModel
+from precedent_drafts.heads import GivenStates, HeadModel, RestrictedHead, check_on_one_device
 from precedent_drafts.published import (
     SPECULATORS,
     PublishedDraft,

@@ -1,36 +1,28 @@
 """The kinds of drafts that this package brings, each registered under the name of its drafter.
 
-Their contract is `precedent.drafters.kinds.DraftKind`.
+Their contract is `precedent.drafters.registry.DraftKind`.
 """
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precedent.drafters import DrafterParts
 from precedent.errors import ConfigError
-from precedent.target.fingerprints import layers_fingerprint, name_of
 from precedent_drafts.block_draft import BlockDraft, BlockSettings, holds_block_draft, load_block_draft
-from precedent_drafts.block_drafter import BlockDrafter
-from precedent_drafts.block_model import BlockModel
-from precedent_drafts.conditioned import conditioned_beside, fusion_from, reads_hidden_states
+from precedent_drafts.block_drafter import BlockDrafter, BlockModel
 from precedent_drafts.dflash import dflash_settings, load_dflash
 from precedent_drafts.eagle import EagleHead, EagleSettings, eagle_beside, load_eagle
-from precedent_drafts.early_exit import exit_beside
-from precedent_drafts.head import HeadDrafter, HeadModel, reading_hidden_states
+from precedent_drafts.heads import HeadDrafter, HeadModel, reading_hidden_states
 from precedent_drafts.mtp import FAMILIES, mtp_beside
 from precedent_drafts.published import DFLASH, EAGLE, PublishedDraft, find_published
-from precedent_drafts.trained import draft_beside, holds_draft, load_weights, read_settings
+from precedent_drafts.trained import holds_draft, load_trained, read_settings, reads_hidden_states
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from precedent.target import TargetModel
-
-
-log = logging.getLogger(__name__)
 
 
 class _HeadKind:
@@ -60,20 +52,7 @@ class TrainedDrafts(_HeadKind):
 
     def load(self, source: str | Path, target: PreTrainedModel) -> PreTrainedModel:
         """Load a draft beside its target. Raises ModelLoadError, naming both, if it belongs to another target."""
-        settings, weights = load_weights(folder := Path(source).expanduser(), target)
-        if settings.layers != layers_fingerprint(target):
-            log.warning(
-                "the draft model %s was trained for %s; %s has different layers: fewer of its tokens will be accepted",
-                folder, settings.target, name_of(target),
-            )  # fmt: skip
-        if settings.exit_layer is not None:
-            draft = exit_beside(target, settings.exit_layer, weights)
-        elif settings.fusion is not None:
-            fusion = fusion_from(settings.fusion, target, weights)
-            draft = conditioned_beside(target, settings.initial_layers, fusion, weights)
-        else:
-            draft = draft_beside(target, settings.initial_layers, weights)
-        return draft.requires_grad_(False)  # including the target's own modules, which need no gradients either
+        return load_trained(Path(source).expanduser(), target)
 
     def beside(self, target: TargetModel, draft: PreTrainedModel | None) -> HeadModel | None:
         """A conditioned draft, ready to draft; the target keeps hidden states from now on."""

@@ -24,8 +24,7 @@ from precedent.target.checkpoint import INDEX, WHOLE, safetensors_in
 from precedent.target.load.first_layers import base_of, layers_of
 from precedent.target.load.source import explained
 from precedent.target.model import TargetModel
-from precedent_drafts.borrowed import check_on_one_device
-from precedent_drafts.head import GivenStates, HeadModel, reading_hidden_states
+from precedent_drafts.heads import GivenStates, HeadModel, check_on_one_device, reading_hidden_states
 
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """Names that configs give to the number of MTP layers."""

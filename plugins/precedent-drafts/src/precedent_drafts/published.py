@@ -27,7 +27,7 @@ from precedent.target.kv.layer_kinds import (
     context_length,
 )
 from precedent.target.load.draft_folders import OWN_VOCABULARY, architecture_of, config_at, is_named_draft
-from precedent_drafts.borrowed import RawEmbeddings, RestrictedHead, linear
+from precedent_drafts.heads import RawEmbeddings, RestrictedHead, linear
 
 EAGLE, DFLASH = "EAGLE-3 head", "DFlash draft"
 """What is read."""
@@ -137,7 +137,10 @@ def published_draft(folder: Path) -> PublishedDraft | None:
     if config is None or not looks_published(config):
         return None
     if "speculators_model_type" in config:
-        return PublishedDraft(_of_speculators(folder, config), SPECULATORS, folder, config)
+        kind = config["speculators_model_type"]
+        if kind not in _OF_SPECULATORS:
+            raise UnsupportedError(f"{folder} holds a draft of the kind {kind!r} of speculators: {READ}")
+        return PublishedDraft(_OF_SPECULATORS[kind], SPECULATORS, folder, config)
     name = architecture_of(config)
     if name == "DFlashDraftModel" or (not name and "dflash_config" in config):
         kind = (config.get("dflash_config") or {}).get("projector_type") or "dflash"
@@ -149,13 +152,6 @@ def published_draft(folder: Path) -> PublishedDraft | None:
     if is_named_draft(config):
         raise UnsupportedError(f"{folder} holds a draft of the kind {name}: {READ}")
     return _unnamed(folder, config)
-
-
-def _of_speculators(folder: Path, config: dict[str, Any]) -> str:
-    kind = config["speculators_model_type"]
-    if kind not in _OF_SPECULATORS:
-        raise UnsupportedError(f"{folder} holds a draft of the kind {kind!r} of speculators: {READ}")
-    return _OF_SPECULATORS[kind]
 
 
 def _unnamed(folder: Path, config: dict[str, Any]) -> PublishedDraft | None:
@@ -188,31 +184,24 @@ def covered_tokens(weights: Mapping[str, Tensor], num_rows: int, vocab_size: int
     `weights` may hold `d2t` `[num_rows]` and `t2d` `[vocab_size]`. Raises ModelLoadError, naming `draft`, if they do
     not agree with each other or with the target's vocabulary.
     """
-    marked = weights[T2D].bool() if T2D in weights else None
+    marked, found = weights[T2D].bool() if T2D in weights else None, torch.arange(num_rows)
     if marked is not None and marked.numel() != vocab_size:
         raise _misfit(draft, f"a vocabulary of {marked.numel()} tokens, and the target's has {vocab_size}")
     if D2T in weights:
-        offsets = weights[D2T].long()
-        if offsets.numel() != num_rows:
-            raise _torn(draft, f"d2t has {offsets.numel()} entries for a head of {num_rows} rows")
-        found = torch.arange(num_rows) + offsets
+        if (count := weights[D2T].numel()) != num_rows:
+            raise _torn(draft, f"d2t has {count} entries for a head of {num_rows} rows")
+        found = found + weights[D2T].long()
     elif marked is not None:
         found = marked.nonzero()[:, 0]
-    else:
-        found = torch.arange(num_rows)
     if found.numel() != num_rows or (D2T not in weights and marked is None and num_rows != vocab_size):
         raise _misfit(draft, f"a head of {num_rows} tokens without a d2t that says which, and the target {vocab_size}")
-    _check(found, marked, vocab_size, draft)
-    return found
-
-
-def _check(found: Tensor, marked: Tensor | None, vocab_size: int, draft: object) -> None:
     if int(found.min()) < 0 or int(found.max()) >= vocab_size:
         raise _misfit(draft, f"tokens up to {int(found.max())}, and the target's vocabulary has {vocab_size}")
     if found.unique().numel() != found.numel():
         raise _torn(draft, "d2t gives one token to two rows of the head")
     if marked is not None and not bool(marked[found].all()):
         raise _torn(draft, "d2t and t2d name different tokens")
+    return found
 
 
 def _misfit(draft: object, has: str) -> ModelLoadError:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import published_blocks, published_heads
+from helpers import published_heads
 from helpers.hybrids import prefilled, random_ids
 from helpers.published_heads import COVERED, write_head
 from torch import Tensor
@@ -23,8 +23,7 @@ from precedent.drafters import load_draft
 from precedent.target import TargetModel
 from precedent.tree import EMPTY_TREE
 from precedent_drafts.block_draft import BlockDraft
-from precedent_drafts.block_drafter import BlockDrafter
-from precedent_drafts.block_model import BlockModel
+from precedent_drafts.block_drafter import BlockDrafter, BlockModel
 from precedent_drafts.eagle import EagleHead, eagle_beside
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -202,8 +201,8 @@ def test_the_fixtures_are_what_the_library_writes(target_folder: Path, tmp_path:
         ),
         "dflash": (
             dflash_of_the_library(target_folder),
-            published_blocks.SPECULATORS,
-            published_blocks.block_weights(published_blocks.SPECULATORS, COVERED),
+            published_heads.DFLASH,
+            published_heads.block_weights(published_heads.DFLASH, COVERED),
             set(),
         ),
     }
@@ -340,8 +339,8 @@ def test_drafts_of_z_lab_are_what_the_library_converts_them_to(
     from speculators.convert.dflash.converter import DFlashConverter
 
     below = {"mask_token_id": 258, "target_layer_ids": [number - 1 for number in READS]}
-    config = published_blocks.ZLAB | {"dflash_config": below, "num_target_layers": 7}
-    weights = {name: weight.float() for name, weight in published_blocks.block_weights(config).items()}
+    config = published_heads.ZLAB | {"dflash_config": below, "num_target_layers": 7}
+    weights = {name: weight.float() for name, weight in published_heads.block_weights(config).items()}
     weights["fc.weight"] = torch.randn(48, 3 * 48, generator=torch.Generator().manual_seed(2)) * 0.1
     folder, converted = write_head(tmp_path / "zlab", config, weights), tmp_path / "converted"
     DFlashConverter().convert(folder, converted, str(target_folder), validate=False)

@@ -276,7 +276,6 @@ class DraftingService(OfOneProcess):
         for drafter in self._drafters.values():
             drafter.close()
         self._drafters = {}
-        self._batch.close()
         self._executor.shutdown(wait=True)
         if self._owned is not None:
             self._owned.close()

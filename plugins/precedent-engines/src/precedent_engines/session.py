@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,12 +14,11 @@ import numpy as np
 from precedent.drafters import Drafter, DraftSession, DrawSession
 from precedent.drafters.outcomes import outcomes
 from precedent.drafters.request import Request
-from precedent.drafters.together import Matching, begin_all, end_all, match_budget, match_together
+from precedent.drafters.sessions import Matching, begin_all, end_all, match_budget, match_together
 from precedent.errors import UnsupportedError
 from precedent.planning.calibration import Trust
 from precedent.planning.costs import STEP_COSTS
 from precedent.planning.planner import PLANNER, Limits, Plan, Planner
-from precedent.runtime.background import Background
 from precedent.runtime.fence import Fault, Fences, Result
 from precedent.runtime.process import OfOneProcess
 from precedent.tree import CandidateTree, TreeBuilder
@@ -30,17 +28,11 @@ from precedent_engines.requests import token_ids_of, whole_number
 ENDLESS = 2**31
 """Tokens that fit into a context whose length is not known."""
 
-MOST_THREADS = 4
-"""Most threads that search for a batch."""
-
 
 class Batch:
     """The planner, what it learns, and the counts that all sessions share; one thread at a time drafts."""
 
     def __init__(self, planner: Planner, clock: Clock = perf_counter) -> None:
-        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._threads = min(MOST_THREADS, processors)
-        self._searching = Background(self._threads - 1, "precedent-drafting") if self._threads > 1 else None
         self.planner, self.clock, self.lock = planner, StepClock(planner, clock), RLock()
         self.num_drafts = self.num_draft_tokens = 0
         self.accepted_by_source, self.fences = Counter[str](), Fences()
@@ -84,11 +76,6 @@ class Batch:
                     self.planner.forget()
             return otherwise
 
-    def close(self) -> None:
-        """End the threads of searches."""
-        if self._searching is not None:
-            self._searching.shutdown()
-
     def _tree(self, plan: Plan) -> TreeBuilder:
         builder = TreeBuilder()
         if plan.choice is not None:
@@ -101,7 +88,7 @@ class Batch:
         self.fences.of(STEP_COSTS).run(lambda: self.clock.called(any(stepped)), None)
         most = self.clock.most(most)
         matched = [session.matching(most) for session in sessions]
-        match_together(matched, self._searching, self._threads)
+        match_together(matched)
         running = sum(not session.over for session in sessions)
         rows, tokens, plans = running, float(running), list[Plan]()
         for session, found in zip(sessions, matched, strict=True):

@@ -21,7 +21,7 @@ from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.sequence import DecodingSequence
 from precedent.decoding.stats import GenerationStats
 from precedent.drafters import Drafter, Request
-from precedent.drafters.together import begin_all, end_all
+from precedent.drafters.sessions import begin_all, end_all
 from precedent.engine.checks import check_token_ids, unless_switched_off
 from precedent.engine.delivery import WRITE_BACK
 from precedent.errors import ConfigError

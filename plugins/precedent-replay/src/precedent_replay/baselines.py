@@ -123,9 +123,8 @@ class SuffixDecoding(_Indexed):
         recent = np.array(self._text[: -LONGEST_MATCH - 1 : -1], dtype=np.int32)
         best, best_score = CandidateTree(), 0.0
         for name, index, ended in ((LIVE, self._live, 1), (POOLED, self._pool.index, 0)):
-            text, order, tail = index.runs
             tokens, parents, score = best_suffix_tree(
-                text.tokens, order, tail, recent, self._alpha, self._budget, ended
+                index.text.tokens, index.order, recent, self._alpha, self._budget, ended
             )
             if score > best_score:
                 builder = TreeBuilder()
@@ -156,45 +155,36 @@ class SuffixTree(_Indexed):
 
 def commonest_chains(index: TokenIndex, recent: Int32s, branches: int, length: int) -> list[list[int]]:
     """For each of the commonest next tokens at the longest match, its commonest continuation."""
-    text, order, tail = index.runs
+    text = index.text.tokens
     for size in range(recent.size, 0, -1):
-        found = matching(text.tokens, order, tail, recent[:size])
+        found = matching(text, index.order, recent[:size])
         if found.size:
             break
     else:
         return []
-    firsts, counts = np.unique(text.tokens[found + 1], return_counts=True)
+    firsts, counts = np.unique(text[found + 1], return_counts=True)
     chosen = firsts[np.argsort(-counts, kind="stable")[:branches]]
-    return [commonest_path(text.tokens, found[text.tokens[found + 1] == one], length).tolist() for one in chosen]
+    return [commonest_path(text, found[text[found + 1] == one], length) for one in chosen]
 
 
-@compiled
-def commonest_path(tokens: Int32s, found: Int32s, length: int) -> Int32s:
-    """Follow the commonest next token (ties: the lowest) from the positions found; `[at most length]`."""
-    path, size, places = np.empty(length, np.int32), 0, found
+def commonest_path(tokens: Int32s, found: Int32s, length: int) -> list[int]:
+    """Follow the commonest next token (ties: the lowest) from the positions found, at most `length` times."""
+    path: list[int] = []
     for depth in range(1, length + 1):
-        following = tokens[places + depth]
-        going_on = np.sort(following[following >= 0])
-        if going_on.size == 0:
+        following = tokens[found + depth]
+        values, counts = np.unique(following[following >= 0], return_counts=True)
+        if not values.size:
             break
-        commonest, most, begin = going_on[0], 0, 0
-        for at in range(going_on.size + 1):
-            if at == going_on.size or going_on[at] != going_on[begin]:
-                if at - begin > most:
-                    commonest, most = going_on[begin], at - begin
-                begin = at
-        path[size] = commonest
-        size += 1
-        places = places[following == commonest]
-    return path[:size]
+        path.append(int(values[np.argmax(counts)]))
+        found = found[following == path[-1]]
+    return path
 
 
 @compiled
-def matching(tokens: Int32s, order: Int32s, tail: Int32s, recent: Int32s) -> Int32s:
-    """The positions in both sorted orders that match all of `recent`."""
+def matching(tokens: Int32s, order: Int32s, recent: Int32s) -> Int32s:
+    """The positions in a sorted order that match all of `recent`."""
     low, high = bounds(tokens, order, recent, order.size, 0)
-    low_tail, high_tail = bounds(tokens, tail, recent, tail.size, 0)
-    return np.concatenate((order[low:high], tail[low_tail:high_tail]))
+    return order[low:high].copy()
 
 
 @compiled
@@ -210,7 +200,7 @@ def agreeing(tokens: Int32s, found: Int32s, recent: Int32s) -> Int32s:
 
 @compiled
 def best_suffix_tree(
-    tokens: Int32s, order: Int32s, tail: Int32s, recent: Int32s, alpha: float, most: int, ended: int = 0
+    tokens: Int32s, order: Int32s, recent: Int32s, alpha: float, most: int, ended: int = 0
 ) -> tuple[Int32s, Int32s, float]:
     """SuffixDecoding's tree of one text: tokens, parents, and the sum of the nodes' probabilities.
 
@@ -222,8 +212,8 @@ def best_suffix_tree(
         size = min(most, int(alpha * length))
         if size <= best_score:
             break
-        found = matching(tokens, order, tail, recent[: min(length, MAX_MATCH)])
-        if length > MAX_MATCH:  # the sorted orders compare no further
+        found = matching(tokens, order, recent[: min(length, MAX_MATCH)])
+        if length > MAX_MATCH:  # the sorted order compares no further
             found = agreeing(tokens, found, recent[:length])
         if found.size:
             drafted, parents, score = frequency_tree(tokens, found, size, ended)

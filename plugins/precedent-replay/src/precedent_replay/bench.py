@@ -13,7 +13,7 @@ from rich.console import Console
 
 from precedent.cli import options
 from precedent.cli.progress import Progress
-from precedent.drafters.kinds import DRAFT_MODEL, kind_of
+from precedent.drafters.registry import DRAFT_MODEL, kind_of
 from precedent.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from precedent.cache import Completion, SpeculationCache, prompt_fingerprint, to
 from precedent.cache.embedder import resolve
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.drafters import DraftSession, Request
-from precedent.drafters.kinds import kind_of, load_draft
+from precedent.drafters.registry import kind_of, load_draft
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError

@@ -30,7 +30,7 @@ from precedent.target import Target
 from precedent.target.fingerprints import name_of
 from precedent.tree import NULL, ROOT, CandidateTree, Sampled
 from precedent.verify import Decide, RowWeights, Verdict, Verifier, walk
-from precedent_drafts.files import save_json
+from precedent_drafts.trained import save_json
 from precedent_research.lossy import mode_text, number
 
 log = logging.getLogger(__name__)

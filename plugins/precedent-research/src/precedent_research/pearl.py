@@ -14,7 +14,6 @@ that waiting for it pays off (`PearlPlanner`). docs/decisions/0017 shows why the
 from __future__ import annotations
 
 import threading
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from contextlib import AbstractContextManager, nullcontext
@@ -32,7 +31,7 @@ from precedent.decoding.proposal import Proposal, faults_of
 from precedent.decoding.sequence import DecodingSequence, Emission
 from precedent.decoding.verification import Forward, Verified
 from precedent.drafters import Drafter, DrafterParts, Request
-from precedent.drafters.base import Candidates, Draw, DrawSession, DrawSource
+from precedent.drafters.base import Candidates, Draw, DrawSource
 from precedent.drafters.model.distribution import DraftedToken
 from precedent.drafters.model.drafter import DraftModelDrafter, DraftModelSession
 from precedent.drafters.model.place import Place
@@ -66,18 +65,16 @@ class PearlSource(DrawSource):
     at_hand: int = 0
 
 
-class DrawsAhead(DrawSession):
-    """A session that can continue its chain beyond its part of the tree while the target model scores it.
+class PearlSession(DraftModelSession):
+    """A draft model's chain for one request, which grows beyond its part of the tree while the target scores it.
 
     `chain` continues the committed text; its first `num_shown` tokens are in this step's tree, and no tree has held the
     others. Verification depends on none of those except the first, which it may test. So if the committed text agrees
-    with the chain, the others are as good as fresh samples. A session may draw ahead on another thread than the target
+    with the chain, the others are as good as fresh samples. It may draw ahead on another thread than the target
     model's, but never concurrently with other work of the drafter. One that `failed` draws nothing more.
     """
 
-    name: str
-    chain: list[DraftedToken]
-    num_shown: int
+    names_runners_up = False  # a second sample would need a row that was not kept
     failed = False
 
     @property
@@ -87,22 +84,23 @@ class DrawsAhead(DrawSession):
 
     def source(self) -> PearlSource:
         """Return what the planner needs to know before this step's draws."""
-        return PearlSource(self.behind, at_once=self.at_once, at_hand=self.at_hand)
+        return PearlSource(self.behind, at_hand=self.at_hand)
 
     def draw_together(self, draws: Sequence[Draw]) -> None:
         """Draw for several sessions; samples drawn ahead cost nothing now."""
-        ready = [draw for draw in draws if isinstance(draw.session, DrawsAhead) and draw.session.at_hand]
+        ready = [draw for draw in draws if isinstance(draw.session, PearlSession) and draw.session.at_hand]
         super().draw_together(draws)
         for draw in ready:
             draw.seconds = 0.0
 
-    @abstractmethod
     def draw_ahead(self, rng: Rng) -> bool:
-        """Sample one more token beyond all samples so far; False if none may follow."""
+        """Sample one more token beyond all samples so far; False if none may follow.
 
-    def delivered(self, drafted: DraftedToken) -> DraftedToken:
-        """Return a sample, ready for the verifier."""
-        return drafted
+        Its random number is keyed by its position in the answer.
+        """
+        before = len(self.chain)
+        self.run(self.extend(rng, self.output_length + before, f"draft {self.drafter.name} ahead", ()))
+        return len(self.chain) > before
 
     def extended(self, tree: CandidateTree, num_scored: int) -> CandidateTree:
         """Return the tree with the samples at hand whose parents were scored: at most one new node.
@@ -115,7 +113,7 @@ class DrawsAhead(DrawSession):
             assert below is not None, "a shown token is missing from the tree"
             node = below
         for drafted in self.chain[self.num_shown :]:
-            node = self.delivered(drafted).add_to(builder, node, self.name)
+            node = self.handed_on(drafted).add_to(builder, node, self.drafter.name)
             if node >= num_scored:
                 break
         return builder.build()
@@ -127,27 +125,6 @@ class DrawsAhead(DrawSession):
         """
         agreed = [drafted.token_id for drafted in self.chain[: len(token_ids)]] == list(token_ids)
         return self.chain[len(token_ids) :] if agreed and len(token_ids) >= self.num_shown else []
-
-
-class PearlSession(DrawsAhead, DraftModelSession):
-    """A draft model's chain for one request, which grows while the target scores."""
-
-    names_runners_up = False  # a second sample would need a row that was not kept
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """The drafter's name."""
-        return self.drafter.name
-
-    def delivered(self, drafted: DraftedToken) -> DraftedToken:
-        """Return a sample with its distribution where the target verifies."""
-        return self.handed_on(drafted)
-
-    def draw_ahead(self, rng: Rng) -> bool:
-        """Draw one more token; its random number is keyed by its position in the answer."""
-        before = len(self.chain)
-        self.run(self.extend(rng, self.output_length + before, f"draft {self.name} ahead", ()))
-        return len(self.chain) > before
 
     def committed(self, token_ids: Sequence[int]) -> None:
         """Append the committed tokens and keep the samples that still hold."""
@@ -277,7 +254,7 @@ class _Drawing:
 
     sequence: DecodingSequence
     source: str
-    session: DrawsAhead
+    session: PearlSession
     rng: Rng
     behind: int
     left: int
@@ -435,7 +412,7 @@ class PearlLoop(DecodeLoop):
         )
         return [drawing for drawing in drawings if drawing is not None]
 
-    def _drawing(self, proposal: Proposal, source: str, session: DrawsAhead) -> _Drawing | None:
+    def _drawing(self, proposal: Proposal, source: str, session: PearlSession) -> _Drawing | None:
         sequence, behind, limits = proposal.sequence, session.behind, proposal.sequence.limits()
         decide = partial(self._planner.num_draws_ahead, source, behind, limits)
         room = limits.max_depth + 1 - proposal.plan.draws.get(source, 0)
@@ -495,9 +472,9 @@ class _ExceptAfter:
         return row if tuple(output_ids) in self.texts else self.shape(output_ids, row)
 
 
-def _ahead_of(sequence: DecodingSequence) -> Iterator[tuple[str, DrawsAhead]]:
+def _ahead_of(sequence: DecodingSequence) -> Iterator[tuple[str, PearlSession]]:
     for source, session in sequence.drawing.items():
-        if isinstance(session, DrawsAhead):
+        if isinstance(session, PearlSession):
             yield source, session
 
 

@@ -15,7 +15,7 @@ from precedent.cli.options import ChatTemplateOption, DeviceOption, DtypeOption,
 from precedent.cli.progress import Progress
 from precedent.errors import ConfigError, PromptError
 from precedent_demo.demo import ORDER_DESK
-from precedent_drafts.draft_reports import REPORT_FILE
+from precedent_drafts.train_draft import REPORT_FILE, check_folder
 
 if TYPE_CHECKING:
     from precedent.text.traces import Trajectory
@@ -78,10 +78,8 @@ def train_judge(
     The target serves each recorded run anew, greedily. Where the draft disagrees, its token is put in, and the run goes
     on. After the first run it says about how long the others take; a killed training goes on with --resume.
     """
-    from precedent_drafts.train_draft import check_folder
-    from precedent_research.judge_training.judge_training import Agent, JudgeRecipe, JudgeTraining
-    from precedent_research.judge_training.outcomes import load_outcome
-    from precedent_research.judge_training.report import report_of
+    from precedent_research.judge_training import Agent, JudgeRecipe, JudgeTraining, report_of
+    from precedent_research.reruns import load_outcome
 
     chosen = {} if features is None else {"features": _features(features)}
     recipe = JudgeRecipe(

@@ -82,7 +82,7 @@ def _line(scope: Scope, status: int, seconds: float) -> dict[str, Any]:
 def write_logs(as_json: bool) -> None:
     """Write a line per request to stderr, as text or JSON; errors and warnings as well unless logging is set up."""
     access, root = (logging.StreamHandler(sys.stderr) for _ in range(2))
-    access.setFormatter(_AccessFormatter(as_json))
+    access.setFormatter(AccessFormatter(as_json))
     root.setFormatter(_EscapedFormatter())
     log.handlers, log.propagate = [access], False
     log.setLevel(logging.INFO)
@@ -95,7 +95,7 @@ def _escaped(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-class _AccessFormatter(logging.Formatter):
+class AccessFormatter(logging.Formatter):
     """One request on one line."""
 
     def __init__(self, as_json: bool) -> None:
@@ -103,6 +103,7 @@ class _AccessFormatter(logging.Formatter):
         self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
+        """The line."""
         told = {"time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"), **getattr(record, "request", {})}
         if self._as_json:
             return json.dumps(told)

@@ -120,8 +120,8 @@ def sorted_by_context(tokens: Int32s, positions: Int32s) -> Int32s:
 
     A context of the `START` mark alone sorts as if nothing stood before it.
     """
-    last = tokens[positions].astype(np.int64)
-    keys = last << 32 | np.where(last == START, 0, tokens[positions - 1] - START)
+    last, before = tokens[positions].astype(np.int64), tokens[positions - 1].astype(np.int64)
+    keys = last << 32 | np.where(last == START, 0, before - START)
     places = np.argsort(keys, kind="stable")
     keys, order = keys[places], positions[places]
     _sort_groups(tokens, order, np.append(np.flatnonzero(keys[1:] != keys[:-1]) + 1, keys.size))
@@ -151,16 +151,6 @@ def bounds(tokens: Int32s, order: Int32s, recent: Int32s, inner_low: int, inner_
 
 
 @compiled
-def _collect(order: Int32s, begin: int, end: int, room: int, found: Int32s, count: int) -> int:
-    """Append `order[begin:end]` to `found`, thinned out evenly if it exceeds `room`; returns the new count."""
-    size = end - begin
-    taken = min(size, room)
-    for i in range(taken):
-        found[count + i] = order[begin + i * size // taken]
-    return count + taken
-
-
-@compiled
 def _nearest(tokens: Int32s, run: Int32s, low: int, high: int, recent: Int32s) -> int:
     """The longer match of the entries just before `low` and at `high`, in tokens."""
     before = matched(tokens, run[low - 1], recent) if low > 0 else 0
@@ -170,53 +160,26 @@ def _nearest(tokens: Int32s, run: Int32s, low: int, high: int, recent: Int32s) -
 
 @compiled
 def longest_matches(
-    tokens: Int32s, order: Int32s, ends: Int64s, recent: Int32s, found: Int32s, lengths: Int32s, count: int, room: int
+    tokens: Int32s, order: Int32s, recent: Int32s, found: Int32s, lengths: Int32s, count: int, room: int
 ) -> int:
     """Append to `found` (holding `count`) at most `room` positions that agree with `recent`, longest first.
 
-    The lengths of their matches go to `lengths`. `order` holds several concatenated orders that end at `ends`; the
-    result does not depend on how the positions are spread over them. All places of one length are found together; if
-    they exceed the room, an even sample of them is taken. Returns the new count.
+    The lengths of their matches go to `lengths`. All places of one length are found together; if they exceed the room,
+    an even sample of them is taken. Returns the new count.
     """
-    lows, highs = np.empty(ends.size, np.int64), np.empty(ends.size, np.int64)
-    wider = np.empty((ends.size, 2), np.int64)
-    begins = np.zeros(ends.size, np.int64)
-    begins[1:] = ends[:-1]
-    for run in range(ends.size):
-        size = ends[run] - begins[run]
-        lows[run] = highs[run] = _bound(tokens, order[begins[run] : ends[run]], recent, 0, size, 0)
+    low = high = _bound(tokens, order, recent, 0, order.size, 0)
     least = 1
     while room > 0:
-        length = 0
-        for run in range(ends.size):
-            length = max(length, _nearest(tokens, order[begins[run] : ends[run]], lows[run], highs[run], recent))
+        length = _nearest(tokens, order, low, high, recent)
         if length < least:
             break
         least = max(least, length - LENGTHS_BELOW_BEST)
-        total = 0
-        for run in range(ends.size):
-            low, high = bounds(tokens, order[begins[run] : ends[run]], recent[:length], lows[run], highs[run])
-            wider[run, 0], wider[run, 1] = low, high
-            total += lows[run] - low + high - highs[run]
-        taken, passed, share = 0, 0, min(room, total)
-        for run in range(ends.size):
-            for low, high in ((wider[run, 0], lows[run]), (highs[run], wider[run, 1])):
-                passed += high - low
-                due = share * passed // total - taken
-                count = _collect(order, begins[run] + low, begins[run] + high, due, found, count)
-                taken += due
-            lows[run], highs[run] = wider[run, 0], wider[run, 1]
-        lengths[count - taken : count] = length
-        room -= taken
+        begin, end = bounds(tokens, order, recent[:length], low, high)
+        total = low - begin + end - high
+        taken = min(room, total)
+        for i in range(taken):
+            place = begin + i * total // taken
+            found[count + i] = order[place if place < low else place - low + high]
+            lengths[count + i] = length
+        low, high, count, room = begin, end, count + taken, room - taken
     return count
-
-
-@compiled
-def merge_runs(tokens: Int32s, order: Int32s, ends: Int64s) -> Int32s:
-    """Merge several concatenated orders into one."""
-    merged = order[: ends[0]].copy() if ends.size else order.copy()
-    for run in range(1, ends.size):
-        following = order[ends[run - 1] : ends[run]]
-        long, short = (merged, following) if merged.size >= following.size else (following, merged)
-        merged = merge(tokens, long, short)
-    return merged

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from precedent.drafters.base import NODE, Nodes
-from precedent.drafters.matching.occurrences import HIT, OCCURRENCE, Occurrences, Text, VoteWeights
+from precedent.drafters.matching.occurrences import HIT, Occurrences, Text, VoteWeights
 from precedent.drafters.matching.search import Found, SearchSession
 from precedent.drafters.matching.token_index import NOWHERE, TokenIndex
 from precedent.drafters.matching.vote_tree import VotePrior
@@ -54,9 +54,10 @@ class KnownTextSession(SearchSession):
     def __init__(
         self, source: str, request: Request, texts: Sequence[KnownText], prior: VotePrior, trust: float = 1.0
     ) -> None:
-        super().__init__(source, request, _indexed(texts) if texts else None, prior, _MAX_OCCURRENCES)
+        super().__init__(source, request, TokenIndex() if texts else None, prior, _MAX_OCCURRENCES)
         self._trust = trust
         if self.index is not None:
+            self.index.take(self.index.grown({number: text.token_ids for number, text in enumerate(texts)}))
             self._weights = _weights(texts)
             self._guessed = _guessed(self.index.text, texts)
 
@@ -67,13 +68,6 @@ class KnownTextSession(SearchSession):
     def nodes(self, found: Found) -> Nodes:
         """The candidates, without what is unknown."""
         return settle(found.nodes, found.heaviest, found.votes, self._guessed, self._trust)
-
-
-def _indexed(texts: Sequence[KnownText]) -> TokenIndex:
-    index = TokenIndex()
-    for number, text in enumerate(texts):
-        index.append(number, text.token_ids)
-    return index
 
 
 def _weights(texts: Sequence[KnownText]) -> VoteWeights:
@@ -108,10 +102,3 @@ def settle(nodes: Nodes, heaviest: Int64s, votes: Occurrences, guessed: Marks, t
         node.bin = nodes[i].bin + GUESSED_BINS if mark else nodes[i].bin
         size += 1
     return kept[:size]
-
-
-def follow_known_text(known: Int32s) -> None:
-    """Run the compiled part once on a few tokens, so that it gets compiled."""
-    votes = np.zeros(1, OCCURRENCE)
-    nodes = np.array([(int(token), ROOT, 0.5, 0) for token in known], dtype=NODE)
-    settle(nodes, np.zeros(known.size, np.int64), votes, np.zeros(2, dtype=np.bool_), 0.5)

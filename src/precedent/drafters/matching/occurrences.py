@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from precedent.drafters.matching.context_order import LENGTHS_BELOW_BEST, longest_matches, matched
-from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
+from precedent.runtime.compiled import Floats, Int32s, compiled
 
 OCCURRENCE = np.dtype(
     [("position", "i4"), ("slot", "i4"), ("length", "i4"), ("bin", "i4"), ("score", "f8"), ("weight", "f8")]
@@ -92,27 +92,22 @@ def _seen(table: Int32s, position: int) -> bool:
 def find(
     text: Text,
     near: Int32s,
-    tail: Int32s,
     order: Int32s,
-    ends: Int64s,
     recent: Int32s,
     weights: VoteWeights,
     limit: int,
 ) -> Occurrences:
     """At most `limit` places where `recent` (newest first) continues; heavier and longer matches win.
 
-    `near`, `tail` and the runs of `order` that end at `ends` are sorted and hold only places with a following token.
-    `near` is searched first and completely, so that a large index cannot hide its hits.
+    `near` and `order` are sorted and hold only places with a following token. `near` is searched first and completely,
+    so that a large index cannot hide its hits.
     """
-    found, lengths, count = np.empty(3 * ROOM, np.int32), np.empty(3 * ROOM, np.int32), 0
-    one = np.full(1, near.size)
-    count = num_near = longest_matches(text.tokens, near, one, recent, found, lengths, count, ROOM)
-    one = np.full(1, tail.size)
-    count = longest_matches(text.tokens, tail, one, recent, found, lengths, count, ROOM)
-    count = longest_matches(text.tokens, order, ends, recent, found, lengths, count, ROOM)
+    found, lengths = np.empty(2 * ROOM, np.int32), np.empty(2 * ROOM, np.int32)
+    num_near = longest_matches(text.tokens, near, recent, found, lengths, 0, ROOM)
+    count = longest_matches(text.tokens, order, recent, found, lengths, num_near, ROOM)
     for i in range(num_near):  # `near` was sorted when the request began; some of it may be forgotten by now
         lengths[i] = matched(text.tokens, found[i], recent) if text.tokens[found[i] + 1] >= 0 else 0
-    slots = _gathered(text.owners, found[:count])
+    slots = text.owners[found[:count]]
     longest = lengths[:count].max() if count else 0
     table, places, size = np.full(4 * ROOM, -1, np.int32), np.empty(count, OCCURRENCE), 0
     for i in range(count):
@@ -121,15 +116,6 @@ def find(
             fill(places[size], text, found[i], slots[i], lengths[i], weights)
             size += 1
     return places[:size] if size <= limit else _best(places[:size], limit)
-
-
-@compiled
-def _gathered(values: Int32s, places: Int32s) -> Int32s:
-    """`values[places]`, in a loop of its own, where the processor overlaps the waits for these scattered reads."""
-    gathered = np.empty(places.size, np.int32)
-    for i in range(places.size):
-        gathered[i] = values[places[i]]
-    return gathered
 
 
 @compiled

@@ -43,55 +43,51 @@ class OwnPlace:
     @property
     def behind(self) -> int:
         """Number of committed tokens that the KV cache lacks."""
-        return len(self._context) - common_prefix(self._slot.token_ids, self._context)
+        return len(text := self._text()) - common_prefix(self._slot.token_ids, text)
 
     def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree]:
         """Rewind to the committed text plus the drafted tokens.
 
         The first missing token becomes pending; the others are returned as a chain.
         """
-        return rewound(self._model, self._slot, [*self._context, *drafted])
+        slot, text = self._slot, [*self._text(), *drafted]
+        reused = self._model.rewind(slot, common_prefix(slot.token_ids, text[:-1]))
+        if len(text) - reused > CATCH_UP_LIMIT and not self._model.encodes_prompt:
+            self._model.prefill(slot, text)
+        slot.pending, *missed = text[len(slot.token_ids) :]
+        return slot, chain(missed)
 
     def leave(self) -> None:
         """Keep the KV cache for the conversation's next turn."""
         slot, self._slot = self._slot, self._model.new_slot()
         self._pool.release(self._tenant, slot)
 
-
-def rewound(model: TargetModel, slot: Slot, text: Sequence[int]) -> tuple[Slot, CandidateTree]:
-    """A slot, rewound to what it shares with a text, and the chain of tokens behind its pending one."""
-    reused = model.rewind(slot, common_prefix(slot.token_ids, text[:-1]))
-    if len(text) - reused > CATCH_UP_LIMIT and not model.encodes_prompt:
-        model.prefill(slot, text)
-    slot.pending, *missed = text[len(slot.token_ids) :]
-    return slot, chain(missed)
+    def _text(self) -> list[int]:
+        return self._context
 
 
-class DecoderPlace:
-    """The KV cache of an encoder-decoder draft model: its encoder reads the prompt at the first draw."""
+class DecoderPlace(OwnPlace):
+    """The KV cache of an encoder-decoder draft model, of one prompt, which its encoder reads at the first draw."""
 
     def __init__(self, model: TargetModel, context: list[int]) -> None:
         self._model, self._context, self._num_prompt = model, context, len(context)
-        self._slot: Slot | None = None
+        self._slot, self._is_read = model.new_slot(), False
 
     @property
     def behind(self) -> int:
         """Number of tokens to compute, those of a prompt that has not been read yet included."""
-        if self._slot is None:
-            return len(self._context)
-        return len(text := self._text()) - common_prefix(self._slot.token_ids, text)
+        return super().behind if self._is_read else len(self._context)
 
     def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree]:
-        """Rewind to the committed answer plus the drafted tokens; returns what `OwnPlace` does."""
-        if self._slot is None:
-            slot = self._model.new_slot()
-            self._model.prefill(slot, self._context[: self._num_prompt])
-            self._slot = slot
-        return rewound(self._model, self._slot, [*self._text(), *drafted])
+        """Rewind to the committed answer plus the drafted tokens."""
+        if not self._is_read:
+            self._model.prefill(self._slot, self._context[: self._num_prompt])
+            self._is_read = True
+        return super().caught_up(drafted)
 
     def leave(self) -> None:
-        """Drop the KV cache: it belongs to one prompt."""
-        self._slot = None
+        """Drop the KV cache."""
+        self._slot, self._is_read = self._model.new_slot(), False
 
     def _text(self) -> list[int]:
         """The decoder's tokens."""

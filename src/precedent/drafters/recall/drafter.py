@@ -92,7 +92,7 @@ class RecallDrafter:
 
     def read_ahead(self, tenant: str) -> None:
         """Read a tenant's completions and their vectors now, before its first request. Raises CacheError."""
-        self._memories.read(self._memories.of(tenant), tenant)
+        self._memories.read(self._memories.of(tenant))
         self._cache.recall(WARM_UP, tenant=tenant, tokenizer=self._tokenizer, k=1)
 
     def held(self) -> tuple[int, int]:
@@ -122,11 +122,11 @@ class RecallDrafter:
         """Return the nearest completions and update the memory; the first time, do both in parallel."""
         if memory.unread and request.query:
             with Background(1, "precedent-read") as beside:
-                reading = beside.submit(self._memories.read, memory, request.tenant)
+                reading = beside.submit(self._memories.read, memory)
                 hits = self._recalled(request)
                 reading.result()
                 return hits
-        self._memories.read(memory, request.tenant)
+        self._memories.read(memory)
         return self._recalled(request)
 
     def _recalled(self, request: Request) -> list[Hit]:

@@ -159,7 +159,7 @@ def load_draft(
 ) -> PreTrainedModel:
     """Load a model that drafts for a target: a Hugging Face id, a folder, a loaded model, or "first-layers:N".
 
-    `drafters.kinds` loads drafts of other kinds. The model gets the target's dtype, and the target's device unless
+    `drafters.registry` loads drafts of other kinds. The model gets the target's dtype, and the target's device unless
     `device` names another (modules that the two share are copied there). Its logits `[..., vocab_size]` are as wide as
     the target's. `source` is what `find_source` gave, where it was asked. Raises ConfigError for a device that is not
     available, ModelLoadError if its tokenizer is not the target's or it is a draft of another kind, UnsupportedError if

@@ -1,4 +1,4 @@
 """Trains a draft model for a target: a few layers that learn the target's distribution on the target's own outputs.
 
-`distil.Distillation` trains (`precedent train-draft`), `measure.Measurement` reports (`precedent measure-draft`).
+`training.Training` trains (`precedent train-draft`), `measure.Measurement` reports (`precedent measure-draft`).
 """

@@ -37,8 +37,7 @@ from precedent_drafts.block_draft import (
     save_block_draft,
 )
 from precedent_drafts.training.lessons import Lesson, Teacher
-from precedent_drafts.training.student import Student
-from precedent_drafts.training.training import Recipe, at_least, between, checked
+from precedent_drafts.training.training import Recipe, Student, at_least, between, checked
 
 ENDS = "ends"
 """The start at the target's layers, evenly spaced from first to last."""

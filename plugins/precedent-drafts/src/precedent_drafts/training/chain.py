@@ -12,11 +12,10 @@ from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError
 from precedent.target.load.first_layers import base_of, layers_of
-from precedent_drafts.borrowed import HEAD_TOKENS
+from precedent_drafts.heads import HEAD_TOKENS
 from precedent_drafts.trained import Weights, draft_beside, holds_draft, initial_weights, load_weights
 from precedent_drafts.training.lessons import Lesson, Teacher
-from precedent_drafts.training.student import Student, learn_divergence
-from precedent_drafts.training.training import Recipe, at_least, between, checked
+from precedent_drafts.training.training import Recipe, Student, at_least, between, checked, learn_divergence
 
 STARTS = ("ends", "first", "last")
 

@@ -23,12 +23,18 @@ from precedent.errors import ConfigError, UnsupportedError
 from precedent.target.fingerprints import name_of
 from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds
 from precedent.target.load.first_layers import base_of, layers_of
-from precedent_drafts.conditioned import FUSION, FUSIONS, LINEAR, ConditionedInputs, conditioned_beside, fusion_of
-from precedent_drafts.trained import initial_weights
+from precedent_drafts.trained import (
+    FUSION,
+    FUSIONS,
+    LINEAR,
+    ConditionedInputs,
+    conditioned_beside,
+    fusion_of,
+    initial_weights,
+)
 from precedent_drafts.training.chain import STARTS, initial_layers
 from precedent_drafts.training.lessons import Lesson, Teacher
-from precedent_drafts.training.student import Student, learn_divergence
-from precedent_drafts.training.training import Recipe, at_least, between, checked
+from precedent_drafts.training.training import Recipe, Student, at_least, between, checked, learn_divergence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +104,9 @@ class ConditionedStudent(Student):
         self._passes, self._mask_top_k = recipe.passes, recipe.mask_top_k
         with torch.random.fork_rng():
             torch.manual_seed(recipe.seed)
-            fused = fusion_of(recipe.fusion, target.config.get_text_config().hidden_size)
-        begun = initial_weights(target, layers)
-        self.model = conditioned_beside(target, layers, fused, begun, self.dtype).requires_grad_(False)
+            fused = fusion_of(recipe.fusion, target.config.get_text_config().hidden_size).state_dict()
+        begun = initial_weights(target, layers) | {f"{FUSION}{name}": weight for name, weight in fused.items()}
+        self.model = conditioned_beside(target, layers, recipe.fusion, begun, self.dtype).requires_grad_(False)
         self.inputs: ConditionedInputs = self.model.get_input_embeddings()  # type: ignore[assignment]
         own = {f"layers.{name}": weight for name, weight in base_of(self.model).layers.named_parameters()}
         own |= {f"{FUSION}{name}": weight for name, weight in self.inputs.fusion.named_parameters()}

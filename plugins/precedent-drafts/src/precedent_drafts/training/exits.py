@@ -15,10 +15,9 @@ from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError
 from precedent.target.load.first_layers import base_of, layers_of
-from precedent_drafts.early_exit import ADAPTER, ExitAdapter, check_exits
+from precedent_drafts.trained import ADAPTER, ExitAdapter, check_exits
 from precedent_drafts.training.lessons import Lesson, Teacher
-from precedent_drafts.training.student import Student, learn_divergence
-from precedent_drafts.training.training import Recipe, at_least
+from precedent_drafts.training.training import Recipe, Student, at_least, learn_divergence
 
 
 @dataclass(frozen=True, kw_only=True)

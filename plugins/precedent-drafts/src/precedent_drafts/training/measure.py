@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,10 +29,9 @@ from precedent.target import Slot, TargetModel
 from precedent.target.load.first_layers import exits_early
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder, chain
 from precedent_drafts.block_draft import BlockDraft
-from precedent_drafts.block_drafter import BlockDrafter, BlockSession
-from precedent_drafts.block_model import BlockModel, Filled
-from precedent_drafts.conditioned import reads_hidden_states
-from precedent_drafts.head import HeadDrafter, HeadModel, reading_hidden_states
+from precedent_drafts.block_drafter import BlockDrafter, BlockModel, BlockSession, Filled
+from precedent_drafts.heads import HeadDrafter, HeadModel, reading_hidden_states
+from precedent_drafts.trained import reads_hidden_states
 from precedent_drafts.training.lessons import Text
 
 ROWS_AT_ONCE = 128
@@ -51,15 +51,11 @@ Agreed = NDArray[np.bool_]
 Done = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class DraftReport:
-    """How well a draft model serves a target.
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """How well a draft serves a target.
 
-    `acceptance` is the mean of one minus total variation at `temperature`, `agreement` the share of positions where
-    both models have the same likeliest token; `acceptance_by_draw` is that of the first sample of a step, of the second
-    behind the true token, and so on, for a draft that reads its own hidden states there; for others it is one number,
-    since all samples have the same. A sample takes `draw_milliseconds` (forward pass, distribution and choice), a step
-    of the target `target_milliseconds`; `cost` is their quotient. With `best_draws` samples per step, `tokens_per_step`
+    A step of the target takes `target_milliseconds`; `cost` is a draw's or a forward's share of it. `tokens_per_step`
     are expected, and decoding is `speed` times as fast as plain decoding.
     """
 
@@ -67,36 +63,41 @@ class DraftReport:
     positions: int
     prompts: int
     temperature: float
+    target_milliseconds: float
+    cost: float
+    tokens_per_step: float
+    speed: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftReport(Report):
+    """A draft model's.
+
+    `acceptance` is the mean of one minus total variation at `temperature`, `agreement` the share of positions where
+    both models have the same likeliest token; `acceptance_by_draw` is that of the first sample of a step, of the second
+    behind the true token, and so on, for a draft that reads its own hidden states there; for others it is one number,
+    since all samples have the same. A sample takes `draw_milliseconds` (forward pass, distribution and choice). With
+    `best_draws` samples per step decoding is fastest.
+    """
+
     acceptance: float
     acceptance_by_draw: list[float]
     agreement: float
     draw_milliseconds: float
-    target_milliseconds: float
-    cost: float
     best_draws: int
-    tokens_per_step: float
-    speed: float
 
 
-@dataclass(frozen=True, slots=True)
-class BlockReport:
-    """How well a block draft serves a target.
+@dataclass(frozen=True, kw_only=True)
+class BlockReport(Report):
+    """A block draft's, for a tree of `nodes` per step.
 
     `acceptance` `[block_size]` is the mean by position, given the true tokens before it. A forward takes
-    `forward_milliseconds`, candidates included. `tokens_per_step` and `speed` are those of a tree of `nodes` per step.
+    `forward_milliseconds`, candidates included.
     """
 
-    draft: str
-    positions: int
-    prompts: int
-    temperature: float
     acceptance: list[float]
     forward_milliseconds: float
-    target_milliseconds: float
-    cost: float
     nodes: int
-    tokens_per_step: float
-    speed: float
 
 
 class Measurement:
@@ -115,10 +116,11 @@ class Measurement:
         return self._of_chain(name, target, TargetModel(draft), done)
 
     def _of_chain(self, name: str, target: TargetModel, draft: TargetModel, done: Done) -> DraftReport:
+        reads = isinstance(draft, HeadModel)
         acceptances, agreements = list[Floats](), list[Agreed]()
-        compared = compared_by_draw if isinstance(draft, HeadModel) else _compared
         for number, text in enumerate(self._texts):
             done(number, len(self._texts))
+            compared = compared_by_draw if reads else _compared
             accepted, agreed = compared(target, draft, text, self._sampling)  # type: ignore[arg-type]  # by its class
             acceptances.append(accepted)
             agreements.append(agreed)
@@ -136,10 +138,9 @@ class Measurement:
         speeds = [tokens / (1 + number * draw / step) for number, tokens in enumerate(expected)]
         best, by_draw = int(np.argmax(speeds)), np.atleast_1d(np.nanmean(np.concatenate(acceptances), axis=0)).tolist()
         return DraftReport(
-            draft=name, positions=sum(map(len, acceptances)), prompts=len(self._texts),
-            temperature=self._sampling.temperature, acceptance=by_draw[0], acceptance_by_draw=by_draw,
-            agreement=float(np.concatenate(agreements).mean()), draw_milliseconds=draw, target_milliseconds=step,
-            cost=draw / step, best_draws=best, tokens_per_step=expected[best], speed=speeds[best],
+            **self._common(name, sum(map(len, acceptances)), draw, step), acceptance=by_draw[0],
+            acceptance_by_draw=by_draw, agreement=float(np.concatenate(agreements).mean()), draw_milliseconds=draw,
+            best_draws=best, tokens_per_step=expected[best], speed=speeds[best],
         )  # fmt: skip
 
     def _of_block(self, name: str, target: TargetModel, model: BlockModel, done: Done) -> BlockReport:
@@ -153,10 +154,16 @@ class Measurement:
         forward, step = self._timed(target, slot, lambda _: session.match(NODES))
         tokens = 1.0 + matched / int(counts[0])
         return BlockReport(
-            draft=name, positions=int(counts[0]), prompts=len(self._texts), temperature=self._sampling.temperature,
-            acceptance=(sums / counts.clamp(min=1.0)).tolist(), forward_milliseconds=forward, target_milliseconds=step,
-            cost=forward / step, nodes=NODES, tokens_per_step=tokens, speed=tokens / (1.0 + forward / step),
+            **self._common(name, int(counts[0]), forward, step), acceptance=(sums / counts.clamp(min=1.0)).tolist(),
+            forward_milliseconds=forward, nodes=NODES, tokens_per_step=tokens, speed=tokens / (1.0 + forward / step),
         )  # fmt: skip
+
+    def _common(self, name: str, positions: int, milliseconds: float, step: float) -> dict[str, Any]:
+        """What every report says, given the milliseconds of drafting and of a step of the target."""
+        return {
+            "draft": name, "positions": positions, "prompts": len(self._texts),
+            "temperature": self._sampling.temperature, "target_milliseconds": step, "cost": milliseconds / step,
+        }  # fmt: skip
 
     @torch.inference_mode()
     def _walk(self, target: TargetModel, model: BlockModel, text: Text, sums: Tensor, counts: Tensor) -> int:

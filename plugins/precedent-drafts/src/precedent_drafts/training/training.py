@@ -8,8 +8,8 @@ killed training resumes and ends with the same draft.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
+import math
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +29,19 @@ from precedent.config import check_fields
 from precedent.errors import ConfigError, ModelLoadError, PromptError
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint
 from precedent.text.end_tokens import end_token_ids
-from precedent_drafts.files import save_json, save_tensors
-from precedent_drafts.training.head import check_trainable
-from precedent_drafts.training.lessons import Author, Lesson, Shard, Teacher, Text
+from precedent_drafts.heads import HEAD_TOKENS
+from precedent_drafts.trained import DraftSettings, load_trained, save_draft, save_json, save_tensors
+from precedent_drafts.training.lessons import (
+    ROWS_AT_ONCE,
+    Author,
+    Lesson,
+    OutputHead,
+    Shard,
+    Teacher,
+    Text,
+    check_trainable,
+)
 from precedent_drafts.training.prompts import Prompt, fingerprint_of
-from precedent_drafts.training.student import Student
 
 WORK_FOLDER = "training"
 """Folder inside the draft's folder; it holds texts and is deleted at the end."""
@@ -53,6 +61,108 @@ STEPS_TIMED = 3
 
 FROM_DRAFT = 1 << 32
 """Offset that separates the seeds of the draft's texts from those of the target's texts."""
+
+WARM_UP, LEAST_RATE = 0.05, 0.1
+"""Share of the steps in which the learning rate rises; then it falls along a cosine to this share of its maximum."""
+
+LARGEST_NORM = 1.0
+"""Maximum gradient norm; larger gradients are scaled down."""
+
+
+class Student(ABC):
+    """A draft in training beside a frozen target. `head_tokens` `[tokens]` are the ids that its head covers, None: all.
+
+    It trains in float32, or in float64 as its target. A subclass calls `trains` with its weights by the names of its
+    folder; `own_settings` are those of `DraftSettings` that say what it is.
+    """
+
+    own_settings: Mapping[str, Any]
+
+    def __init__(self, target: PreTrainedModel, head_tokens: Tensor | None) -> None:
+        self.target, self.head_tokens = target, head_tokens
+        self.dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
+        self.head = OutputHead(target, self.dtype, head_tokens)
+
+    def trains(self, weights: Mapping[str, Tensor], learning_rate: float) -> None:
+        """Begin to train these weights: AdamW, a warm-up, then a cosine."""
+        self.by_name = {name: weight.requires_grad_(True) for name, weight in weights.items()}
+        self._learning_rate = learning_rate
+        self.optimizer = torch.optim.AdamW(self.by_name.values(), lr=learning_rate, betas=(0.9, 0.98), eps=1e-8)
+
+    @abstractmethod
+    def learn(self, lessons: Sequence[Lesson], number: int) -> float:
+        """Add the gradient of the mean loss of step `number` on some lessons, and return that loss."""
+
+    def step(self, lessons: Sequence[Lesson], number: int, steps: int) -> float:
+        """Take step `number` of so many on a batch of lessons, and return the mean loss."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.learn(lessons, number)
+        torch.nn.utils.clip_grad_norm_(self.by_name.values(), LARGEST_NORM)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate * rate_at(number / steps)
+        self.optimizer.step()
+        return loss
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights to save in a draft's folder, in the target's precision."""
+        saved = torch.float32 if self.dtype == self.target.dtype else self.target.dtype
+        found = {name: weight.detach().to(saved) for name, weight in self.by_name.items()}
+        return found if self.head_tokens is None else {**found, HEAD_TOKENS: self.head_tokens.to(torch.int32)}
+
+    def save(self, folder: Path) -> PreTrainedModel:
+        """Write the draft's folder, and return the draft."""
+        covered = None if self.head_tokens is None else self.head_tokens.numel()
+        save_draft(folder, DraftSettings.of(self.target, num_head_tokens=covered, **self.own_settings), self.weights())
+        return load_trained(folder, self.target)
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights and the optimiser's moments by name."""
+        found: dict[str, Tensor] = {f"weight.{name}": weight for name, weight in self.by_name.items()}
+        for name, weight in self.by_name.items():
+            found |= {f"{key}.{name}": value for key, value in self.optimizer.state[weight].items()}
+        return found
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a saved `state`."""
+        for name, weight in self.by_name.items():
+            weight.copy_(state[f"weight.{name}"])
+            self.optimizer.state[weight] = {
+                key: state[f"{key}.{name}"].to(weight.device if key != "step" else "cpu")
+                for key in ("step", "exp_avg", "exp_avg_sq")
+            }
+
+
+def rate_at(done: float) -> float:
+    """The learning rate's factor after the share `done` of all steps."""
+    if done < WARM_UP:
+        return max(done, WARM_UP / 10) / WARM_UP
+    return LEAST_RATE + (1 - LEAST_RATE) * 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
+
+
+def learn_divergence(head: OutputHead, rows: Tensor, hidden: Tensor, log_total: Tensor, share: float) -> float:
+    """Add the gradient of the divergence to `rows.grad`, and return the cross-entropy; each row counts by its `share`.
+
+    `rows` `[rows, hidden_size]` are a draft's final hidden states, a leaf that requires gradients; `hidden` are the
+    target's, with the log-sum-exp of all its logits `log_total` `[rows]`. The gradient at the logits is
+    `draft_probs * mass - target_probs`, where `mass` is what the target gives to the head's tokens: all others count
+    with probability 0 on both sides, because nothing can be learned about them.
+    """
+    total, parts = 0.0, (part.split(ROWS_AT_ONCE) for part in (rows, hidden, log_total))
+    for some, thought, log_totals in zip(*parts, strict=True):
+        with torch.no_grad():
+            target_logits = head(thought.to(some.device))
+            target_probs = (target_logits - log_totals.to(target_logits)[:, None]).exp()
+        logits = head(some)
+        with torch.no_grad():
+            log_probs = logits.log_softmax(-1)
+            total -= share * float((target_probs * log_probs).sum())
+            gradient = share * (log_probs.exp() * target_probs.sum(-1, keepdim=True) - target_probs)
+        logits.backward(gradient)
+    return total
+
+
+# Recipes and plans
 
 Progress = Callable[[str, int, int, float | None], None]
 """Called with the phase, the number done, the total, and the loss if there is one."""
@@ -157,9 +267,8 @@ class Training:
 
     The draft learns from the target's answers to `prompts` and from earlier `completions`. `announce` is called once,
     before the training proper starts, with what it will cost. A checkpoint is written every `checkpoint_steps` steps
-    and at the end of a round. Lessons lie in `out` until it ends, or stay in the folder `lessons` for trainings that
-    read the same of the same texts. Raises UnsupportedError if no draft can be trained on the target, ConfigError if
-    `out` holds a different training.
+    and at the end of a round. Lessons lie in `out` until it ends. Raises UnsupportedError if no draft can be trained on
+    the target, ConfigError if `out` holds a different training.
     """
 
     def __init__(
@@ -174,26 +283,16 @@ class Training:
         progress: Progress = lambda *_: None,
         announce: Callable[[str], None] = lambda _: None,
         checkpoint_steps: int = CHECKPOINT_STEPS,
-        lessons: Path | None = None,
     ) -> None:
         check_trainable(target)
         self._target, self._tokenizer, self._prompts, self._recipe = target, tokenizer, prompts, recipe
         self._completions, self._out, self._work = completions, out, out / WORK_FOLDER
         self._progress, self._announce, self._checkpoint_steps = progress, announce, checkpoint_steps
-        self._teacher, self._stays = recipe.teacher(target), lessons is not None
+        self._teacher = recipe.teacher(target)
         self._asked = {
             "kind": recipe.kind, "target": embeddings_fingerprint(target) + layers_fingerprint(target),
             "texts": fingerprint_of([*prompts, *(text.token_ids for text in completions)]),
-        }  # fmt: skip
-        self._lessons = self._work if lessons is None else lessons / self._read_fingerprint()
-        self._asked |= dataclasses.asdict(recipe)
-
-    def _read_fingerprint(self) -> str:
-        """A name for lessons, of all that they depend on."""
-        recipe, texts = self._recipe, (self._asked["target"], self._asked["texts"])
-        answered = (recipe.temperature, recipe.answer_tokens, recipe.chunk_prompts, recipe.seed)
-        said = repr((texts, self._teacher.reads, self._teacher.context_tokens, answered))
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        } | dataclasses.asdict(recipe)  # fmt: skip
 
     def run(self, work: float | Plan) -> TrainedDraft:
         """Train for about `work` minutes, or by the plan `work`, or resume; saves and returns the draft."""
@@ -245,11 +344,11 @@ class Training:
         size, rollouts = self._recipe.chunk_prompts, (plan.rounds - 1) * plan.rollouts
         chunks = plan.chunks + min(plan.completions, -(-len(self._completions) // size)) + rollouts
         minutes = (chunks * chunk_seconds + plan.steps * step_seconds) / 60
-        megabytes = chunks * (self._lessons / "answers-0000.safetensors").stat().st_size / 1e6
+        megabytes = chunks * self._path("answers", 0).stat().st_size / 1e6
         of_the_draft = f"{rollouts * size} of the draft, " if rollouts else ""
         return (
             f"about {minutes:.0f} minutes: {plan.chunks * size} answers of the target, {of_the_draft}{plan.steps} "
-            f"steps, {megabytes:.0f} MB in {self._lessons}{'' if self._stays else ' until it ends'}"
+            f"steps, {megabytes:.0f} MB in {self._work} until it ends"
         )
 
     # Texts to learn from
@@ -308,7 +407,7 @@ class Training:
         return [Shard.load(self._path(phase, index)) for index in indices]
 
     def _path(self, phase: str, index: int) -> Path:
-        return (self._work if phase == "rollouts" else self._lessons) / f"{phase}-{index:04}.safetensors"
+        return self._work / f"{phase}-{index:04}.safetensors"
 
     # Learning
 

@@ -1,23 +1,17 @@
-"""All drafting sessions of one request, or of the requests of a batch: what they propose for a step, and their end."""
+"""All drafting sessions of one request, or of the requests of a batch: their begin, what they propose, their end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
-from precedent.drafters.base import NODE, Candidates, Drafter, DraftSession, DrawSession, ForwardSession, Nodes
-from precedent.drafters.matching.search import Found, Search, SearchSession, searched_together
+from precedent.drafters.base import NODE, Candidates, Drafter, DraftSession, Session
 from precedent.drafters.request import Request
-from precedent.runtime.compiled import compiled
 from precedent.runtime.fence import Fences
 from precedent.tree import ROOT
-
-Session = DraftSession | DrawSession | ForwardSession
 
 FEW = 8
 """Fewest candidates requested from each drafter."""
@@ -42,43 +36,14 @@ class Matching:
     failed: dict[str, Exception] = field(default_factory=dict)
 
 
-def match_together(batch: Sequence[Matching], beside: Executor | None = None, threads: int = 1) -> None:
-    """Match every session of each request, with all searches together (see `searched_together`)."""
-    with ExitStack() as held:
-        for lock in _locks(batch):
-            held.enter_context(lock)
-        asked = [(each, name, _asked(each, name)) for each in batch for name in each.sessions]
-        found = iter(searched_together([search for _, _, search in asked if search is not None], beside, threads))
-        for each, name, search in asked:
-            if name not in each.failed:
-                _take(each, name, None if search is None else next(found))
-
-
-def _locks(batch: Sequence[Matching]) -> Iterable[AbstractContextManager[object]]:
-    """The locks of all indexes, each once."""
-    sessions = [session for each in batch for session in each.sessions.values() if isinstance(session, SearchSession)]
-    return {id(session.lock): session.lock for session in sessions if session.lock is not None}.values()
-
-
-def _asked(each: Matching, name: str) -> Search | None:
-    session = each.sessions[name]
-    if isinstance(session, SearchSession):
-        try:
-            return session.search(each.budget)
-        except Exception as error:
-            each.failed[name] = error
-    return None
-
-
-def _take(each: Matching, name: str, found: Found | None) -> None:
-    session = each.sessions[name]
-    try:
-        candidates = session.take(found) if isinstance(session, SearchSession) else session.match(each.budget)
-        candidates = checked(candidates, each.budget, each.num_tokens)
-    except Exception as error:
-        each.failed[name] = error
-    else:
-        each.candidates.append(candidates)
+def match_together(batch: Sequence[Matching]) -> None:
+    """Match every session of each request; each fails alone."""
+    for each in batch:
+        for name, session in each.sessions.items():
+            try:
+                each.candidates.append(checked(session.match(each.budget), each.budget, each.num_tokens))
+            except Exception as error:
+                each.failed[name] = error
 
 
 def begin_early(drafters: Mapping[str, Drafter], request: Request, fences: Fences) -> dict[str, Session | None]:
@@ -130,25 +95,10 @@ def checked(candidates: Candidates, budget: int, num_tokens: int | None) -> Cand
         return candidates
     if nodes.size > max(budget, 0):
         raise ValueError(f"expected at most {budget} candidates, got {nodes.size}")
-    if not is_trie(nodes):
+    parents, estimates, tokens = (nodes[name] for name in ("parent", "estimate", "token_id"))
+    if not bool(
+        ((parents >= ROOT) & (parents < np.arange(nodes.size)) & (estimates >= 0.0) & (estimates <= 1.0)).all()
+    ):
         raise ValueError("the candidates are no trie with estimates between 0 and 1")
-    exist = num_tokens is None or all_exist(nodes, num_tokens)
+    exist = num_tokens is None or bool(((tokens >= 0) & (tokens < num_tokens)).all())
     return candidates if exist else Candidates(candidates.source)
-
-
-@compiled
-def is_trie(nodes: Nodes) -> bool:
-    """Whether every candidate's parent comes before it, and its estimate is a probability."""
-    sound = True
-    for i in range(nodes.size):
-        sound &= ROOT <= nodes[i].parent < i and 0.0 <= nodes[i].estimate <= 1.0
-    return sound
-
-
-@compiled
-def all_exist(nodes: Nodes, num_tokens: int) -> bool:
-    """Whether every candidate's token is one of `num_tokens`."""
-    exist = True
-    for node in nodes:
-        exist &= 0 <= node.token_id < num_tokens
-    return exist

@@ -1,6 +1,8 @@
-"""From recorded agent runs to a judge: serve each run anew, put the draft's tokens in, see what changes, and learn.
+"""Trains a judge for `lossy_judge` (AutoJudge 2504.20039): which of the draft's tokens may stand though rejected.
 
-Each run is one piece of work, saved when it is done, so a killed training resumes and ends with the same judge.
+The target serves recorded agent runs anew, a token at which the draft disagrees is put in, the run goes on from there,
+and the label says whether its outcome changed. Each run is one piece of work, saved when it is done, so a killed
+training resumes and ends with the same judge.
 """
 
 from __future__ import annotations
@@ -10,40 +12,143 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from precedent.config import SpeculationConfig, check_fields
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, ModelLoadError, PromptError
 from precedent.planning.costs import CostCurve
+from precedent.sampling.probabilities import largest_id
 from precedent.target import TargetModel
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.model import target_of
 from precedent.text.traces import Trajectory
-from precedent_drafts.files import save_json
+from precedent.tree import ROOT, CandidateTree, TreeBuilder, chain
+from precedent_drafts.trained import save_json
 from precedent_drafts.training.training import PLAN_FILE, check_same, read_plan
-from precedent_research.judge import HIDDEN, OF_ROWS, TrainedJudge, check_features, widths_of
-from precedent_research.judge_training.fitting import (
+from precedent_research.fitting import (
     CrossValidated,
     Examples,
     Numbers,
+    area_under_curve,
     cross_validated,
     fit,
+    folded,
+    interval_of_area,
+    probabilities_of,
     threshold_of,
 )
-from precedent_research.judge_training.mismatches import Mismatch, MismatchFinder
-from precedent_research.judge_training.outcomes import Outcome
-from precedent_research.judge_training.reruns import RerunEngine, Turn
+from precedent_research.judge import HIDDEN, OF_ROWS, Rejected, TrainedJudge, check_features, features_of, widths_of
+from precedent_research.reruns import Outcome, Replaced, RerunEngine, TokenIds, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# Mismatches: the places in an answer at which the draft model's likeliest token is not the target's
+
+TOKENS_AT_ONCE = 128
+"""Tokens of an answer that are scored together; a row of each is as long as the vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """At `place` of the answer of turn number `turn` the draft says `token`; `features` are those of both rows."""
+
+    turn: int
+    place: int
+    token: int
+    features: tuple[float, ...]
+
+    def replaced(self, turns: Sequence[Turn]) -> Replaced:
+        """The run with the draft's token in the place of the target's."""
+        prompt, answer = turns[self.turn].prompt_ids, turns[self.turn].answer_ids
+        return Replaced(prompt, (*answer[: self.place], self.token))
+
+
+class MismatchFinder:
+    """Reads answers with both models; the keys and values of what successive prompts share are computed once.
+
+    Both models must be free: no engine may run on them meanwhile. A target whose hidden states are among the features
+    must keep them. Rows are cut after `num_tokens`.
+    """
+
+    def __init__(self, target: TargetModel, draft: TargetModel, num_tokens: int, features: Sequence[str]) -> None:
+        self._target, self._draft = (_Reader(model, num_tokens) for model in (target, draft))
+        self._features, self._reads_hidden = features, HIDDEN in features
+
+    def of_run(self, turns: Sequence[Turn]) -> list[Mismatch]:
+        """All mismatches of a run, in order."""
+        return [each for number, turn in enumerate(turns) for each in self._of_turn(number, turn)]
+
+    def _of_turn(self, number: int, turn: Turn) -> Iterator[Mismatch]:
+        for reader in (self._target, self._draft):
+            reader.begin(turn.prompt_ids)
+        for start in range(0, len(turn.answer_ids), TOKENS_AT_ONCE):
+            piece = turn.answer_ids[start : start + TOKENS_AT_ONCE]
+            for place, token, features in self._of_piece(piece):
+                yield Mismatch(number, start + place, token, features)
+
+    def _of_piece(self, piece: TokenIds) -> list[tuple[int, int, tuple[float, ...]]]:
+        """Place, draft's token and features of each mismatch in a piece of an answer; both models move on behind it."""
+        drafted = self._draft.rows(chain(piece[:-1]))
+        others = [largest_id(row) for row in drafted]
+        places = [place for place, (token, said) in enumerate(zip(others, piece, strict=True)) if token != said]
+        leaves = [(place, others[place]) for place in places] if self._reads_hidden else []
+        tree = _with_leaves(piece[:-1], leaves)
+        rows = self._target.rows(tree)
+        found = []
+        for leaf, place in enumerate(places, start=len(piece) - 1):
+            hidden = self._target.hidden(leaf) if self._reads_hidden else None
+            seen = Rejected(others[place], rows[place], drafted[place], hidden)
+            found.append((place, others[place], tuple(features_of(seen, self._features))))
+        for reader, read in ((self._draft, chain(piece[:-1])), (self._target, tree)):
+            reader.commit(read, piece)
+        return found
+
+
+def _with_leaves(token_ids: TokenIds, leaves: Sequence[tuple[int, int]]) -> CandidateTree:
+    """A chain of tokens, then a leaf with another token at each of the places."""
+    builder = TreeBuilder.reopened(chain(token_ids))
+    for place, token in leaves:
+        builder.add_fixed(place - 1 if place else ROOT, token, "draft")
+    return builder.build()
+
+
+class _Reader:
+    """Reads answers with one model."""
+
+    def __init__(self, model: TargetModel, num_tokens: int) -> None:
+        self._model, self._slot, self._num_tokens = model, model.new_slot(), num_tokens
+
+    def begin(self, prompt_ids: TokenIds) -> None:
+        """Go behind a prompt."""
+        self._model.prefill(self._slot, prompt_ids)
+
+    @torch.inference_mode()
+    def rows(self, tree: CandidateTree) -> Tensor:
+        """The logits before the tree and after each of its nodes, `[num_nodes + 1, num_tokens]`."""
+        return self._model.score([(self._slot, tree)])[0][:, : self._num_tokens]
+
+    def hidden(self, node: int) -> Tensor:
+        """The hidden state of a node of the tree just scored, `[hidden_size]`."""
+        kept, row = self._model.runner.hidden, len(self._slot.token_ids) + 1 + node
+        assert kept is not None
+        return kept.of(self._slot.kv, row, row + 1)[0]
+
+    def commit(self, tree: CandidateTree, piece: TokenIds) -> None:
+        """Keep the first nodes of the tree just scored, which are all but the last token of the piece."""
+        self._model.commit(self._slot, tree, range(len(piece) - 1), piece[-1])
+
+
+# Training
 
 WORK_FOLDER, LABELS_FOLDER = "training", "labels"
 """Folders inside the judge's folder: the first is renamed to the second at the end."""
@@ -94,16 +199,6 @@ class Labelled:
     mismatch: Mismatch
     changed: bool
 
-    def with_features(self, names: Sequence[str], wanted: Sequence[str]) -> Labelled:
-        """The same label with some of the features that are there."""
-        values = iter(self.mismatch.features)
-        of_name = {
-            name: tuple(islice(values, width))
-            for name, width in zip(names, widths_of(names, len(self.mismatch.features)), strict=True)
-        }
-        features = tuple(value for name in wanted for value in of_name[name])
-        return Labelled(dataclasses.replace(self.mismatch, features=features), self.changed)
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -118,10 +213,6 @@ class Piece:
     mismatches: int
     seconds: float
     labels: tuple[Labelled, ...]
-
-    def with_features(self, names: Sequence[str], wanted: Sequence[str]) -> Piece:
-        """The same labels with some of the features that are there."""
-        return dataclasses.replace(self, labels=tuple(each.with_features(names, wanted) for each in self.labels))
 
     def save(self, path: Path) -> None:
         """Write the piece atomically."""
@@ -200,6 +291,7 @@ class JudgeTraining:
         self._runs, self._agent, self._recipe = runs, agent, recipe
         self._work, self._out, self._tasks = out / WORK_FOLDER, out, tasks
         self._labels, self._announce, self._progress = labels, announce, progress
+        self._labelled: Sequence[str] = recipe.features  # the features that the labels have
 
     def run(self) -> TrainedOn:
         """Label what is not labelled yet, learn, and save the judge."""
@@ -219,28 +311,27 @@ class JudgeTraining:
         found = read_plan(self._work)
         if found is not None:
             check_same(found["asked"], asked)
+            self._labelled = found["plan"]["features"]
             return
         if self._labels is not None:
             self._adopt(self._labels, asked)
-        save_json(self._work / PLAN_FILE, {"asked": asked, "plan": {}})
+        save_json(self._work / PLAN_FILE, {"asked": asked, "plan": {"features": self._labelled}})
 
     # Labels
 
     def _adopt(self, labels: Path, asked: Mapping[str, Any]) -> None:
-        """Take over an earlier training's labels, without the features that are not wanted."""
+        """Take over an earlier training's labels."""
         found = read_plan(labels)
         if found is None:
             raise ConfigError(f"there are no labels in {labels}: give the folder {LABELS_FOLDER} of an earlier judge")
         anew = "leave --labels out to label anew"
         check_same(found["asked"], {name: value for name, value in asked.items() if name not in OF_LEARNING}, anew)
-        there, wanted = found["asked"]["features"], self._recipe.features
-        lacking = [name for name in wanted if name not in there]
+        self._labelled = found["plan"]["features"]
+        lacking = [name for name in self._recipe.features if name not in self._labelled]
         if lacking:
             raise ConfigError(f"the labels lack the features {', '.join(lacking)}: {anew}")
-        self._work.mkdir(parents=True, exist_ok=True)
         for path in self._paths:
-            piece = Piece.load(labels / path.name)
-            piece.with_features(there, wanted).save(path)
+            Piece.load(labels / path.name).save(path)
 
     @property
     def _paths(self) -> list[Path]:
@@ -273,6 +364,8 @@ class JudgeTraining:
 
     def _learned(self, pieces: tuple[Piece, ...]) -> TrainedOn:
         examples = _examples(pieces, self._tasks)
+        columns = columns_of(self._labelled, examples.features.shape[1])
+        examples = examples.columns([column for name in self._recipe.features for column in columns[name]])
         order = np.random.default_rng(self._recipe.seed).permutation(len(self._tasks))
         kept_out = order[: max(1, round(self._recipe.held_out * len(order)))]
         held_out = np.isin(examples.tasks, kept_out)
@@ -281,7 +374,7 @@ class JudgeTraining:
         crossed = cross_validated(learned, self._recipe.strength)
         fitted = fit(learned, crossed.strength)
         never = TrainedJudge(
-            self._recipe.features, *fitted.folded(), 0.0,
+            self._recipe.features, *folded(fitted), 0.0,
             name_of(self._target), name_of(self._draft), self._agent.name,
         )  # fmt: skip
         judge = never.at(threshold_of(_for_threshold(never, crossed, learned), learned.labels, self._recipe.keep))
@@ -359,6 +452,13 @@ def _for_threshold(judge: TrainedJudge, crossed: CrossValidated, learned: Exampl
     return np.array([judge.probability(values) for values in learned.features.tolist()])
 
 
+def columns_of(names: Sequence[str], num_values: int) -> dict[str, list[int]]:
+    """The columns of each feature among so many numbers."""
+    widths = widths_of(names, num_values)
+    ends = np.cumsum(widths).tolist()
+    return {name: list(range(end - width, end)) for name, end, width in zip(names, ends, widths, strict=True)}
+
+
 def _examples(pieces: Sequence[Piece], tasks: Sequence[str]) -> Examples:
     labels = [(each, tasks.index(piece.task)) for piece in pieces for each in piece.labels]
     if not labels:
@@ -371,3 +471,66 @@ def _examples(pieces: Sequence[Piece], tasks: Sequence[str]) -> Examples:
         np.array([each.changed for each, _ in labels], dtype=np.int64),
         np.array([task for _, task in labels], dtype=np.int64),
     )
+
+
+# The report
+
+ALL, ROWS = "all", "all of rows"
+
+
+def report_of(trained: TrainedOn, recipe: JudgeRecipe) -> dict[str, Any]:
+    """The report, ready for JSON. An outcome is `changed` or not; `areas` says how well features tell which."""
+    judge, pieces = trained.judge, trained.pieces
+    return {
+        "target": judge.target, "draft": judge.draft, "outcome": judge.outcome,
+        "runs": len(pieces),
+        "failed_runs": sum(piece.failed for piece in pieces),
+        "tokens": sum(piece.tokens for piece in pieces),
+        "mismatches": sum(piece.mismatches for piece in pieces),
+        "labelling_seconds": round(sum(piece.seconds for piece in pieces), 1),
+        "learned": _counts(trained.learned),
+        "held_out": {**_counts(trained.held_out), **let_through(trained)},
+        "threshold": judge.threshold,
+        "strength": trained.strength,
+        "areas": [{"features": name, **_areas(trained, columns, recipe)} for name, columns in _groups(trained)],
+        "recipe": asdict(recipe),
+    }  # fmt: skip
+
+
+def _counts(examples: Examples) -> dict[str, int]:
+    return {
+        "tasks": len(set(examples.tasks.tolist())),
+        "labels": len(examples.labels),
+        "changed": int(examples.labels.sum()),
+    }
+
+
+def let_through(trained: TrainedOn) -> dict[str, list[int]]:
+    """How many of the held-out mismatches that leave the outcome as it is the judge overrules, and of the others."""
+    examples, judge = trained.held_out, trained.judge
+    overruled = np.array([judge.probability(values) < judge.threshold for values in examples.features.tolist()])
+    kinds = {"overruled_unchanged": examples.labels == 0, "overruled_changed": examples.labels == 1}
+    return {name: [int((overruled & kind).sum()), int(kind.sum())] for name, kind in kinds.items()}
+
+
+def _groups(trained: TrainedOn) -> Iterator[tuple[str, list[int]]]:
+    """Features to compare, by name, and their columns: all, all of rows, and each alone."""
+    names, count = trained.judge.features, len(trained.judge.weights)
+    columns = columns_of(names, count)
+    if len(names) > 1:
+        yield ALL, list(range(count))
+    if HIDDEN in names and len(names) > 2:
+        yield ROWS, [column for name in names if name != HIDDEN for column in columns[name]]
+    yield from columns.items()
+
+
+def _areas(trained: TrainedOn, columns: Sequence[int], recipe: JudgeRecipe) -> dict[str, Any]:
+    learned, held_out = (each.columns(columns) for each in (trained.learned, trained.held_out))
+    crossed = cross_validated(learned, recipe.strength)
+    unseen = probabilities_of(fit(learned, crossed.strength), held_out.features)
+    return {
+        "area": area_under_curve(unseen, held_out.labels),
+        "interval": list(interval_of_area(unseen, held_out, recipe.seed)),
+        "cross_validated": crossed.area,
+        "strength": crossed.strength,
+    }

@@ -9,7 +9,8 @@ from time import perf_counter
 
 from precedent.decoding.sequence import DecodingSequence, Emission
 from precedent.drafters import Drafter
-from precedent.drafters.together import Session, begin_all, end_all
+from precedent.drafters.base import Session
+from precedent.drafters.sessions import begin_all, end_all
 from precedent.engine.generation import Generation, GenerationResult
 from precedent.runtime.fence import Fences
 from precedent.sampling.logprobs import TokenLogprob

@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GroupKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
-from precedent.errors import ConfigError, UnsupportedError
+from precedent.errors import ConfigError
 
 STRENGTHS = (1.0, 0.1, 0.01, 0.001, 0.0001)
 MOST_FOLDS = 5
@@ -48,49 +52,28 @@ class Examples:
                 )
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """A logistic regression: `probability = logistic(intercept + weights . (features - means) / scales)`."""
+def fit(examples: Examples, strength: float) -> Any:
+    """A logistic regression on standardised features, with an L2 penalty of 1 / `strength`."""
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=10_000, tol=1e-8))
+    return model.fit(examples.features, examples.labels)
 
-    means: tuple[float, ...]
-    scales: tuple[float, ...]
-    weights: tuple[float, ...]
-    intercept: float
 
-    def folded(self) -> tuple[tuple[float, ...], float]:
-        """Weights and intercept for features as they are, to `DIGITS` digits."""
-        scaled = np.array(self.weights) / np.array(self.scales)
-        intercept = self.intercept - float(scaled @ np.array(self.means))
-        return tuple(_rounded(weight) for weight in scaled.tolist()), _rounded(intercept)
+def probabilities_of(fitted: Any, features: Numbers) -> Numbers:
+    """The probability of each row that the outcome changes, `[n]`."""
+    found: Numbers = fitted.predict_proba(features)[:, 1]
+    return found
 
-    def probabilities(self, features: Numbers) -> Numbers:
-        """The probability of each row that the outcome changes, `[n]`."""
-        scores = (features - np.array(self.means)) / np.array(self.scales) @ np.array(self.weights) + self.intercept
-        found: Numbers = 1.0 / (1.0 + np.exp(-scores))
-        return found
+
+def folded(fitted: Any) -> tuple[tuple[float, ...], float]:
+    """Weights and intercept for features as they are, to `DIGITS` digits."""
+    scaler, regression = fitted[0], fitted[1]
+    scaled = regression.coef_[0] / scaler.scale_
+    intercept = float(regression.intercept_[0] - scaled @ scaler.mean_)
+    return tuple(_rounded(weight) for weight in scaled.tolist()), _rounded(intercept)
 
 
 def _rounded(number: float) -> float:
     return float(f"{number:.{DIGITS}g}")
-
-
-def fit(examples: Examples, strength: float) -> Fitted:
-    """Fit by scikit-learn, with an L2 penalty of 1 / `strength`. Raises UnsupportedError where it is not installed."""
-    means, scales = examples.features.mean(0), examples.features.std(0)
-    scales[scales == 0.0] = 1.0
-    model = _sklearn("linear_model").LogisticRegression(C=strength, max_iter=10_000, tol=1e-8)
-    model.fit((examples.features - means) / scales, examples.labels)
-    weights: list[float] = model.coef_[0].tolist()
-    return Fitted(tuple(means.tolist()), tuple(scales.tolist()), tuple(weights), float(model.intercept_[0]))
-
-
-def _sklearn(module: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(f"sklearn.{module}")
-    except ImportError as error:
-        raise UnsupportedError("training a judge needs scikit-learn: pip install 'precedent-llm[research]'") from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +93,7 @@ def cross_validated(examples: Examples, strength: float | None) -> CrossValidate
 
 def _cross_validated(examples: Examples, strength: float) -> CrossValidated:
     """Areas are averaged over folds: the intercepts of different fits make their probabilities incomparable."""
-    folds = _sklearn("model_selection").GroupKFold(min(MOST_FOLDS, len(set(examples.tasks.tolist()))))
+    folds = GroupKFold(min(MOST_FOLDS, len(set(examples.tasks.tolist()))))
     found, areas = np.empty(len(examples.labels)), []
     for learned, left in folds.split(examples.features, examples.labels, examples.tasks):
         found[left] = _constant_or_fit(examples.where(learned), strength, examples.features[left])
@@ -122,7 +105,7 @@ def _cross_validated(examples: Examples, strength: float) -> CrossValidated:
 def _constant_or_fit(known: Examples, strength: float, features: Numbers) -> Numbers:
     if len(set(known.labels.tolist())) == 1:  # a fold may leave one kind of label only
         return np.full(len(features), float(known.labels[0]))
-    return fit(known, strength).probabilities(features)
+    return probabilities_of(fit(known, strength), features)
 
 
 def threshold_of(probabilities: Numbers, labels: NDArray[np.int64], keep: float) -> float:
@@ -140,11 +123,10 @@ def area_under_curve(scores: Numbers, labels: NDArray[np.int64]) -> float:
 
     NaN unless both kinds occur.
     """
-    changing, others = scores[labels == 1], scores[labels == 0]
+    changing, others = scores[labels == 1], np.sort(scores[labels == 0])
     if not len(changing) or not len(others):
         return math.nan
-    below = np.searchsorted(np.sort(others), changing, "left").sum()
-    not_above = np.searchsorted(np.sort(others), changing, "right").sum()
+    below, not_above = (np.searchsorted(others, changing, side).sum() for side in ("left", "right"))
     return float((below + not_above) / 2.0 / (len(changing) * len(others)))
 
 
