@@ -57,6 +57,13 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"stream_options": {"include_source": True}}, "stream_options", ""),
     *((CHAT, {"best_of": number}, "best_of", "") for number in (2, True)),
     (CHAT, {"min_tokens": 5}, "min_tokens", ""),
+    (
+        CHAT,
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": "x" * 1001}}}},
+        "response_format",
+        "a pattern is longer",
+    ),
+    (CHAT, {"messages": [{"role": "user", "content": "x"}] * 16_385}, "messages", "16,385 messages"),
     (CHAT, {"verbosity": "low"}, "verbosity", "max_completion_tokens"),
     (CHAT, {"ignore_eos": True}, "ignore_eos", ""),
     (TEXTS, {"best_of": 2}, "best_of", "ask for n"),
