@@ -49,7 +49,7 @@ def answer(engine: Engine, tenant: str) -> None:
 
 def words_held(engine: Engine) -> dict[str, int]:
     """Tokens of each tenant in recall's memory."""
-    memories = engine._drafters["recall"]._memories._memories  # type: ignore[attr-defined]
+    memories = engine._drafters["recall"]._memories._current  # type: ignore[attr-defined]
     return {tenant: memory.index.num_tokens for tenant, memory in memories.items()}
 
 

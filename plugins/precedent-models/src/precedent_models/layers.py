@@ -89,7 +89,7 @@ class HybridLayers(LayerState):
         # most hybrids go through transformers' attention interface without declaring it; a layer with an indexer turns
         # what it chose into a mask only for attention that it knows
         self.packs = not indexed
-        self.why_irregular = "the states of its recurrent layers follow the tree, whose shape differs from step to step"
+        self.why_irregular = "the sums of its recurrent layers depend on the tree around a row"
         if indexed:
             self.why_irregular = f"the indexers of its {', '.join(indexed)} layers choose other keys at every step"
         self._by_place = BLOCK_SPARSE in (getattr(config, "layer_types", None) or ())
