@@ -66,20 +66,20 @@ def called(message: AIMessage) -> list[tuple[str, dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("choice", "names"),
     [
-        *((choice, {"look_up", "refund"}) for choice in ("any", "required", True, {"type": "any"})),
-        ("refund", {"refund"}),
-        ({"type": "function", "function": {"name": "refund"}}, {"refund"}),
-        ({"type": "tool", "name": "refund"}, {"refund"}),
+        *((choice, ["look_up", "refund"]) for choice in ("any", "required", True, {"type": "any"})),
+        ("refund", ["refund"]),
+        ({"type": "function", "function": {"name": "refund"}}, ["refund"]),
+        ({"type": "tool", "name": "refund"}, ["refund"]),
     ],
     ids=str,
 )
-def test_a_call_of_some_or_of_one_tool_can_be_forced(choice: Any, names: set[str]) -> None:
+def test_a_call_of_some_or_of_one_tool_can_be_forced(choice: Any, names: list[str]) -> None:
     """And only one call of that one, whatever the model would have gone on with."""
     for text in (TEXT, call("look_up", number="17"), call("refund", number="17", percent=100)):
         message = reluctant(f"{text}\n{text}").bind_tools([look_up, refund], tool_choice=choice).invoke("hi")
         assert message.content == ""
         found = called(message)
-        assert {name for name, _ in found} <= names
+        assert {name for name, _ in found} <= set(names)
         assert len(found) == 1 or len(names) == 2
 
 
