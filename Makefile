@@ -56,7 +56,7 @@ test: $(VENV)/dev.stamp  ## the fast tests (TEST_ARGS="-m slow" for the slow one
 
 test-exhaustive: $(VENV)/dev.stamp  ## the fast tests and the long enumerations (half an hour and more)
 	@$(BIN)/python -m pytest $(IN_TWO)
-	@$(BIN)/python -m pytest $(IN_TWO) -m exhaustive tests
+	@$(BIN)/python -m pytest $(IN_TWO) -m exhaustive
 
 test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a server under fire; a cache under kill -9, full disks and hostile input (an hour)
 	@$(BIN)/python -m pytest -m stress tests/decoding/test_stress.py

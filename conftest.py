@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+from collections import Counter
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,6 +38,19 @@ pytest.register_assert_rewrite("helpers")  # what fails there says as much as in
 
 settings.register_profile("deterministic", deadline=None, derandomize=True, database=None)
 settings.load_profile("deterministic")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One case in `step` of a test marked `sampled(step)` runs each time, the others with the exhaustive tests."""
+    cases = Counter[str]()
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker is not None:
+            name = item.nodeid.partition("[")[0]
+            if cases[name] % marker.args[0]:
+                item.add_marker("exhaustive")
+            cases[name] += 1
 
 
 def pytest_collection_finish() -> None:

@@ -86,6 +86,7 @@ PENALTIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("penalties", [{}, *PENALTIES], ids=str)
+@pytest.mark.sampled(2)
 def test_greedy_output_equals_plain_decoding_token_for_token(
     target: TargetModel, twin: DraftModelDrafter, penalties: dict[str, Any]
 ) -> None:
@@ -196,6 +197,7 @@ def distribution_of_strings(
     ids=["temperature 1", "temperature, top-k and penalty", "frequency and presence", "bias"],
 )
 @pytest.mark.parametrize("vocab_size", [3, 5], ids=["", "a head wider than the tokenizer"])
+@pytest.mark.sampled(3)
 def test_the_distribution_of_whole_answers_through_the_loop_is_exact(
     mode: str, sampling: SamplingParams, vocab_size: int
 ) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from helpers.small_engines import load_by
-from helpers.some import some
 
 from precedent.config import EngineLimits, SpeculationConfig
 from precedent.engine.engine import Engine
@@ -100,7 +99,7 @@ def as_fields(options: dict[str, Any]) -> dict[str, Any]:
 
 WAYS = [
     *((loaded, name) for name in NAMES),
-    *some([(from_chat_model, name) for name in NAMES if name not in NOT_OF_CHAT_MODELS], 4),
+    *((from_chat_model, name) for name in [name for name in NAMES if name not in NOT_OF_CHAT_MODELS][::4]),
 ]
 
 

@@ -17,7 +17,6 @@ import torch
 from helpers.enumeration import RngOfAStep
 from helpers.random_trees import toy_model
 from helpers.small_engines import PLAIN
-from helpers.some import some
 from helpers.stepping import AllCandidates, run, start
 from helpers.tabled_model import TabledModel
 from torch import Tensor
@@ -265,7 +264,8 @@ DRAFTERS: dict[str, Callable[[], Faulty]] = {
 }
 
 
-@pytest.mark.parametrize("name", some(DRAFTERS, 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_a_drafter_that_fails_changes_no_answer(trial: Trial, name: str) -> None:
     engine = trial.engine()
     engine.add_drafter(DRAFTERS[name]())
@@ -309,7 +309,8 @@ CURVES: dict[str, Callable[[], Curve]] = {
 }
 
 
-@pytest.mark.parametrize("name", some(CURVES, 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", CURVES)
 def test_a_cost_curve_that_fails_changes_no_answer(trial: Trial, name: str) -> None:
     engine = trial.engine(cost=CURVES[name](), draft_model="first-layers:1")
     trial.check(engine, "prompt", "draft-model")
@@ -333,7 +334,8 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", some(PLANS, 2))
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", PLANS)
 def test_a_planner_that_fails_changes_no_answer(trial: Trial, name: str) -> None:
     engine = trial.engine(draft_model="first-layers:1")
     for call, replaced in PLANS[name].items():
@@ -365,7 +367,8 @@ EMBEDDINGS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", some(["hangs", *EMBEDDINGS], 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", ["hangs", *EMBEDDINGS])
 def test_an_embedder_that_fails_changes_no_answer(trial: Trial, name: str) -> None:
     """One that hangs takes both threads of the engine; what is stored and searched behind them has a deadline."""
     engine = trial.engine(cache=trial.cache)
@@ -410,7 +413,8 @@ KEPT: dict[str, Any] = {
 KEPT_CALLS = [(kind, call) for kind in KEPT for call in ("read", "write", "holds", "discard", "generation")]
 
 
-@pytest.mark.parametrize(("kind", "call"), some([("hangs", "write"), *KEPT_CALLS], 5))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("kind", "call"), [("hangs", "write"), *KEPT_CALLS])
 def test_kept_prefixes_that_fail_change_no_answer(trial: Trial, kind: str, call: str) -> None:
     setattr(trial.cache.prefixes, call, KEPT.get(kind, trial.hangs))
     engine = trial.engine(cache=trial.cache, keep_prefixes=True)
@@ -482,7 +486,8 @@ LOADS: dict[str, dict[str, Callable[[], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", some(LOADS, 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", LOADS)
 def test_a_machine_load_that_fails_changes_no_answer(trial: Trial, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     engine = trial.engine()
@@ -531,14 +536,14 @@ def test_an_engine_lives_through_a_thousand_faults(trial: Trial) -> None:
     setattr(trial.cache, "recall", raises)  # noqa: B010
     settings = {"speculation": SpeculationConfig(drafters=("recall", *names)), "query": "order", "write_back": raises}
 
-    def some(number: int) -> None:
+    def several(number: int) -> None:
         running = [engine.submit(PROMPT, asked, **settings) for _ in range(number)]
         assert all(each.result().token_ids == plain for each in running)
 
-    some(20)
+    several(20)
     gc.collect()
     threads, objects = threading.active_count(), len(gc.get_objects())
-    some(200)
+    several(200)
     gc.collect()
     assert sum(engine.metrics().faults.values()) >= 1000
     assert threading.active_count() <= threads

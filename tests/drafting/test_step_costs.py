@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.some import some
 
 from precedent.drafters.base import Candidates
 from precedent.planning.calibration import Trust
@@ -153,6 +152,7 @@ def test_noise_on_steps_of_one_width_leaves_the_curve_as_it_was(width: int, spre
 
 @pytest.mark.parametrize("spread", [0.15, 0.3])
 @pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.sampled(3)
 def test_under_noise_the_chosen_widths_are_within_a_tenth_of_the_best(curve: Curve, spread: float) -> None:
     """Averaged over kinds of traffic and over runs, since one run's belief is itself random."""
     ratios = []
@@ -164,7 +164,8 @@ def test_under_noise_the_chosen_widths_are_within_a_tenth_of_the_best(curve: Cur
     assert sum(ratios) / len(ratios) < 1.1
 
 
-@pytest.mark.parametrize(("name", "curve"), some(product(DISTURBANCES, [memory_bound, costly, dipping]), 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("name", "curve"), list(product(DISTURBANCES, [memory_bound, costly, dipping])))
 def test_after_a_disturbance_clean_steps_restore_the_best_widths(name: str, curve: Curve) -> None:
     machine = Machine(curve, CHANCES, seed=1)
     for _ in range(10):
@@ -174,15 +175,15 @@ def test_after_a_disturbance_clean_steps_restore_the_best_widths(name: str, curv
     assert machine.run(300, clean) < 1.1
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("chances", "curve", "slow"),
-    some(
+    list(
         product(
             [(0.6,), (0.9,), CHANCES],
             [memory_bound, costly, dipping],
             [{1}, {4}, {8, 16}, {16, 32}, {1, 4, 8, 16}, {1, 4, 8, 16, 32}],
-        ),
-        5,
+        )
     ),
 )
 def test_a_start_under_five_fold_load_is_put_right(chances: tuple[float, ...], curve: Curve, slow: set[int]) -> None:
@@ -193,7 +194,8 @@ def test_a_start_under_five_fold_load_is_put_right(chances: tuple[float, ...], c
     assert machine.run(300, clean) < 1.1
 
 
-@pytest.mark.parametrize(("pattern", "name"), some(product(PATTERNS, DISTURBANCES), 5))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("pattern", "name"), list(product(PATTERNS, DISTURBANCES)))
 def test_whatever_the_widths_and_the_times_every_value_stays_in_bounds(pattern: str, name: str) -> None:
     costs, rng = StepCosts(), random.Random(3)
     costs.begin({width: memory_bound(width) for width in START_UP_WIDTHS}, threads=2)

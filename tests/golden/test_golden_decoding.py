@@ -30,6 +30,9 @@ WINDOW = {"sliding_window": 16}
 EVERY_OTHER = {**WINDOW, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 12}
 
+SLOW = ("attention-sinks", "hybrid-delta-rule", "hybrid-mamba")
+"""Those that take ten seconds each; they run with the exhaustive tests."""
+
 TARGETS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: tiny_causal_lm("llama", seed=21),
     "sliding-window": lambda: tiny_causal_lm("mistral", seed=2, **WINDOW),
@@ -176,7 +179,9 @@ class Recording:
         }
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.exhaustive) if name in SLOW else name for name in TARGETS]
+)
 def test_what_is_decoded_and_drafted_is_as_recorded(name: str, golden: Callable[[str, Any], None]) -> None:
     with engine_of(TARGETS[name]()) as engine:
         recordings = {mode: Recording(engine, mode) for mode in SAMPLINGS}

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.some import some
 
 from precedent.runtime.recomputable import MANIFEST, computed_folder, sealed, unsealed
 from precedent.target.load.loading import load_target
@@ -95,15 +94,13 @@ def test_compiled_kernels_are_kept(kernels: Path, next_process: Callable[[], str
     assert {file: file.stat().st_mtime_ns for file in files(kernels)} == kept, "nothing was compiled anew"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("ending", "name"),
-    some(
-        [
-            *[("nbi", name) for name in ("empty", "half", "zeros", "a bit at 0.5")],
-            *[("nbc", name) for name in ("empty", "half", "all but a byte", "zeros", "a bit at 0.0", "a bit at 0.5")],
-        ],
-        3,
-    ),
+    [
+        *[("nbi", name) for name in ("empty", "half", "zeros", "a bit at 0.5")],
+        *[("nbc", name) for name in ("empty", "half", "all but a byte", "zeros", "a bit at 0.0", "a bit at 0.5")],
+    ],
 )
 def test_damaged_kernels_are_compiled_again(
     kernels: Path, next_process: Callable[[], str], name: str, ending: str
@@ -175,7 +172,8 @@ def answers(file: Path) -> tuple[torch.Tensor, list[int]]:
         return model(torch.tensor([[5, 7, 11]])).logits, tokenizer("order 66").input_ids
 
 
-@pytest.mark.parametrize("name", some(["half", "empty", "a bit at 0.5", "zeros", "a bit at 0.99"], 2))
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", ["half", "empty", "a bit at 0.5", "zeros", "a bit at 0.99"])
 def test_a_damaged_conversion_is_made_again(
     name: str, model_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -28,7 +28,7 @@ from precedent_testing.embedders import HashEmbedder
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 GREEDY, SEEDED = SamplingParams(max_tokens=40), SamplingParams(max_tokens=40, temperature=0.8, seed=5)
-WAYS = [pytest.param(None, id="rows", marks=by_rows), pytest.param(True, id="one size")]
+WAYS = [pytest.param(None, id="rows", marks=by_rows), pytest.param(True, id="one size", marks=pytest.mark.exhaustive)]
 
 
 @lru_cache

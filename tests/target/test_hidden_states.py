@@ -95,6 +95,7 @@ class Kept:
 
 @EVERY
 @pytest.mark.parametrize("reads", ["normed", "unnormed", "layers"])
+@pytest.mark.sampled(5)
 def test_states_of_prompts_and_accepted_paths(name: str, reads: str) -> None:
     """Pieces of a prompt, trees of several sequences in one forward, and the accepted path of each."""
     kept, choose = Kept(name, reads), random.Random(1)
@@ -111,6 +112,7 @@ def test_states_of_prompts_and_accepted_paths(name: str, reads: str) -> None:
 
 @EVERY
 @pytest.mark.parametrize("reads", ["normed", "layers"])
+@pytest.mark.sampled(3)
 def test_states_follow_rewinds_forks_and_reused_prefixes(name: str, reads: str) -> None:
     """Also what another conversation takes over, and what comes back from copies outside the model."""
     kept = Kept(name, reads)

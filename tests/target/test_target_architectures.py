@@ -39,6 +39,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, architecture: str) -> Non
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.sampled(3)
 def test_a_scored_tree_equals_transformers_own_forward_along_every_path(architecture: str) -> None:
     """At every node the logits are those of an untouched model over prompt and path, without any cache (float64)."""
     untouched = tiny_causal_lm(architecture, **settings_of(architecture))

@@ -27,6 +27,7 @@ def steps(problem: Problem, way: str) -> list[ExactStep]:
 
 @BOTH_WAYS
 @pytest.mark.parametrize("block", range(FIRST, FIRST + COUNT, 10))
+@pytest.mark.sampled(3)
 def test_random_mixed_trees_keep_the_distribution_and_lazy_tests_accept_no_less(block: int, way: str) -> None:
     """Fixed and sampled candidates, duplicates, exclusion, keep_mask, several models, zeros and certainties."""
     for seed in range(block, block + 10):

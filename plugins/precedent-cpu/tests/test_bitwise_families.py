@@ -75,6 +75,7 @@ def same_bits(one: Slot, other: Slot) -> bool:
     return all(torch.equal(*pair) for pair in pairs)
 
 
+@pytest.mark.sampled(2)
 def test_a_prompt_leaves_the_same_bits_however_it_was_computed(target: TargetModel) -> None:
     """At once, in pieces of several sizes, from a copied prefix, and token by token."""
     prompt = tokens(150, seed=1)

@@ -59,7 +59,8 @@ def test_the_compiler_uses_what_is_asked_for_and_no_more(kernels: str, lanes: in
     assert kernels == "avx512" or "zmm" not in found
 
 
-@pytest.mark.parametrize("kernels", ["avx2", pytest.param("avx512", marks=pytest.mark.slow)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kernels", ["avx2", "avx512"])
 def test_products_are_summed_in_order_on_lesser_processors(kernels: str) -> None:
     """The shortest of the tests below that says whether a kernel is right."""
     needs(kernels)

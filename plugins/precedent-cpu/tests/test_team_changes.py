@@ -41,6 +41,7 @@ def decoded(target: TargetModel, team: GivenTeam) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", ["biases, no groups", "qwen3", "gemma", "whole tiles"])
+@pytest.mark.sampled(3)
 def test_rows_do_not_depend_on_the_team(name: str, dtype: torch.dtype) -> None:
     architecture, settings = BY_ROWS[name]
     target = TargetModel(model_by_rows(architecture, dtype, **settings))

@@ -34,6 +34,7 @@ def test_models_that_cannot_run_in_one_size_are_refused_by_name() -> None:
         TargetModel(model(), bitwise=True, cuda_graphs=StaticSettings())
 
 
+@pytest.mark.exhaustive
 def test_who_finds_no_place_in_forwards_of_one_size_is_refused_and_the_next_is_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -62,6 +63,7 @@ def test_who_finds_no_place_in_forwards_of_one_size_is_refused_and_the_next_is_s
         assert [len(one.result().token_ids) for one in running] == [4] * 6
 
 
+@pytest.mark.exhaustive
 def test_an_answer_that_grows_beyond_its_prompts_place_has_one_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two requests that fill the arena together, and a third that waits: nobody moves, nobody fails."""
     go_without_kernels(monkeypatch)

@@ -45,6 +45,7 @@ class TestForwardsOfFixedSize(TargetContract):
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "olmo2", "phi3"])
+@pytest.mark.sampled(2)
 def test_several_requests_and_trees_equal_ordinary_forwards(model_type: str) -> None:
     """Three requests in places for four; all logits, keys and values, over commits of scattered paths."""
     static = static_target(model_type)

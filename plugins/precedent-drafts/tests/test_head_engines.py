@@ -133,6 +133,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.usefixtures("searches_at_once")
 @pytest.mark.parametrize("beside", [(), ("recall", "prompt")])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.sampled(3)
 def test_answers_are_those_of_plain_decoding(
     made: tuple[Head, Engine], beside: tuple[str, ...], sampling: SamplingParams
 ) -> None:
@@ -150,6 +151,7 @@ def test_answers_are_those_of_plain_decoding(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.sampled(3)
 def test_grammars_hold(made: tuple[Head, Engine], temperature: float) -> None:
     """What the grammar forbids is not answered, also where no covered token is left."""
     head, engine = made
@@ -163,6 +165,7 @@ def test_grammars_hold(made: tuple[Head, Engine], temperature: float) -> None:
         assert drafted.token_ids == plain.token_ids
 
 
+@pytest.mark.sampled(3)
 def test_a_cancelled_request_leaves_the_next_one_as_it_was(made: tuple[Head, Engine]) -> None:
     """In the middle of its answer, while another one runs."""
     head, engine = made
@@ -175,6 +178,7 @@ def test_a_cancelled_request_leaves_the_next_one_as_it_was(made: tuple[Head, Eng
 
 
 @pytest.mark.parametrize("name", ["EAGLE-3", "MTP like DeepSeek", "MTP like Qwen", "block"])
+@pytest.mark.sampled(2)
 def test_the_next_turn_and_kept_prefixes_answer_the_same(name: str, tmp_path: Path) -> None:
     """What is read comes back with the keys and values, from idle conversations and from disk."""
     head, prompt, sampling = HEADS[name], [*random_ids(5, 100), *PROMPT], SamplingParams(max_tokens=12)
@@ -197,6 +201,7 @@ def test_the_next_turn_and_kept_prefixes_answer_the_same(name: str, tmp_path: Pa
 
 
 @EACH
+@pytest.mark.sampled(2)
 def test_memory_covers_what_is_read_and_the_heads_own_cache(name: str, tmp_path: Path) -> None:
     """What a request reserves covers what it holds, and no more; one that drafts otherwise reserves nothing for it."""
     head = HEADS[name]

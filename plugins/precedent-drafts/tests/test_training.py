@@ -82,6 +82,7 @@ def untrained(name: str, target: PreTrainedModel, folder: Path) -> PreTrainedMod
 
 
 @EACH
+@pytest.mark.sampled(5)
 def test_training_raises_acceptance(name: str, tmp_path: Path) -> None:
     """Of held-out answers; of a conditioned chain also that of later samples."""
     target = tiny_target()

@@ -146,6 +146,7 @@ def rows_of(target: TargetModel, prompt: tuple[int, ...], length: int) -> dict[t
 
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
 @pytest.mark.parametrize("model_type", ["t5", "bart"])
+@pytest.mark.sampled(4)
 def test_sampled_answers_have_the_models_distribution_exactly(model_type: str, mode: str) -> None:
     """Whole answers of the shipped loop, over every branch: a draft model draws, and memory is right or wrong."""
     target, prompt, found = small(model_type, 1), (1, 2, 0, 1), defaultdict(float)

@@ -40,6 +40,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 @pytest.mark.usefixtures("searches_at_once")
+@pytest.mark.sampled(2)
 def test_every_way_of_drafting_gives_the_plain_answer(engine: Engine) -> None:
     """Recall, prompt lookup and a hybrid as draft model, for concurrent requests of ragged lengths."""
     prompts = [PROMPT, PROMPT[:9], random_ids(1, 70)]
@@ -57,6 +58,7 @@ def test_every_way_of_drafting_gives_the_plain_answer(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "glm_moe_dsa", "jamba", "bamba", "mamba", "lfm2"])
+@pytest.mark.sampled(3)
 def test_the_first_layers_draft(model_type: str) -> None:
     """On states of their own; also where a configuration derives the kinds of its layers from their number."""
     with closing(engine_on(model_type, draft_model="first-layers:1")) as engine:

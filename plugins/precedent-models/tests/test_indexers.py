@@ -90,6 +90,7 @@ def distance_from_decoding(model_type: str) -> float:
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])
+@pytest.mark.sampled(2)
 def test_equal_scores_are_settled_as_plain_decoding_settles_them(
     model_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def bad_draft() -> PearlDrafter:
 
 @pytest.mark.parametrize("read_at_once", [False, True], ids=["", "read at once"])
 @pytest.mark.parametrize("sampling", CHOSEN_TEXTS.values(), ids=CHOSEN_TEXTS)
+@pytest.mark.sampled(3)
 def test_chosen_texts_are_those_of_plain_decoding(
     target: TargetModel, pearl: PearlLoop, sampling: SamplingParams, read_at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
