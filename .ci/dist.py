@@ -2,7 +2,8 @@
 
     python .ci/dist.py dist
 
-Packages find each other in the folder, as they would on an index: the sdist with what it depends on, then all wheels.
+Packages find each other in the folder, as they would on an index: the sdist with what it depends on
+and the scripted model to try it with, then all wheels.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def tried(out: Path, what: str, archives: list[Path], *programs: str) -> None:
 def main(out: Path) -> None:
     """Build and try all."""
     sdist, wheels = build(out)
-    tried(out, sdist.name, [sdist], TRIED)
+    testing = [wheel for wheel in wheels if wheel.name.startswith("precedent_testing-")]
+    tried(out, sdist.name, [sdist, *testing], TRIED)
     tried(out, f"{len(wheels)} wheels", wheels, TRIED, ALL_TRIED)
     print("\n".join(str(path) for path in sorted(out.iterdir())))
 
