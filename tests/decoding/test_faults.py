@@ -35,7 +35,9 @@ from precedent.runtime.fence import Fences
 from precedent.runtime.machine_load import CpuTimes
 from precedent.runtime.team import Team
 from precedent.sampling.rng import Rng
+from precedent.target.support import ModelSupport
 from precedent.tree import ROOT, Sampled, TreeBuilder
+from precedent.verify import Pending
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.replay_rng import enumerate_outcomes
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -307,6 +309,23 @@ CURVES: dict[str, Callable[[], Curve]] = {
     "a huge table": lambda: Curve(beside=answers(np.ones(HUGE))),
     "a list": lambda: Curve(beside=answers([1.0] * 257)),
 }
+
+
+class FaultyAhead(ModelSupport):
+    """Breaks after it has set a verdict that cannot be read."""
+
+    def verify_ahead(self, pending: Sequence[Pending]) -> None:
+        for each in pending[:1]:
+            each.ahead = raises
+        raises()
+
+
+def test_verification_ahead_that_fails_changes_no_answer(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verification itself is not fenced; what a package finds in advance is only faster."""
+    monkeypatch.setattr("precedent.decoding.verification.installed", lambda: (FaultyAhead(),))
+    engine = trial.engine(draft_model="first-layers:1")
+    trial.check(engine, "prompt", "draft-model")
+    assert engine.metrics().faults["verification ahead"] >= 3
 
 
 @pytest.mark.sampled(3)

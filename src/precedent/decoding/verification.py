@@ -18,8 +18,11 @@ from precedent.decoding.sequence import DecodingSequence
 from precedent.runtime.failures import together
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import Slot, Target
-from precedent.target.support import installed
+from precedent.target.support import ModelSupport, installed
 from precedent.verify import Pending, Verdict
+
+AHEAD = "verification ahead"
+"""The name of `ModelSupport.verify_ahead` among the fences."""
 
 Rows = Callable[[Proposal, Tensor, Callable[[int], Tensor] | None], TargetRows]
 """`DecodeLoop.rows`: the rows to verify a scored tree by, given its logits and the hidden state after each node."""
@@ -103,8 +106,7 @@ def verify(forward: Forward, rows: Rows, aids: Aids) -> list[Verified]:
             pending.append((proposal, _pending(proposal, logits, rows, forward.hidden)))
         except Exception as error:
             proposal.sequence.fail(error, "verifying")
-    for package in installed():
-        package.verify_ahead([each for _, each in pending])
+    _verify_ahead([each for _, each in pending], aids)
     if forward.scored and forward.scored[0][1].is_cuda:  # a GPU has only started when `score` returns
         if any(each.ahead is None for _, each in pending):
             torch.cuda.synchronize(forward.scored[0][1].device)
@@ -124,6 +126,19 @@ def verify(forward: Forward, rows: Rows, aids: Aids) -> list[Verified]:
             except Exception as error:
                 proposal.sequence.fail(error, "verifying")
     return verified
+
+
+def _verify_ahead(pending: Sequence[Pending], aids: Aids) -> None:
+    """Let packages find verdicts together; after a fault of one, all are found row by row, which needs none of them."""
+
+    def found(package: ModelSupport) -> bool:
+        package.verify_ahead(pending)
+        return True
+
+    for package in installed():
+        if not aids.fences.of(AHEAD).run(partial(found, package), False):
+            for each in pending:
+                each.ahead = None
 
 
 def _pending(

@@ -24,7 +24,7 @@ from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import KeyedRng, Rng, categorical_rows
 from precedent.sampling.target_rows import TargetRows
 from precedent.tree import ROOT, Candidate, CandidateTree, Sampled
-from precedent.verify import Pending, Verdict, walk
+from precedent.verify import Pending, walk
 from precedent.verify.exact_match import exact_match
 from precedent.verify.walk import NEXT, Weights
 from precedent_cuda.noise import chosen
@@ -72,10 +72,8 @@ def verify_ahead(pending: Sequence[Pending], *, most_at_once: int = MOST_AT_ONCE
 
 
 def _fail(pending: Pending, error: Exception) -> None:
-    def failed() -> Verdict:
-        raise error
-
-    pending.ahead = failed
+    """Leave its verdict to be found row by row."""
+    log.debug("cannot verify a tree of mode %s ahead", pending.mode, exc_info=error)
 
 
 def constrained_together(rows: TargetRows, until: float) -> TargetRows | None:
