@@ -164,20 +164,28 @@ def commonest_chains(index: TokenIndex, recent: Int32s, branches: int, length: i
         return []
     firsts, counts = np.unique(text[found + 1], return_counts=True)
     chosen = firsts[np.argsort(-counts, kind="stable")[:branches]]
-    return [commonest_path(text, found[text[found + 1] == one], length) for one in chosen]
+    return [commonest_path(text, found[text[found + 1] == one], length).tolist() for one in chosen]
 
 
-def commonest_path(tokens: Int32s, found: Int32s, length: int) -> list[int]:
-    """Follow the commonest next token (ties: the lowest) from the positions found, at most `length` times."""
-    path: list[int] = []
+@compiled
+def commonest_path(tokens: Int32s, found: Int32s, length: int) -> Int32s:
+    """Follow the commonest next token (ties: the lowest) from the positions found; `[at most length]`."""
+    path, size, places = np.empty(length, np.int32), 0, found
     for depth in range(1, length + 1):
-        following = tokens[found + depth]
-        values, counts = np.unique(following[following >= 0], return_counts=True)
-        if not values.size:
+        following = tokens[places + depth]
+        going_on = np.sort(following[following >= 0])
+        if going_on.size == 0:
             break
-        path.append(int(values[np.argmax(counts)]))
-        found = found[following == path[-1]]
-    return path
+        commonest, most, begin = going_on[0], 0, 0
+        for at in range(going_on.size + 1):
+            if at == going_on.size or going_on[at] != going_on[begin]:
+                if at - begin > most:
+                    commonest, most = going_on[begin], at - begin
+                begin = at
+        path[size] = commonest
+        size += 1
+        places = places[following == commonest]
+    return path[:size]
 
 
 @compiled
