@@ -44,10 +44,12 @@ class Finisher:
         report, jobs = partial(sequence.generation.finish, result), list[Future[object]]()
         for name, action in sequence.actions.items():
             fence = self._fences.of(name)
+            if not fence.is_on:
+                continue
             job = fence.submit(self._executor, action, result)
             if job is not None:
                 jobs.append(job)
-            else:  # the interpreter is exiting, unless the action is switched off
+            else:  # the interpreter is exiting
                 fence.run(partial(action, result), None)
         self._reporting.append((self._fences.clock() + self._fences.deadline, report, jobs))
         for job in jobs:
