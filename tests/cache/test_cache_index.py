@@ -49,15 +49,6 @@ def test_the_index_equals_brute_force(count, dimension, k):
     assert [hit.completion_id for hit in nearest][: 1 + (count > 1)] == sorted({ids[count // 2], ids[0]}, reverse=True)
 
 
-def test_k_limits_and_an_unknown_partition_is_empty(store):
-    index = SimilarityIndex(store)
-    assert index.search(unit_vector(0), "default", "tok", 5) == []
-    for n in range(5):
-        insert(store, n, unit_vector(n))
-    assert [len(index.search(unit_vector(0), "default", "tok", k)) for k in (0, 1, 3, 5, 9)] == [0, 1, 3, 5, 5]
-    assert index.search(unit_vector(0), "nobody", "tok", 5) == []
-
-
 def test_the_index_follows_what_another_store_object_writes_and_forgets(tmp_path):
     reader, writer = SQLiteStore.open(tmp_path), SQLiteStore.open(tmp_path)
     index = SimilarityIndex(reader)

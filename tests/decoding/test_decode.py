@@ -228,18 +228,3 @@ def test_a_failing_row_fails_its_own_sequence_only(target: TargetModel) -> None:
     assert "every token is masked at output position 0" in str(broken.error)
     assert fine.error is None
     assert fine.output_ids == greedy_by_hand(target, sampling)
-
-
-def test_a_forward_that_fails_teaches_the_planner_no_time() -> None:
-    """It took however long it took to fail, and computed no row."""
-
-    class Ill(TargetModel):
-        def score(self, batch: Sequence) -> list[torch.Tensor]:
-            raise RuntimeError("the target is ill")
-
-    target, planner = Ill(tiny_causal_lm(dtype=torch.float64)), Planner(CostCurve())
-    planner.cost.observe = lambda *observed: pytest.fail(f"learned {observed}")  # type: ignore[method-assign]
-    for count in (1, 2):
-        running = [begun(target, [], SamplingParams()) for _ in range(count)]
-        DecodeLoop(target, planner).step(running)
-        assert all("the target is ill" in str(sequence.error) for sequence in running)

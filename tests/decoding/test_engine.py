@@ -302,27 +302,6 @@ def test_closing_the_engine_cancels_what_is_running() -> None:
     assert running.metrics().num_requests_running == 0
 
 
-def test_many_threads_may_submit_while_the_engine_is_closed() -> None:
-    """Each request is refused or failed; none is forgotten in between."""
-    running, ends = make_engine(), list[str]()
-
-    def ask() -> None:
-        try:
-            while True:
-                running.submit(PROMPT, SHORT, speculation=PLAIN).result()
-        except (RequestCancelled, EngineClosedError) as error:
-            ends.append(type(error).__name__)
-
-    threads = [threading.Thread(target=ask, daemon=True) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    running.submit(PROMPT, SamplingParams(max_tokens=30), speculation=PLAIN).result()
-    running.close()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert len(ends) == len(threads), "somebody still waits on a closed engine"
-
-
 def test_an_engine_may_be_closed_by_its_own_threads() -> None:
     """In `on_result`, which runs on a thread of the engine's, `close` cannot wait for that very thread."""
     model, holder = tiny_causal_lm("llama"), list[Engine]()
@@ -372,6 +351,3 @@ print(next(iter(streams[1])).token_ids[0] >= 0)
     done = run(["-c", script], timeout=120)
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["9", "True"]), done.stderr
     assert "Traceback" not in done.stderr
-
-
-# Threads that have nothing to compute hold no OpenMP workers, which would put those that compute to sleep

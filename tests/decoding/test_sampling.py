@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -24,7 +21,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.config import SamplingParams
 from precedent.errors import ConfigError, GenerationError, PromptError
 from precedent.runtime.plain_values import MOST_DEEP, check_plain
 from precedent.sampling.constraints import RepetitionPenalty, constraints_for
@@ -34,29 +31,6 @@ from precedent.sampling.target_rows import TargetRows
 from precedent.tree import ROOT, chain
 
 # Settings
-
-
-ANYTHING = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.binary()
-    | st.sampled_from(["\ud800", Decimal(1), object(), int, np.float64(0.5), np.nan, b"x", 1 + 2j]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.integers() | st.text(), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-@pytest.mark.parametrize("settings", [SamplingParams, SpeculationConfig, EngineLimits])
-@given(st.data())
-def test_settings_take_a_value_or_refuse_it_with_our_error(settings: Any, data: st.DataObject) -> None:
-    """Anything for any field, and names that there are not."""
-    names = st.sampled_from(settings.__slots__) | st.text()
-    values = data.draw(st.dictionaries(names, ANYTHING, max_size=3))
-    with contextlib.suppress(ConfigError):
-        settings.from_dict(values)
 
 
 def test_texts_and_nesting_are_looked_at_everywhere() -> None:
@@ -170,17 +144,6 @@ def test_rows_that_cannot_be_sampled_say_where(bad: float, message: str) -> None
     for ask in (rows.probs, rows.argmax, rows.coupled):
         with pytest.raises(GenerationError, match=f"(?=.*position 3).*{message}"):
             ask(0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_rows_of_a_tree_are_normalised_together_as_each_of_them_alone(dtype: torch.dtype) -> None:
-    """Every combination of warpers, masked tokens, ties, and temperature 0."""
-    generator = torch.Generator().manual_seed(5)
-    for params in [*GRID, SamplingParams(seed=1)]:
-        logits = (torch.randn(4, 61, generator=generator, dtype=torch.float64) * 3).round(decimals=1).to(dtype)
-        logits[2, 5:20] = -math.inf
-        alone = torch.stack([probs_of(row, params) for row in logits])
-        assert torch.allclose(probs_of(logits, params), alone, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

@@ -14,7 +14,7 @@ from precedent.drafters import Candidates
 from precedent.drafters.matching.context_order import LENGTHS_BELOW_BEST, MAX_MATCH, START
 from precedent.drafters.matching.occurrences import HIT, Occurrences, VoteWeights
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
-from precedent.drafters.matching.vote_tree import MAX_DEPTH, VotePrior, grow, prior_estimate
+from precedent.drafters.matching.vote_tree import VotePrior, grow
 from precedent.tree import ROOT
 
 TOKENS = st.sampled_from([0, 1, 2, 2**31 - 1])
@@ -103,25 +103,6 @@ def test_matches_and_continuations_equal_the_naive_reference(
     assert all(index.tokens(key).tolist() == tokens for key, tokens in kept.items())
 
 
-def test_many_tokens_are_found_while_the_index_grows_and_forgets() -> None:
-    rng, index, kept = np.random.default_rng(5), TokenIndex(), dict[int, list[int]]()
-    for key in range(60):
-        kept[key] = rng.integers(0, 30, rng.integers(0, 60)).tolist()
-        index.append(key, kept[key])
-        if key % 9 == 8:
-            index.forget([key - 4])
-            del kept[key - 4]
-            check_matches(index, kept, [kept[key], kept[key - 1]][key % 2][:6] or [START])
-    assert len(index.order) == sum(map(len, kept.values()))
-
-
-def test_nothing_of_a_forgotten_sequence_stays() -> None:
-    index = indexed([[7, 8, 9], [1, 2]])
-    index.forget([100])
-    assert not np.isin([7, 8, 9], index.text.tokens).any()
-    assert not len(match(index, [7, 8]))
-
-
 def test_no_match_crosses_a_boundary_and_the_start_is_an_anchor() -> None:
     """At step 0 the context is the START mark, which stands before every sequence and nowhere else."""
     index = indexed([[1, 2], [3, 4], [1, 5]])
@@ -200,25 +181,3 @@ def test_the_tree_branches_where_votes_split_and_ends_where_texts_do() -> None:
     assert sorted(found.token_ids) == [1, 2, 3, 4, 5, 6]
     ended, _ = grown([[1, 2, 3], [4]], [1.0, 1.0], 10, end_ids=(2,))
     assert sorted(ended.token_ids) == [1, 2, 4]
-
-
-def test_the_best_row_is_the_heaviest_vote() -> None:
-    found, heaviest = grown([[1, 2], [1, 3], [1, 2]], [1.0, 5.0, 2.0], 10)
-    assert dict(zip(found.token_ids, heaviest, strict=True)) == {1: 1, 3: 1, 2: 2}
-
-
-def test_the_prior_grows_with_votes_and_match_length() -> None:
-    """More agreement and longer matches are believed more, and nothing is certain."""
-    prior = VotePrior(offset=-1.3, odds=0.8, length=0.5, number=0.1, similarity=0.1, sure_from=4.0, doubt=0.1)
-    evidence = [(0.2, 5, 3, 0), (0.8, 5, 3, 0), (0.8, 5, 12, 0), (0.8, 5, 12, 3), (0.8, 5, 12, 4)]
-    estimates = [prior_estimate(prior, *features) for features in evidence]
-    assert estimates == sorted(estimates)
-    assert 0 < estimates[0] < estimates[-1] < 1
-
-
-def test_a_continuation_is_followed_as_deep_as_allowed() -> None:
-    """One long chain, with distinct bins where the evidence differs."""
-    found, _ = grown([list(range(100, 300))] * 40, [1.0] * 40, 1000)
-    assert found.token_ids == list(range(100, 100 + MAX_DEPTH))
-    assert found.parents == [ROOT, *range(MAX_DEPTH - 1)]
-    assert len(set(found.nodes["bin"].tolist())) > 3

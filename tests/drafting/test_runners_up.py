@@ -121,17 +121,6 @@ def test_a_greedy_runner_up_is_the_next_best_token_that_nobody_named() -> None:
     assert builder.runners_up == {2, 3}
 
 
-def test_a_sampled_runner_up_excludes_what_is_there() -> None:
-    builder = draw_tree("traversal", 2, cached=9)
-    tree = builder.build()
-    for node in builder.runners_up:
-        (candidate,) = [each for each in tree.candidates if each.child == node]
-        siblings = [i for i, parent in enumerate(tree.parents) if parent == candidate.parent and i != node]
-        excluded = candidate.distribution.excluded  # type: ignore[union-attr]
-        assert set(excluded) == {tree.token_ids[i] for i in siblings}
-        assert tree.token_ids[node] not in excluded
-
-
 def test_a_text_whose_second_guesses_are_right_needs_half_the_steps() -> None:
     """And it is plain decoding's, to the token: the draft's likeliest token is one that the target never says."""
     target, draft, sampling = tiny(), tiny(), SamplingParams(max_tokens=20)
@@ -178,14 +167,3 @@ def test_rows_must_pay_and_all_together_are_no_more_than_may_be_sampled() -> Non
     assert plan_of(0.7, 0.2, dear_from=16, max_draws=4).runners_up["draft"] <= 2
     assert plan_of(0.7, 0.01, dear_from=2).runners_up.get("draft", 0) == 0
     assert plan_of(0.7, 0.2, dear_from=16, runners_up=False).runners_up.get("draft", 0) == 0
-
-
-def test_what_came_of_second_choices_is_learned_apart() -> None:
-    planner, builder = Planner(CostCurve()), TreeBuilder()
-    first = builder.add_fixed(ROOT, 1, "draft")
-    builder.runners_up.add(builder.add_fixed(ROOT, 2, "draft"))
-    before = [planner.calibration.probability("draft", bin_, 0.5) for bin_ in (1, DEEPEST_DRAW + 1)]
-    planner.observe(Plan(builder, draws={"draft": 1}), builder.build(), (first,))
-    after = [planner.calibration.probability("draft", bin_, 0.5) for bin_ in (1, DEEPEST_DRAW + 1)]
-    assert after[0] > before[0]
-    assert after[1] < before[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from itertools import count, repeat
 
@@ -87,12 +86,6 @@ def filled(template: Template, **values: str) -> ParsedCall:
     return call
 
 
-def test_a_call_without_arguments_is_all_literal() -> None:
-    function = {"type": "function", "function": {"name": "list_documents"}}
-    (template,) = tool_templates([function])
-    assert template.parts == ('<tool_call>\n{"name": "list_documents", "arguments": {}}\n</tool_call>',)
-
-
 def test_every_kind_of_argument_becomes_valid_json() -> None:
     properties = {
         "title": {"type": "string"},
@@ -130,12 +123,6 @@ def test_references_and_nullable_types_are_followed() -> None:
 def test_a_schema_that_leads_nowhere_leaves_the_value_open(schema: object) -> None:
     (template,) = tool_templates([tool("set", {"x": schema}, **{"$defs": {"Loop": {"$ref": "#/$defs/Loop"}}})])
     assert template.holes == (Hole("x", "json"),)
-
-
-def test_names_that_need_escaping_are_escaped() -> None:
-    (template,) = tool_templates([tool('say "hi"', {'a"b': {"type": "number"}})])
-    assert filled(template, **{'a"b': "1"}) == ParsedCall('say "hi"', {'a"b': 1})
-    assert json.loads(template.text.replace("{{", "{").replace("}}", "}").splitlines()[1].replace('{a"b}', "1"))
 
 
 @pytest.mark.parametrize(

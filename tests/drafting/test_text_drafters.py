@@ -133,12 +133,6 @@ def test_nothing_is_ever_proposed_from_inside_an_open_hole() -> None:
     assert CODEC.decode(found.token_ids) == "Hello "
 
 
-def test_choices_are_branches() -> None:
-    template = Template.parse("It is {state} now.", {"state": ["open", "deleted"]})
-    for state in template.holes[0].choices:
-        assert accepted_of(templated([template]), f"It is {state} now.")[0] == len(f"It is {state} now.") + 1
-
-
 def test_values_are_calibrated_apart_from_the_words_around_them() -> None:
     """A hole's value is less sure than the literal before it, and has a calibration bin of its own."""
     found = templated(["Document {document_id} is open."], "Open D-104.").match(64)
@@ -176,13 +170,6 @@ def test_values_are_found_by_key_and_by_looks_the_latest_first(hole: Hole, text:
     assert PromptValues(text).of(hole, 4) == values
 
 
-def test_many_templates_stay_bounded() -> None:
-    """A hundred templates with two holes and many values in the prompt: few texts, and the right one is found."""
-    templates = [f"Action number {number} on {{document_id}} for {{user_id}}." for number in range(100)]
-    session = templated(templates, " ".join(f"D-{number} u{number}" for number in range(50)))
-    assert sum(accepted_of(session, "Action number 37 on D-5 for u8.")) >= 20
-
-
 # A grammar
 
 
@@ -209,8 +196,3 @@ def test_forced_tokens_are_a_chain_up_to_the_end_and_nearly_certain(shape: Any) 
     assert (found.token_ids, found.parents) == ([7, END], [-1, 0])
     assert min(found.estimates) > 0.99
     assert session.match(1).token_ids == [7]
-
-
-@pytest.mark.parametrize("shape", [None, Chain([]), RepetitionPenalty((1, 2), 1.5)])
-def test_a_constraint_that_cannot_tell_forces_nothing(shape: Any) -> None:
-    assert len(GrammarDrafter().begin(request(shape=shape)).match(8)) == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from precedent.drafters.base import Candidates
-from precedent.planning.calibration import REMEMBERED, STRENGTH, Trust, outcomes_by_source
+from precedent.planning.calibration import STRENGTH, Trust
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Limits, Planner
 from precedent.tree import ROOT
@@ -27,16 +27,6 @@ def test_a_factor_is_what_came_over_what_was_expected_and_no_more_than_one() -> 
     for _ in range(500):  # steps in which nothing of it was verified
         trust.learn(["poor"], np.array([[0.0, 0.0, 1.0]]))
     assert trust.factors(["poor"])[0] == pytest.approx(1.0, abs=1e-3)
-
-
-def test_only_candidates_below_accepted_nodes_are_counted_for_their_own_source() -> None:
-    """Of the first of two one is accepted, one refused beside it, one hangs below the refused, one became no node."""
-    nodes, parents = np.array([0, 1, 2, -1, 0], dtype=np.int32), np.array([ROOT, ROOT, 1], dtype=np.int32)
-    verdict = np.array([1.0, 0.0, 0.0, 1.0])  # the last place is the root's
-    believed, counts = np.array([0.5, 0.25, 0.9, 0.9, 0.75]), np.array([4, 1])
-    first, second = outcomes_by_source(believed, counts, nodes, parents, verdict)
-    assert first.tolist() == pytest.approx([0.5 * REMEMBERED + 0.25, REMEMBERED, REMEMBERED**2])
-    assert second.tolist() == pytest.approx([0.75, 1.0, REMEMBERED])
 
 
 def curve() -> CostCurve:

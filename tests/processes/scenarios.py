@@ -19,17 +19,14 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 import precedent
-from precedent import PrecedentRecorder
 from precedent.cache import Completion, SentenceTransformerEmbedder, SpeculationCache, embedder
 from precedent.config import SamplingParams
 from precedent.engine import loading as engine_loading
@@ -168,11 +165,6 @@ async def drained(pieces: Any) -> None:
 # Programs that end, whatever is loaded, open or still running
 
 
-def ends_with_an_open_cache() -> None:
-    chat(speculation_cache=folder(), embedder=HashEmbedder()).invoke("hi")
-    assert [thread.name for thread in threading.enumerate() if not thread.daemon] == ["MainThread"]
-
-
 def ends_while_the_embedder_is_loaded() -> None:
     embedder._load_model = endless
     engine = chat(speculation_cache=opened(embedder=SentenceTransformerEmbedder("endless"))).engine
@@ -188,29 +180,9 @@ def ends_with_an_abandoned_stream() -> None:
     keep(kept)
 
 
-def ends_with_an_abandoned_async_stream() -> None:
-    async def main() -> None:
-        assert await anext(chat().astream("hi", max_tokens=4000)) is not None
-
-    asyncio.run(main())
-
-
 def ends_by_an_exception() -> None:
     next(chat(speculation_cache=folder(), embedder=HashEmbedder()).stream("hi", max_tokens=4000))
     raise ValueError("in main")
-
-
-def ends_by_sys_exit_in_a_task() -> None:
-    async def main() -> None:
-        model = chat()
-        asking = asyncio.create_task(model.ainvoke("hi", max_tokens=4000))
-        while not model.engines._engines:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0)
-        assert not asking.done()
-        sys.exit(3)
-
-    asyncio.run(main())
 
 
 def ends_by_sys_exit_while_a_task_loads() -> None:
@@ -230,38 +202,6 @@ def ends_by_sys_exit_while_a_task_loads() -> None:
         sys.exit(3)
 
     asyncio.run(main())
-
-
-def ends_while_a_daemon_thread_asks() -> None:
-    model, begun = chat(), threading.Event()
-
-    def ask() -> None:
-        for _ in model.stream("hi", max_tokens=4000):
-            begun.set()
-
-    threading.Thread(target=ask, daemon=True).start()
-    assert begun.wait(PATIENCE)
-
-
-def a_thread_that_counts_goes_on_after_the_main_one() -> None:
-    cache = opened()
-    model = chat(speculation_cache=cache)
-    model.invoke("hi")
-
-    def ask() -> None:
-        threading.main_thread().join()
-        try:
-            assert all(model.invoke("where is order 7?", max_tokens=4).usage_metadata for _ in range(2))
-            assert cache.stats().records == 2
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-
-    threading.Thread(target=ask).start()
-
-
-def ends_after_generate() -> None:
-    assert len(generated(speculation_cache=opened())[0]) == 10
 
 
 # Forked processes that refuse what was made before the fork, at once and by name
@@ -536,16 +476,6 @@ def children_that_end_leave_their_parent_whole() -> None:
         assert again.stats().records == 7
 
 
-def a_recorder_goes_on_in_a_fork() -> None:
-    log = Path(folder()) / "log.jsonl"
-    recorder = PrecedentRecorder(log)
-    recorded = {"callbacks": [recorder]}
-    with held(recorder._lock):
-        assert in_fork(lambda: chat().invoke("hi", recorded)) == 0
-    chat().invoke("ho", recorded)
-    assert len(log.read_text().splitlines()) == 2
-
-
 def an_embedder_goes_on_in_a_fork() -> None:
     class Model:
         max_seq_length = 1
@@ -566,29 +496,6 @@ def an_embedder_goes_on_in_a_fork() -> None:
 
     with held(shared._lock):
         assert in_fork(child) == 0
-
-
-def generate_goes_on_in_a_fork() -> None:
-    expected = generated(speculation_cache=opened())
-
-    def child() -> None:
-        assert generated(speculation_cache=opened()) == expected
-
-    assert in_fork(child) == 0
-
-
-def multiprocessing_forks_as_well() -> None:
-    used, unused = chat(), chat("not yet")
-    used.invoke("hi")
-
-    def work() -> None:
-        check_refusals(CHAT_ENGINE, used=lambda: used.invoke("hi"))
-        answers(unused)
-
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
 
 
 def _asked(model: Any, results: Any) -> None:

@@ -141,15 +141,6 @@ def test_the_settings_arrive_and_nothing_that_was_loaded(kind: type[Model], used
     assert loaded.invoke("hi", stop=[]) is not None, "and the one that stays goes on"
 
 
-def test_what_arrives_loads_its_own_and_answers_as_the_first(used: Any) -> None:
-    model = used(ChatPrecedent)
-    expected = model.invoke("hi").content
-    arrived = again(model.model_copy(update={"speculation_cache": None}))
-    assert arrived.invoke("hi").content == expected
-    assert arrived.engine is not model.engine
-    arrived.engine.close()
-
-
 def test_parts_without_a_model_travel_too(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     with PrecedentRecorder(log, redact=str.upper, group_by="customer") as recorder, again(recorder) as arrived:
