@@ -209,24 +209,3 @@ def test_storing_what_is_there_but_damaged_stores_it_anew(tmp_path):
     assert store.list(Selection(ids=(row_id,)))[0].token_ids == (4, 5)
     store.close()
     assert verify_cache(file).findings == ()
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        *[(name, f"CAST({name} AS BLOB)") for name in ("query", "tools", "tenant", "tokenizer")],
-        *[(name, value) for name in ("count", "rejected") for value in ("'x'", "-1", "x'00'", "0.5")],
-        *[("created", value) for value in ("'x'", "1e300", "-1e300", "x'00'")],
-        ("count", "0"),
-    ],
-)
-def test_a_value_of_another_kind_is_damage_though_the_checksum_holds(tmp_path, column, value):
-    file = filled(tmp_path)
-    changed(file, f"UPDATE completion SET {column} = {value} WHERE id = 5")
-    store = SQLiteStore.open(file)
-    assert sorted(ids_of(store.list(Selection(), None))) == [n for n in range(1, COUNT + 1) if n != 5]
-    assert store.stats().records == COUNT
-    store.close()
-    report = verify_cache(file)
-    assert [(finding.kind, finding.ids) for finding in report.findings] == [("record", (5,))]
-    assert report.records == COUNT - 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import stat
 import subprocess
 import sys
@@ -62,26 +61,6 @@ def test_a_missing_file_is_not_created_unasked(tmp_path):
 # --- files that are not a cache --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "content", [b"some notes of mine\n" * 50, b"SQLite format 3\x00", b"SQLite format 3\x00" + bytes(4096)]
-)
-def test_a_file_that_is_no_database_is_refused(tmp_path, content):
-    file = tmp_path / "notes.sqlite"
-    file.write_bytes(content)
-    refused(file, "is not a cache")
-
-
-@pytest.mark.parametrize("journal", ["delete", "wal"])
-def test_another_programs_database_is_refused(tmp_path, journal):
-    """Also while that program has it open."""
-    file = tmp_path / "other.db"
-    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
-        connection.execute(f"PRAGMA journal_mode={journal}")
-        connection.execute("CREATE TABLE completion (id INTEGER PRIMARY KEY, tenant TEXT)")
-        refused(file, "not a cache")
-    refused(file, "not a cache")
-
-
 PLANTED = {
     "CREATE TRIGGER planted AFTER INSERT ON completion BEGIN DELETE FROM completion WHERE id = new.id; END": "trigger",
     "CREATE VIEW planted AS SELECT * FROM completion": "view",
@@ -99,25 +78,6 @@ def test_a_schema_that_is_not_ours_is_refused(tmp_path, statement):
     file, said = filled(tmp_path), PLANTED[statement]
     changed(file, statement)
     refused(file, f"its '{said}' 'planted'" if said.isalpha() else said)
-
-
-@pytest.mark.parametrize("journal", ["hot", "hot, and a log"])
-def test_what_another_program_would_roll_back_is_refused(tmp_path, journal):
-    """SQLite rolls a journal into the file it lies beside, whosever it is."""
-    other = sqlite3.connect(tmp_path / "other.db", isolation_level=None)
-    other.execute("CREATE TABLE t (x)")
-    other.executemany("INSERT INTO t VALUES (?)", [("x" * 3000,) for _ in range(50)])
-    other.execute("PRAGMA cache_size=2")
-    other.execute("BEGIN")
-    other.execute("UPDATE t SET x = upper(x)")
-    planted = (tmp_path / "other.db-journal").read_bytes()
-    other.execute("ROLLBACK")
-    other.close()
-    found = logged(tmp_path / "a")
-    if journal == "hot":
-        found = {"": found["folded"]}
-    file = write(tmp_path / "b", {**found, "-journal": planted})
-    refused(file, "another program left precedent.sqlite-journal", CacheError)
 
 
 # --- logs ------------------------------------------------------------------------------------------------------------

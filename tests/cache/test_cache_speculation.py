@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 
 import numpy as np
@@ -120,12 +119,6 @@ def test_two_embedders_on_one_new_file_do_not_mix(tmp_path):
             call()
     first.close()
     second.close()
-
-
-def test_a_missing_sentence_transformers_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with SpeculationCache.open() as cache, pytest.raises(CacheError, match="pip install sentence-transformers"):
-        cache.recall("q", tenant="default", tokenizer="tok")
 
 
 @pytest.mark.model

@@ -82,23 +82,6 @@ def test_what_a_killed_process_left_goes_after_a_while_and_is_forgotten_at_once(
     assert all_in(files) == set()
 
 
-def test_a_file_that_is_forgotten_while_another_process_writes_it_does_not_appear(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its half-written file is erased, so the writer has nothing to rename."""
-    writer, other = opened(tmp_path), opened(tmp_path)
-    wait_for_disk = os.fsync
-
-    def forgotten_meanwhile(handle: int) -> None:
-        wait_for_disk(handle)
-        monkeypatch.undo()
-        other.forget(Selection(tenant="shop"))
-
-    monkeypatch.setattr(os, "fsync", forgotten_meanwhile)
-    written(writer)
-    assert all_in(other) == set()
-
-
 # Stores
 
 

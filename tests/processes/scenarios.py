@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -300,7 +299,7 @@ def a_cache_refuses_in_a_fork() -> None:
         entered, new_model = cache.__enter__, chat(speculation_cache=cache)
         check_refusals(CACHE, **calls, entered=lambda: entered().stats(), a_new_models=lambda: new_model.invoke("hi"))
         assert cache.close() is None
-        others = {"check_process", "close", "embedder", "instead", "is_here", "on_forget", "on_gone", "open"}
+        others = {"check_process", "close", "embedder", "instead", "is_here", "on_gone", "open"}
         assert public(SpeculationCache) - calls.keys() == others | {"refused_as"}
 
     database = on_disk._store._database  # type: ignore[attr-defined]
@@ -364,33 +363,6 @@ def a_file_that_is_open_is_not_opened_in_a_fork() -> None:
         assert records(path) == 1, "closed before the fork, it may be opened"
 
     assert in_fork(later) == 0
-
-
-def a_server_is_asked_by_one_process() -> None:
-    """What a child inherits of a connection to a database server is neither used nor closed there."""
-    url = os.environ["SERVER"]
-    cache = opened(url)
-    cache.insert(Completion((1,), "tok", "m"))
-    connections = cache._store._server  # type: ignore[attr-defined]
-    of_connections = "CacheError: this Connections was made before the process was forked: open the"
-
-    def child() -> None:
-        check_refusals(CACHE, stats=cache.stats)
-        check_refusals(of_connections, ask=lambda: connections.of_every_tenant(lambda one: one))
-        assert cache.close() is None
-        with opened(url) as own:
-            assert own.insert(Completion((2,), "tok", "m")) > 0
-
-    def dropping() -> None:
-        nonlocal cache, connections
-        cache = connections = None
-        gc.collect()
-
-    assert in_fork(child) == in_fork(dropping) == 0
-    with held(connections._preparing):
-        assert in_fork(lambda: check_refusals(CACHE, list=cache.list)) == 0
-    assert cache.stats().records == 2
-    cache.close()
 
 
 # Forked and spawned processes that work, beside parents that stay whole
@@ -496,23 +468,6 @@ def an_embedder_goes_on_in_a_fork() -> None:
 
     with held(shared._lock):
         assert in_fork(child) == 0
-
-
-def _asked(model: Any, results: Any) -> None:
-    """In a spawned process: the model came without weights, and loads its own."""
-    begin()
-    results.put([dict(model.engines._engines), model.temperature, model.invoke("hi").content])
-
-
-def a_spawned_process_loads_its_own() -> None:
-    context = multiprocessing.get_context("spawn")
-    results: Any = context.SimpleQueue()
-    model = chat(temperature=0.5, seed=3)
-    said = model.invoke("hi").content
-    process = context.Process(target=_asked, args=(model, results))
-    process.start()
-    process.join()
-    assert (process.exitcode, results.get()) == (0, [{}, 0.5, said])
 
 
 def begin() -> None:

@@ -29,7 +29,6 @@ SLOW = {
     "children_that_end_leave_their_parent_whole": 0,
     "a_file_that_is_open_is_not_opened_in_a_fork": 0,
     "an_embedder_goes_on_in_a_fork": 0,
-    "a_spawned_process_loads_its_own": 0,
 }
 
 
@@ -47,13 +46,3 @@ def test_programs_end_and_forks_refuse_or_work() -> None:
 @pytest.mark.slow
 def test_programs_end_and_forks_refuse_or_work_whatever_still_runs() -> None:
     check(SLOW)
-
-
-@pytest.mark.slow
-def test_a_database_server_is_asked_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    testing = pytest.importorskip("precedent_postgres.testing", reason="precedent-postgres is not installed")
-    if testing.why_not() is not None:
-        pytest.skip(str(testing.why_not()))
-    with testing.TemporaryServer() as server:
-        monkeypatch.setenv("SERVER", server.url)
-        check({"a_server_is_asked_by_one_process": 0})

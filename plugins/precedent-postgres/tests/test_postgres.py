@@ -211,19 +211,6 @@ def test_a_server_that_goes_away_is_one_warning_and_then_silence(server, url, ca
     store.close()
 
 
-def test_a_read_only_store_serves_and_stores_nothing(store, url, caplog):
-    row_id = add(store, completion(1))
-    reader = PostgresStore(url, read_only=True)
-    assert ids_of(reader.since("default", "tok", 0)) == [row_id]
-    assert add(reader, completion(2)) == 0
-    reader.credit({row_id: (1, 0)})
-    with pytest.raises(CacheError, match="read-only"):
-        reader.forget(Selection(ids=(row_id,)))
-    assert caplog.text.count("read-only") == 1
-    assert store.stats().records == 1
-    reader.close()
-
-
 def test_what_was_changed_behind_its_back_is_found_left_out_and_can_be_forgotten(store, server, caplog):
     record, vector, whole = (add(store, completion(n)) for n in (1, 2, 3))
     assert (store.verify().sound, store.verify().records) == (True, 3)
