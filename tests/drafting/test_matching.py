@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from precedent.drafters import Candidates
 from precedent.drafters.matching.context_order import LENGTHS_BELOW_BEST, MAX_MATCH, START
-from precedent.drafters.matching.occurrences import HIT, Occurrences, VoteWeights
-from precedent.drafters.matching.token_index import TokenIndex, reversed_context
+from precedent.drafters.matching.occurrences import HIT, Occurrences, VoteWeights, find
+from precedent.drafters.matching.token_index import NOWHERE, TokenIndex, reversed_context
 from precedent.drafters.matching.vote_tree import VotePrior, grow
 from precedent.tree import ROOT
 
@@ -36,7 +36,7 @@ def match(
     """The occurrences of a context, in order of the text; slots weigh the same, but for the hits."""
     rows = [(-1, 0, 0.0), *((slot, 1, weight) for slot, weight in sorted((hits or {}).items()))]
     weights = VoteWeights(np.array(rows, dtype=HIT), np.zeros(len(index.sequence_ids) + 1), 1e-3)
-    found = index.match(reversed_context(context), weights, limit, index.order_of(list(hits or {})))
+    found = find(index.text, index.order_of(list(hits or {})), index.order, reversed_context(context), weights, limit)
     return found[np.argsort(found["position"])]
 
 
@@ -115,24 +115,6 @@ def test_no_match_crosses_a_boundary_and_the_start_is_an_anchor() -> None:
     assert len(match(index, [99])) == len(match(index, [])) == len(match(TokenIndex(), [START])) == 0
 
 
-def test_the_limit_keeps_long_matches_then_preferred_then_new_ones() -> None:
-    index = indexed([[9, 1, 2, 50], [1, 2, 51], [1, 2, 52], [1, 2, 53]])
-    assert following(index, match(index, [9, 1, 2], limit=2)) == [(50,), (53,)]
-    assert following(index, match(index, [9, 1, 2], limit=2, hits={1: 3.0})) == [(50,), (51,)]
-
-
-def test_a_crowd_is_sampled_evenly_and_hits_are_found_in_it() -> None:
-    """Among more places than are looked at, those of hits are never missed, and none comes twice."""
-    index = indexed([[1, 2, 1000 + number] for number in range(3000)])
-    numbers = sorted(token - 1000 for (token,) in following(index, match(index, [1, 2])))
-    assert len(numbers) >= 200
-    assert max(b - a for a, b in itertools.pairwise([0, *numbers, 3000])) < 60
-    found = match(index, [1, 2], 8, {17: 5.0, 2900: 4.0})
-    assert {(1017,), (3900,)} <= set(following(index, found))
-    assert len(found) == len(set(found["position"].tolist())) == 8
-    assert found["bin"].tolist().count(1) == 2
-
-
 # The tree that grows from votes
 
 CONTEXT = 99
@@ -146,7 +128,7 @@ def grown(
     index = indexed([[CONTEXT, *row] for row in rows])
     hits = [(-1, 0, 0.0), *((slot, 0, float(np.log(weight))) for slot, weight in enumerate(weights))]
     weighing = VoteWeights(np.array(hits, dtype=HIT), np.zeros(len(rows)), 0.0)
-    votes = index.match(reversed_context([CONTEXT]), weighing, 1000)
+    votes = find(index.text, NOWHERE, index.order, reversed_context([CONTEXT]), weighing, 1000)
     nodes, heaviest = grow(index.text.tokens, votes, budget, BELIEVES_SHARES, np.array(end_ids, dtype=np.int32))
     return Candidates("test", nodes), votes["slot"][heaviest].tolist()
 
@@ -171,13 +153,3 @@ def test_shares_equal_the_votes_counted_by_hand(votes: list[tuple[list[int], flo
         assert estimate == pytest.approx(min(max(share, 1e-4), 0.9999))
     heavy = {tuple(row[:1]) for row in rows if sum(w for r, w in votes if r[0] == row[0]) > 0.05 * sum(weights)}
     assert heavy <= set(paths)
-
-
-def test_the_tree_branches_where_votes_split_and_ends_where_texts_do() -> None:
-    """Two continuations appear below their common prefix; nothing hangs below an end token."""
-    found, _ = grown([[1, 2, 3, 4], [1, 2, 5, 6]], [1.0, 1.0], 6)
-    assert found.token_ids[:2] == [1, 2]
-    assert {found.parents[found.token_ids.index(token)] for token in (3, 5)} == {1}
-    assert sorted(found.token_ids) == [1, 2, 3, 4, 5, 6]
-    ended, _ = grown([[1, 2, 3], [4]], [1.0, 1.0], 10, end_ids=(2,))
-    assert sorted(ended.token_ids) == [1, 2, 4]

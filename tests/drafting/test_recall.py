@@ -122,16 +122,6 @@ def test_step_zero_is_decided_by_similarity(cache: ListedCompletions) -> None:
         assert estimates(found)[nearest,] > 2 * estimates(found)[other,] > 0
 
 
-def test_an_exactly_equal_prompt_beats_every_similarity(cache: ListedCompletions) -> None:
-    """The completion that answered this very prompt comes first, even before the search is done."""
-    cache.add([20, 21, END])
-    cache.add([10, 11, END], prompt=(7, 7, 7))
-    cache.add([20, 21, END])
-    cache.near["q"] = {1: 0.99, 2: 0.2, 3: 0.99}
-    assert first_path(recall_from(cache).begin(request((7, 7, 7))).match(8)) == [10, 11, END]
-    assert first_path(recall_from(cache).begin(request((7, 7))).match(8))[0] == 20
-
-
 def test_an_exact_repeat_is_one_long_chain(cache: ListedCompletions) -> None:
     """A stored answer to the same prompt is drafted in chunks of 64 tokens, straight on after each commit."""
     answer = [*range(100, 250), END]
@@ -176,24 +166,6 @@ def test_drafting_resumes_behind_a_slot_that_differs(
         session.match(16)
         session.committed(tokens)
     assert first_path(session.match(16)) == expected
-
-
-def test_new_completions_are_seen_by_the_next_request_and_forgotten_ones_by_none(cache: ListedCompletions) -> None:
-    """What the cache forgot is erased before the next request, also for a request that is running."""
-    drafter = recall_from(cache)
-    assert len(drafter.begin(request()).match(8)) == 0
-    gone = cache.add([10, 11, 12, 13, 14, END])
-    cache.add([20, 21, END])
-    running = drafter.begin(request())
-    running.match(8)
-    running.committed([10, 11])
-    assert first_path(running.match(8)) == [12, 13, 14, END]
-    cache.forget(gone)
-    cache.add([30, 31, END])
-    found = estimates(drafter.begin(request()).match(8))
-    assert found.keys() == {(20,), (20, 21), (20, 21, END), (30,), (30, 31), (30, 31, END)}
-    assert len(running.match(8)) == 0
-    assert drafter.held()[0] == 2
 
 
 def test_what_was_read_ahead_is_drafted_before_the_first_search(cache: ListedCompletions) -> None:

@@ -274,14 +274,6 @@ def test_a_long_prefix_makes_rows_dearer() -> None:
         assert costs.milliseconds(24, prefix) / costs.milliseconds(1, prefix) == pytest.approx(expected, rel=0.1)
 
 
-def test_a_width_that_was_measured_cheaper_than_a_narrower_one_is_chosen() -> None:
-    """Some processors compute 16 rows faster than 12."""
-    costs = StepCosts()
-    costs.begin({1: 15.0, 8: 20.0, 12: 32.0, 16: 24.0, 32: 60.0}, threads=2)
-    assert costs.milliseconds(16) < costs.milliseconds(12)
-    assert len(Planner(costs).plan([_chain(0.9)], {}, replace(LIMITS, prefix=0, trust=Trust())).builder) + 1 == 16
-
-
 def test_a_width_that_is_believed_to_be_dear_is_tried_again_at_a_bounded_price() -> None:
     """The machine was busy when it was measured; nothing but a try can show that it costs little."""
     costs = StepCosts()

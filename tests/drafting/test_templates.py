@@ -108,23 +108,6 @@ def test_every_kind_of_argument_becomes_valid_json() -> None:
     }  # fmt: skip
 
 
-def test_optional_arguments_are_left_out_once() -> None:
-    templates = tool_templates([tool("open", {"id": {"type": "string"}, "page": {"type": "integer"}}, ["id"])])
-    assert [[hole.name for hole in template.holes] for template in templates] == [["id"], ["id", "page"]]
-
-
-def test_references_and_nullable_types_are_followed() -> None:
-    properties = {"state": {"$ref": "#/$defs/State"}, "note": {"anyOf": [{"type": "null"}, {"type": "string"}]}}
-    (template,) = tool_templates([tool("set", properties, **{"$defs": {"State": {"enum": ["a", "b"]}}})])
-    assert template.holes == (Hole("state", "json", ('"a"', '"b"')), Hole("note", "string"))
-
-
-@pytest.mark.parametrize("schema", [{"$ref": "#/$defs/Loop"}, {"$ref": "#/nowhere"}, True])
-def test_a_schema_that_leads_nowhere_leaves_the_value_open(schema: object) -> None:
-    (template,) = tool_templates([tool("set", {"x": schema}, **{"$defs": {"Loop": {"$ref": "#/$defs/Loop"}}})])
-    assert template.holes == (Hole("x", "json"),)
-
-
 @pytest.mark.parametrize(
     "endless", [repeat("It is on its way."), count(), range(10**13)], ids=["texts", "numbers", "range"]
 )
