@@ -19,14 +19,6 @@ def test_the_share_is_what_others_worked_of_all_that_could_be_worked() -> None:
     assert share_of_others(before, after) == pytest.approx((13 - 5) / (4 * 10))
 
 
-def test_where_nobody_can_tell_nothing_is_said() -> None:
-    times = CpuTimes(1.0, 5.0, 1.0, 2)
-    assert share_of_others(None, times) is None
-    assert share_of_others(times, None) is None
-    assert share_of_others(times, times) is None, "no time has passed"
-    assert share_of_others(times, CpuTimes(9.0, 5.0, 4.0, 2)) is None, "we worked and the counters stood still"
-
-
 def test_counted_are_the_processors_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """User, nice, system, interrupts and what a hypervisor stole are work; idle, waiting and guests are not."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 12})

@@ -106,26 +106,6 @@ def test_a_common_beginning_is_not_shared_across_tenants(target: WatchedTarget) 
     assert second.generation.result().cached_prompt_tokens == 0
 
 
-@pytest.mark.parametrize("how", ["cancelled", "failed"])
-def test_who_waits_for_a_beginning_goes_on_when_it_is_given_up(target: WatchedTarget, how: str) -> None:
-    scheduler, system = scheduler_on(target), prompt_of(600)
-    first, second = (request_for(target, with_tail(system, i)) for i in range(2))
-    add(scheduler, first, second)
-    scheduler.round()
-    assert 0 < first.num_prefilled < 600
-    assert not second.started
-    if how == "cancelled":
-        first.generation.cancel()
-    else:
-        broken = first.slot
-        target.guilty = lambda slot: ValueError("boom") if slot is broken else None
-    run(scheduler)
-    error_of(first)
-    result = second.generation.result()
-    assert result.token_ids == answer_alone(second.prompt_ids)
-    assert result.cached_prompt_tokens == (first.num_prefilled if how == "cancelled" else 0)
-
-
 # Memory
 
 

@@ -99,17 +99,6 @@ def test_siblings_at_one_node_accept_what_the_literature_says(name: str, mode: s
     assert accepted(TARGET_V4, draft, mode) == pytest.approx(expected, abs=5e-7)
 
 
-def test_rejecting_every_sample_with_replacement_is_a_product_of_total_variations() -> None:
-    """P(all rejected) = prod TV(B_m, draft), B the running residual."""
-    residual, product = TARGET_V4, 1.0
-    for number in range(1, 5):
-        left = (residual - DRAFT_V4).clamp(min=0)
-        product *= float(left.sum())
-        residual = left / left.sum()
-        value = accepted(TARGET_V4, sibling_samples([DRAFT_V4] * number, replacement=True))
-        assert value == pytest.approx(1.0 - product, abs=1e-12)
-
-
 @pytest.mark.parametrize("mode", ["topdown", "traversal"])
 def test_one_sample_beside_a_cached_token_reaches_the_optimum_of_a_mixed_node(mode: str) -> None:
     """target(D) + sum outside D of min(target, draft); 0.867 when the sample excludes the cached token."""

@@ -50,9 +50,10 @@ def test_a_tree_of_fixed_candidates_asks_for_visited_rows_only(mode: str) -> Non
     assert sorted(rows.asked) == [ROOT, 3, 4, 5]
 
 
-def test_greedy_equals_argmax_decoding_on_every_tree() -> None:
+@pytest.mark.parametrize("seeds", [40, pytest.param(1000, marks=pytest.mark.exhaustive)])
+def test_greedy_equals_argmax_decoding_on_every_tree(seeds: int) -> None:
     """Whatever was proposed, the committed tokens are those of plain greedy decoding, and as many as the tree holds."""
-    for seed in range(40):
+    for seed in range(seeds):
         problem = random_problem(seed, max_trees=16)
         for _, tree in enumerate_outcomes(problem.draft):
             verdict = verify(tree, toy_rows(problem.target, tree), "greedy", ReplayRng())
