@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.order_chat import Streaming, scripted
 from langchain_core.messages import AIMessageChunk
 
 from precedent.cache import SpeculationCache
@@ -45,12 +44,6 @@ async def test_leaving_a_stream_or_cancelling_a_task_cancels_the_request(kind: A
     for request in engine.requests:
         assert await asyncio.to_thread(request.ended.wait, 10)
         assert request.cancelled
-
-
-def test_a_streaming_handler_sees_every_text() -> None:
-    handler = Streaming()
-    message = scripted("Hello there", max_burst=3).invoke("hi", {"callbacks": [handler]}, stream=True)
-    assert "".join(handler.texts) == message.content == "Hello there"
 
 
 # On a real engine

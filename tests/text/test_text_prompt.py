@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
-from precedent.errors import PromptError, UnsupportedError
+from precedent.errors import UnsupportedError
 from precedent.text.prompt import hermes_template, render_prompt, template_for
 from precedent_testing.scripted_engine import chatml_tokenizer
 
@@ -70,12 +70,6 @@ def test_the_shipped_template_writes_tools_calls_and_results(tokenizer: PreTrain
         "<|im_start|>user\n<tool_response>\nsent\n</tool_response>\n<tool_response>\nlost\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-
-
-def test_a_given_system_text_replaces_the_default_one(tokenizer: PreTrainedTokenizerBase) -> None:
-    text = tokenizer.decode(render_prompt(tokenizer, [{"role": "system", "content": "Be brief."}, *user("hi")], TOOLS))
-    assert text.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
-    assert "helpful" not in text
 
 
 def test_a_history_of_calls_needs_a_template_that_shows_them(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -144,21 +138,6 @@ def test_a_template_whose_turns_alternate_gets_merged_turns(tokenizer: PreTraine
     tokenizer.chat_template = ALTERNATING
     messages = [{"role": "system", "content": "S"}, *user("a"), {"role": "system", "content": "T"}, *user("b")]
     assert tokenizer.decode(render_prompt(tokenizer, messages)) == "user: S\n\nT\n\na\n\nb\n"
-
-
-@pytest.mark.parametrize(
-    ("messages", "said"),
-    [([], "empty"), ([{"role": "bot", "content": "x"}], "message 1 has role 'bot'"), ([{"content": "x"}], "role None")],
-)
-def test_messages_that_are_none(tokenizer: PreTrainedTokenizerBase, messages: list[Any], said: str) -> None:
-    with pytest.raises(PromptError, match=said):
-        render_prompt(tokenizer, messages)
-
-
-def test_messages_that_the_template_refuses(tokenizer: PreTrainedTokenizerBase) -> None:
-    tokenizer.chat_template = ALTERNATING
-    with pytest.raises(PromptError, match="refuses these messages: Conversation roles must alternate"):
-        render_prompt(tokenizer, [{"role": "assistant", "content": "I speak first"}])
 
 
 def test_a_template_with_an_unknown_tool_format_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
