@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from helpers.order_chat import TOKENIZER, look_up
 from helpers.scripted_kinds import HALF, MODELS, asked, scripted, text_of
-from helpers.small_engines import PROMPT, make_engine
 from langchain_core import exceptions as theirs
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.tools import tool
@@ -148,29 +147,6 @@ def test_bound_tools_and_premade_responses_become_templates() -> None:
     assert texts[2] == texts[1][1:]
     with pytest.raises(ConfigError, match="nothing between the holes"):
         scripted(templates=["Hello {a}{b}"])
-
-
-def test_a_right_prediction_saves_steps_and_a_wrong_guess_costs_time_and_never_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine, sampling = make_engine(), SamplingParams(max_tokens=48)
-    expected = engine.submit(PROMPT, sampling, speculation=SpeculationConfig(enabled=False)).result()
-    right = engine.submit(PROMPT, sampling, prediction=expected.token_ids).result()
-    assert right.token_ids == expected.token_ids
-    assert right.stats.accepted_by_source["prediction"] >= 40
-    ids = list(expected.token_ids)
-    guesses: list[dict[str, Any]] = [
-        {"prediction": [*ids[:5], 2**31 - 1, 100_000, -7, *ids[5:]]},
-        {"prediction": "Order 17 was sent on Monday."},
-        {"templates": [Template.parse("an order {order_id} and some words that the model never says")]},
-    ]
-    for guess in guesses:
-        alone = SpeculationConfig(drafters=(min(guess).rstrip("s"),))
-        assert engine.submit(PROMPT, sampling, speculation=alone, **guess).result().token_ids == expected.token_ids
-    monkeypatch.setenv("PRECEDENT_SPECULATION", "of")
-    with pytest.raises(ConfigError, match="PRECEDENT_SPECULATION='of' is neither 'on' nor 'off'"):
-        PrecedentLLM.from_engine(engine).invoke("hi")
-    engine.close()
 
 
 # Refusals

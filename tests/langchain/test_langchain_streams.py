@@ -89,21 +89,6 @@ async def test_a_stream_may_be_left_at_every_chunk(llm: ChatPrecedent, engine: E
     assert not left, "no thread is left behind"
 
 
-async def test_sixteen_async_streams_half_of_them_cancelled(llm: ChatPrecedent, engine: Engine) -> None:
-    async def one(number: int) -> str:
-        text = ""
-        async for chunk in llm.astream(f"request {number}"):
-            text += str(chunk.content)
-            if number % 2 and len(text) > number:
-                raise asyncio.CancelledError
-        return text
-
-    answers = await asyncio.gather(*(asyncio.create_task(one(number)) for number in range(16)), return_exceptions=True)
-    assert answers[::2] == [TEXT] * 8
-    assert all(isinstance(answer, asyncio.CancelledError) for answer in answers[1::2])
-    assert await asyncio.to_thread(is_idle, engine)
-
-
 @pytest.mark.parametrize("way", ["stream", "astream", "events", "invoke"])
 async def test_no_text_from_behind_the_end_token_is_seen(way: str) -> None:
     """In the second turn the cache proposes the whole answer with its end token."""

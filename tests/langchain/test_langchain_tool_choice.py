@@ -14,7 +14,7 @@ from langchain_core.tools import tool
 from langchain_openai import custom_tool
 from pydantic import BaseModel
 
-from precedent.errors import ConfigError, PromptError, UnsupportedError
+from precedent.errors import ConfigError, UnsupportedError
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.structured import call_form
 from precedent.text.tool_formats import known_formats
@@ -128,26 +128,6 @@ def test_tools_beside_a_response_format_give_a_call_or_the_json() -> None:
     assert len(called(forced.invoke("hi"))) == 1
 
 
-UNIQUE = {
-    "title": "pick",
-    "description": "Pick numbers.",
-    "type": "object",
-    "properties": {"numbers": {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2}},
-    "required": ["numbers"],
-}
-
-
-def test_what_cannot_be_enforced_is_left_out_and_said_or_refused_by_name() -> None:
-    message = reluctant(call("pick", numbers=[3])).bind_tools([UNIQUE], tool_choice="any").invoke("hi")
-    assert called(message) == [("pick", {"numbers": []})]  # the enum still holds
-    (note,) = message.response_metadata["grammar"]["relaxed"]
-    assert note.startswith("the schema of tool 'pick': field 'numbers': Unimplemented keys")
-    with pytest.raises(UnsupportedError, match=r"the schema of tool 'pick' cannot be enforced in full.*uniqueItems"):
-        scripted(TEXT).bind_tools([UNIQUE], strict=True).invoke("hi")
-    with pytest.raises(UnsupportedError, match=r"the schema of response_format cannot be enforced in full"):
-        scripted(TEXT).with_structured_output(UNIQUE, strict=True).invoke("hi")
-
-
 def test_formats_without_json_are_refused_by_name_and_the_others_have_a_form() -> None:
     formats = {form.name: form for form in known_formats()}
     for name in ("hermes", "llama-json", "mistral", "mistral-args"):
@@ -183,18 +163,6 @@ def test_tools_that_a_provider_runs_are_refused_by_name(given: Any, name: str) -
         scripted(TEXT).bind_tools([look_up, given])
     with pytest.raises(UnsupportedError, match=f"is '{name}', which only its provider runs"):
         create_agent(scripted(TEXT), [given]).invoke({"messages": [("user", "hi")]})
-
-
-def test_functions_in_anthropics_and_responses_form_are_read_and_one_without_a_title_is_told_of_it() -> None:
-    schema = {"type": "object", "properties": {"amount": {"type": "integer"}}}
-    for given in (
-        {"type": "custom", "name": "pay", "input_schema": schema},
-        {"type": "function", "name": "pay", "parameters": schema},
-    ):
-        model = reluctant(TEXT)
-        assert called(model.bind_tools([given], tool_choice="pay").invoke("hi")) == [("pay", {"amount": 0})]
-    with pytest.raises(PromptError, match='give a "title" for its name'):
-        scripted(TEXT).bind_tools([schema])
 
 
 # Allowed tools
