@@ -74,6 +74,15 @@ async def test_invoke_and_stream_sync_and_async_give_one_message(
     assert figures["num_steps"] + figures["num_accepted_tokens"] == usage["output_tokens"]
 
 
+def test_a_call_is_streamed_while_it_is_written_and_the_figures_come_last() -> None:
+    chunks = list(with_a_tool(f"I look.\n{CALL}", max_burst=1).stream("hi"))
+    first, *pieces = [piece for chunk in chunks for piece in chunk.tool_call_chunks]
+    assert (first["name"], first["args"], first["index"]) == ("look_up", "", 0)
+    assert "".join(piece["args"] or "" for piece in pieces) == '{"number": "10 €"}'
+    assert len(pieces) > 10, "one for each token, or nearly"
+    assert all(not chunk.response_metadata and chunk.usage_metadata is None for chunk in chunks[:-1])
+
+
 def test_blocks_of_v1_stand_in_the_order_of_the_answer() -> None:
     model = with_a_tool(*[f"I look.\n{CALL}\n{CALL}\nDone."] * 4, output_version="v1")
     answer = model.invoke("hi")
