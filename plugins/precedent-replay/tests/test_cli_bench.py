@@ -119,17 +119,6 @@ def test_requests_at_once_are_measured_alone_unless_modes_are_named(
     assert "2 requests at once" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("command", [("bench", "--topics"), ("run", "hi")])
-def test_graphs_are_refused_where_there_are_none(
-    command: tuple[str, ...], model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["precedent", *command, "--target", model, "--device", "cpu", "--cuda-graphs"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
-    assert "CUDA graphs need CUDA devices" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
