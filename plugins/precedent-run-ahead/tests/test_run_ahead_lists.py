@@ -189,6 +189,17 @@ def test_nothing_runs_ahead_in_an_invocation_that_stops_for_somebody(how: str, s
     assert ahead.ledger.counts.used == 1
 
 
+def test_nothing_runs_ahead_in_a_graph_that_shows_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A LangGraph that keeps its loop elsewhere leads to a warning, not to a call that somebody wanted to see first."""
+    from langgraph.pregel import _runner
+
+    monkeypatch.setattr(_runner, "CONFIG_KEY_CALL", "__moved")
+    ahead = predicting("look_up")
+    run(ahead)
+    assert started(ahead) == 0
+    assert "LangGraph" in ahead.refused["*"]
+
+
 @wrap_model_call
 def approving(request: Any, handler: Any) -> Any:
     """Lets somebody decide about the calls of an answer."""

@@ -99,6 +99,15 @@ def test_a_run_that_did_not_end_well_teaches_nothing(
     assert cache.stats().records == 0
 
 
+def test_a_path_opens_a_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from precedent.cache import speculation_cache
+
+    monkeypatch.setattr(speculation_cache, "resolve", lambda embedder: HashEmbedder())
+    desk_agent(RunAheadMiddleware(READS, cache=str(tmp_path / "cache"))).invoke(asked("W1"))
+    with SpeculationCache.open(tmp_path / "cache", embedder=HashEmbedder()) as opened:
+        assert opened.stats().records == 3
+
+
 def test_our_own_model_is_heard_while_it_writes() -> None:
     text = '<tool_call>\n{"name": "look_up", "arguments": {"order": "W7"}}\n</tool_call>'
     engine = scripted_model_engine(lambda prompt: "It is open." if "tool_response>\n{" in prompt else text)

@@ -112,6 +112,18 @@ def test_an_interrupt_in_a_tool_asks_once_and_is_answered_once(run: Run) -> None
     assert "graph" in ahead.refused["look_up"]
 
 
+def test_a_resumed_graph_starts_without_pending_results(run: Run) -> None:
+    desk, ask = Desk(), reading(lambda order: str(interrupt(order)), "ask")
+    ahead = RunAheadMiddleware([*READS, "ask"], predict=in_turns([W7]))
+    answer = saying(call("ask", order="now?"), W7)
+    agent = agent_on([*desk.tools().values(), ask], answer, ahead, checkpointer=InMemorySaver())
+    run(agent, config=THREAD)
+    assert "ask" not in ahead.refused
+    run(agent, Command(resume="yes"), config=THREAD)
+    assert ahead.ledger.counts.used == 0
+    assert desk.read == [("look_up", "W7"), ("look_up", "W7")]
+
+
 @pytest.mark.parametrize("place", ["outside", "inside"])
 def test_other_middleware_works_on_the_call_and_its_result_once(place: str) -> None:
     """It sees a run ahead as it sees any call; what it does to a result is done once to the one that is used."""
