@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -107,6 +108,33 @@ class GgufFile:
         return (
             STORED_DTYPES.get(largest, torch.float32) if self.nbytes_by_kind.keys() <= PLAIN.keys() else torch.float32
         )
+
+
+@dataclass(frozen=True, slots=True)
+class KindInUse:
+    """The tensors of one type in a file: bytes in the file, and in memory once they are loaded."""
+
+    kind: str
+    count: int
+    stored: int
+    held: int
+    as_stored: bool
+
+
+def kinds_in_use(content: GgufFile, device: torch.device) -> list[KindInUse]:
+    """The types of a file's tensors by their bytes, and what becomes of them on a device."""
+    whole, by_us = content.nbytes_by_kind.keys() <= PLAIN.keys(), not _read_by_transformers(content)
+    dtype = content.dtype if whole or device.type == "cpu" else torch.bfloat16
+    found: dict[tuple[str, bool], list[tuple[int, int]]] = {}
+    for _, entry in content.entries:
+        stays = by_us and device.type == "cpu" and entry.kind in FORMATS and len(entry.shape) == 2
+        held = entry.nbytes if stays else prod(entry.shape) * dtype.itemsize
+        found.setdefault((entry.kind, stays), []).append((entry.nbytes, held))
+    made = [
+        KindInUse(kind, len(each), sum(stored for stored, _ in each), sum(held for _, held in each), stays)
+        for (kind, stays), each in found.items()
+    ]
+    return sorted(made, key=lambda one: -one.stored)
 
 
 def parts_of(file: Path) -> list[Path]:
@@ -423,6 +451,7 @@ def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     length = header.get(f"{header.get('general.architecture')}.context_length")
     if isinstance(length, int):
         tokenizer.model_max_length = length
+    tokenizer.name_or_path = str(file)
     return tokenizer
 
 
