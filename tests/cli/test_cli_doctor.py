@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import precedent
+from helpers.packed_checkpoints import write_packed
 from helpers.saved_models import assert_one_clear_line
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -137,6 +138,13 @@ def test_a_gguf_file_is_examined_by_its_header(tmp_path: Path, examined: Any) ->
     assert "(97: eot_token_id)" in found["end tokens"][1]
     assert "<|im_end|> (259: eos_token_id, tokenizer, name)" in found["end tokens"][1]
     assert {path.suffix for path in tmp_path.iterdir()} == {".gguf", ".json"}
+
+
+def test_a_quantised_checkpoint_that_is_read_as_stored_needs_no_package(tmp_path: Path, examined: Any) -> None:
+    write_packed(tmp_path / "model", "awq")
+    status, found = examined(tmp_path / "model", "--device", "cpu")
+    assert (status, found["usable"]) == (0, True)
+    assert found["quantised"] == ("note", "awq: run as stored, without its package")
 
 
 def test_an_encoder_decoder_model_works_without_chat(tmp_path: Path, examined: Any) -> None:

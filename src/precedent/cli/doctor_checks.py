@@ -36,6 +36,7 @@ from precedent.target.load.loading import (
     load_tokenizer,
     sampling_defaults,
 )
+from precedent.target.load.quantised_checkpoint import reads
 from precedent.target.load.source import find_source, gguf_file, with_base
 from precedent.target.load.weight_files import DISTRIBUTIONS, PACKAGES, faults_of, loads_dense, quant_method
 from precedent.target.support import check_loadable
@@ -76,7 +77,7 @@ def examine_files(
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     file = gguf_file(model)
     kinds = [] if file is None else kinds_in_use(open_gguf(file), place)
-    yield from _weights(model, config)
+    yield from _weights(model, config, place)
     yield from _kinds(kinds, place)
     yield from _layers(config)
     yield from _context(config)
@@ -97,12 +98,25 @@ def examine_files(
     yield _draft(draft_model, tokenizer, config)
 
 
-def _weights(model: str, config: Any) -> Iterator[Finding]:
+def _read_as_stored(model: str, config: Any, place: torch.device) -> bool:
+    """Whether a checkpoint in a folder is quantised in a way that is run without its package."""
+    folder = Path(model).expanduser()
+    if place.type != "cpu" or quant_method(config) is None or not folder.is_dir():
+        return False
+    try:
+        return reads(folder, config)
+    except ModelLoadError:  # what is wrong with the files is said elsewhere
+        return False
+
+
+def _weights(model: str, config: Any, place: torch.device) -> Iterator[Finding]:
     file, method = gguf_file(model), quant_method(config)
     if file is not None:
         yield Finding("file", "note", "GGUF, read as it is")
-    package = PACKAGES.get(method or "")
-    if method is not None and package is not None and importlib.util.find_spec(package) is None:
+    package, ours = PACKAGES.get(method or ""), _read_as_stored(model, config, place)
+    if ours:
+        yield Finding("quantised", "note", f"{method}: run as stored, without its package")
+    if method is not None and not ours and package is not None and importlib.util.find_spec(package) is None:
         said = f"weights in {method} need another package: pip install {DISTRIBUTIONS.get(package, package)}"
         yield Finding("quantised", "no", said, needed=True)
     if file is not None:

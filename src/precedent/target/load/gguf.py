@@ -230,7 +230,7 @@ class _Filling:
         self.model.load_state_dict(self.found, strict=False, assign=True)
         self._tie()
         self._check_complete()
-        _fill_buffers(self.model, self.device)
+        fill_buffers(self.model, self.device)
         self._scale_rotary()
         if self.unused:
             log.warning(
@@ -362,7 +362,7 @@ def _names_in(model: PreTrainedModel, processor: Any) -> dict[str, str]:
     return found
 
 
-def _fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
+def fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
     """Compute the buffers that no file holds, such as rotary frequencies, as transformers does after loading."""
     for parameter in model.parameters():
         parameter._is_hf_initialized = True  # type: ignore[attr-defined]
