@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ import jinja2
 
 from precedent.errors import PromptError, UnsupportedError
 from precedent.runtime.plain_values import check_plain
-from precedent.runtime.process import Lock
 from precedent.text.codec import check_length
 from precedent.text.control_tokens import Markers
 from precedent.text.end_tokens import end_tokens
@@ -308,8 +306,7 @@ class FixedPart:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._known: OrderedDict[str, list[int]] = OrderedDict()
-        self._lock = Lock()
+        self._known: dict[str, list[int]] = {}
 
     def length(
         self,
@@ -321,11 +318,11 @@ class FixedPart:
         """Number of tokens of a rendered prompt's fixed beginning; 0 if it does not begin as others would."""
         system = list(takewhile(lambda message: message["role"] == "system", messages))
         key = json.dumps([system, tools, repr(settings)], default=str)
-        with self._lock:
-            beginning = self._known.get(key)
+        beginning = self._known.get(key)
         if beginning is None or not _begins(prompt_ids, beginning):  # a template may write today's date
-            beginning = self._common(system, tools, settings)
-            self._remember(key, beginning)
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            beginning = self._known[key] = self._common(system, tools, settings)
         return len(beginning) if _begins(prompt_ids, beginning) else 0
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -344,13 +341,6 @@ class FixedPart:
             return []
         pairs = takewhile(lambda pair: pair[0] == pair[1], zip(*prompts, strict=False))
         return [token for token, _ in pairs]
-
-    def _remember(self, key: str, beginning: list[int]) -> None:
-        with self._lock:
-            self._known[key] = beginning
-            self._known.move_to_end(key)
-            while len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
 
 
 def _begins(prompt_ids: Sequence[int], beginning: list[int]) -> bool:
