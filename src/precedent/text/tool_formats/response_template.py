@@ -94,7 +94,7 @@ class ResponseTemplateParser(EventParser):
         if event["field"] == CALLS:
             value = event["value"]
             for call in value if isinstance(value, list) else [value]:
-                self._call(call)
+                self._add_call(call)
         self._seen.clear()
 
     def _show(self, kind: type[TextPiece] | type[ReasoningPiece], text: str) -> None:
@@ -105,7 +105,7 @@ class ResponseTemplateParser(EventParser):
             self._events.append(kind(shown))
             self._begun = True
 
-    def _call(self, call: Any) -> None:
+    def _add_call(self, call: Any) -> None:
         raw = "".join(self._seen)
         try:
             function = call["function"]
