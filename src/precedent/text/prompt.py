@@ -152,7 +152,7 @@ def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
     """
     own = _own_template(tokenizer, has_tools)
     needs_tools = has_tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
-    if own is not None and (not needs_tools or _takes_tools(own)):
+    if own is not None and (not needs_tools or re.search(r"\btools\b", own)):
         if has_tools and format_of_template(own) is None and not reads_calls(tokenizer):
             known = ", ".join(form.name for form in known_formats())
             raise UnsupportedError(
@@ -192,10 +192,6 @@ def _own_template(tokenizer: PreTrainedTokenizerBase, has_tools: bool) -> str | 
     if isinstance(own, Mapping):  # several named templates
         own = (own.get("tool_use") if has_tools else None) or own.get("default")
     return None if own is None else str(own)
-
-
-def _takes_tools(template: str) -> bool:
-    return re.search(r"\btools\b", template) is not None
 
 
 def _check_messages(messages: Sequence[Message]) -> None:
