@@ -17,6 +17,7 @@ from helpers.command_line import precedent
 from helpers.order_chat import TOKENIZER, look_up
 from helpers.scripted_kinds import HALF, MODELS, asked, scripted, text_of
 from langchain_core import exceptions as theirs
+from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.tools import tool
 from pydantic import BaseModel, create_model
@@ -262,6 +263,12 @@ def test_an_answer_cache_keeps_different_models_apart(kind: Any, other: dict[str
         return
     one, same, two = (kind(**{"model": "m", **changes})._identifying_params for changes in ({}, {}, other))
     assert one == same != two
+
+
+def test_an_answer_cache_does_not_mix_up_two_engines_of_one_name() -> None:
+    cache = InMemoryCache()
+    models = [ChatPrecedent.from_engine(ScriptedEngine(TOKENIZER, [text]), cache=cache) for text in ("one", "two")]
+    assert [model.invoke("hi").content for model in (*models, models[0])] == ["one", "two", "one"]
 
 
 # The chat template
