@@ -96,7 +96,7 @@ def examine_files(
 def _weights(model: str, config: Any) -> Iterator[Finding]:
     file, method = gguf_file(model), quant_method(config)
     if file is not None:
-        yield Finding("file", "note", "GGUF: the first load converts it to bfloat16 in your cache folder")
+        yield Finding("file", "note", "GGUF, read as it is")
     package = PACKAGES.get(method or "")
     if method is not None and package is not None and importlib.util.find_spec(package) is None:
         said = f"weights in {method} need another package: pip install {DISTRIBUTIONS.get(package, package)}"
