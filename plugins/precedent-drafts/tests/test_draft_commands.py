@@ -77,7 +77,6 @@ def test_every_kind_is_trained_reported_and_measured(
         (None, ["--resume"], "there is nothing to resume"),
         ("training/plan.json", [], "continue it with --resume"),
         ("letter.txt", [], "is not empty"),
-        (None, ["--start", "middle"], "must be ends, first, last or a draft's folder"),
         (None, ["--temperature", "0"], "temperature=0.0 must be greater than 0"),
         (None, ["--kind", "exit", "--iterations", "2"], "--iterations is for --kind block, and this is --kind exit"),
         (None, ["--kind", "exit", "--rounds", "2"], "--rounds is for --kind chain, and this is --kind exit"),
@@ -85,7 +84,6 @@ def test_every_kind_is_trained_reported_and_measured(
         (None, ["--kind", "block", "--iterations", "9"], "iterations=9 must lie between 1 and block_size"),
         (None, ["--mask-top-k", "3"], "--mask-top-k is for --kind chain --condition target, and this is --kind chain"),
         (None, ["--condition", "target", "--passes", "1", "--mask-top-k", "3"], "mask_top_k leaves tokens out of"),
-        (None, ["--condition", "target", "--fusion", "loud"], "fusion='loud' must be linear or token-guided"),
     ],
 )
 def test_a_command_that_cannot_be_meant_is_one_line(

@@ -28,9 +28,7 @@ from precedent.target.load.first_layers import base_of, first_layers
 from precedent_drafts.heads import HEAD_TOKENS
 from precedent_drafts.trained import TOKEN_GUIDED, conditioned_beside, draft_beside, fusion_of, initial_weights
 from precedent_drafts.training.blocks import BlockRecipe
-from precedent_drafts.training.chain import ChainRecipe
-from precedent_drafts.training.conditioned import ConditionedRecipe
-from precedent_drafts.training.exits import ExitRecipe
+from precedent_drafts.training.chains import ConditionedRecipe, ExitRecipe
 from precedent_drafts.training.lessons import Author, OutputHead, Reader, Shard, Teacher, Text, check_trainable
 from precedent_drafts.training.measure import Measurement
 from precedent_drafts.training.prompts import read_completions, read_prompts, split
@@ -41,7 +39,7 @@ from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 TOKENIZER = byte_tokenizer()
 COMMON: dict[str, Any] = {"head_tokens": 96, "answer_tokens": 12, "chunk_prompts": 8, "learning_rate": 3e-3}
 SHAPE = {"layers": 1, "context_tokens": 8} | COMMON
-BLOCK = BlockRecipe(num_reads=2, block_size=3, markov_rank=8, anchors=6, **SHAPE)
+BLOCK = BlockRecipe(block_size=3, **SHAPE)
 RECIPES: dict[str, Recipe] = {
     "chain": RECIPE,
     "exit": ExitRecipe(exit_layer=2, exit_width=24, batch_texts=4, **COMMON),
@@ -172,53 +170,11 @@ def test_minutes_become_a_plan() -> None:
     assert Plan.of(0.01, 1, chunk_seconds=60, step_seconds=9) == Plan(1, 1, 1)
 
 
-def test_a_chain_is_trained_on_from_another_one(folders: Path, tmp_path: Path) -> None:
-    """It begins with that draft's layers, as many, beside a target of the same embeddings."""
-    target = tiny_target()
-    recipe = replace(RECIPE, start=str(folders / "chain"))
-    begun, before = recipe.student(target, None).weights(), load_file(folders / "chain" / "draft.safetensors")
-    layers = [name for name in before if name.startswith("layers.")]
-    assert layers
-    assert all(torch.equal(begun[name].float(), before[name].float()) for name in layers)
-    for changed, beside, error, says in (
-        (replace(recipe, layers=2), target, ConfigError, "has 1 layers, not 2"),
-        (recipe, tiny_target(seed=9), ModelLoadError, "uses its embeddings"),
-        (replace(recipe, start=str(folders / "exit")), target, ConfigError, "only a chain of tokens alone"),
-        (replace(RECIPE, layers=3), target, ConfigError, "not smaller than its target of 3"),
-    ):
-        with pytest.raises(error, match=says):
-            train_tiny(tmp_path / "draft", changed, target=beside)
-
-
-def test_a_block_draft_is_trained_on(folders: Path, tmp_path: Path) -> None:
-    """It starts with the other draft's weights and head; another shape and other layers are refused."""
-    on = replace(BLOCK, start=str(folders / "block"), learning_rate=1e-9, head_tokens=40)
-    train_tiny(tmp_path / "on", on, Plan(1, 0, 1))
-    before, after = (load_file(place / "model.safetensors") for place in (folders / "block", tmp_path / "on"))
-    assert before.keys() == after.keys()
-    assert all(torch.allclose(after[name], weight, rtol=0, atol=1e-7) for name, weight in before.items())
-    with pytest.raises(ModelLoadError, match="do not fit its config"):
-        train_tiny(tmp_path / "other", replace(on, markov_rank=4), Plan(1, 0, 1))
-    with pytest.raises(ConfigError, match="reads other layers than"):
-        train_tiny(tmp_path / "reads", replace(on, num_reads=1), Plan(1, 0, 1))
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (ChainRecipe, {"layers": 4}), (ChainRecipe, {"head_tokens": -1}), (ChainRecipe, {"rounds": 0}),
-        (ExitRecipe, {"exit_width": 0}), (ConditionedRecipe, {"start": "elsewhere"}),
-        (BlockRecipe, {"block_size": 17}), (BlockRecipe, {"start": "first"}),
-    ],
-)  # fmt: skip
-def test_a_recipe_out_of_range_is_refused_by_the_setting(kind: type[Recipe], settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(settings))):
-        kind(**settings)
-
-
 def test_targets_that_cannot_have_such_drafts_are_refused(tmp_path: Path) -> None:
     """Logits that are more than a head's, an exit behind the last layer, and masks that are made by hand."""
     target = tiny_target()
+    with pytest.raises(ConfigError, match="not smaller than its target of 3"):
+        train_tiny(tmp_path, replace(RECIPE, layers=3))
     with pytest.raises(ConfigError, match="exit_layer=3: an exit of this target stands behind layer 1 to 2"):
         train_tiny(tmp_path, replace(RECIPES["exit"], exit_layer=3))  # type: ignore[call-arg]
     with pytest.raises(UnsupportedError, match="is trained on full attention alone"):

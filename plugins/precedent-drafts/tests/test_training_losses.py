@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.conditioned import random_conditioned
 from helpers.hybrids import prefilled
-from helpers.tiny_block import settings_for, tiny_block_draft
+from helpers.tiny_block import tiny_block_draft
 from helpers.tiny_draft import PROMPTS, tiny_target, train_tiny
 from torch import Tensor
 from torch.nn.functional import silu, smooth_l1_loss
@@ -31,14 +31,16 @@ from precedent_drafts.trained import (
     fusion_of,
     initial_weights,
 )
-from precedent_drafts.training.blocks import BlockRecipe, BlockStudent, block_rows, blocks_of, initial_layers
-from precedent_drafts.training.chain import ChainRecipe, ChainStudent
-from precedent_drafts.training.conditioned import (
+from precedent_drafts.training.blocks import BlockRecipe, BlockStudent, block_rows, blocks_of
+from precedent_drafts.training.chains import (
+    ChainRecipe,
+    ChainStudent,
     ConditionedRecipe,
     ConditionedStudent,
+    ExitRecipe,
+    ExitStudent,
     entries_of,
 )
-from precedent_drafts.training.exits import ExitRecipe, ExitStudent
 from precedent_drafts.training.lessons import Lesson, Teacher, Text
 from precedent_drafts.training.training import Plan, Student
 from precedent_testing.tiny_models import byte_tokenizer
@@ -80,7 +82,7 @@ def check_gradients(student: Student, lessons: Sequence[Lesson], expected: Any, 
 def test_a_chain_learns_the_forward_divergence(head_tokens: Tensor | None) -> None:
     """On the whole vocabulary with the target's own logits, of the tokens to learn alone."""
     target = tiny_target()
-    student = ChainStudent(target, (1,), head_tokens, 1e-3, initial_weights(target, (1,)), 512)
+    student = ChainStudent(target, head_tokens, ChainRecipe(layers=1))
     known = torch.arange(259) if head_tokens is None else head_tokens
     learned = [place for place in range(7) if place != 3]
 
@@ -95,22 +97,10 @@ def test_a_chain_learns_the_forward_divergence(head_tokens: Tensor | None) -> No
     check_gradients(student, [lesson_of(target)], expected)
 
 
-@pytest.mark.parametrize(
-    ("start", "count", "chosen"),
-    [("ends", 2, (0, 29)), ("ends", 3, (0, 14, 29)), ("first", 2, (0, 1)), ("last", 1, (29,))],
-)
-def test_the_layers_with_which_a_chain_begins(start: str, count: int, chosen: tuple[int, ...]) -> None:
-    from precedent_drafts.training.chain import initial_layers as of_a_chain
-
-    assert of_a_chain(start, count, 30) == chosen
-    assert ChainRecipe().layers == 2
-
-
-@pytest.mark.parametrize("layerwise", [0.0, 0.7])
-def test_an_exit_learns_divergence_and_distance(layerwise: float) -> None:
+def test_an_exit_learns_divergence_and_distance() -> None:
     """Cross-entropy, and distance of final hidden states."""
     target = tiny_target()
-    student = ExitStudent(target, IDS, ExitRecipe(exit_layer=2, exit_width=16, layerwise=layerwise))
+    student = ExitStudent(target, IDS, ExitRecipe(exit_layer=2, exit_width=16))
     opinionated(student)
 
     def expected() -> Tensor:
@@ -126,7 +116,7 @@ def test_an_exit_learns_divergence_and_distance(layerwise: float) -> None:
                 hidden = target.model.norm(changed)
                 probs, log_probs = run.logits[0, token - 1].softmax(-1)[IDS], target.lm_head.weight[IDS] @ hidden
                 crossed = -(probs * log_probs.log_softmax(-1)).sum()
-                terms.append(crossed + layerwise * (hidden - wanted).square().sum() / wanted.square().sum())
+                terms.append(crossed + (hidden - wanted).square().sum() / wanted.square().sum())
         return torch.stack(terms).mean()
 
     check_gradients(student, Teacher(target, (2,)).shard([TEXT, OTHER]).lessons, expected)
@@ -153,7 +143,7 @@ def test_an_untrained_exit_is_the_first_layers_and_a_trained_one_runs_as_it_was_
 
 def conditioned(target: Any, **settings: Any) -> ConditionedStudent:
     """A student whose fusion has opinions."""
-    student = ConditionedStudent(target, (0, 2), IDS, ConditionedRecipe(fusion=TOKEN_GUIDED, **settings))
+    student = ConditionedStudent(target, IDS, ConditionedRecipe(layers=2, fusion=TOKEN_GUIDED, **settings))
     opinionated(student)
     return student
 
@@ -285,20 +275,6 @@ def test_blocks_learn_only_the_targets_words() -> None:
     assert blocks.rows[by_start[2]].tolist() == [0, 1, 2, 3]
 
 
-def test_some_blocks_are_partly_known() -> None:
-    """Known positions hold the true token and are not learned."""
-    target = tiny_target()
-    lesson, draft = lesson_of(target, (1, 3)), tiny_block_draft(target, **SHAPE)
-    blocks = blocks_of(lesson, draft, 9, 1.0, np.random.default_rng(1))
-    known = blocks.tokens[:, 1:] != draft.inputs.mask_id
-    assert known.any()
-    assert not known.all()
-    ids = torch.tensor([*TEXT.token_ids, *[0] * 9])
-    places = blocks.starts[:, None] + lesson.first + 1 + torch.arange(4)
-    assert torch.equal(blocks.tokens[:, 1:][known], ids[places][known])
-    assert bool(blocks.counts.any(1).all())
-
-
 @pytest.mark.parametrize("condition", ["target", "none"])
 def test_a_block_draft_learns_the_written_loss(condition: str) -> None:
     """Half the cross-entropy and half the total variation to the target's own logits, faded by depth.
@@ -306,8 +282,8 @@ def test_a_block_draft_learns_the_written_loss(condition: str) -> None:
     The gradient reaches what the layers make of the text, not only of the block.
     """
     target = tiny_target()
-    settings = settings_for(target, IDS.numel(), condition=condition, **SHAPE)
-    student = BlockStudent(target, BlockRecipe(layers=2), IDS, settings)
+    student = BlockStudent(target, BlockRecipe(block_size=4, condition=condition), IDS)
+    settings = student.draft.settings
     lesson = lesson_of(target, settings.reads)
     with torch.no_grad():
         student.draft.markov.right.normal_()
@@ -340,15 +316,3 @@ def test_a_block_draft_learns_the_written_loss(condition: str) -> None:
                 total = total + fading * (0.5 * crossed + 0.5 * varied + 0.1 * doubt)
                 weight = weight + fading
     assert float(loss.detach()) == pytest.approx(float(total / weight), abs=1e-6)
-
-
-def test_a_block_draft_begins_with_the_targets_layers() -> None:
-    """Those whose shapes fit, evenly spaced; it reads layers of the later half."""
-    target = tiny_target()
-    draft = BlockStudent(target, BlockRecipe(), torch.arange(259)).draft
-    first: Any = draft.model.layers[0]
-    assert torch.equal(first.mlp.up_proj.weight, target.model.layers[0].mlp.up_proj.weight)
-    assert [initial_layers(count, 30) for count in (1, 2, 3)] == [(0,), (0, 29), (0, 15, 29)]
-    assert [BlockRecipe(num_reads=2).reads(30), BlockRecipe().reads(30), BlockRecipe().reads(3)] == [
-        (15, 27), (15, 21, 27), (2, 3),
-    ]  # fmt: skip

@@ -48,6 +48,13 @@ class Condition(StrEnum):
     NONE = "none"
 
 
+class Fusion(StrEnum):
+    """How a chain that reads its target fuses its inputs."""
+
+    LINEAR = "linear"
+    TOKEN_GUIDED = "token-guided"
+
+
 CHAIN, CONDITIONED, BLOCK, EXIT = (
     "--kind chain", "--kind chain --condition target", "--kind block", "--kind exit",
 )  # fmt: skip
@@ -94,12 +101,6 @@ def train_draft(
         ),
     ] = None,
     layers: Annotated[int, typer.Option(min=1, max=3, help="Layers of a chain or block draft.")] = 2,
-    start: Annotated[
-        str,
-        typer.Option(
-            help="Its initial weights: the target's ends, or (a chain's) first or last layers, or a draft's folder."
-        ),
-    ] = "ends",
     head_tokens: Annotated[
         int, typer.Option(min=0, help="Size of its head, for the most frequent tokens; 0 is the whole vocabulary.")
     ] = 8192,
@@ -116,9 +117,7 @@ def train_draft(
         int,
         typer.Option(min=0, help="A token counts in a later pass if it was among so many likeliest; 0 counts all."),
     ] = 0,
-    fusion: Annotated[
-        str, typer.Option(help="How such a chain fuses tokens and states: linear or token-guided.")
-    ] = "linear",
+    fusion: Annotated[Fusion, typer.Option(help="How such a chain fuses tokens and states.")] = Fusion.LINEAR,
     block_size: Annotated[int, typer.Option(min=2, max=16, help="Positions of a block.")] = 8,
     iterations: Annotated[int, typer.Option(min=1, help="Forwards in which a block draft fills a block.")] = 1,
     context_tokens: Annotated[
@@ -173,9 +172,7 @@ def train_draft(
 def recipe_of(context: typer.Context, kind: Kind, condition: Condition | None) -> Recipe:
     """The recipe of the options. Raises ConfigError for a value out of range, and for an option of another kind."""
     from precedent_drafts.training.blocks import BlockRecipe
-    from precedent_drafts.training.chain import ChainRecipe
-    from precedent_drafts.training.conditioned import ConditionedRecipe
-    from precedent_drafts.training.exits import ExitRecipe
+    from precedent_drafts.training.chains import ChainRecipe, ConditionedRecipe, ExitRecipe
 
     recipes: Mapping[str, type[Recipe]] = {
         CHAIN: ChainRecipe, CONDITIONED: ConditionedRecipe, BLOCK: BlockRecipe, EXIT: ExitRecipe,

@@ -41,7 +41,6 @@ ADAPTER, FUSION = "adapter.", "fusion."
 """How the names of an adapter's and a fusion's weights begin in a draft's folder."""
 
 LINEAR, TOKEN_GUIDED = "linear", "token-guided"
-FUSIONS = (LINEAR, TOKEN_GUIDED)
 """How a draft fuses its inputs: EAGLE's linear map, or GRIFFIN's with a correction (2502.11018)."""
 
 EPSILON = 1e-6
@@ -201,6 +200,11 @@ def draft_beside(
     return whole(draft, target)
 
 
+def initial_layers(count: int, of: int) -> tuple[int, ...]:
+    """The layers with which training begins, of a target with so many: evenly spaced from first to last."""
+    return tuple(round(place * (of - 1) / max(1, count - 1)) for place in range(count))
+
+
 def initial_weights(target: PreTrainedModel, initial_layers: Sequence[int]) -> dict[str, Tensor]:
     """The weights with which training begins: those of some of the target's layers, not copied."""
     layers = layers_of(target)
@@ -327,9 +331,10 @@ class ConditionedInputs(GivenStates):
 
 def fusion_of(kind: str, hidden_size: int) -> LinearFusion:
     """A fusion with new weights, of torch's global generator. Raises ModelLoadError for an unknown kind."""
-    if kind not in FUSIONS:
+    fusions = {LINEAR: LinearFusion, TOKEN_GUIDED: TokenGuidedFusion}
+    if kind not in fusions:
         raise ModelLoadError(f"the draft fuses its inputs in a way that this version does not know: {kind!r}")
-    return LinearFusion(hidden_size) if kind == LINEAR else TokenGuidedFusion(hidden_size)
+    return fusions[kind](hidden_size)
 
 
 def reads_hidden_states(model: Any) -> bool:
