@@ -350,7 +350,7 @@ def test_drafts_that_do_not_fit_are_refused(model: PreTrainedModel, tmp_path: Pa
     config = tmp_path / "config.json"
     good = config.read_text(encoding="utf-8")
     for old, new, says in (
-        ('"format": 1', '"format": 2', "of format 2"),
+        ('"format": 1', '"format": 2', "has format 2"),
         ('"markov_rank": 6', '"markov_rank": 7', r"do not fit its config: markov"),
         ('"num_head_tokens": 259', '"num_head_tokens": 200', r"do not fit its config: head.token_ids"),
         ('"block_size": 4', '"block_size": 40', "must lie between 2 and 16"),

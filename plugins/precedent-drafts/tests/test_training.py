@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.conditioned import opinionated_weights, random_conditioned
@@ -92,11 +93,11 @@ def test_training_raises_acceptance(name: str, tmp_path: Path) -> None:
         measurement.report("draft", draft) for draft in (untrained(name, target, tmp_path / "before"), trained.draft)
     )
     assert trained.num_tokens == plan.chunks * 8 * 12
-    assert after.positions == 8 * 12
-    first = [each.acceptance[0] if isinstance(each.acceptance, list) else each.acceptance for each in (before, after)]
+    assert after["positions"] == 8 * 12
+    first = [float(np.ravel(each["acceptance"])[0]) for each in (before, after)]
     assert first[1] > first[0] + 0.05
     if name == "conditioned":
-        later = [each.acceptance_by_draw[1] for each in (before, after)]  # type: ignore[union-attr]
+        later = [each["acceptance_by_draw"][1] for each in (before, after)]
         assert later[1] > later[0]
 
 
@@ -365,7 +366,7 @@ def test_a_damaged_draft_is_one_clear_line(folders: Path, tmp_path: Path) -> Non
     for number, (changed, says) in enumerate(
         (
             ({"draft.safetensors": whole[:-100]}, "cannot load the draft model"),
-            ({"draft.json": settings.replace(b'"format": 1', b'"format": 9')}, "format 9, this version reads 1"),
+            ({"draft.json": settings.replace(b'"format": 1', b'"format": 9')}, "has format 9, this version reads 1"),
             ({"draft.json": b"{"}, "cannot be read"),
             ({"draft.safetensors": save(torn)}, "mlp.up_proj.weight"),
         )

@@ -252,19 +252,19 @@ def test_a_judge_is_read_as_it_was_written(tmp_path: Path) -> None:
     found = json.loads((tmp_path / JUDGE_FILE).read_text())
     assert found["features"] == ["hidden", "margin"]
     for change, message in (
-        ({"format": 2}, "written by another version"),
-        ({"weights": [1.0]}, "is not a judge"),
+        ({"format": 2}, "has format 2, this version reads 1"),
+        ({"weights": [1.0]}, "cannot be read"),
         ({"intercept": math.nan}, "a judge's numbers must be finite"),
-        ({"features": ["hidden", "colour"]}, "is not a judge"),
-        ({"colour": "red"}, "is not a judge"),
+        ({"features": ["hidden", "colour"]}, "cannot be read"),
+        ({"colour": "red"}, "cannot be read"),
     ):
         (tmp_path / JUDGE_FILE).write_text(json.dumps(found | change))
         with pytest.raises(ModelLoadError, match=message):
             TrainedJudge.load(tmp_path)
     (tmp_path / JUDGE_FILE).write_text("[")
-    with pytest.raises(ModelLoadError, match="is not a judge"):
+    with pytest.raises(ModelLoadError, match="cannot be read"):
         TrainedJudge.load(tmp_path)
-    with pytest.raises(ModelLoadError, match="there is no judge in"):
+    with pytest.raises(ModelLoadError, match="cannot be read"):
         TrainedJudge.load(tmp_path / "nowhere")
 
 

@@ -26,7 +26,6 @@ from helpers.tiny_judge import (
     train_tiny_judge,
     value_of,
 )
-from sklearn.metrics import roc_auc_score
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
@@ -224,7 +223,7 @@ def test_the_report_says_what_was_learned_and_what_is_let_through(folder: Path) 
     recipe = replace(RECIPE, features=(*OF_ROWS, "hidden"))
     trained = train_tiny_judge(folder.parent / "again", recipe, labels=folder / LABELS_FOLDER)
     report = report_of(trained, recipe)
-    assert [each["features"] for each in report["areas"]] == ["all", "all of rows", *OF_ROWS, "hidden"]
+    assert report["interval"][0] <= report["area"] <= report["interval"][1]
     assert report["learned"]["labels"] + report["held_out"]["labels"] == 24
     assert report["held_out"]["tasks"] == 2
     overruled = [
@@ -348,17 +347,6 @@ def examples(number: int = 120, width: int = 3, seed: int = 0) -> Examples:
     features = rng.normal(size=(number, width)) * [3.0, 1.0, 0.0][:width] + [5.0, 0.0, 2.0][:width]
     labels = (rng.random(number) < 1 / (1 + np.exp(5.0 - features[:, 0]))).astype(np.int64)
     return Examples(features, labels, np.arange(number) % 12)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_area_is_that_of_scikit_learn(seed: int) -> None:
-    """With many ties, few of them, and none."""
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(2, size=40)
-    labels[:2] = 0, 1
-    for scores in (rng.normal(size=40), rng.integers(5, size=40).astype(float), np.zeros(40)):
-        assert area_under_curve(scores, labels) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
-    assert math.isnan(area_under_curve(np.zeros(3), np.ones(3, dtype=np.int64)))
 
 
 def test_the_folded_weights_are_the_fit_of_standardised_features() -> None:

@@ -292,7 +292,7 @@ def report_on(
     """The reports on drafts of any kind, on the target's answers to held-out prompts."""
     from precedent.target.fingerprints import name_of
     from precedent_drafts.training.lessons import Author
-    from precedent_drafts.training.measure import BlockReport, Measurement
+    from precedent_drafts.training.measure import Measurement
 
     others, first_seed = OtherPrograms(), seed + HELD_OUT_SEED
     progress.show("answering held-out prompts", 0, len(held_out))
@@ -302,9 +302,7 @@ def report_on(
     measurement = Measurement(model, texts, temperature)
     for name, draft in drafts.items():
         found = measurement.report(name, draft, partial(progress.show, f"measuring {name}"))
-        report.setdefault("blocks" if isinstance(found, BlockReport) else "drafts", []).append(
-            dataclasses.asdict(found)
-        )
+        report.setdefault("blocks" if "nodes" in found else "drafts", []).append(found)
     share = others.share()
     return report | {"others_cpu_share": None if share is None else round(share, 3)}
 

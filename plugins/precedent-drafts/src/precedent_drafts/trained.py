@@ -20,14 +20,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from precedent.errors import ModelLoadError, UnsupportedError
+from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.load.first_layers import base_of, first_layers, frame_of, layers_of, whole
 from precedent_drafts.heads import HEAD_TOKENS, GivenStates, check_on_one_device, restrict_head
@@ -46,6 +46,8 @@ LINEAR, TOKEN_GUIDED = "linear", "token-guided"
 EPSILON = 1e-6
 
 Weights = Mapping[str, Tensor]
+
+Settings = TypeVar("Settings")
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +75,18 @@ def save_tensors(path: Path, tensors: Weights, **metadata: str) -> None:
     with replacing(path) as partial:
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(kept, partial, {"format": "pt"} | metadata)
+
+
+def read_as(made: type[Settings], path: Path, /, **expected: Any) -> Settings:
+    """The settings in a JSON file. Raises ModelLoadError if it is damaged or does not have the `expected` values."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        for name, value in expected.items():
+            if found[name] != value:
+                raise ModelLoadError(f"{path} has {name} {found[name]}, this version reads {value}; train it again")
+        return made(**{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
+        raise ModelLoadError(f"{path} cannot be read ({error!r}); train it again") from error
 
 
 # Folders
@@ -125,15 +139,7 @@ def holds_draft(place: str | Path) -> bool:
 
 def read_settings(folder: Path) -> DraftSettings:
     """The content of `draft.json`. Raises ModelLoadError if this version does not understand it."""
-    try:
-        found = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
-        if found["format"] != FORMAT:
-            raise ModelLoadError(
-                f"the draft model {folder} has format {found['format']}, this version reads {FORMAT}; train it again"
-            )
-        return DraftSettings(**{**found, "initial_layers": tuple(found["initial_layers"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelLoadError(f"{folder / SETTINGS_FILE} cannot be read ({error!r}); train the draft again") from error
+    return read_as(DraftSettings, folder / SETTINGS_FILE, format=FORMAT)
 
 
 def load_weights(folder: Path, target: PreTrainedModel) -> tuple[DraftSettings, dict[str, Tensor]]:
