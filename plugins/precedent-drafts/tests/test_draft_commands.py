@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.command_line import precedent
-from helpers.tiny_block import tiny_block_draft
 from helpers.tiny_draft import PROMPTS, tiny_target
 
 from precedent.drafters import Candidates
 from precedent.target.load.first_layers import first_layers
-from precedent_drafts.training.blocks import block_rows
-from precedent_drafts.training.lessons import Author, Teacher, Text
+from precedent_drafts.training.lessons import Author, Text
 from precedent_drafts.training.measure import Measurement, expected_tokens, matched_tokens
 from precedent_drafts.training.training import Plan
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -111,13 +109,6 @@ def texts() -> list[Text]:
     return texts
 
 
-def test_a_target_accepts_all_of_itself(texts: list[Text]) -> None:
-    target = tiny_target()
-    report = Measurement(target, texts).report("itself", target)
-    assert report["acceptance"] == pytest.approx(1.0)
-    assert (report["agreement"], report["positions"], report["prompts"]) == (1.0, 18, 2)
-
-
 def test_acceptance_is_one_minus_total_variation(texts: list[Text]) -> None:
     target = tiny_target()
     draft = first_layers(target, 1)
@@ -132,30 +123,6 @@ def test_acceptance_is_one_minus_total_variation(texts: list[Text]) -> None:
         agreed += (rows[0].argmax(-1) == rows[1].argmax(-1)).tolist()
     assert found["acceptance"] == pytest.approx(float(np.mean(overlaps)), abs=1e-9)
     assert found["agreement"] == pytest.approx(float(np.mean(agreed)))
-
-
-def test_acceptance_of_a_block_is_that_by_position(texts: list[Text]) -> None:
-    """Against the rows of every block, with the Markov term of the true token before, at the report's temperature."""
-    target, ids = tiny_target(), [*range(30, 120), 257]
-    draft = tiny_block_draft(target, ids, context_tokens=24)
-    found = Measurement(target, texts, temperature=0.7).report("block", draft)
-    overlaps: list[list[float]] = [[] for _ in range(4)]
-    columns = {token: place for place, token in enumerate(ids)}
-    for text, lesson in zip(texts, Teacher(target, (1, 3), 24).shard(texts).lessons, strict=True):
-        with torch.no_grad():
-            true = (target(torch.tensor([text.token_ids])).logits[0] / 0.7).softmax(-1)[:, ids]
-        for anchor in lesson.anchors:
-            tokens = torch.tensor([[text.token_ids[anchor], *[draft.inputs.mask_id] * 4]])
-            with torch.no_grad():
-                rows = block_rows(draft, lesson.states, tokens, torch.tensor([anchor - lesson.first]))[0, 1:]
-                for depth, row in enumerate(draft.head.rows(rows)):
-                    if anchor + depth + 1 < len(text.token_ids):
-                        before = columns.get(text.token_ids[anchor + depth], len(ids))
-                        probs = ((row + draft.markov(torch.tensor(before))) / 0.7).softmax(-1)
-                        overlaps[depth].append(float(torch.minimum(probs, true[anchor + depth]).sum()))
-    assert found["acceptance"] == pytest.approx([sum(each) / len(each) for each in overlaps], abs=1e-6)
-    assert (found["positions"], found["prompts"], found["nodes"]) == (18, 2, 16)
-    assert found["tokens_per_step"] >= 1.0
 
 
 def test_expected_tokens_of_chains_and_the_matched_path_of_a_tree() -> None:

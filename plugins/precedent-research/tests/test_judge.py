@@ -153,20 +153,6 @@ def test_features_by_hand() -> None:
     assert set(FEATURES) == {*OF_ROWS, "hidden"}
 
 
-def test_excluded_tokens_leave_every_feature_finite() -> None:
-    """A restricted head of the draft, a grammar on the target."""
-    target, draft = TARGET_V4.log().clone(), DRAFT_V4.log().clone()
-    target[0], draft[3] = -torch.inf, -torch.inf
-    assert all(map(math.isfinite, features_of(Rejected(0, target, draft), OF_ROWS)))
-
-
-def test_the_probability_is_the_logistic_function_of_the_features() -> None:
-    judge = TrainedJudge(("margin", "rank"), (3.0, -1.0), 0.25, 0.5)
-    score = 0.25 + 3.0 * 4.0 - 2.5
-    assert judge.probability([4.0, 2.5]) == pytest.approx(1 / (1 + math.exp(-score)), abs=EXACT)
-    assert judge_with(0.5, margin=-1e6).probability([1.0]) == pytest.approx(0.0, abs=1e-200)
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_the_written_distribution_of_a_trained_judge(seed: int) -> None:
     """By enumeration: min(p, q) and, of what is rejected, all that the judge overrules; the rest is recovered."""
