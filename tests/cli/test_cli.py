@@ -70,24 +70,6 @@ def test_the_default_target_is_the_packaged_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["run", "x", "--target", "gpt-4o"], "only through its provider's API"),
-        (["demo", "--html", "/no/such/folder/page.html"], "there is no folder '/no/such/folder'"),
-    ],
-)
-def test_bad_input_is_one_line_on_stderr_and_status_2(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert precedent(*arguments) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("error: ")
-    assert shown.err.count("\n") == 1
-    assert says in shown.err
-
-
-@pytest.mark.parametrize(
     ("error", "status", "said"),
     [(ModelLoadError("first\n  second"), 2, "error: first second\n"), (KeyboardInterrupt(), 130, "")],
     ids=["an error of several lines", "Ctrl-C"],
@@ -101,20 +83,6 @@ def test_errors_are_one_line_and_a_status(
     load_by(monkeypatch, fail)
     assert precedent("run", "x") == status
     assert capsys.readouterr().err.endswith(said)
-
-
-def test_run_streams_the_answer_and_writes_what_it_counted(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results = tmp_path / "out.json"
-    arguments = ("run", "hello", "--target", model, "--max-tokens", "12", "--json", str(results))
-    assert precedent(*arguments) == 0
-    written = json.loads(results.read_text(encoding="utf-8"))
-    assert capsys.readouterr().out == written["text"] + "\n"
-    assert 0 < written["tokens"] <= 12
-    assert written["target"] == model
-    assert written["finish_reason"] in ("stop", "length")
-    assert written["speculation"]["num_accepted_tokens"] == sum(written["speculation"]["accepted_by_source"].values())
 
 
 def test_show_sources_colours_the_same_text_and_adds_a_legend(

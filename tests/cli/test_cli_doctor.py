@@ -11,7 +11,7 @@ import torch
 from helpers.command_line import precedent
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from precedent.cli import doctor_checks
 from precedent_testing.sweep import tiny_model
@@ -100,37 +100,6 @@ def test_a_hybrid_has_keys_in_some_layers_and_states_in_others(tmp_path: Path, e
     assert found["attention"] == ("yes", "qwen3_next: 2 × linear_attention, 2 × full_attention")
     assert "bitwise" in found["states"][1]
     assert "1 KiB per token" in found["memory"][1], "two layers of float64"
-
-
-def test_a_model_that_cannot_be_rewound(tmp_path: Path, examined: Any) -> None:
-    config = AutoConfig.for_model("rwkv", hidden_size=16, num_hidden_layers=2, vocab_size=259)
-    status, found = examined(write(tmp_path / "rwkv", model=config))
-    assert (status, found["usable"], found["attention"][0]) == (1, False, "no")
-    assert "cannot be rewound" in found["attention"][1]
-
-
-@pytest.mark.parametrize(
-    ("draft", "state", "said"),
-    [
-        ("first-layers:2", "yes", "the target's own first layers, 2 of 3"),
-        ("first-layers:3", "no", "3"),
-        ("first-layers:x", "no", "x"),
-        ("another", "no", "does not share the target's tokenizer"),
-        ("itself", "yes", "it has the target's tokenizer"),
-    ],
-)
-def test_a_draft_model_that_does_not_fit_says_nothing_against_the_target(
-    draft: str, state: str, said: str, model: str, examined: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if draft == "another":
-        draft = write(tmp_path / "draft", tokenizer=byte_tokenizer((("t", "h"),)))
-    draft = model if draft == "itself" else draft
-    status, found = examined(model, "--draft-model", draft)
-    assert (status, found["usable"], found["model_usable"]) == (int(state == "no"), state == "yes", True)
-    assert found["draft model"][0] == state
-    assert said in found["draft model"][1]
-    not_with = f"{model} can be used, but not with the draft model {draft}\n"
-    assert capsys.readouterr().out.endswith(not_with) == (state == "no")
 
 
 def test_a_base_model_that_cannot_be_asked_in_chatml_can_be_used_without_conversations(

@@ -88,13 +88,3 @@ def test_a_measurement_is_kept_with_command_date_and_machine(tmp_path: Path) -> 
     assert found["command"] == typed
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])
     assert found["machine"].items() >= measuring.machine_of().items()
-
-
-@pytest.mark.parametrize(
-    ("features", "kind"),
-    [(("avx2",), "avx2"), (("avx2", "avx512f"), "avx512"), (("avx2", "avx512f", "avx512bf16"), "avx512-bf16"),
-     (("avx2", "avx512f", "avx512bf16", "amx-bf16"), "amx"), ((), "other")],
-)  # fmt: skip
-def test_the_class_of_a_machine_is_the_best_of_its_features(features: tuple[str, ...], kind: str) -> None:
-    assert measuring.machine_class(dict.fromkeys(features, True)) == kind
-    assert tuple(measuring.CLASSES) == figures.CLASSES

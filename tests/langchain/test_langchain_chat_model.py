@@ -46,7 +46,7 @@ def comparable(message: BaseMessage) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("output_version", ["v0", "v1"])
-@pytest.mark.parametrize("max_burst", [1, 7, 1000])
+@pytest.mark.parametrize("max_burst", [1, 7])
 @pytest.mark.parametrize(
     "answer",
     [

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.order_chat import Streaming, scripted
 from langchain_core.messages import AIMessageChunk
 
 from precedent.cache import SpeculationCache
@@ -45,12 +44,6 @@ async def test_leaving_a_stream_or_cancelling_a_task_cancels_the_request(kind: A
     for request in engine.requests:
         assert await asyncio.to_thread(request.ended.wait, 10)
         assert request.cancelled
-
-
-def test_a_streaming_handler_sees_every_text() -> None:
-    handler = Streaming()
-    message = scripted("Hello there", max_burst=3).invoke("hi", {"callbacks": [handler]}, stream=True)
-    assert "".join(handler.texts) == message.content == "Hello there"
 
 
 # On a real engine
@@ -94,21 +87,6 @@ async def test_a_stream_may_be_left_at_every_chunk(llm: ChatPrecedent, engine: E
     assert engine.metrics().num_requests_cancelled == before + 10
     left = {one for one in set(threading.enumerate()) - threads if not one.name.startswith("asyncio")}
     assert not left, "no thread is left behind"
-
-
-async def test_sixteen_async_streams_half_of_them_cancelled(llm: ChatPrecedent, engine: Engine) -> None:
-    async def one(number: int) -> str:
-        text = ""
-        async for chunk in llm.astream(f"request {number}"):
-            text += str(chunk.content)
-            if number % 2 and len(text) > number:
-                raise asyncio.CancelledError
-        return text
-
-    answers = await asyncio.gather(*(asyncio.create_task(one(number)) for number in range(16)), return_exceptions=True)
-    assert answers[::2] == [TEXT] * 8
-    assert all(isinstance(answer, asyncio.CancelledError) for answer in answers[1::2])
-    assert await asyncio.to_thread(is_idle, engine)
 
 
 @pytest.mark.parametrize("way", ["stream", "astream", "events", "invoke"])

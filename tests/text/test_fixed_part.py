@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
@@ -30,15 +29,6 @@ def fixed(
     prompt = render_prompt(tokenizer, messages, tools)
     length = (part or FixedPart(tokenizer)).length(prompt, messages, tools)
     return tokenizer.decode(prompt[:length])
-
-
-@pytest.mark.parametrize("tools", [[], TOOLS], ids=["alone", "with tools"])
-def test_it_is_the_system_turn_and_the_tools(tools: list[Any]) -> None:
-    text = fixed(byte_tokenizer(), told("where is order 17"), tools)
-    assert text.startswith("<|im_start|>system\n")
-    assert SYSTEM["content"] in text
-    assert ("look_up" in text) == bool(tools)
-    assert text.endswith("<|im_start|>user\n")
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=6), min_size=2, max_size=4))

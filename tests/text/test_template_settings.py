@@ -46,12 +46,6 @@ def test_a_template_is_told(template: str, told: TemplateSettings, written: str)
     assert prompt(template, told) == prompt(template, TemplateSettings({}, None), told)
 
 
-def test_without_a_word_templates_do_as_they_like() -> None:
-    assert "<think>" not in prompt(QWEN)
-    assert prompt(QWEN) == prompt(QWEN, TemplateSettings(reasoning=True)) == prompt(QWEN, TemplateSettings())
-    assert "Today: 26 Jul 2024" in prompt(LLAMA)
-
-
 def test_what_is_said_later_goes_before() -> None:
     model, call = TemplateSettings({"enable_thinking": False}), TemplateSettings(reasoning=True)
     assert prompt(QWEN, model, call) == prompt(QWEN)

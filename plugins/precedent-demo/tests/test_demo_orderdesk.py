@@ -91,11 +91,6 @@ def test_what_is_unknown_or_comes_too_late_is_refused_and_changes_nothing(desk: 
     assert desk.state() == template.state()
 
 
-def test_tracking_tells_place_of_a_shipped_and_day_of_a_delivered_order(desk: OrderDesk) -> None:
-    assert {"place", "due"} <= set(call(desk, "track_shipment", order=order_with(desk, "shipped")))
-    assert "delivered" in call(desk, "track_shipment", order=order_with(desk, "delivered"))
-
-
 def test_a_pending_order_can_be_cancelled_once_and_is_refunded(desk: OrderDesk) -> None:
     order_id = order_with(desk, "pending")
     total = call(desk, "get_order", order=order_id)["total"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from itertools import islice
 
@@ -20,7 +19,6 @@ from precedent_demo import (
     run_request,
 )
 from precedent_demo.conversation import MAX_TURNS
-from precedent_demo.evaluation import report
 from precedent_demo.logs import expert_messages
 from precedent_demo.requests import Customer
 from precedent_demo.wording import WORDINGS, Wording
@@ -124,40 +122,6 @@ def test_the_requests_need_every_tool_and_refused_and_declined_ones_change_nothi
     talks = [expert_messages(request, template, random.Random(0)) for request in requests]
     needed = {call["function"]["name"] for talk in talks for one in talk for call in one.get("tool_calls", [])}
     assert needed == {tool.name for tool in make_tools(template)}
-
-
-def test_a_model_that_calls_for_ever_is_stopped(template: OrderDesk, requests: list[Request]) -> None:
-    endless = saying('<tool_call>{"name": "list_orders", "arguments": {"customer": "C1"}}</tool_call>')
-    transcript = run_request(endless, requests[0], template)
-    assert len(transcript.answers) == MAX_TURNS
-    assert not transcript.facts_told
-
-
-@pytest.mark.parametrize(
-    "text", ["", "<tool_call>{}</tool_call>", '<tool_call>{"name": "teleport", "arguments": {}}</tool_call>']
-)
-def test_nonsense_ends_in_an_unsolved_request_and_never_in_an_error(
-    template: OrderDesk, requests: list[Request], text: str
-) -> None:
-    answer = text.replace("{}</", '{"name": "get_order", "arguments": {"id": 7}}</') if "{}<" in text else text
-    assert not run_request(saying(answer), requests[0], template).solved_by_model
-
-
-def test_a_harmful_extra_call_has_a_real_effect_and_misses_the_gold_state(
-    template: OrderDesk, requests: list[Request]
-) -> None:
-    victim = template.rows("SELECT order_id FROM orders WHERE status = 'pending' ORDER BY order_id")[-1]["order_id"]
-    harm = {"name": "cancel_order", "arguments": {"order": victim, "reason": "no longer needed"}}
-    request = one_request(requests, concern="track")
-    assert not run_request(saying(f"<tool_call>{json.dumps(harm)}</tool_call>"), request, template).gold_reached
-
-
-def test_a_report_counts_solved_requests_and_calls(template: OrderDesk, requests: list[Request]) -> None:
-    models = expert_model(requests[0], template), saying("No.")
-    counted = report(run_request(model, one, template) for model, one in zip(models, requests, strict=False))
-    assert (counted["solved"]["hits"], counted["solved"]["of"]) == (1, 2)
-    assert counted["solved"]["interval"] == pytest.approx([0.0945, 0.9055], abs=1e-3)
-    assert counted["calls_parsed"]["rate"] == 1.0
 
 
 def test_both_packaged_drafts_are_there() -> None:

@@ -17,9 +17,8 @@ from precedent.drafters import known_drafters
 from precedent.engine.generation import GenerationResult
 from precedent.pages.colours import OTHERS, SOURCES
 from precedent.runtime.machine_load import BUSY_SHARE
-from precedent_demo.demo_report import HEADINGS, demo_page, doubts, rows, show, verdict
+from precedent_demo.demo_report import FEWEST_FOR_INTERVAL, HEADINGS, demo_page, doubts, rows, show, verdict
 from precedent_demo.demo_runs import WAYS, Run, Turn, ways_of, with_speedups
-from precedent_demo.speedup import FEWEST_FOR_INTERVAL
 
 NAMES = [way.name for way in WAYS]
 

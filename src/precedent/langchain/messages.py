@@ -26,7 +26,7 @@ from langchain_core.messages.tool import invalid_tool_call
 from langchain_core.prompt_values import PromptValue
 
 from precedent.errors import ConfigError, PromptError, UnsupportedError
-from precedent.langchain.wording import input_in_our_words
+from precedent.langchain.exceptions import input_in_our_words
 from precedent.runtime.plain_values import check_plain, shown
 from precedent.text.history import Message
 from precedent.text.prompt import ROLES

@@ -17,9 +17,7 @@ from precedent.cli.options import write_json
 from precedent.cli.progress import Progress
 from precedent_demo import READ_ONLY, CustomerInTheLoop, Request, Transcript, make_database, make_requests, run_request
 from precedent_demo.demo import Asked
-from precedent_demo.demo_measuring import loaded, warm
-from precedent_demo.demo_runs import TENANT, Bench, rotated, speedup_keys
-from precedent_demo.speedup import Sample
+from precedent_demo.demo_runs import TENANT, Bench, Sample, loaded, rotated, speedup_keys, warm
 from precedent_run_ahead import RunAheadMiddleware
 
 WAYS = {"neither": "plain", "tokens only": "both", "tools only": "plain", "both": "both"}
