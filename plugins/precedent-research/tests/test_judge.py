@@ -21,7 +21,7 @@ from precedent import verify
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
-from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
+from precedent.errors import ConfigError, ModelLoadError
 from precedent.planning.costs import CostCurve
 from precedent.sampling.rng import CounterRng, Rng
 from precedent.sampling.target_rows import TargetRows
@@ -100,16 +100,6 @@ def test_verification_goes_on_below_a_token_that_a_judge_accepted() -> None:
     row = torch.tensor([0.0, 1.0], dtype=torch.float64)
     verdict = overruled_by(lambda *_: 1.0)(tree, toy_rows(always(row), tree))(CounterRng(0, 0))
     assert verdict == Verdict((0, 1), 1, "bonus", 1.0)
-
-
-def test_an_installed_judge_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entry-point group `precedent.judges`."""
-    install_judges(monkeypatch, mine=lambda *_: 1.0)
-    tree = chain([0])
-    rows = toy_rows(always(torch.tensor([0.0, 1.0])), tree)
-    assert verifier_of("lossy_judge:name=mine")(tree, rows)(CounterRng(0, 0)).path == (0,)
-    with pytest.raises(ConfigError, match=r"no judge is called 'yours' \(installed: mine\)"):
-        verifier_of("lossy_judge:name=yours")
 
 
 # Trained judges
@@ -196,20 +186,6 @@ def test_only_tokens_with_the_drafts_logits_are_judged() -> None:
     tree = sampled(DRAFT_V4)(CounterRng(0, 0))
     assert draft_logits_of(tree, 0) is tree.candidates[0].distribution.logits
     assert draft_logits_of(chain([0]), 0) is None
-
-
-def test_a_judge_may_read_hidden_states() -> None:
-    """Of the rejected token itself; without any the target says so."""
-    judge, tree = HIDDEN_JUDGE, sampled(DRAFT_V4)(CounterRng(0, 0))
-    assert judge.reads_hidden_states
-    assert not judge_with(0.5, margin=1.0).reads_hidden_states
-    row = TARGET_V4.log().expand(2, 4)
-    for first, expected in ((-1.0, 1.0), (1.0, 0.0)):
-        states = {0: torch.tensor([first, 7.0])}
-        rows = TargetRows(row, tree, SamplingParams(temperature=1.0), hidden=states.__getitem__)
-        assert judge(tree, rows, 0) == expected
-    with pytest.raises(UnsupportedError, match="keeps no hidden states"):
-        judge(tree, toy_rows(always(TARGET_V4), tree), 0)
 
 
 def test_a_mode_may_give_a_trained_judge_another_threshold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ from precedent.drafters.model.distribution import DraftedToken
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, GenerationError, UnsupportedError
 from precedent.planning.costs import CostCurve
-from precedent.planning.gate import PROBE_STEPS
 from precedent.planning.planner import Limits
 from precedent.runtime.background import AtOnce, Background
 from precedent.runtime.fence import Fences
@@ -241,15 +240,6 @@ def num_draws(planner: PearlPlanner, behind: int, at_hand: int) -> int:
     return planner.plan([], {"draft-model": PearlSource(behind, at_hand=at_hand)}, LIMITS).draws["draft-model"]
 
 
-@pytest.mark.parametrize(("acceptance", "milliseconds"), [(0.9, 0.0), (0.5, 0.2), (0.7, 4.0)])
-def test_what_is_shown_is_the_best_number_as_far_as_it_is_there(acceptance: float, milliseconds: float) -> None:
-    """Never another number because fewer are at hand; and what samples cost when they were made does not count."""
-    planner = planner_that_knows(acceptance, milliseconds)
-    shown = [num_draws(planner, 1, ready) for ready in range(1, 9)]
-    assert shown == [min(shown[-1], ready) for ready in range(1, 9)]
-    assert shown[-1] > 0
-
-
 def planner_that_knows(acceptance: float, milliseconds: float) -> PearlPlanner:
     """Forwards take 10 milliseconds and a twentieth more per row; a sample is known to take so long."""
     planner = PearlPlanner(CostCurve())
@@ -267,17 +257,6 @@ def test_a_cheap_draft_is_waited_for_and_a_dear_one_is_not() -> None:
         planner = planner_that_knows(0.8, milliseconds)
         assert bool(num_draws(planner, 1, 0)) == waits
         assert num_draws(planner, 400, 0) == 0
-
-
-def test_a_draft_model_that_is_waited_for_in_vain_is_left_alone() -> None:
-    """After some steps; one whose samples are accepted is not, if the waits are short."""
-    for acceptance, waited, goes_on in ((0.01, 5.0, False), (0.8, 0.5, True)):
-        planner = planner_that_knows(acceptance, 1.0)
-        for _ in range(PROBE_STEPS):
-            assert planner.num_draws_ahead("draft-model", 1, LIMITS) == 7
-            planner.observe_wait("draft-model", 1, waited)
-        assert bool(planner.num_draws_ahead("draft-model", 1, LIMITS)) == goes_on
-    assert planner.num_draws_ahead("draft-model", 1, Limits(8, 0, 40, frozenset())) == 0
 
 
 # Engines

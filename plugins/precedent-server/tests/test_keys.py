@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.key_files import ENTRY, KEY, names, posix_only, private
-from helpers.key_processes import changing, go
+from helpers.key_files import ENTRY, KEY, changing, go, names, posix_only, private
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

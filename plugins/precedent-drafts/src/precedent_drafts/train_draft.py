@@ -308,11 +308,21 @@ def report_on(
 
 
 def show_report(report: Mapping[str, Any]) -> None:
-    """Tables of a report."""
-    if "drafts" in report:
-        _show_chains(report["target"], report["drafts"])
-    if "blocks" in report:
-        _show_blocks(report["blocks"])
+    """A table of a report."""
+    reports = [*report.get("drafts", ()), *report.get("blocks", ())]
+    table = Table(title=f"target {report['target']}: {reports[0]['target_milliseconds']:.1f} ms per step")
+    for column in ("draft", "accepted, in order", "same", "ms", "cost", "draws, nodes", "per step", "speed"):
+        table.add_column(column, justify="left" if column == "draft" else "right")
+    for each in reports:
+        accepted = each["acceptance"] if "nodes" in each else each["acceptance_by_draw"]
+        same = f"{each['agreement']:.3f}" if "agreement" in each else ""
+        drafting = each["forward_milliseconds"] if "nodes" in each else each["draw_milliseconds"]
+        table.add_row(
+            Path(each["draft"]).name, " ".join(f"{share:.2f}" for share in accepted), same, f"{drafting:.1f}",
+            f"1/{1 / each['cost']:.1f}", str(each["nodes"] if "nodes" in each else each["best_draws"]),
+            f"{each['tokens_per_step']:.2f}", f"{each['speed']:.2f}x",
+        )  # fmt: skip
+    Console().print(table)
     busy = report["others_cpu_share"]
     if busy is not None and busy > BUSY_SHARE:
         Console().print(
@@ -320,40 +330,3 @@ def show_report(report: Mapping[str, Any]) -> None:
             "do not (run measure-draft again on an idle machine)",
             highlight=False,
         )
-
-
-def _show_chains(target: str, reports: Sequence[dict[str, Any]]) -> None:
-    table = _table(
-        f"target {target}: {reports[0]['target_milliseconds']:.1f} ms per step",
-        ("draft", "accepted", "same", "ms", "cost", "draws", "per step", "speed"),
-    )
-    for each in reports:
-        by_draw = each["acceptance_by_draw"]
-        table.add_row(
-            Path(each["draft"]).name,
-            f"{by_draw[0]:.3f}" if len(by_draw) == 1 else " ".join(f"{share:.2f}" for share in by_draw),
-            f"{each['agreement']:.3f}", f"{each['draw_milliseconds']:.1f}", f"1/{1 / each['cost']:.1f}",
-            str(each["best_draws"]), f"{each['tokens_per_step']:.2f}", f"{each['speed']:.2f}x",
-        )  # fmt: skip
-    Console().print(table)
-
-
-def _show_blocks(reports: Sequence[dict[str, Any]]) -> None:
-    table = _table(
-        f"block drafts, target: {reports[0]['target_milliseconds']:.1f} ms per step",
-        ("draft", "accepted, by position", "ms", "cost", "nodes", "per step", "speed"),
-    )
-    for each in reports:
-        table.add_row(
-            Path(each["draft"]).name, " ".join(f"{share:.2f}" for share in each["acceptance"]),
-            f"{each['forward_milliseconds']:.1f}", f"1/{1 / each['cost']:.1f}", str(each["nodes"]),
-            f"{each['tokens_per_step']:.2f}", f"{each['speed']:.2f}x",
-        )  # fmt: skip
-    Console().print(table)
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title)
-    for column in columns:
-        table.add_column(column, justify="left" if column == "draft" else "right")
-    return table
