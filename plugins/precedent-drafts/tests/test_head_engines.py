@@ -95,8 +95,8 @@ HEADS: dict[str, Head] = {
 EACH = pytest.mark.parametrize("name", HEADS)
 
 SAMPLINGS = {
-    "greedy": SamplingParams(max_tokens=20),
-    "seeded": SamplingParams(temperature=0.9, seed=7, max_tokens=20),
+    "greedy": SamplingParams(max_tokens=12),
+    "seeded": SamplingParams(temperature=0.9, seed=7, max_tokens=12),
 }
 SCHEMA = JsonSchema.of({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
 

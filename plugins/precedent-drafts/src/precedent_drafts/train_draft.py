@@ -311,15 +311,17 @@ def show_report(report: Mapping[str, Any]) -> None:
     """A table of a report."""
     reports = [*report.get("drafts", ()), *report.get("blocks", ())]
     table = Table(title=f"target {report['target']}: {reports[0]['target_milliseconds']:.1f} ms per step")
-    for column in ("draft", "accepted, in order", "same", "ms", "cost", "draws, nodes", "per step", "speed"):
+    for column in ("draft", "accepted", "same", "ms", "cost", "draws", "per step", "speed"):
         table.add_column(column, justify="left" if column == "draft" else "right")
     for each in reports:
-        accepted = each["acceptance"] if "nodes" in each else each["acceptance_by_draw"]
-        same = f"{each['agreement']:.3f}" if "agreement" in each else ""
-        drafting = each["forward_milliseconds"] if "nodes" in each else each["draw_milliseconds"]
+        if "nodes" in each:
+            accepted, same, draws = each["acceptance"], "", f"{each['nodes']} nodes"
+        else:
+            accepted, same, draws = each["acceptance_by_draw"], f"{each['agreement']:.3f}", str(each["best_draws"])
         table.add_row(
-            Path(each["draft"]).name, " ".join(f"{share:.2f}" for share in accepted), same, f"{drafting:.1f}",
-            f"1/{1 / each['cost']:.1f}", str(each["nodes"] if "nodes" in each else each["best_draws"]),
+            Path(each["draft"]).name,
+            " ".join(f"{share:.2f}" for share in accepted) if len(accepted) > 1 else f"{accepted[0]:.3f}",
+            same, f"{each['cost'] * each['target_milliseconds']:.1f}", f"1/{1 / each['cost']:.1f}", draws,
             f"{each['tokens_per_step']:.2f}", f"{each['speed']:.2f}x",
         )  # fmt: skip
     Console().print(table)
