@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 from helpers.command_line import precedent
 from helpers.small_engines import load_by
 from rich.text import Text
+from typer.testing import CliRunner
 
+from precedent import COMMANDS as EXTRAS
+from precedent import PLUGINS
+from precedent.cli import app as cli
 from precedent.cli.options import DEFAULT_TARGET
-from precedent.errors import ModelLoadError
+from precedent.errors import ConfigError, ModelLoadError
 from precedent.target.load.loading import DEMO_TARGET
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -113,3 +120,38 @@ def test_the_answer_is_stored_in_the_cache_and_recalled(
         accepted.append(json.loads(results.read_text(encoding="utf-8"))["speculation"]["accepted_by_source"])
     assert "recall" not in accepted[0]
     assert accepted[1]["recall"] > 0
+
+
+# Commands of packages that are not installed, or that cannot be imported
+
+
+def app_with(monkeypatch: pytest.MonkeyPatch, *entries: EntryPoint) -> typer.Typer:
+    """A command line with the commands of these entry points alone."""
+    monkeypatch.setattr(cli, "entry_points", lambda group: entries)
+    app = typer.Typer()
+    app.command("own")(lambda: typer.echo("works"))
+    cli.add_installed(app)
+    return app
+
+
+@pytest.mark.parametrize(("name", "extra"), EXTRAS.items())
+def test_a_command_that_is_not_installed_says_which_package_brings_it(
+    name: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = CliRunner().invoke(app_with(monkeypatch), [name, "--port", "8001"])
+    assert isinstance(found.exception, ConfigError)
+    assert f"precedent-llm[{extra}]" in str(found.exception)
+
+
+def test_a_package_that_cannot_be_imported_leaves_the_other_commands(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = EntryPoint("serve", "no_such_package:commands", cli.GROUP)
+    assert CliRunner().invoke(app_with(monkeypatch, broken), ["own"]).stdout == "works\n"
+    assert "serve" in caplog.text
+
+
+def test_every_extra_that_is_named_exists_and_brings_a_package_of_ours() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extra in {*EXTRAS.values(), *(extra for _, extra in PLUGINS.values())}:
+        assert any(one.startswith("precedent-") for one in project["optional-dependencies"][extra]), extra

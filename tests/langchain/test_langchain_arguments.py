@@ -116,21 +116,14 @@ def open_document(document_id: str) -> str:
     return document_id
 
 
-@pytest.mark.parametrize(
-    "prediction",
-    [
-        "Done.",
-        {"type": "content", "content": "Done."},
-        {"content": "Done."},
-        {"type": "content", "content": [{"type": "text", "text": "Do"}, {"type": "text", "text": "ne."}]},
-    ],
-)
-def test_a_prediction_reaches_the_engine_in_every_form(prediction: Any) -> None:
-    model = scripted()
-    model.invoke("Hello", prediction=prediction)
-    list(model.bind_tools([open_document], prediction=prediction).stream("Hello"))
-    model.invoke("Hello", prediction=None)
-    assert [request.prediction for request in model.engine.requests] == ["Done.", "Done.", None]
+def test_a_prediction_reaches_the_engine_in_every_form() -> None:
+    parts = [{"type": "text", "text": "Do"}, {"type": "text", "text": "ne."}]
+    for prediction in ("Done.", {"content": "Done."}, {"type": "content", "content": parts}):
+        model = scripted()
+        model.invoke("Hello", prediction=prediction)
+        list(model.bind_tools([open_document], prediction=prediction).stream("Hello"))
+        model.invoke("Hello", prediction=None)
+        assert [request.prediction for request in model.engine.requests] == ["Done.", "Done.", None]
 
 
 def test_bound_tools_and_premade_responses_become_templates() -> None:

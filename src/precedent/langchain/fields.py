@@ -140,13 +140,11 @@ class EngineFields(CallFields):
 
     @field_serializer("speculation_cache", when_used="json")
     def _cache_as_text(self, cache: Any) -> str | None:
-        """A cache's path, or its URL without secrets; None for one in memory."""
         if isinstance(cache, SpeculationCache):
             return cache.path
         return None if cache is None else str(cache)
 
     def _public_model_kwargs(self) -> dict[str, Any] | None:
-        """`model_kwargs` without secrets, and with configurations of transformers as dicts."""
         if self.model_kwargs is None:
             return None
         kept = {name: value for name, value in self.model_kwargs.items() if name not in _SECRETS}
@@ -249,7 +247,6 @@ class EngineFields(CallFields):
 
     @of_both_kinds()
     def _check(self, kwargs: Mapping[str, Any]) -> None:
-        """Check a call's arguments before LangChain consumes some of them."""
         merged_stop(call_settings(kwargs).get("stop"))
 
     def _engine_of(self, settings: Mapping[str, Any]) -> Engine:

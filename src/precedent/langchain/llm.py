@@ -225,7 +225,6 @@ class PrecedentLLM(EngineFields, BaseLLM):
 
 
 def _text_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a call. Raises UnsupportedError for what only chat models support."""
     settings = call_settings(kwargs)
     for name in FOR_CHAT:
         if name in settings:

@@ -119,8 +119,6 @@ def _is_of(document: Document, tenant: str, tokenizer: str) -> bool:
 
 @dataclass(slots=True)
 class _Followed:
-    """How much of a partition was added to the vector store, and under which keys."""
-
     epoch: int
     stamp: object = None
     last_id: int = 0
@@ -214,6 +212,5 @@ class VectorStoreSimilarity:
 
 
 def _key(completion: Completion) -> str:
-    """A key that is unique to the record and the same in every process."""
     parts = (completion.tenant, completion.tokenizer, str(completion.id), completion.query)
     return f"precedent-{digest(*parts, size=16).hex()}"

@@ -215,7 +215,6 @@ def speedup(mine: Sequence[Sample], plain: Sequence[Sample]) -> tuple[float, tup
 
 
 def _share(sample: Sample, total: Sample) -> float:
-    """How far this request moves the logarithm of tokens per second."""
     return sample.tokens / total.tokens - sample.seconds / total.seconds
 
 

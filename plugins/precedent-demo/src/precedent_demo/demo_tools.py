@@ -56,7 +56,6 @@ def _middleware(bench: Bench, **options: Any) -> RunAheadMiddleware:
 
 
 def _measure(bench: Bench, wanted: Sequence[Request], latency: float, progress: Progress) -> dict[str, ToolRun]:
-    """Run every request in each way; reading takes `latency` seconds."""
     desk, with_tools = make_database(seed=0), ("tools only", "both")
     runs = {name: ToolRun(_middleware(bench, learn_from=None) if name in with_tools else None) for name in WAYS}
     for number, request in enumerate(wanted):
