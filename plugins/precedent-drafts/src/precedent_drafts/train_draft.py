@@ -308,9 +308,20 @@ def report_on(
 
 
 def show_report(report: Mapping[str, Any]) -> None:
-    """A table of a report."""
-    reports = [*report.get("drafts", ()), *report.get("blocks", ())]
-    table = Table(title=f"target {report['target']}: {reports[0]['target_milliseconds']:.1f} ms per step")
+    """A table of a report, and a warning if other programs disturbed it."""
+    if reports := [*report.get("drafts", ()), *report.get("blocks", ())]:
+        Console().print(_table(report["target"], reports))
+    busy = report["others_cpu_share"]
+    if busy is not None and busy > BUSY_SHARE:
+        Console().print(
+            f"other programs used {busy:.0%} of the CPU meanwhile: acceptance holds, but milliseconds, cost and speed "
+            "do not (run measure-draft again on an idle machine)",
+            highlight=False,
+        )
+
+
+def _table(target: str, reports: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title=f"target {target}: {reports[0]['target_milliseconds']:.1f} ms per step")
     for column in ("draft", "accepted", "same", "ms", "cost", "draws", "per step", "speed"):
         table.add_column(column, justify="left" if column == "draft" else "right")
     for each in reports:
@@ -324,11 +335,4 @@ def show_report(report: Mapping[str, Any]) -> None:
             same, f"{each['cost'] * each['target_milliseconds']:.1f}", f"1/{1 / each['cost']:.1f}", draws,
             f"{each['tokens_per_step']:.2f}", f"{each['speed']:.2f}x",
         )  # fmt: skip
-    Console().print(table)
-    busy = report["others_cpu_share"]
-    if busy is not None and busy > BUSY_SHARE:
-        Console().print(
-            f"other programs used {busy:.0%} of the CPU meanwhile: acceptance holds, but milliseconds, cost and speed "
-            "do not (run measure-draft again on an idle machine)",
-            highlight=False,
-        )
+    return table
