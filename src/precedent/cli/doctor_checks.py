@@ -184,10 +184,7 @@ def _memory(config: Any, place: torch.device, held: int | None) -> Iterator[Find
     if method is not None:
         said = f"stored in {method}, and dequantised on {place}: {weights / GIGABYTE:.2f} GB in memory"
         yield Finding("quantised", "note", said)
-    said, per_token = (
-        f"weights {weights / GIGABYTE:.2f} GB, {free / GIGABYTE:.2f} GB free on {place}",
-        _per_token(config),
-    )
+    said = f"weights {weights / GIGABYTE:.2f} GB, {free / GIGABYTE:.2f} GB free on {place}"
     if weights > free:
         yield Finding("memory", "no", f"{said}: use a smaller or a quantised model", needed=True)
         return
