@@ -321,3 +321,15 @@ def test_a_damaged_header_is_one_line_or_a_model(
     file.write_bytes(whole[:at] + bytes([byte]) + whole[at + 1 :])
     with contextlib.suppress(PrecedentError):
         assert load_config(file).model_type
+
+
+def test_a_draft_trained_for_the_dequantised_model_drafts_for_the_file(tmp_path: Path) -> None:
+    """Its embeddings are the file's, and its head some of their rows."""
+    drafts = pytest.importorskip("precedent_drafts.heads")
+    file = write_gguf(tmp_path / "model.gguf", tiny(**WIDE), TOKENIZER, kind="Q8_0")
+    target, dense = load_target(file)[0], load_target(file, dtype="float32")[0]
+    ids, hidden = torch.tensor([3, 5, 250]), torch.randn(2, 64)
+    heads = [drafts.RestrictedHead.of(model.get_output_embeddings(), ids)(hidden) for model in (target, dense)]
+    tables = [drafts.RawEmbeddings(model.get_input_embeddings())(ids) for model in (target, dense)]
+    assert torch.equal(*heads)
+    assert torch.equal(*tables)
