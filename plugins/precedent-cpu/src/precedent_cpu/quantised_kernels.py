@@ -330,8 +330,8 @@ def unpack_codes(code: Code, kind: Any, codes: Any, blocks: Any, table: Any, off
     if not UNIT:
         return
     end = builder.append_basic_block("end")
-    chosen = builder.switch(kind, end)
     amounts = _spread(code, builder.trunc(offset, BYTE), 4 * WIDE)
+    chosen = builder.switch(kind, end)
     for number, each in enumerate(KINDS):
         case = builder.append_basic_block("case")
         chosen.add_case(ir.Constant(LONG, number), case)
