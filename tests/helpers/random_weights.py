@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
+from transformers import PreTrainedModel
 
-from precedent.target.quantised import Band, Factors, Layout, QuantisedWeight, Rows
+from precedent.target.quantised import Band, Factors, Layout, QuantisedEmbedding, QuantisedLinear, QuantisedWeight, Rows
 
 LAYOUTS = {
     "Q4_0": Layout(4, 32, 8),
@@ -77,3 +80,23 @@ def _exactly(numbers: NDArray[np.float64], dtype: str) -> NDArray[np.float32]:
     if dtype == "bfloat16":
         return (numbers.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     return numbers.astype(dtype).astype(np.float32)
+
+
+def quantise_randomly(model: PreTrainedModel, layouts: Sequence[str]) -> PreTrainedModel:
+    """Replace the linear layers of a model by random quantised ones, in turn of these layouts, in place.
+
+    Embedding and head share a weight of the first layout.
+    """
+    number = 0
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Linear and child is not model.get_output_embeddings():
+                layout = LAYOUTS[layouts[number % len(layouts)]]
+                weight = RandomWeight(layout, child.out_features, child.in_features, number)
+                parent.register_module(name, QuantisedLinear(weight, child.bias))
+                number += 1
+    embedding: Any = model.get_input_embeddings()
+    shared = RandomWeight(LAYOUTS[layouts[0]], embedding.num_embeddings, embedding.embedding_dim, number)
+    model.set_input_embeddings(QuantisedEmbedding(shared, float(getattr(embedding, "scalar_embed_scale", 1.0))))
+    model.set_output_embeddings(QuantisedLinear(shared))
+    return model

@@ -15,7 +15,7 @@ from llvmlite import binding
 from precedent.errors import ConfigError
 
 KERNELS = "PRECEDENT_CPU_KERNELS"
-"""Environment variable, read when compiled code is first imported: `native` (the default), `avx512`, `avxvnni` or `avx2`."""
+"""Environment variable, read when compiled code is first imported: `native`, `avx512`, `avxvnni` or `avx2`."""
 
 _LEFT_OUT = {
     "native": (),

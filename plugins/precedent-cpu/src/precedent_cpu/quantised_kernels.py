@@ -8,14 +8,16 @@ however many rows are computed together and whichever instructions compute them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature
+from typing import Any, NamedTuple, cast
 
 from llvmlite import binding, ir
 from numba.core import cgutils, types
+from numba.extending import intrinsic
 
 from precedent.runtime.instructions import FEATURES
-from precedent_cpu.kernel_code import CACHE_LINE, FLOAT, INT, LONG, Code, kernel, same
+from precedent_cpu.kernel_code import CACHE_LINE, FLOAT, INT, LONG, Code, Emit, kernel, same
 from precedent_cpu.tile_products import configure_tiles, move_tile, tile_call, tile_kernel, tile_number
 
 OUTS = BLOCK = 32
@@ -86,6 +88,11 @@ class Kind(NamedTuple):
     def block_bytes(self) -> int:
         """Bytes of a block's codes."""
         return OUTS * BLOCK * self.bits // 8
+
+    @property
+    def unpacked(self) -> Kind:
+        """The kind of the same weight with a byte for each code."""
+        return Kind(8, self.groups, self.minima)
 
     @property
     def panel_bytes(self) -> int:
@@ -224,7 +231,9 @@ def unpacked(code: Code, kind: Kind, place: Any, table: Any) -> list[Any]:
             loaded = _load(code, place, 512 + CACHE_LINE * (number // shared), _INTS)
             shift = high * (number % shared)
             moved = (
-                builder.shl(loaded, same(_INTS, 4 - shift)) if shift < 4 else builder.lshr(loaded, same(_INTS, shift - 4))
+                builder.shl(loaded, same(_INTS, 4 - shift))
+                if shift < 4
+                else builder.lshr(loaded, same(_INTS, shift - 4))
             )
             found[number] = builder.or_(found[number], builder.and_(moved, same(_INTS, mask)))
     return found
@@ -253,7 +262,9 @@ def _emit_rows(code: Code, kind: Kind, places: Any, rows: int) -> None:
         code.fetch(builder.select(over, builder.add(near, jump), near), kind.block_bytes)
         weights = unpacked(code, kind, place, table)
         for row, record in enumerate(row_places):
-            sums[2 * row : 2 * row + 2] = _block(code, kind, weights, scales, record, offset, sums[2 * row : 2 * row + 2])
+            sums[2 * row : 2 * row + 2] = _block(
+                code, kind, weights, scales, record, offset, sums[2 * row : 2 * row + 2]
+            )
         following.append(builder.add(place, ir.Constant(LONG, kind.block_bytes)))
         following.append(builder.add(scales, ir.Constant(LONG, kind.panel_bytes)))
         following.extend(builder.add(record, ir.Constant(LONG, RECORD)) for record in row_places)
@@ -305,48 +316,76 @@ def _added(code: Code, kind: Kind, ints: list[Any], scales: Any, record: Any, su
     return result
 
 
-@kernel(types.intp, types.intp, types.UniTuple(types.intp, 10))
-def product_rows(code: Code, kind: Any, rows: Any, places: Any) -> None:
-    """The products of one band of a weight of `KINDS[kind]` with `rows` rows, at most `TOGETHER`; see `Places`."""
+def kind_kernel(*kinds: Any) -> Callable[[Emit], Callable[..., Any]]:
+    """`kernel` with a first argument that is a constant, a number of `KINDS`: only that kind's code is emitted."""
+
+    def made(emit: Emit) -> Callable[..., Any]:
+        def typed(typing: Any, number: Any, *given: Any) -> Any:
+            if not isinstance(number, types.IntegerLiteral):
+                return None
+
+            def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+                values = [
+                    cgutils.unpack_tuple(builder, value) if isinstance(each, types.UniTuple) else value
+                    for each, value in zip(kinds, arguments[1:], strict=True)
+                ]
+                emit(Code(builder), KINDS[number.literal_value], *values)
+                return context.get_dummy_value()
+
+            return types.void(number, *kinds), generate
+
+        typed.__name__ = emit.__name__
+        names = ("typing", "number", *(f"argument{each}" for each in range(len(kinds))))
+        parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # numba asks for it
+        return cast(Callable[..., Any], intrinsic(prefer_literal=True)(typed))
+
+    return made
+
+
+@kind_kernel(types.intp, types.UniTuple(types.intp, 10))
+def product_rows(code: Code, kind: Kind, rows: Any, places: Any) -> None:
+    """The products of one band of a weight with `rows` rows, at most `TOGETHER`; see `Places`."""
+    _emit_few(code, kind, rows, places)
+
+
+@kind_kernel(types.intp, types.UniTuple(types.intp, 10))
+def product_unpacked(code: Code, kind: Kind, rows: Any, places: Any) -> None:
+    """`product_rows` of a band that was unpacked."""
+    _emit_few(code, kind.unpacked, rows, places)
+
+
+def _emit_few(code: Code, kind: Kind, rows: Any, places: Any) -> None:
     builder = code.builder
     if not UNIT:
         return
     end = builder.append_basic_block("end")
-    chosen = builder.switch(builder.add(builder.mul(kind, ir.Constant(LONG, TOGETHER + 1)), rows), end)
-    for number, each in enumerate(KINDS):
-        for count in range(1, TOGETHER + 1):
-            case = builder.append_basic_block("case")
-            chosen.add_case(ir.Constant(LONG, number * (TOGETHER + 1) + count), case)
-            builder.position_at_end(case)
-            _emit_rows(code, each, places, count)
-            builder.branch(end)
+    chosen = builder.switch(rows, end)
+    for count in range(1, TOGETHER + 1):
+        case = builder.append_basic_block("case")
+        chosen.add_case(ir.Constant(LONG, count), case)
+        builder.position_at_end(case)
+        _emit_rows(code, kind, places, count)
+        builder.branch(end)
     builder.position_at_end(end)
 
 
-@kernel(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
-def unpack_codes(code: Code, kind: Any, codes: Any, blocks: Any, table: Any, offset: Any, target: Any) -> None:
+@kind_kernel(*[types.intp] * 5)
+def unpack_codes(code: Code, kind: Kind, codes: Any, blocks: Any, table: Any, offset: Any, target: Any) -> None:
     """Write a band's codes to `target`, a byte each, as levels where the matrix unit or the processor reads these."""
     builder = code.builder
     if not UNIT:
         return
-    end = builder.append_basic_block("end")
     amounts = _spread(code, builder.trunc(offset, BYTE), 4 * WIDE)
-    chosen = builder.switch(kind, end)
-    for number, each in enumerate(KINDS):
-        case = builder.append_basic_block("case")
-        chosen.add_case(ir.Constant(LONG, number), case)
-        builder.position_at_end(case)
-        looked = _table(code, table) if each.table else None
-        with code.steps(blocks, (codes, target), by=1) as (_, (place, to), following):
-            for vector, found in enumerate(unpacked(code, each, place, looked)):
-                lanes = builder.bitcast(found, _BYTES)
-                if TILES or (SIGNED and not (each.bits == 8 or each.table)):
-                    lanes = builder.sub(lanes, amounts)
-                _store(code, lanes, to, CACHE_LINE * vector)
-            following.append(builder.add(place, ir.Constant(LONG, each.block_bytes)))
-            following.append(builder.add(to, ir.Constant(LONG, OUTS * BLOCK)))
-        builder.branch(end)
-    builder.position_at_end(end)
+    looked = _table(code, table) if kind.table else None
+    with code.steps(blocks, (codes, target), by=1) as (_, (place, to), following):
+        for vector, found in enumerate(unpacked(code, kind, place, looked)):
+            lanes = builder.bitcast(found, _BYTES)
+            if TILES or (SIGNED and not (kind.bits == 8 or kind.table)):
+                lanes = builder.sub(lanes, amounts)
+            _store(code, lanes, to, CACHE_LINE * vector)
+        following.append(builder.add(place, ir.Constant(LONG, kind.block_bytes)))
+        following.append(builder.add(to, ir.Constant(LONG, OUTS * BLOCK)))
 
 
 @kernel(*[types.intp] * 3)
@@ -372,7 +411,10 @@ def quantise(code: Code, numbers: Any, blocks: Any, records: Any) -> None:
         _store(code, scale, record, SCALE)
         whole = builder.add(*totals)
         for total, negative, product in zip(
-            (whole, *totals), (NEGATIVE, NEGATIVE_HALVES, NEGATIVE_HALVES + 4), (SUM, SUM_HALVES, SUM_HALVES + 4), strict=True
+            (whole, *totals),
+            (NEGATIVE, NEGATIVE_HALVES, NEGATIVE_HALVES + 4),
+            (SUM, SUM_HALVES, SUM_HALVES + 4),
+            strict=True,
         ):
             _store(code, builder.neg(total), record, negative)
             _store(code, builder.fmul(scale, builder.sitofp(total, FLOAT)), record, product)
@@ -401,7 +443,9 @@ def _scales(code: Code, name: str, source: Any, supers: Any, half: int) -> Any:
     if name == "float32":
         return _load(code, source, 64 * half, _FLOATS)
     if name == "float16":
-        return builder.fpext(builder.bitcast(_load(code, source, 32 * half, shorts), ir.VectorType(HALF, WIDE)), _FLOATS)
+        return builder.fpext(
+            builder.bitcast(_load(code, source, 32 * half, shorts), ir.VectorType(HALF, WIDE)), _FLOATS
+        )
     if name == "bfloat16":
         widened = builder.zext(_load(code, source, 32 * half, shorts), _INTS)
         return builder.bitcast(builder.shl(widened, same(_INTS, 16)), _FLOATS)
@@ -415,7 +459,9 @@ def add_floats(code: Code, numbers: Any, added: Any, count: Any) -> None:
     """Add float32 numbers to others in place, `WIDE` at a time."""
     with code.steps(count, (), by=WIDE) as (k, _, _):
         place, other = (code.vector(base, k, 4, _FLOATS) for base in (numbers, added))
-        code.builder.store(code.builder.fadd(*(code.builder.load(each, align=4) for each in (place, other))), place, align=4)
+        code.builder.store(
+            code.builder.fadd(*(code.builder.load(each, align=4) for each in (place, other))), place, align=4
+        )
 
 
 @kernel(types.intp, types.intp)
@@ -442,38 +488,34 @@ their rows; outputs and the bytes between their rows; room for 4 KiB of integer 
 prefetch, and how many bytes for each block."""
 
 
-def tiles_of(kind: Kind) -> Any:
-    """A kernel for `TILE_ROWS` rows on the matrix unit, called with `TilePlaces`."""
-
-    @tile_kernel(types.UniTuple(types.intp, 10), present=TILES)
-    def rows_by_tiles(code: Code, places: Any) -> None:
-        levels, blocks, panel, records, r_stride, outputs, o_stride, room, far, far_step = places
-        builder, step = code.builder, ir.Constant(LONG, OUTS * BLOCK)
-        size = 2 * kind.groups * _SUMS
-        starts = [same(_FLOATS, 0.0)] * (2 * TILE_ROWS)
-        _tile_sums(code, kind, levels, records, r_stride, room)
-        carried_from = (builder.add(levels, step), panel, records, room, far, *starts)
-        with code.steps(blocks, carried_from, by=1) as (_, carried, following):
-            place, scales, record, sums_at, ahead = carried[:5]
-            other = builder.xor(builder.sub(sums_at, room), ir.Constant(LONG, size))
-            other = builder.add(room, other)
-            beyond = builder.add(record, ir.Constant(LONG, RECORD))
-            _tile_sums(code, kind, place, beyond, r_stride, other)
-            _fetch_some(code, ahead, far_step)
-            sums = list(carried[5:])
-            for row in range(TILE_ROWS):
-                ints = [
-                    _load(code, sums_at, _SUMS * at + CACHE_LINE * row, _INTS) for at in range(2 * kind.groups)
-                ]
-                row_record = code.offset(record, r_stride, row)
-                sums[2 * row : 2 * row + 2] = _added(code, kind, ints, scales, row_record, sums[2 * row : 2 * row + 2])
-            following.append(builder.add(place, step))
-            following.append(builder.add(scales, ir.Constant(LONG, kind.panel_bytes)))
-            following.extend((beyond, other, builder.add(ahead, far_step), *sums))
-        for number, total in enumerate(following[5:]):
-            _store(code, total, code.offset(outputs, o_stride, number // 2), 4 * WIDE * (number % 2))
-
-    return rows_by_tiles
+@kind_kernel(types.UniTuple(types.intp, 10))
+def product_by_tiles(code: Code, kind: Kind, places: Any) -> None:
+    """The products of one unpacked band with `TILE_ROWS` rows on the matrix unit; see `TilePlaces`."""
+    if not TILES:
+        return
+    levels, blocks, panel, records, r_stride, outputs, o_stride, room, far, far_step = places
+    builder, step = code.builder, ir.Constant(LONG, OUTS * BLOCK)
+    size = 2 * kind.groups * _SUMS
+    starts = [same(_FLOATS, 0.0)] * (2 * TILE_ROWS)
+    _tile_sums(code, kind, levels, records, r_stride, room)
+    carried_from = (builder.add(levels, step), panel, records, room, far, *starts)
+    with code.steps(blocks, carried_from, by=1) as (_, carried, following):
+        place, scales, record, sums_at, ahead = carried[:5]
+        other = builder.xor(builder.sub(sums_at, room), ir.Constant(LONG, size))
+        other = builder.add(room, other)
+        beyond = builder.add(record, ir.Constant(LONG, RECORD))
+        _tile_sums(code, kind, place, beyond, r_stride, other)
+        _fetch_some(code, ahead, far_step)
+        sums = list(carried[5:])
+        for row in range(TILE_ROWS):
+            ints = [_load(code, sums_at, _SUMS * at + CACHE_LINE * row, _INTS) for at in range(2 * kind.groups)]
+            row_record = code.offset(record, r_stride, row)
+            sums[2 * row : 2 * row + 2] = _added(code, kind, ints, scales, row_record, sums[2 * row : 2 * row + 2])
+        following.append(builder.add(place, step))
+        following.append(builder.add(scales, ir.Constant(LONG, kind.panel_bytes)))
+        following.extend((beyond, other, builder.add(ahead, far_step), *sums))
+    for number, total in enumerate(following[5:]):
+        _store(code, total, code.offset(outputs, o_stride, number // 2), 4 * WIDE * (number % 2))
 
 
 def _tile_sums(code: Code, kind: Kind, levels: Any, records: Any, r_stride: Any, room: Any) -> None:
@@ -496,7 +538,7 @@ _INPUTS, _LEVELS, _SUMS = 4, 5, TILE_ROWS * CACHE_LINE
 
 @tile_kernel(types.intp, present=TILES)
 def open_int8_tiles(code: Code, groups: Any) -> None:
-    """Configure the current thread's unit for `tiles_of` kinds with so many groups."""
+    """Configure the current thread's unit for kinds with so many groups."""
     builder = code.builder
     with builder.if_else(builder.icmp_signed("==", groups, ir.Constant(LONG, 1))) as branches:
         for branch, count in zip(branches, (1, 2), strict=True):

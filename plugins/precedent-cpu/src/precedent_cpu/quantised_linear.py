@@ -6,18 +6,25 @@ import ctypes
 from typing import Any
 
 import torch
-from numba.core import types
 from numba.np.numpy_support import carray
 from torch import Tensor, nn
 
 from precedent.runtime.compiled import Int64s
 from precedent.target.quantised import QuantisedEmbedding, QuantisedLinear, QuantisedWeight
-from precedent_cpu.kernel_code import read_long, take_ticket
-from precedent_cpu.quantised_kernels import BLOCK, OUTS, RECORD, TILE_ROWS
-from precedent_cpu.quantised_products import Rows, band_product, quantise_row, quantised_room
+from precedent_cpu.kernel_code import take_ticket
+from precedent_cpu.layer_work import wait_for_team
+from precedent_cpu.quantised_kernels import OUTS
+from precedent_cpu.quantised_products import (
+    Rows,
+    band_place,
+    band_product,
+    quantise_row,
+    quantised_room,
+    record_stride,
+    records_bytes,
+)
 from precedent_cpu.quantised_weights import PackedWeight, packable
 from precedent_cpu.row_products import barrier, run_on_team, thread_memory
-from precedent_cpu.layer_work import wait_for_team
 from precedent_cpu.tile_products import close_tiles
 
 
@@ -36,26 +43,22 @@ def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from th
     band = take_ticket(base + 16)
     while band < bands:
         following = take_ticket(base + 16)
-        band_product(weight, band, following if following < bands else -1, rows, room)
+        band_product(weight, band, band_place(weight, following) if following < bands else 0, rows, room)
         band = following
     close_tiles()
 
 
-def record_stride(inputs: int) -> int:
-    """Bytes between two rows of records: the kernels read one record too many."""
-    return (inputs // BLOCK + 1) * RECORD
-
-
 def quantised_product(rows: Tensor, numbers: Int64s, outs: int) -> Tensor:
-    """float32 `rows [num_rows, in_features]` times a packed weight, described by `numbers`: float32 `[num_rows, outs]`."""
+    """float32 `rows [num_rows, in_features]` times a packed weight, given by its `FIELDS`, as float32."""
     (count, inputs), threads = rows.shape, torch.get_num_threads()
     rows, outputs = rows.float().contiguous(), torch.empty((count, outs))
     stride, room = record_stride(inputs), quantised_room(inputs)
-    memory = thread_memory("quantised", -(-count // TILE_ROWS) * TILE_ROWS * stride + threads * room)
+    records = records_bytes(count, inputs)
+    memory = thread_memory("quantised", records + threads * room)
     job = (ctypes.c_int64 * 15)(
         0, 0, 0, count, inputs, rows.data_ptr(), memory.data_ptr(), stride,
         numbers.ctypes.data, outputs.data_ptr(), 4 * outs, -(-outs // OUTS),
-        memory.data_ptr() + -(-count // TILE_ROWS) * TILE_ROWS * stride, room, barrier(),
+        memory.data_ptr() + records, room, barrier(),
     )  # fmt: skip
     run_on_team(_work, job, threads)
     return outputs
@@ -74,7 +77,7 @@ class PackedQuantisedLinear(QuantisedLinear):
     def forward(self, input: Tensor) -> Tensor:
         """`[..., in_features]` to `[..., out_features]`, in the dtype of the input."""
         count = input.numel() // self.in_features
-        if not count or torch.is_grad_enabled() and input.requires_grad:
+        if not count or (torch.is_grad_enabled() and input.requires_grad):
             return super().forward(input)
         product = quantised_product(input.reshape(count, self.in_features), self.numbers, self.out_features)
         return product.view(*input.shape[:-1], self.out_features).to(input.dtype)

@@ -6,12 +6,17 @@ unpacked into the second cache, a byte each, and then read by the matrix unit or
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
-from precedent.runtime.compiled import compiled
-from precedent_cpu.kernel_code import CACHE_LINE, read_long
+from llvmlite import ir
+from numba.core import types
+
+from precedent.runtime.compiled import compiled, compiled_callback
+from precedent_cpu.kernel_code import CACHE_LINE, Code, kernel, read_long
 from precedent_cpu.quantised_kernels import (
     BLOCK,
+    KINDS,
     OUTS,
     RECORD,
     TILE_ROWS,
@@ -20,27 +25,28 @@ from precedent_cpu.quantised_kernels import (
     add_floats,
     copy_float,
     open_int8_tiles,
+    product_by_tiles,
     product_rows,
+    product_unpacked,
     quantise,
     scales_as_floats,
-    tiles_of,
     unpack_codes,
 )
 
 FIELDS = (
-    "base", "band_bytes", "outs", "blocks", "kind", "unpacked_kind", "form", "scales", "minima", "scale_bytes",
+    "entry", "base", "band_bytes", "outs", "blocks", "form", "scales", "minima", "scale_bytes",
     "super_scales", "super_minima", "blocks_of_scale", "codes", "code_bytes", "groups", "table", "offset",
     "tile_offset", "bias", "tiles",
 )  # fmt: skip
 """What a packed weight's int64 numbers say: where its bands are and how they lie.
 
-`base` is the address of the first band. `scales`, `minima`, `super_scales`, `super_minima` and `codes` are offsets
-within a band (`minima` 0: none). `form` numbers `SCALE_FORMATS`; there is one scale for `blocks_of_scale` blocks, or
-`groups` for each block. `table` and `bias` are addresses (0: none).
+`entry` is the function of `band_entry`, `base` the address of the first band. `scales`, `minima`, `super_scales`,
+`super_minima` and `codes` are offsets within a band (`minima` 0: none). `form` numbers `SCALE_FORMATS`; there is one
+scale for `blocks_of_scale` blocks, or `groups` for each block. `table` and `bias` are addresses (0: none).
 """
 
 (
-    _BASE, _BAND_BYTES, _OUTS, _BLOCKS, _KIND, _UNPACKED, _FORM, _SCALES, _MINIMA, _SCALE_BYTES,
+    _ENTRY, _BASE, _BAND_BYTES, _OUTS, _BLOCKS, _FORM, _SCALES, _MINIMA, _SCALE_BYTES,
     _SUPERS, _SUPER_MINIMA, _SHARED, _CODES, _CODE_BYTES, _GROUPS, _TABLE, _OFFSET, _TILE_OFFSET, _BIAS, _TILES,
 ) = (8 * number for number in range(len(FIELDS)))  # fmt: skip
 
@@ -55,11 +61,17 @@ class Rows(NamedTuple):
     output_stride: int
 
 
-_tiles_1, _tiles_2 = (tiles_of(Kind(8, groups, minima=False)) for groups in (1, 2))
-_tiles_1_minima, _tiles_2_minima = (tiles_of(Kind(8, groups, minima=True)) for groups in (1, 2))
-
 _SUMS_BYTES, _OUTPUT_BYTES = 4096, 4 * OUTS * TILE_ROWS
-_FEW = TOGETHER
+
+
+def record_stride(inputs: int) -> int:
+    """Bytes between two rows of records: the kernels read one record too many."""
+    return (inputs // BLOCK + 1) * RECORD
+
+
+def records_bytes(rows: int, inputs: int) -> int:
+    """Bytes of the records of some rows, with those beyond the last that the kernels read."""
+    return -(-rows // TILE_ROWS) * TILE_ROWS * record_stride(inputs)
 
 
 def quantised_room(inputs: int) -> int:
@@ -75,31 +87,89 @@ def quantise_row(numbers: int, count: int, records: int) -> None:
 
 
 @compiled
-def band_product(weight: int, band: int, following: int, rows: Rows, room: int) -> None:
-    """Outputs `OUTS * band` and on of every row; meanwhile prefetch the band `following` (negative: none).
+def bands_of(weight: int) -> int:
+    """How many bands a weight has."""
+    return (read_long(weight + _OUTS) + OUTS - 1) // OUTS
+
+
+@compiled
+def band_place(weight: int, band: int) -> int:
+    """The address of a band."""
+    return read_long(weight + _BASE) + band * read_long(weight + _BAND_BYTES)
+
+
+@kernel(*[types.intp] * 10)
+def _call_entry(code: Code, entry: Any, *arguments: Any) -> None:
+    function = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
+    code.builder.call(code.builder.inttoptr(entry, function.as_pointer()), arguments)
+
+
+@compiled
+def band_product(weight: int, band: int, ahead: int, rows: Rows, room: int) -> None:
+    """Outputs `OUTS * band` and on of every row; meanwhile prefetch the band at `ahead` (0: none).
 
     `weight` is the address of its `FIELDS`. Rows of records beyond `count`, up to a multiple of `TILE_ROWS`, are read,
     and one record after each row; `room` has `quantised_room` bytes and is not shared.
     """
-    band_bytes = read_long(weight + _BAND_BYTES)
-    here = read_long(weight + _BASE) + band * band_bytes
-    ahead = here if following < 0 else here + (following - band) * band_bytes
-    panel = room + _SUMS_BYTES + _OUTPUT_BYTES
-    blocks = read_long(weight + _BLOCKS)
-    _widen_scales(weight, here, panel)
-    if rows.count <= _FEW:
-        _some_rows(weight, band, read_long(weight + _KIND), here + read_long(weight + _CODES), ahead, panel, rows, 0, rows.count, room)
-        return
-    levels = (panel + blocks * 16 * OUTS + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
-    kind, table, offset = read_long(weight + _KIND), read_long(weight + _TABLE), read_long(weight + _TILE_OFFSET)
-    unpack_codes(kind, here + read_long(weight + _CODES), blocks, table, offset, levels)
-    if read_long(weight + _TILES):
-        _by_tiles(weight, band, ahead, panel, levels, rows, room)
-        return
-    for row in range(0, rows.count, TOGETHER):
-        count = min(TOGETHER, rows.count - row)
-        near = ahead + row * (band_bytes // rows.count)
-        _some_rows(weight, band, read_long(weight + _UNPACKED), levels, near, panel, rows, row, count, room)
+    _call_entry(
+        read_long(weight + _ENTRY), weight, band, ahead if ahead else band_place(weight, band), rows.records,
+        rows.record_stride, rows.count, rows.outputs, rows.output_stride, room,
+    )  # fmt: skip
+
+
+@cache
+def band_entry(kind: Kind) -> int:
+    """The address of a function that computes a band of this kind: compiled (or read from disk) at first use.
+
+    Each kind has a function of its own, called by address: a model needs few of them, and whatever calls them is not
+    compiled together with them.
+    """
+    entry = _entry_of(KINDS.index(kind))
+    _entries.append(entry)
+    address: int = entry.address
+    return address
+
+
+_entries: list[Any] = []
+
+
+def _entry_of(number: int) -> Any:
+    def band_of_kind(weight, band, ahead, records, record_stride, count, outputs, output_stride, room):  # type: ignore[no-untyped-def]
+        rows = Rows(records, record_stride, count, outputs, output_stride)
+        codes, blocks = band_place(weight, band) + read_long(weight + _CODES), read_long(weight + _BLOCKS)
+        table, offset = read_long(weight + _TABLE), read_long(weight + _OFFSET)
+        panel = room + _SUMS_BYTES + _OUTPUT_BYTES
+        _widen_scales(weight, band_place(weight, band), panel)
+        if count <= TOGETHER:
+            target, stride = _target(weight, band, rows, 0, room)
+            product_rows(
+                number, count, (codes, blocks, panel, records, record_stride, target, stride, table, offset, ahead)
+            )
+            _finish(weight, band, rows, 0, count, target, stride)
+            return
+        levels = (panel + blocks * 16 * OUTS + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+        unpack_codes(number, codes, blocks, table, read_long(weight + _TILE_OFFSET), levels)
+        tiles = read_long(weight + _TILES) != 0
+        together = TILE_ROWS if tiles else TOGETHER
+        if tiles:
+            open_int8_tiles(read_long(weight + _GROUPS))
+        groups = (count + together - 1) // together
+        share = read_long(weight + _BAND_BYTES) // (groups * blocks)
+        for row in range(0, count, together):
+            some = min(together, count - row)
+            target, stride = _target(weight, band, rows, row, room)
+            here, far = records + row * record_stride, ahead + row // together * blocks * share
+            if tiles:
+                if some < TILE_ROWS:
+                    target, stride = room + _SUMS_BYTES, 4 * OUTS
+                product_by_tiles(number, (levels, blocks, panel, here, record_stride, target, stride, room, far, share))
+            else:
+                product_unpacked(
+                    number, some, (levels, blocks, panel, here, record_stride, target, stride, 0, offset, far)
+                )
+            _finish(weight, band, rows, row, some, target, stride)
+
+    return compiled_callback(band_of_kind, types.void(*[types.intp] * 9))
 
 
 @compiled
@@ -119,47 +189,6 @@ def _widen_scales(weight: int, here: int, panel: int) -> None:
             panel += 4 * OUTS
         if minima:
             panel += 4 * OUTS * groups
-
-
-@compiled
-def _some_rows(
-    weight: int, band: int, kind: int, codes: int, ahead: int, panel: int, rows: Rows, first: int, count: int, room: int
-) -> None:
-    """Up to `TOGETHER` rows from `first` on, on the vector unit."""
-    target, stride = _target(weight, band, rows, first, room)
-    records = rows.records + first * rows.record_stride
-    places = (
-        codes, read_long(weight + _BLOCKS), panel, records, rows.record_stride, target, stride,
-        read_long(weight + _TABLE), read_long(weight + _OFFSET), ahead,
-    )  # fmt: skip
-    product_rows(kind, count, places)
-    _finish(weight, band, rows, first, count, target, stride)
-
-
-@compiled
-def _by_tiles(weight: int, band: int, ahead: int, panel: int, levels: int, rows: Rows, room: int) -> None:
-    """All rows, `TILE_ROWS` at a time, on the matrix unit."""
-    blocks, groups, minima = read_long(weight + _BLOCKS), read_long(weight + _GROUPS), read_long(weight + _MINIMA)
-    pieces = (rows.count + TILE_ROWS - 1) // TILE_ROWS
-    share = read_long(weight + _BAND_BYTES) // (pieces * blocks)
-    open_int8_tiles(groups)
-    for row in range(0, rows.count, TILE_ROWS):
-        target, stride = _target(weight, band, rows, row, room)
-        count = min(TILE_ROWS, rows.count - row)
-        if count < TILE_ROWS:
-            target, stride = room + _SUMS_BYTES, 4 * OUTS
-        records = rows.records + row * rows.record_stride
-        far = ahead + row // TILE_ROWS * blocks * share
-        places = (levels, blocks, panel, records, rows.record_stride, target, stride, room, far, share)
-        if groups == 1 and not minima:
-            _tiles_1(places)
-        elif groups == 1:
-            _tiles_1_minima(places)
-        elif not minima:
-            _tiles_2(places)
-        else:
-            _tiles_2_minima(places)
-        _finish(weight, band, rows, row, count, target, stride)
 
 
 @compiled

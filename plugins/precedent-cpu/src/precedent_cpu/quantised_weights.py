@@ -31,7 +31,7 @@ from precedent_cpu.quantised_kernels import (
     read_float,
     scales_as_floats,
 )
-from precedent_cpu.quantised_products import FIELDS
+from precedent_cpu.quantised_products import FIELDS, band_entry
 from precedent_cpu.row_products import team
 from precedent_cpu.tile_products import tiles_at_hand
 
@@ -67,8 +67,7 @@ class PackedWeight:
         self._flipped = signed and layout.table is None
         self.fields = dict.fromkeys(FIELDS, 0) | self._places(weight.in_features)
         self.fields |= {
-            "outs": weight.out_features, "blocks": blocks, "kind": KINDS.index(self._kind),
-            "unpacked_kind": KINDS.index(Kind(8, self._kind.groups, layout.minima)), "groups": self._kind.groups,
+            "entry": band_entry(self._kind), "outs": weight.out_features, "blocks": blocks, "groups": self._kind.groups,
             "table": 0 if layout.table is None else self._table.ctypes.data, "offset": offset, "tiles": tiles,
             "tile_offset": offset if tiles or (SIGNED and not signed) else 0,
         }  # fmt: skip
@@ -231,8 +230,8 @@ def _pack_codes(words: NDArray[np.uint32], bits: int, flip: int, target: NDArray
 
 
 (
-    _BASE, _BAND_BYTES, _BLOCKS, _FORM, _SCALES, _MINIMA, _SCALE_BYTES, _SUPERS, _SUPER_MINIMA, _SHARED, _CODES, _GROUPS,
-    _TABLE, _OFFSET,
+    _BASE, _BAND_BYTES, _BLOCKS, _FORM, _SCALES, _MINIMA, _SCALE_BYTES, _SUPERS, _SUPER_MINIMA, _SHARED, _CODES,
+    _GROUPS, _TABLE, _OFFSET,
 ) = (
     FIELDS.index(name) for name in (
         "base", "band_bytes", "blocks", "form", "scales", "minima", "scale_bytes", "super_scales", "super_minima",
