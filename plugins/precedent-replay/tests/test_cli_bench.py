@@ -15,6 +15,7 @@ from precedent.cli import app as cli
 from precedent.engine.options import EngineOptions
 from precedent.errors import PromptError
 from precedent.planning import costs as cost_curve
+from precedent.target import TargetModel
 from precedent_replay import bench_lineup
 from precedent_replay.bench import MODES
 from precedent_replay.bench_lineup import POISONED_PER_PROMPT, Lineup, Timing
@@ -119,6 +120,29 @@ def test_requests_at_once_are_measured_alone_unless_modes_are_named(
     assert "2 requests at once" in " ".join(capsys.readouterr().out.split())
 
 
+def test_steps_are_timed_by_number_of_rows_and_prompts_by_length(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    widths: list[tuple[int, int]] = []
+    score = TargetModel.score
+
+    def counted(self: TargetModel, batch: Any) -> Any:
+        widths.extend((len(slot.token_ids), 1 + len(tree)) for slot, tree in batch)
+        return score(self, batch)
+
+    monkeypatch.setattr(TargetModel, "score", counted)
+    results = tmp_path / "rows.json"
+    assert bench(monkeypatch, "--target", model, "--rows", "8,1,2", "--context", 40, "--json", results) == 0
+    written = json.loads(results.read_text(encoding="utf-8"))
+    assert [each["rows"] for each in written["rows"]] == [1, 2, 8]
+    assert all(each["milliseconds"] > 0 for each in written["rows"])
+    assert written["prefill_tokens_per_second"] > 0
+    assert {"processor", "cores", "instructions", "load", "threads"} <= written["machine"].keys()
+    assert set(widths) == {(40, 1), (40, 2), (40, 8)}
+    assert widths[:6] == [(40, 1), (40, 2), (40, 8)] * 2
+    assert "prompts:" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", [("bench", "--topics"), ("run", "hi")])
 def test_graphs_are_refused_where_there_are_none(
     command: tuple[str, ...], model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -138,6 +162,9 @@ def test_graphs_are_refused_where_there_are_none(
         (["--topics", "--traces", "{traces}"], "give one of them"),
         (["--concurrency", "9"], "at least as many --prompts (8)"),
         (["--concurrency", "1"], "needs 2 or more"),
+        (["--rows", "1,0"], "--rows takes numbers of rows from 1 on"),
+        (["--rows", "1,x"], "--rows takes numbers of rows from 1 on"),
+        (["--rows", "1", "--topics"], "--rows times steps alone"),
     ],
 )
 def test_bad_usage_is_one_line_and_status_2(

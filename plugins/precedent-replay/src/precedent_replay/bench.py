@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,6 +60,10 @@ def bench(
     concurrency: Annotated[
         int, typer.Option(min=0, metavar="N", help="Compare N requests at once with one after the other.")
     ] = 0,
+    rows: Annotated[
+        str, typer.Option(metavar="N,…", help="Measure only the time of a step with so many rows, and of prompts.")
+    ] = "",
+    context: Annotated[int, typer.Option(min=1, help="With --rows: tokens before the step, and of a prompt.")] = 640,
     json: options.JsonOption = None,
 ) -> None:
     """Compare plain decoding, transformers' generate, its prompt lookup and assisted generation, and Precedent.
@@ -66,6 +71,11 @@ def bench(
     Extra modes: ours-cold (empty cache), adversarial (wrong answers in it), null (no proposals), oracle (perfect ones).
     With --concurrency, only the modes that --modes names are measured.
     """
+    if rows:
+        if traces or topics or modes or concurrency or draft_model:
+            raise ConfigError("--rows times steps alone: give it --target, --context, --device, --dtype and --json")
+        _measure_rows(ctx.obj, _row_counts(rows), context, target, device, dtype, cuda_graphs, json)
+        return
     chosen = _chosen_modes(modes, draft_model, only_named=bool(concurrency))
     if not draft_model and draft_device is not None:
         raise ConfigError("--draft-device needs a draft model: give --draft-model as well")
@@ -106,6 +116,38 @@ def bench(
     for shown in bench_report.tables(results):
         Console().print(shown)
     options.write_json(json, results)
+
+
+def _measure_rows(
+    progress: Progress,
+    rows: Sequence[int],
+    context: int,
+    name: str,
+    device: str | None,
+    dtype: str | None,
+    cuda_graphs: bool,
+    json: Path | None,
+) -> None:
+    """Time steps by number of rows, and prompts."""
+    from precedent.target import TargetModel
+    from precedent.target.load.loading import load_target
+    from precedent_replay.step_times import step_times, table
+
+    progress.show(f"loading {name}")
+    model, _ = load_target(name, device=device, dtype=dtype)
+    target = TargetModel(model, cuda_graphs=cuda_graphs)
+    found = step_times(target, name, rows, context, partial(progress.show, "measuring"))
+    progress.rest()
+    Console().print(table(found))
+    options.write_json(json, found)
+
+
+def _row_counts(text: str) -> list[int]:
+    """The numbers of rows, ascending. Raises ConfigError for anything that is not a positive integer."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--rows takes numbers of rows from 1 on, for instance 1,2,4,8,16,32, not {text!r}")
+    return sorted({int(part) for part in parts})
 
 
 def _chosen_modes(modes: str, draft_model: str | None, *, only_named: bool = False) -> list[str]:

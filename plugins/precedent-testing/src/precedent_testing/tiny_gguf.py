@@ -1,9 +1,9 @@
-"""Writes a tiny Llama as a GGUF file in llama.cpp's layout; needs the package gguf."""
+"""Writes tiny models as GGUF files in llama.cpp's layout; needs the package gguf."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ CONTROL_TOKEN, NORMAL_TOKEN = 3, 1
 
 SCALES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
-    "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "IQ2_XS": (0,), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
 }  # fmt: skip
 """Where the blocks of a type have their numbers in float16."""
 
@@ -41,32 +41,49 @@ def write_gguf(
     *,
     architecture: str = "llama",
     pre: str = "smollm",
-    quantised: bool = False,
+    kind: str | Mapping[str, str] = "F32",
+    parts: int = 1,
+    more: Mapping[str, Tensor] | None = None,
     **fields: int,
 ) -> Path:
-    """Write a Llama and its byte-level tokenizer, which must have merges. Returns the file.
+    """Write a model of Llama's, Gemma's or Qwen's family and its byte-level tokenizer, which must have merges.
 
-    `quantised` stores the matrices in eight bits. Further `fields` set numeric metadata; `__` in a name means a dot.
+    Matrices are stored in blocks of type `kind`, or of that of the first of its keys which their name contains; types
+    that the package gguf cannot write get random codes. `more` are tensors beside the model's. Further `fields` set
+    numeric metadata; `__` in a name means a dot. In several `parts`, the file is the first. Returns the file.
     """
     import gguf
 
-    writer = gguf.GGUFWriter(file, architecture)
-    _add_config(writer, model.config)
-    _add_tokenizer(writer, tokenizer, pre)
+    kinds = {"": kind} if isinstance(kind, str) else kind
+    found = [gguf.GGUFWriter(file, architecture)]
+    _add_config(found[0], model.config)
+    _add_tokenizer(found[0], tokenizer, pre)
     for name, value in fields.items():
-        writer.add_uint16(name.replace("__", "."), value)
-    for name, weights in _tensors(model):
+        found[0].kv_data[0].pop(name.replace("__", "."), None)
+        found[0].add_uint32(name.replace("__", "."), value)
+    places = [file]
+    if parts > 1:
+        places = [file.with_name(f"{file.stem}-{number:05}-of-{parts:05}.gguf") for number in range(1, parts + 1)]
+        found = [found[0], *(gguf.GGUFWriter(file, architecture) for _ in places[1:])]
+        for number, writer in enumerate(found):
+            writer.add_uint16("split.no", number)
+            writer.add_uint16("split.count", parts)
+    rng = np.random.default_rng(0)
+    for number, (name, weights) in enumerate([*_tensors(model, architecture), *(more or {}).items()]):
+        chosen = next((kinds[part] for part in kinds if part in name), "F32") if weights.dim() == 2 else "F32"
+        type_ = gguf.GGMLQuantizationType[chosen]
         array = weights.float().numpy()
-        if quantised and array.ndim == 2:
-            kind = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
+        try:
+            blocks = gguf.quants.quantize(array, type_)
+        except NotImplementedError:
+            blocks = random_blocks(chosen, len(array), array.shape[1], rng)
+        found[number % parts].add_tensor(name, blocks, raw_dtype=type_)
+    for place, writer in zip(places, found, strict=True):
+        writer.write_header_to_file(place)
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return places[0]
 
 
 def _add_config(writer: Any, config: Any) -> None:
@@ -77,8 +94,18 @@ def _add_config(writer: Any, config: Any) -> None:
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
+    rotary = config.rope_parameters
+    writer.add_rope_freq_base(rotary.get("full_attention", rotary)["rope_theta"])
+    if head_dim := getattr(config, "head_dim", None):
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if window := getattr(config, "sliding_window", None):
+        writer.add_sliding_window(window)
+    if experts := getattr(config, "num_experts", None):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
 def _add_tokenizer(writer: Any, tokenizer: PreTrainedTokenizerBase, pre: str) -> None:
@@ -96,16 +123,32 @@ def _add_tokenizer(writer: Any, tokenizer: PreTrainedTokenizerBase, pre: str) ->
         writer.add_chat_template(str(tokenizer.chat_template))
 
 
-def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def _tensors(model: PreTrainedModel, architecture: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors under the names and in the form that llama.cpp gives them."""
     import gguf
 
     config = model.config
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    known = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+    arch = known[architecture] if model.config.model_type != "llama" else gguf.MODEL_ARCH.LLAMA
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     heads = {"q_proj.weight": config.num_attention_heads, "k_proj.weight": config.num_key_value_heads}
     for name, weights in model.state_dict().items():
         kind = name.rpartition("self_attn.")[2]
-        stored = _interleaved(weights, heads[kind]) if kind in heads else weights
-        yield str(names.get_name(name, try_suffixes=(".weight",))), stored
+        stored = str(names.get_name(name, try_suffixes=(".weight", ".bias")))
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        place = name.replace("model.layers", "blk").replace("mlp.experts.", "ffn_")
+        if name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), weights.chunk(2, 1), strict=True):
+                yield place.replace("gate_up_proj", f"{part}_exps.weight"), half
+        elif name.endswith("experts.down_proj"):
+            yield place.replace("down_proj", "down_exps.weight"), weights
+        elif architecture == "llama" and kind in heads:
+            yield stored, _interleaved(weights, heads[kind])
+        elif architecture.startswith("gemma") and stored.endswith("norm.weight"):
+            yield stored, weights + 1
+        else:
+            yield stored, weights
 
 
 def _interleaved(weights: Tensor, heads: int) -> Tensor:

@@ -1,0 +1,102 @@
+"""Step times by number of rows and prefill speed of a target: `precedent bench --rows`."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from precedent.runtime.instructions import FEATURES, KERNELS
+from precedent.target.contract import PREFILL_CHUNK
+from precedent.tree import chain
+from precedent_replay.bench_report import machine
+
+if TYPE_CHECKING:
+    from precedent.target.contract import Target
+
+ROUNDS, PREFILLS = 15, 3
+"""Measurements of each number of rows, and of a whole prefill, whose medians count."""
+
+INSTRUCTIONS = (
+    "amx-int8", "amx-bf16", "avx512bf16", "avx512vnni", "avxvnni", "avx512f", "avx2", "i8mm", "dotprod", "neon",
+)  # fmt: skip
+"""LLVM's names of the instructions that kernels are written for."""
+
+
+class StepTimer:
+    """Times forward passes of a target after `context` random tokens, and prefills of random prompts."""
+
+    def __init__(self, target: Target, context: int) -> None:
+        self._target, self._choose = target, random.Random(0)
+        self._slot = target.new_slot()
+        target.prefill(self._slot, self._tokens(context + 1))
+
+    def _tokens(self, count: int) -> list[int]:
+        vocabulary = int(self._target.config.get_text_config().vocab_size)
+        return [self._choose.randrange(vocabulary) for _ in range(count)]
+
+    def step(self, rows: int) -> float:
+        """Milliseconds of a forward pass of `rows` rows that ends with all of their logits."""
+        tree = chain(self._tokens(rows - 1))
+        started = perf_counter()
+        self._target.score([(self._slot, tree)])[0][0, 0].item()
+        spent = perf_counter() - started
+        self._target.discard(self._slot)
+        return spent * 1e3
+
+    def prefill(self, tokens: int) -> float:
+        """Prompt tokens per second for a prompt that starts with `tokens` tokens to prefill, in chunks."""
+        prompt, slot = self._tokens(tokens + 1), self._target.new_slot()
+        started = perf_counter()
+        self._target.prefill(slot, prompt, chunk=PREFILL_CHUNK)
+        self._target.plain_step(slot)[0, 0].item()
+        return tokens / (perf_counter() - started)
+
+
+def step_times(
+    target: Target,
+    name: str,
+    rows: Sequence[int],
+    context: int,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> dict[str, Any]:
+    """Measure all numbers of rows in turns; medians. `progress(done, total)` counts rounds."""
+    load, timer = os.getloadavg()[0], StepTimer(target, context)
+    for count in rows:  # the first forward pass of a width allocates and may compile
+        timer.step(count)
+    times: dict[int, list[float]] = {count: [] for count in rows}
+    for number in range(ROUNDS):
+        progress(number, ROUNDS)
+        for count in rows:
+            times[count].append(timer.step(count))
+    timer.prefill(context)
+    where = machine(target.model, name) | {
+        "instructions": [instruction for instruction in INSTRUCTIONS if FEATURES.get(instruction)],
+        "kernels": os.environ.get(KERNELS, "native"),
+        "load": round(load, 2),
+    }
+    return {
+        "rows": [{"rows": count, "milliseconds": round(median(times[count]), 3)} for count in rows],
+        "prefill_tokens_per_second": round(median(timer.prefill(context) for _ in range(PREFILLS)), 1),
+        "context": context,
+        "machine": where,
+    }
+
+
+def table(found: dict[str, Any]) -> Table:
+    """The printed report."""
+    where, one = found["machine"], found["rows"][0]
+    title = f"{where['target']} · {where['processor']}, {where['threads']} threads, load {where['load']}"
+    shown = Table(title=title, box=SIMPLE_HEAD, caption=f"prompts: {found['prefill_tokens_per_second']:.0f} tokens/s")
+    for heading in ("rows", "ms", f"against {one['rows']} row" + "s" * (one["rows"] > 1)):
+        shown.add_column(heading, justify="right")
+    for each in found["rows"]:
+        ratio = each["milliseconds"] / one["milliseconds"]
+        shown.add_row(str(each["rows"]), f"{each['milliseconds']:.2f}", f"{ratio:.2f}x")
+    return shown
