@@ -14,11 +14,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote, unquote
 
-from precedent_engines.health import StoreHealth, check_tokenizer
-
 from precedent.cache import Completion, SpeculationCache
 from precedent.cache.records import check_tenant
 from precedent.errors import CacheError, ConfigError, PrecedentError, UnsupportedError
+from precedent_engines.service import StoreHealth, check_tokenizer
 from precedent_engines.tokenizer import codec_of
 from precedent_sglang.plugin import check_version
 from precedent_sglang.server import NoAnswer, ServerError, ServerInfo, SGLangServer
