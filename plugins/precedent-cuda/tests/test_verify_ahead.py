@@ -372,14 +372,14 @@ def test_sequences_that_cannot_be_verified_leave_the_others_alone(monkeypatch: p
     builder.add_sampled(ROOT, 1, Sampled(torch.tensor([0.5, 0.5])), "draft of another vocabulary")
     running = [
         *sequences(static_target(), sampling, 3),
-        *sequences(static_target(), sampling, 1, mode="lossy_judge:name=nobody"),
+        *sequences(static_target(), sampling, 1, mode="unknown"),
     ]
     trees = [fixed_tree(0), builder.build(), fixed_tree(0), fixed_tree(0)]
     proposals = [Proposal(sequence, tree=tree) for sequence, tree in zip(running, trees, strict=True)]
     found = verified(proposals, [torch.randn(len(tree) + 1, VOCABULARY) for tree in trees])
     assert [each.proposal for each in found] == [proposals[0], proposals[2]]
     assert [sequence.error is None for sequence in running] == [True, False, True, False]
-    assert "no judge is called 'nobody'" in str(running[3].error)
+    assert "mode='unknown'" in str(running[3].error)
     assert all(each.verdict.next_token in range(VOCABULARY) for each in found)
 
 
