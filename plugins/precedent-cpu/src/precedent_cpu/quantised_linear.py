@@ -13,11 +13,11 @@ from precedent.runtime.compiled import Int64s
 from precedent.target.quantised import QuantisedEmbedding, QuantisedLinear, QuantisedWeight
 from precedent_cpu.kernel_code import take_ticket
 from precedent_cpu.layer_work import wait_for_team
-from precedent_cpu.quantised_kernels import OUTS
 from precedent_cpu.quantised_products import (
     Rows,
-    band_place,
-    band_product,
+    piece_place,
+    piece_product,
+    pieces_of,
     quantise_row,
     quantised_room,
     record_stride,
@@ -32,19 +32,19 @@ def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from th
     """What each thread of the team runs: quantise rows, wait for all, multiply bands; see `quantised_product`."""
     base = carray(job, 1).ctypes.data
     count, inputs, numbers, records, stride = job[3], job[4], job[5], job[6], job[7]
-    weight, outputs, output_stride, bands = job[8], job[9], job[10], job[11]
-    room = job[12] + take_ticket(base) * job[13]
+    weight, outputs, output_stride = job[8], job[9], job[10]
+    room = job[11] + take_ticket(base) * job[12]
     row = take_ticket(base + 8)
     while row < count:
         quantise_row(numbers + 4 * row * inputs, inputs, records + row * stride)
         row = take_ticket(base + 8)
-    wait_for_team(job[14])
+    wait_for_team(job[13])
     rows = Rows(records, stride, count, outputs, output_stride)
-    band = take_ticket(base + 16)
-    while band < bands:
+    piece, pieces = take_ticket(base + 16), pieces_of(weight, count)
+    while piece < pieces:
         following = take_ticket(base + 16)
-        band_product(weight, band, band_place(weight, following) if following < bands else 0, rows, room)
-        band = following
+        piece_product(weight, piece, piece_place(weight, following, count), rows, room)
+        piece = following
     close_tiles()
 
 
@@ -55,9 +55,9 @@ def quantised_product(rows: Tensor, numbers: Int64s, outs: int) -> Tensor:
     stride, room = record_stride(inputs), quantised_room(inputs)
     records = records_bytes(count, inputs)
     memory = thread_memory("quantised", records + threads * room)
-    job = (ctypes.c_int64 * 15)(
+    job = (ctypes.c_int64 * 14)(
         0, 0, 0, count, inputs, rows.data_ptr(), memory.data_ptr(), stride,
-        numbers.ctypes.data, outputs.data_ptr(), 4 * outs, -(-outs // OUTS),
+        numbers.ctypes.data, outputs.data_ptr(), 4 * outs,
         memory.data_ptr() + records, room, barrier(),
     )  # fmt: skip
     run_on_team(_work, job, threads)
