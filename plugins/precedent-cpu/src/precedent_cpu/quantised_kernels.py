@@ -431,6 +431,22 @@ def quantise(code: Code, numbers: Any, blocks: Any, records: Any) -> None:
         following.append(builder.add(record, ir.Constant(LONG, RECORD)))
 
 
+@kernel(*[types.intp] * 4)
+def rest_of(code: Code, numbers: Any, blocks: Any, records: Any, rest: Any) -> None:
+    """Write what records leave of the numbers that they were made from."""
+    builder = code.builder
+    with code.steps(blocks, (numbers, records, rest), by=1) as (_, (place, record, to), following):
+        scale = _spread(code, _load(code, record, SCALE, FLOAT))
+        for half in (0, 1):
+            codes = builder.sext(_load(code, record, WIDE * half, ir.VectorType(BYTE, WIDE)), _INTS)
+            numbers_there = builder.fmul(builder.sitofp(codes, _FLOATS), scale)
+            left = builder.fsub(_load(code, place, 4 * WIDE * half, _FLOATS), numbers_there)
+            _store(code, left, to, 4 * WIDE * half)
+        following.append(builder.add(place, ir.Constant(LONG, 4 * BLOCK)))
+        following.append(builder.add(record, ir.Constant(LONG, RECORD)))
+        following.append(builder.add(to, ir.Constant(LONG, 4 * BLOCK)))
+
+
 @kind_kernel(*[types.intp] * 7)
 def widen_scales(
     code: Code, kind: Kind, form: Any, source: Any, size: Any, supers: Any, count: Any, shared: Any, target: Any

@@ -33,6 +33,7 @@ from precedent_cpu.quantised_kernels import (
     product_rows,
     product_unpacked,
     quantise,
+    rest_of,
     unpack_codes,
     widen_scales,
 )
@@ -94,6 +95,13 @@ def quantised_room(inputs: int) -> int:
 def quantise_row(numbers: int, count: int, records: int) -> None:
     """Quantise `count` float32 numbers (whole blocks) to records."""
     quantise(numbers, count // BLOCK, records)
+
+
+@compiled
+def quantise_rest(numbers: int, count: int, records: int, others: int, room: int) -> None:
+    """Quantise what `records` leave of `count` float32 numbers to `others`; `room` takes that many numbers."""
+    rest_of(numbers, count // BLOCK, records, room)
+    quantise(room, count // BLOCK, others)
 
 
 @compiled
