@@ -23,7 +23,7 @@ from precedent.errors import ModelLoadError
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.kv.layer_kinds import context_length
 from precedent_drafts.heads import HEAD_TOKENS, check_on_one_device, linear
-from precedent_drafts.trained import save_json, save_tensors
+from precedent_drafts.trained import read_as, save_json, save_tensors
 
 SETTINGS_FILE = "config.json"
 
@@ -87,18 +87,7 @@ class BlockSettings:
     @classmethod
     def read(cls, folder: Path) -> Self:
         """The settings in a folder. Raises ModelLoadError if this version does not understand them."""
-        try:
-            found: dict[str, Any] = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
-            if (found["kind"], found["format"]) != (KIND, FORMAT):
-                raise ModelLoadError(
-                    f"{folder} holds a {found['kind']} of format {found['format']}, and this reads {KIND} {FORMAT}: "
-                    "train it again"
-                )
-            return cls(**{**found, "reads": tuple(found["reads"])})
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ModelLoadError(
-                f"{folder / SETTINGS_FILE} cannot be read ({error!r}); train the draft again"
-            ) from error
+        return read_as(cls, folder / SETTINGS_FILE, kind=KIND, format=FORMAT)
 
 
 def holds_block_draft(place: str | Path) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -109,6 +110,33 @@ class GgufFile:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class KindInUse:
+    """The tensors of one type in a file: bytes in the file, and in memory once they are loaded."""
+
+    kind: str
+    count: int
+    stored: int
+    held: int
+    as_stored: bool
+
+
+def kinds_in_use(content: GgufFile, device: torch.device) -> list[KindInUse]:
+    """The types of a file's tensors by their bytes, and what becomes of them on a device."""
+    whole, by_us = content.nbytes_by_kind.keys() <= PLAIN.keys(), not _read_by_transformers(content)
+    dtype = content.dtype if whole or device.type == "cpu" else torch.bfloat16
+    found: dict[tuple[str, bool], list[tuple[int, int]]] = {}
+    for _, entry in content.entries:
+        stays = by_us and device.type == "cpu" and entry.kind in FORMATS and len(entry.shape) == 2
+        held = entry.nbytes if stays else prod(entry.shape) * dtype.itemsize
+        found.setdefault((entry.kind, stays), []).append((entry.nbytes, held))
+    made = [
+        KindInUse(kind, len(each), sum(stored for stored, _ in each), sum(held for _, held in each), stays)
+        for (kind, stays), each in found.items()
+    ]
+    return sorted(made, key=lambda one: -one.stored)
+
+
 def parts_of(file: Path) -> list[Path]:
     """The files of a model in several parts, by the name of one of them; the file itself if it is not named as one."""
     found = _PART.fullmatch(file.name)
@@ -202,7 +230,7 @@ class _Filling:
         self.model.load_state_dict(self.found, strict=False, assign=True)
         self._tie()
         self._check_complete()
-        _fill_buffers(self.model, self.device)
+        fill_buffers(self.model, self.device)
         self._scale_rotary()
         if self.unused:
             log.warning(
@@ -334,7 +362,7 @@ def _names_in(model: PreTrainedModel, processor: Any) -> dict[str, str]:
     return found
 
 
-def _fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
+def fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
     """Compute the buffers that no file holds, such as rotary frequencies, as transformers does after loading."""
     for parameter in model.parameters():
         parameter._is_hf_initialized = True  # type: ignore[attr-defined]
@@ -423,6 +451,7 @@ def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     length = header.get(f"{header.get('general.architecture')}.context_length")
     if isinstance(length, int):
         tokenizer.model_max_length = length
+    tokenizer.name_or_path = str(file)
     return tokenizer
 
 
