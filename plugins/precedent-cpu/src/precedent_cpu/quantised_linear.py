@@ -78,12 +78,13 @@ class PackedQuantisedLinear(QuantisedLinear):
 
     numbers: Int64s
     accurate: bool
-    _kept: Tensor | None
+    _kept: tuple[PackedWeight, Tensor | None]
+    """What `numbers` point to."""
 
     def prepare(self, packed: PackedWeight, *, accurate: bool) -> None:
         """Take the packed weight, and multiply `accurate` inputs with it (`quantised_product`) or those of 8 bits."""
-        self.numbers, self._kept = packed.with_bias(None if accurate else self.bias)
-        self.accurate = accurate
+        self.numbers, bias = packed.with_bias(None if accurate else self.bias)
+        self.accurate, self._kept = accurate, (packed, bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., in_features]` to `[..., out_features]`, in the dtype of the input."""

@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from precedent.drafters.model.drafter import DraftModelDrafter
@@ -26,6 +25,7 @@ from precedent.target.contract import Slot
 from precedent.target.kv.cache import KVCache
 from precedent.target.model import TargetModel
 from precedent.target.prefix_pool import PrefixPool
+from precedent.target.quantised import rows_of
 from precedent.tree import CandidateTree
 
 HEAD_TOKENS = "head.token_ids"
@@ -43,14 +43,23 @@ class RawEmbeddings(nn.Module):
         self._module = (module,)
 
     @property
-    def weight(self) -> Tensor:
-        """The table, `[vocab_size, hidden_size]`."""
-        weight: Tensor = self._module[0].weight
-        return weight
+    def weight(self) -> Any:
+        """The table, whose device is where token ids go; None where it is quantised."""
+        return getattr(self._module[0], "weight", None)
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the table."""
+        return int(self._module[0].num_embeddings)
+
+    @property
+    def embedding_dim(self) -> int:
+        """Width of the table."""
+        return int(self._module[0].embedding_dim)
 
     def or_own(self, table: Tensor) -> RawEmbeddings:
         """Embeddings of this table, `[vocab_size, hidden_size]`; these where it equals theirs in their dtype."""
-        theirs = self.weight
+        theirs = rows_of(self._module[0], slice(None))
         own = table.to(theirs.device, theirs.dtype)
         if own.shape == theirs.shape and torch.equal(own, theirs):
             return self
@@ -60,7 +69,7 @@ class RawEmbeddings(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Token ids `[...]` to their rows, `[..., hidden_size]`."""
-        return embedding(input_ids, self.weight)
+        return rows_of(self._module[0], input_ids)
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
@@ -85,9 +94,10 @@ class RestrictedHead(nn.Module):
     @classmethod
     def of(cls, head: Any, token_ids: Tensor) -> Self:
         """Some rows of a target's head, copied."""
-        ids = token_ids.to(head.weight.device, torch.long)
+        rows = rows_of(head, token_ids.long())
+        ids = token_ids.to(rows.device, torch.long)
         bias = None if head.bias is None else head.bias.detach()[ids]
-        return cls(linear(head.weight.detach()[ids], bias), ids, head.weight.shape[0])
+        return cls(linear(rows, bias), ids, head.out_features)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`[..., hidden_size]` to `[..., width]`, minus infinity for tokens that the head does not cover."""
@@ -120,8 +130,8 @@ class GivenStates(nn.Module):
 
     @property
     def weight(self) -> Any:
-        """The embeddings' weight, whose device is where token ids go."""
-        return self.embeddings.weight
+        """The embeddings' weight, whose device is where token ids go; None where it is quantised."""
+        return getattr(self.embeddings, "weight", None)
 
     def give(self, states: Sequence[Tensor]) -> None:
         """Hand in the states `[rows, hidden_size]` of each sequence; replaces what is left of earlier ones."""

@@ -253,8 +253,11 @@ def _load(
     progress: Progress, target: str, device: str | None, dtype: str | None, chat_template: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     from precedent.target.load.loading import load_target
+    from precedent.target.load.source import gguf_file
 
     progress.show(f"loading {target}")
+    if dtype is None and gguf_file(target) is not None:
+        dtype = "bfloat16"  # gradients need ordinary weights
     return load_target(target, device=device, dtype=dtype, chat_template=chat_template)
 
 

@@ -401,7 +401,7 @@ def _torchao(files: CheckpointFiles, name: str, shape: tuple[int, int]) -> Quant
         return _WithMinima(made, lambda index: zeros.floats((slice(None), index)).T)
     _check(packed, (outputs, inputs))
     wide = scales.array.reshape(outputs, -1).shape[1] if scales.array.size % outputs == 0 else 0
-    if not wide or attributes.get("act_quant_kwargs") is not None:
+    if not wide or any(attributes.get(name) for name in ("act_quant_kwargs", "activation_quantization")):
         return None
     layout = Layout(8, inputs // wide, offset=128, scale_dtype=scales.precision)
     parts = tuple(part for part in (packed, scales, zeros) if part is not None)
