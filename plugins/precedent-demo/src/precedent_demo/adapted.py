@@ -18,6 +18,7 @@ from torch import Tensor
 
 from precedent.errors import ModelLoadError
 from precedent.runtime.recomputable import computed_folder
+from precedent.target.load.gguf import quiet
 from precedent.target.load.loading import DEMO_TARGET, load_target
 from precedent.target.load.source import PACKAGE
 
@@ -45,8 +46,9 @@ def adapted_target(adapter: Path | None = None) -> Path:
         log.warning("merging the order desk's adapter into %s, once; this takes a few seconds", folder)
         model, tokenizer = load_target(DEMO_TARGET, device="cpu", dtype="bfloat16")
         model.load_state_dict(merged(model.state_dict(), source))
-        model.save_pretrained(into)
-        tokenizer.save_pretrained(into)
+        with quiet():
+            model.save_pretrained(into)
+            tokenizer.save_pretrained(into)
 
     try:
         return computed_folder(folder, f"merging {MERGING}", merge)
