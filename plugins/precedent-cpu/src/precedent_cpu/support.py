@@ -29,7 +29,7 @@ from precedent_cpu.row_layer import row_attention, sight_of
 
 
 class CpuSupport(ModelSupport):
-    """Kernels for models whose weights are on a CPU, in bfloat16 or float32; it leaves others as they are."""
+    """Kernels for models whose weights are on a CPU, in bfloat16, float32 or quantised; others stay as they are."""
 
     def prepare(self, model: PreTrainedModel, *, bitwise: bool) -> None:
         """Replace linear layers, norms and decoder layers where they fit."""
@@ -46,7 +46,10 @@ class CpuSupport(ModelSupport):
         return None if sight is None else row_attention(query, key, value, sight, scaling)
 
     def bitwise(self, runner: Runner, kv_shape: KVShape, options: TargetOptions) -> Collection[int] | None:
-        """Let the kernels for few rows do all the work. Raises UnsupportedError for a model that also needs others."""
+        """Let the kernels for few rows do all the work. Raises UnsupportedError for a model that also needs others.
+
+        Layers over quantised weights use no other kernels anyway, so there it only limits a forward to `MOST_ROWS`.
+        """
         if options.cuda_graphs or runner.device.type != "cpu":
             return None
         widen(runner.model)
