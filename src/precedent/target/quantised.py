@@ -9,9 +9,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from precedent.errors import UnsupportedError
+
+Rows = slice | NDArray[np.int64]
+"""Outputs of a weight: a range, or their numbers."""
+
+BAND = 512
+"""Outputs that are dequantised at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +84,134 @@ class QuantisedWeight(ABC):
     packed: object | None = None
 
     @abstractmethod
+    def rows(self, which: Rows) -> Band:
+        """Some outputs. Raises ModelLoadError, naming the tensor, for scales that are not finite."""
+
     def band(self, first: int, last: int) -> Band:
-        """Outputs `first` to `last`. Raises ModelLoadError, naming the tensor, for scales that are not finite."""
+        """Outputs `first` to `last`, as `rows`."""
+        return self.rows(slice(first, last))
 
     @property
     @abstractmethod
+    def stored(self) -> NDArray[Any]:
+        """The numbers that are stored, in any shape: two weights of one kind and shape are equal if these are."""
+
+    @property
     def nbytes(self) -> int:
         """Bytes where it is stored."""
+        return int(self.stored.nbytes)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self.out_features, self.in_features
 
     def release(self) -> None:  # noqa: B027
         """Tell the system that the stored pages are not needed for now: a copy laid out for kernels replaces them."""
 
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """Name the plain parts, as torch's tensors of several parts do: fingerprints read them."""
+        return ["stored"], None
+
+    def __deepcopy__(self, memo: Any) -> QuantisedWeight:
+        return self  # nothing changes it
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError(
+            f"{self.name} is read where it is stored and cannot be pickled: load the model in the other process"
+        )
+
 
 def dequantised(weight: QuantisedWeight, first: int, last: int) -> NDArray[np.float32]:
     """Outputs `first` to `last` as numbers, `[last - first, in_features]`, inputs in their natural order."""
-    band, layout = weight.band(first, last), weight.layout
+    return dequantised_rows(weight, slice(first, last))
+
+
+def dequantised_rows(weight: QuantisedWeight, which: Rows) -> NDArray[np.float32]:
+    """Some outputs as numbers, `[outputs, in_features]`, inputs in their natural order."""
+    band, layout = weight.rows(which), weight.layout
     if layout.table is None:
-        levels = band.codes.astype(np.float32) - np.float32(layout.offset)
+        numbers = band.codes.astype(np.float32)
+        if layout.offset:
+            numbers -= np.float32(layout.offset)
     else:
-        levels = np.array(layout.table, np.float32)[band.codes]
-    numbers = levels * np.repeat(band.scales, layout.group, axis=1)
+        numbers = np.array(layout.table, np.float32)[band.codes]
+    groups = numbers.reshape(len(numbers), -1, layout.group)
+    groups *= band.scales[..., None]
     if band.minima is not None:
-        numbers += np.repeat(band.minima, layout.group, axis=1)
+        groups += band.minima[..., None]
     if weight.order is not None:
         numbers[:, weight.order] = numbers.copy()
     return numbers
+
+
+class QuantisedLinear(nn.Module):
+    """A linear layer that computes with a quantised weight, dequantising a band of outputs at a time.
+
+    Its state dict holds the `QuantisedWeight` itself, so it can be compared and not saved.
+    """
+
+    def __init__(self, quantised: QuantisedWeight, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.quantised = quantised
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    @property
+    def in_features(self) -> int:
+        """Width of the input."""
+        return self.quantised.in_features
+
+    @property
+    def out_features(self) -> int:
+        """Width of the output."""
+        return self.quantised.out_features
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`[..., in_features]` to `[..., out_features]`, in the input's dtype."""
+        count, found = self.out_features, []
+        for first in range(0, count, BAND):
+            last = min(first + BAND, count)
+            band = torch.from_numpy(dequantised(self.quantised, first, last))
+            bias = None if self.bias is None else self.bias[first:last]
+            found.append(nn.functional.linear(input, band.to(input), bias))
+        return torch.cat(found, -1)
+
+    def extra_repr(self) -> str:
+        """Say its type and sizes when the model is printed."""
+        return f"{self.quantised.kind}, in_features={self.in_features}, out_features={self.out_features}"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.quantised
+
+
+class QuantisedEmbedding(nn.Module):
+    """Looks rows up in a quantised weight, which may also be the head's, and multiplies them by `scale`."""
+
+    def __init__(self, quantised: QuantisedWeight, scale: float = 1.0) -> None:
+        super().__init__()
+        self.quantised, self.scale = quantised, scale
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows."""
+        return self.quantised.out_features
+
+    @property
+    def embedding_dim(self) -> int:
+        """Width of a row."""
+        return self.quantised.in_features
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Token ids `[...]` to float32 rows `[..., embedding_dim]`."""
+        distinct, places = input.unique(return_inverse=True)
+        rows = torch.from_numpy(dequantised_rows(self.quantised, distinct.cpu().numpy()))
+        return (rows * self.scale).to(input.device)[places]
+
+    def extra_repr(self) -> str:
+        """Say its type and sizes when the model is printed."""
+        return f"{self.quantised.kind}, {self.num_embeddings}, {self.embedding_dim}"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.quantised

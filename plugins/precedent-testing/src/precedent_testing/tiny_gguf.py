@@ -7,10 +7,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CONTROL_TOKEN, NORMAL_TOKEN = 3, 1
+
+SCALES = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+    "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+}  # fmt: skip
+"""Where the blocks of a type have their numbers in float16."""
+
+
+def random_blocks(kind: str, rows: int, width: int, rng: np.random.Generator, size: float = 0.01) -> Any:
+    """Blocks of a type with random codes and positive scales up to `size`, `[rows, bytes of a row]`."""
+    import gguf
+
+    block, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    blocks = rng.integers(0, 256, (rows, width // block, num_bytes), dtype=np.uint8)
+    for place in SCALES.get(kind, ()):
+        numbers = (rng.random((rows, width // block, 1)) * size).astype("<f2")
+        blocks[..., place : place + 2] = numbers.view(np.uint8)
+    if kind == "MXFP4":
+        blocks[..., 0] = rng.integers(110, 122, blocks.shape[:2])
+    return blocks.reshape(rows, -1)
 
 
 def write_gguf(

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import mmap
 import struct
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from precedent.errors import ModelLoadError
 
@@ -16,10 +20,35 @@ MAGIC = b"GGUF"
 
 VERSIONS = (2, 3)
 
+KINDS = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+}  # fmt: skip
+"""Types of tensors by their number: name, weights in a block, and bytes of a block."""
+
+MOST_DIMENSIONS = 4
+ALIGNMENT = "general.alignment"
+
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Formats of `struct` by the type's number."""
 
 _TEXT, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A tensor's place in its file. `shape` has torch's order: the last dimension is contiguous."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
 
 
 def is_gguf(path: Path) -> bool:
@@ -29,26 +58,92 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_header(file: Path) -> dict[str, Any]:
-    """The metadata: numbers and texts by key, and arrays of texts as lists; other arrays are left out.
+    """The metadata: numbers and texts by key, arrays as lists.
 
     Raises ModelLoadError for a file of another format or version, or one that ends within its header.
     """
+    return _read(file, with_tensors=False)[0]
+
+
+def read_directory(file: Path) -> tuple[dict[str, Any], tuple[TensorEntry, ...]]:
+    """The metadata, and the place of every tensor; none reaches beyond the file or into another.
+
+    Raises ModelLoadError, naming the tensor, for a type that is not known, a shape that does not fit the type or the
+    file, and a place where another tensor lies.
+    """
+    return _read(file, with_tensors=True)
+
+
+def _read(file: Path, *, with_tensors: bool) -> tuple[dict[str, Any], tuple[TensorEntry, ...]]:
     try:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _metadata(content)
+            num_tensors, metadata = _metadata(content)
+            tensors = _tensors(content, num_tensors, metadata.get(ALIGNMENT, 32)) if with_tensors else ()
     except (OSError, ValueError, OverflowError) as error:
         raise ModelLoadError(f"{file} is no GGUF file that can be read ({error}): copy or download it again") from error
+    return metadata, tensors
 
 
-def _metadata(content: mmap.mmap) -> dict[str, Any]:
+def _metadata(content: mmap.mmap) -> tuple[int, dict[str, Any]]:
     if _bytes(content, len(MAGIC)) != MAGIC:
         raise ValueError("it does not begin with GGUF")
     version = _number(content, "I")
     if version not in VERSIONS:
-        raise ValueError(f"its version is {version}, not one of {VERSIONS}")
-    _, count = _number(content, "Q"), _number(content, "Q")
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        raise ValueError(
+            "it is big-endian: convert it on a machine of that kind, or get the little-endian file"
+            if swapped in VERSIONS
+            else f"its version is {version}, not one of {VERSIONS}"
+        )
+    num_tensors, count = _number(content, "Q"), _number(content, "Q")
     found = ((_text(content), _value(content, _number(content, "I"))) for _ in range(count))
-    return {key: value for key, value in found if value is not None}
+    return num_tensors, dict(found)
+
+
+def _tensors(content: mmap.mmap, count: int, alignment: Any) -> tuple[TensorEntry, ...]:
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        raise ValueError(f"its alignment is {alignment}, and not a power of two")
+    found = [_entry(content) for _ in range(count)]
+    begin = -(-content.tell() // alignment) * alignment
+    entries = [_checked(*each, begin, alignment, len(content)) for each in found]
+    for one, following in zip(by_place := sorted(entries, key=lambda each: each.start), by_place[1:], strict=False):
+        if one.start + one.nbytes > following.start:
+            raise ValueError(
+                f"the tensor {one.name} of {one.nbytes:,} bytes reaches into {following.name}: its shape is wrong"
+            )
+    if len({each.name for each in entries}) < count:
+        raise ValueError("two of its tensors have the same name")
+    return tuple(entries)
+
+
+def _entry(content: mmap.mmap) -> tuple[str, tuple[int, ...], int, int]:
+    name, rank = _text(content), _number(content, "I")
+    if not 1 <= rank <= MOST_DIMENSIONS:
+        raise ValueError(f"the tensor {name} has {rank} dimensions")
+    sizes = struct.unpack(f"<{rank}Q", _bytes(content, 8 * rank))
+    return name, sizes[::-1], _number(content, "I"), _number(content, "Q")
+
+
+def _checked(
+    name: str, shape: tuple[int, ...], number: int, offset: int, begin: int, alignment: int, end: int
+) -> TensorEntry:
+    """The entry of a tensor whose offset counts from `begin`. Raises ValueError unless it ends before `end`."""
+    if number not in KINDS:
+        raise ValueError(f"the tensor {name} has the unknown type {number}")
+    kind, block, size = KINDS[number]
+    if shape[-1] % block or 0 in shape:
+        raise ValueError(
+            f"the tensor {name} of type {kind} has the shape {shape}, which is no row of blocks of {block}"
+        )
+    nbytes, start = prod(shape) // block * size, begin + offset
+    if offset % alignment:
+        raise ValueError(f"the tensor {name} begins at {offset}, which is no multiple of {alignment}")
+    if start + nbytes > end:
+        raise ValueError(
+            f"the tensor {name} of shape {shape} would end at byte {start + nbytes:,} of {end:,}: the file is cut "
+            "short or damaged"
+        )
+    return TensorEntry(name, kind, shape, start, nbytes)
 
 
 def _value(content: mmap.mmap, kind: int) -> Any:
@@ -59,8 +154,8 @@ def _value(content: mmap.mmap, kind: int) -> Any:
     inner, count = _number(content, "I"), _number(content, "Q")
     if inner == _TEXT:
         return [_text(content) for _ in range(count)]
-    _bytes(content, count * struct.calcsize(_format(inner)))
-    return None
+    dtype = np.dtype(f"<{_format(inner)}")
+    return np.frombuffer(_bytes(content, count * dtype.itemsize), dtype).tolist()
 
 
 def _text(content: mmap.mmap) -> str:
@@ -72,10 +167,9 @@ def _number(content: mmap.mmap, kind: str) -> Any:
 
 
 def _bytes(content: mmap.mmap, length: int) -> bytes:
-    read = content.read(length)
-    if len(read) < length:
+    if length > len(content) - content.tell():
         raise ValueError("it ends within its header")
-    return read
+    return content.read(length)
 
 
 def _format(kind: int) -> str:

@@ -1,0 +1,220 @@
+"""Tensors of a GGUF file, read from the mapped file in bands: block formats of 3 to 8 bits, and plain numbers.
+
+Blocks are unpacked as ggml defines them (https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c).
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from precedent.errors import ModelLoadError
+from precedent.target.load.gguf_header import KINDS, TensorEntry
+from precedent.target.quantised import Band, Factors, Layout, QuantisedWeight, Rows
+
+Blocks = NDArray[np.uint8]
+"""Bytes of blocks, `[rows, blocks, bytes of a block]`."""
+
+CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""Levels of IQ4_NL and IQ4_XS."""
+
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Levels of MXFP4, doubled so that they are integers."""
+
+NOT_A_NUMBER = 255
+"""The exponent that stands for NaN in MXFP4."""
+
+
+class MappedFile:
+    """A file's bytes, mapped read-only: `content` is read from the disk when it is used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as opened:
+                self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise ModelLoadError(f"cannot map {path}: {error.strerror or error}") from error
+        self.content = np.frombuffer(self._map, np.uint8)
+
+    def release(self, start: int, end: int) -> None:
+        """Drop the pages that lie between two bytes from memory; they are read again when they are used."""
+        first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """Codes of some blocks `[rows, blocks, weights of a block]` and what they are multiplied by.
+
+    `scales` and `minima` are `[rows, blocks, 1]`, or super-scales for the integer `steps [rows, blocks, groups]`.
+    """
+
+    codes: NDArray[np.uint8]
+    scales: NDArray[Any]
+    minima: NDArray[np.float16] | None = None
+    steps: NDArray[Any] | None = None
+    minimum_steps: NDArray[np.uint8] | None = None
+
+
+def _numbers(blocks: Blocks, place: int) -> NDArray[np.float16]:
+    """One float16 of each block, `[rows, blocks, 1]`."""
+    return blocks[..., place : place + 2].copy().view("<f2")
+
+
+def _fields(packed: Blocks, bits: int, width: int) -> NDArray[np.uint8]:
+    """Fields of `bits` bits: the lowest of `width` bytes, then the next higher ones of the same bytes, and so on."""
+    rows, blocks, _ = packed.shape
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    fields = packed.reshape(rows, blocks, -1, 1, width) >> shifts
+    fields &= np.uint8((1 << bits) - 1)
+    return fields.reshape(rows, blocks, -1)
+
+
+def _fifth_bits(blocks: Blocks, place: int) -> NDArray[np.uint8]:
+    """The fifth bits of 32 codes, one after the other in four bytes, as 0 or 16."""
+    return np.unpackbits(blocks[..., place : place + 4], axis=-1, bitorder="little") << np.uint8(4)
+
+
+def _q4_0(blocks: Blocks) -> Unpacked:
+    return Unpacked(_fields(blocks[..., 2:], 4, 16), _numbers(blocks, 0))
+
+
+def _q4_1(blocks: Blocks) -> Unpacked:
+    return Unpacked(_fields(blocks[..., 4:], 4, 16), _numbers(blocks, 0), _numbers(blocks, 2))
+
+
+def _q5_0(blocks: Blocks) -> Unpacked:
+    return Unpacked(_fields(blocks[..., 6:], 4, 16) | _fifth_bits(blocks, 2), _numbers(blocks, 0))
+
+
+def _q5_1(blocks: Blocks) -> Unpacked:
+    codes = _fields(blocks[..., 8:], 4, 16) | _fifth_bits(blocks, 4)
+    return Unpacked(codes, _numbers(blocks, 0), _numbers(blocks, 2))
+
+
+def _q8_0(blocks: Blocks) -> Unpacked:
+    return Unpacked(blocks[..., 2:] ^ np.uint8(128), _numbers(blocks, 0))  # a signed byte plus 128
+
+
+def _mxfp4(blocks: Blocks) -> Unpacked:
+    """The scale is half of two to the power of a byte, minus its bias of 127."""
+    exponents = blocks[..., :1].astype(np.int32)
+    scales = np.ldexp(np.float32(1), exponents - 128)
+    return Unpacked(_fields(blocks[..., 1:], 4, 16), np.where(exponents == NOT_A_NUMBER, np.float32("nan"), scales))
+
+
+def _k_steps(packed: Blocks) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Eight scales and eight minima of six bits in twelve bytes: four of each whole, four in pieces."""
+    scales, minima, low = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    return (
+        np.concatenate([scales & 63, low & 15 | scales >> 2 & 48], -1),
+        np.concatenate([minima & 63, low >> 4 | minima >> 2 & 48], -1),
+    )
+
+
+def _q4_k(blocks: Blocks) -> Unpacked:
+    codes = _fields(blocks[..., 16:], 4, 32)
+    return Unpacked(codes, _numbers(blocks, 0), _numbers(blocks, 2), *_k_steps(blocks[..., 4:16]))
+
+
+def _q5_k(blocks: Blocks) -> Unpacked:
+    codes = _fields(blocks[..., 48:], 4, 32) | _fields(blocks[..., 16:48], 1, 32) << np.uint8(4)
+    return Unpacked(codes, _numbers(blocks, 0), _numbers(blocks, 2), *_k_steps(blocks[..., 4:16]))
+
+
+def _q6_k(blocks: Blocks) -> Unpacked:
+    codes = _fields(blocks[..., :128], 4, 64) | _fields(blocks[..., 128:192], 2, 32) << np.uint8(4)
+    return Unpacked(codes, _numbers(blocks, 208), steps=blocks[..., 192:208].view(np.int8))
+
+
+def _q3_k(blocks: Blocks) -> Unpacked:
+    """Levels from -4 to 3 and scales of six bits, as codes of Q6_K's layout, which holds them exactly."""
+    codes = _fields(blocks[..., 32:96], 2, 32) + (_fields(blocks[..., :32], 1, 32) << np.uint8(2)) + np.uint8(28)
+    steps = _fields(blocks[..., 96:104], 4, 8) | _fields(blocks[..., 104:108], 2, 4) << np.uint8(4)
+    return Unpacked(codes, _numbers(blocks, 108), steps=(steps - np.uint8(32)).view(np.int8))
+
+
+def _iq4_xs(blocks: Blocks) -> Unpacked:
+    high = _fields(blocks[..., 2:4], 2, 1) << np.uint8(4)
+    steps = (_fields(blocks[..., 4:8], 4, 1) | high) - np.uint8(32)
+    return Unpacked(_fields(blocks[..., 8:], 4, 16), _numbers(blocks, 0), steps=steps.view(np.int8))
+
+
+FORMATS: dict[str, tuple[Layout, Callable[[Blocks], Unpacked]]] = {
+    "Q4_0": (Layout(4, 32, offset=8), _q4_0),
+    "Q4_1": (Layout(4, 32, minima=True), _q4_1),
+    "Q5_0": (Layout(5, 32, offset=16), _q5_0),
+    "Q5_1": (Layout(5, 32, minima=True), _q5_1),
+    "Q8_0": (Layout(8, 32, offset=128), _q8_0),
+    "IQ4_NL": (Layout(4, 32, table=CODEBOOK), _q4_0),
+    "MXFP4": (Layout(4, 32, table=E2M1, scale_dtype="bfloat16"), _mxfp4),
+    "Q4_K": (Layout(4, 32, minima=True, scale_dtype="float32", factors=True), _q4_k),
+    "Q5_K": (Layout(5, 32, minima=True, scale_dtype="float32", factors=True), _q5_k),
+    "Q6_K": (Layout(6, 16, offset=32, scale_dtype="float32", factors=True), _q6_k),
+    "Q3_K": (Layout(6, 16, offset=32, scale_dtype="float32", factors=True), _q3_k),
+    "IQ4_XS": (Layout(4, 32, table=CODEBOOK, scale_dtype="float32", factors=True), _iq4_xs),
+}
+"""Types of blocks that are run as they are: how their numbers follow from codes, and how the bytes are unpacked."""
+
+
+class GgufWeight(QuantisedWeight):
+    """A matrix in blocks. `row_order` are the rows of the file that are the model's outputs, where their order differs.
+
+    A copy is the weight itself: nothing changes it.
+    """
+
+    def __init__(self, file: MappedFile, entry: TensorEntry, row_order: NDArray[np.int64] | None = None) -> None:
+        self.name, self.kind, self.row_order = entry.name, entry.kind, row_order
+        self.out_features, self.in_features = entry.shape
+        self.layout, self._unpack = FORMATS[entry.kind]
+        self._file, self._entry = file, entry
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self._entry.nbytes
+
+    @property
+    def stored(self) -> Blocks:
+        """The blocks, `[outputs, bytes of a row]`, in the file's order."""
+        start = self._entry.start
+        return self._file.content[start : start + self.nbytes].reshape(self.out_features, -1)
+
+    def release(self) -> None:
+        """Drop the file's pages from memory."""
+        self._file.release(self._entry.start, self._entry.start + self.nbytes)
+
+    def rows(self, which: Rows) -> Band:
+        """The codes of some outputs, with scales and minima."""
+        blocks = self.stored[which if self.row_order is None else self.row_order[which]]
+        count, size = len(blocks), KINDS_BY_NAME[self.kind]
+        found = self._unpack(blocks.reshape(count, -1, size))
+        minima = None if found.minima is None else found.minima
+        if not (np.isfinite(found.scales).all() and (minima is None or np.isfinite(minima).all())):
+            raise ModelLoadError(
+                f"the tensor {self.name} in {self._file.path} has a scale that is not a finite number: the file is "
+                "damaged, copy or download it again"
+            )
+        codes = found.codes.reshape(count, self.in_features)
+        if found.steps is None:
+            lows = None if minima is None else minima.reshape(count, -1).astype(np.float32)
+            return Band(codes, found.scales.reshape(count, -1).astype(np.float32), lows)
+        scales = (found.scales.astype(np.float32) * found.steps).reshape(count, -1)
+        factors = Factors(found.scales.reshape(count, -1), found.steps.reshape(count, -1))
+        if minima is None or found.minimum_steps is None:
+            return Band(codes, scales, None, factors)
+        lows = (-minima.astype(np.float32) * found.minimum_steps).reshape(count, -1)
+        steps = found.minimum_steps.reshape(count, -1)
+        return Band(codes, scales, lows, replace(factors, super_minima=minima.reshape(count, -1), minimum_steps=steps))
+
+
+KINDS_BY_NAME = {name: size for name, _, size in KINDS.values()}
+"""Bytes of a block."""
