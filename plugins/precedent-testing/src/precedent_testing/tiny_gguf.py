@@ -1,17 +1,20 @@
-"""Writes a tiny Llama as a GGUF file in llama.cpp's layout; needs the package gguf."""
+"""Writes a tiny Llama, or random weights of any shape, as a GGUF file in llama.cpp's layout; needs the package gguf."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-CONTROL_TOKEN, NORMAL_TOKEN = 3, 1
+CONTROL_TOKEN, NORMAL_TOKEN, UNUSED_TOKEN = 3, 1, 5
+SPREAD = 0.04
+"""Standard deviation of random weights."""
 
 SCALES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
@@ -69,6 +72,48 @@ def write_gguf(
     return file
 
 
+def write_random_gguf(
+    file: Path, config: LlamaConfig, tokenizer: PreTrainedTokenizerBase, kind: Callable[[str], str]
+) -> Path:
+    """Write a Llama whose matrices are random blocks of the type that `kind` gives for each name. Returns the file.
+
+    Nothing is quantised, so that a file of a gigabyte takes seconds. The vocabulary is padded with unused tokens.
+    """
+    import gguf
+
+    writer, rng = gguf.GGUFWriter(file, "llama"), np.random.default_rng(0)
+    _add_config(writer, config)
+    _add_tokenizer(writer, tokenizer, "smollm", config.vocab_size)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    for name, weights in _tensors(model):
+        if weights.ndim == 1:
+            writer.add_tensor(name, np.ones(weights.shape, np.float32))
+        elif name != "output.weight" or not config.tie_word_embeddings:
+            rows, width = weights.shape
+            stored = gguf.GGMLQuantizationType[kind(name)]
+            spread = gguf.quants.dequantize(random_blocks(stored.name, 16, width, rng, 1.0), stored).std()
+            writer.add_tensor(name, random_blocks(stored.name, rows, width, rng, SPREAD / spread), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def q4_k_m(layers: int) -> Callable[[str], str]:
+    """The types of a Q4_K_M file of so many layers: llama.cpp stores half of two matrices, and the head, in Q6_K."""
+
+    def kind(name: str) -> str:
+        if name in ("token_embd.weight", "output.weight"):
+            return "Q6_K"
+        layer, eighth = int(name.split(".")[1]), layers // 8
+        more = layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+        return "Q6_K" if more and ("attn_v" in name or "ffn_down" in name) else "Q4_K"
+
+    return kind
+
+
 def _add_config(writer: Any, config: Any) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -81,13 +126,15 @@ def _add_config(writer: Any, config: Any) -> None:
     writer.add_vocab_size(config.vocab_size)
 
 
-def _add_tokenizer(writer: Any, tokenizer: PreTrainedTokenizerBase, pre: str) -> None:
+def _add_tokenizer(writer: Any, tokenizer: PreTrainedTokenizerBase, pre: str, size: int = 0) -> None:
     tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
+    unused = [f"<unused {number}>" for number in range(len(tokens), size)]
     control = set(tokenizer.all_special_tokens)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types([CONTROL_TOKEN if token in control else NORMAL_TOKEN for token in tokens])
+    writer.add_token_list([*tokens, *unused])
+    types = [CONTROL_TOKEN if token in control else NORMAL_TOKEN for token in tokens]
+    writer.add_token_types([*types, *[UNUSED_TOKEN] * len(unused)])
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     writer.add_token_merges([" ".join(merge) for merge in merges])
     writer.add_eos_token_id(tokenizer.eos_token_id)
