@@ -22,7 +22,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from measuring import ROOT, options, run
 from precedent.cache import SentenceTransformerEmbedder
@@ -36,7 +36,7 @@ from precedent_replay.bench_prompts import trace_prompts
 from precedent_replay.run import replay
 from precedent_replay.settings import MEASURED, MeasuredSteps, Settings
 from precedent_replay.step_times import StepTimer
-from precedent_testing.tiny_gguf import q4_k_m, write_random_gguf
+from precedent_testing.tiny_gguf import write_gguf
 
 SHAPES: dict[str, dict[str, Any]] = {
     "1b": {"num_hidden_layers": 16, "hidden_size": 2048, "num_attention_heads": 32},
@@ -165,13 +165,19 @@ def answers(traces: Path, count: int, threads: int) -> dict[str, float]:
 
 
 def shaped(name: str) -> Path:
-    """The file of one of `SHAPES`, with the packaged file's tokenizer."""
+    """The file of one of `SHAPES`, with the packaged file's tokenizer and the types that llama.cpp gives to Q4_K_M."""
     file = ROOT / "build" / "gguf" / f"{name}.gguf"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        config = LlamaConfig(**SHAPES[name], **COMMON)
+        config, kinds = LlamaConfig(**SHAPES[name], **COMMON), {"token_embd": "Q6_K"}
+        layers = config.num_hidden_layers
+        for layer in range(layers):
+            if layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2:
+                kinds |= {f"blk.{layer}.attn_v": "Q6_K", f"blk.{layer}.ffn_down": "Q6_K"}
+        with torch.device("meta"):
+            model = LlamaForCausalLM(config)
         part = file.with_suffix(".part")
-        write_random_gguf(part, config, load_tokenizer(packaged_file()), q4_k_m(config.num_hidden_layers)).rename(file)
+        write_gguf(part, model, load_tokenizer(packaged_file()), kind=kinds | {"": "Q4_K"}).rename(file)
     return file
 
 

@@ -1,4 +1,4 @@
-"""From `precedent serve` to its first answer, in seconds: with nothing converted yet, and a second time.
+"""From `precedent serve` to its first answer, in seconds: with empty caches, and a second time.
 
     python benchmarks/bench_start.py [--runs 3] [--json FILE]
 

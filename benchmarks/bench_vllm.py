@@ -26,11 +26,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from helpers.vllm_server import NAME, SPECULATION, TOKENS, VllmServer, desk_runs, folder
-from transformers import AutoTokenizer
 
 from measuring import options, run
 from precedent.cache import Completion, SpeculationCache, tokenizer_fingerprint
-from precedent.target.load.source import demo_folder
+from precedent.target.load.loading import DEMO_TARGET, load_target
 from precedent.text.query import recall_query
 from precedent_replay.bench_prompts import TracePrompt, recorded_turns
 from precedent_server.keys import add_key
@@ -77,8 +76,10 @@ class Recorded:
     """Recorded assistant turns, answered one after the other."""
 
     def __init__(self, given: Namespace) -> None:
-        self.model, same = demo_folder(), given.pool == "same-task"
-        self.tokenizer = AutoTokenizer.from_pretrained(self.model)
+        self.model, same = Path(tempfile.mkdtemp()), given.pool == "same-task"
+        model, self.tokenizer = load_target(DEMO_TARGET, device="cpu", dtype="bfloat16")
+        model.save_pretrained(self.model)
+        self.tokenizer.save_pretrained(self.model)
         sizes = (given.measured, given.warm, LONGEST_PROMPT)
         self.asked, self.before = recorded_turns(given.traces, self.tokenizer, *sizes, same_task=same)
 

@@ -144,9 +144,7 @@ def test_a_base_model_that_cannot_be_asked_in_chatml_can_be_used_without_convers
     assert examined(model, "--chat-template", "gemma")[1]["chat template"][0] == "yes"
 
 
-def test_a_gguf_file_is_examined_without_a_conversion(
-    tmp_path: Path, examined: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gguf_file_is_examined_by_its_header(tmp_path: Path, examined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gguf")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     tiny, tokenizer = tiny_causal_lm(vocab_size=260, dtype=torch.bfloat16), byte_tokenizer((("t", "h"),))

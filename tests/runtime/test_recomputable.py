@@ -9,12 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from precedent.runtime.recomputable import MANIFEST, computed_folder, sealed, unsealed
-from precedent.target.load.loading import load_target
-from precedent_testing.tiny_gguf import write_gguf
-from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent.runtime.recomputable import computed_folder, sealed, unsealed
 
 PROGRAM = Path(__file__).with_name("compiling_program.py")
 RIGHT = "[70.0, 70.0, 42]"
@@ -153,41 +149,6 @@ def test_kernels_are_compiled_again_when_a_function_that_they_call_has_changed(t
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
         )
         assert done.stdout.strip() == expected
-
-
-# Converted models
-
-
-@pytest.fixture
-def model_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    pytest.importorskip("gguf")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    model = tiny_causal_lm(vocab_size=260, dtype=torch.bfloat16, num_hidden_layers=1)
-    return write_gguf(tmp_path / "model.gguf", model, byte_tokenizer((("t", "h"),)))
-
-
-def answers(file: Path) -> tuple[torch.Tensor, list[int]]:
-    model, tokenizer = load_target(file)
-    with torch.inference_mode():
-        return model(torch.tensor([[5, 7, 11]])).logits, tokenizer("order 66").input_ids
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ["half", "empty", "a bit at 0.5", "zeros", "a bit at 0.99"])
-def test_a_damaged_conversion_is_made_again(
-    name: str, model_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    logits, ids = answers(model_file)
-    kept = {file: content for file, content in files(tmp_path / "caches").items() if file.suffix != ".lock"}
-    assert {"model.safetensors", "config.json", "tokenizer.json", MANIFEST} <= {file.name for file in kept}
-    for file, content in kept.items():
-        file.write_bytes(DAMAGE[name](content))
-        caplog.clear()
-        found = answers(model_file)
-        assert torch.equal(found[0], logits), file.name
-        assert found[1] == ids
-        assert len([text for text in caplog.messages if "cannot be used" in text]) == 1, file.name
-        assert file.read_bytes() == content
 
 
 # Folders

@@ -54,13 +54,13 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(scope="module", params=["file", "converted"])
+@pytest.fixture(scope="module", params=["file", "saved"])
 def tokenizer(request: pytest.FixtureRequest, file: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The file's tokenizer, and the same one saved and read again."""
     found = load_tokenizer(file)
     if request.param == "file":
         return found
-    folder = tmp_path_factory.mktemp("converted")
+    folder = tmp_path_factory.mktemp("saved")
     found.save_pretrained(folder)
     return load_tokenizer(folder)
 

@@ -203,37 +203,24 @@ def test_first_layers_of_an_unknown_shape_of_model_are_refused() -> None:
 
 
 class TestPackagedTarget:
-    """The demo's target: found in its package, converted once, whole or not at all."""
+    """The demo's target: found in its package, and read there."""
 
     @pytest.fixture
-    def caches(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """The user's cache folder, beside a package that holds a tiny GGUF file."""
+    def package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A package that holds a tiny GGUF file, in place of the real one."""
         pytest.importorskip("gguf")
-        site_packages = tmp_path / "site-packages"
-        package, installed = site_packages / packaged.PACKAGE, site_packages / f"{packaged.PACKAGE}-1.0.dist-info"
-        for folder in (package, installed):
-            folder.mkdir(parents=True)
+        package = tmp_path / packaged.PACKAGE
+        package.mkdir()
         (package / "__init__.py").touch()  # a folder without it would not come before the real package
-        (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {packaged.PACKAGE}\nVersion: 1.0\n")
         tokenizer = byte_tokenizer((("t", "h"),))
-        write_gguf(package / "model.gguf", tiny_causal_lm(vocab_size=260, dtype=torch.bfloat16), tokenizer)
-        monkeypatch.syspath_prepend(site_packages)
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        return tmp_path / "cache" / "precedent"
+        write_gguf(package / "model.gguf", tiny_causal_lm(vocab_size=260, dtype=torch.float32), tokenizer)
+        monkeypatch.syspath_prepend(tmp_path)
+        return package
 
-    def test_is_converted_once_and_says_so(self, caches: Path, caplog: pytest.LogCaptureFixture) -> None:
-        load_target(DEMO_TARGET)
+    def test_is_read_in_its_package(self, package: Path) -> None:
         model, _ = load_target(DEMO_TARGET)
-        (said,) = [text for text in caplog.messages if "converting" in text]
-        assert f"the packaged {DEMO_TARGET}" in said
-        assert torch.equal(logits_of(model), logits_of(tiny_causal_lm(vocab_size=260, dtype=torch.bfloat16)))
-        assert [path.name for path in caches.iterdir() if path.is_dir()] == [f"{DEMO_TARGET}-1.0-{packaged.CONVERSION}"]
-
-    def test_an_unwritable_cache_folder_is_one_clear_line(self, caches: Path) -> None:
-        caches.parent.write_text("a file where the folder should be")
-        with pytest.raises(ModelLoadError, match="XDG_CACHE_HOME") as caught:
-            load_target(DEMO_TARGET)
-        assert_one_clear_line(caught.value)
+        assert torch.equal(logits_of(model), logits_of(tiny_causal_lm(vocab_size=260, dtype=torch.float32)))
+        assert sorted(file.name for file in package.iterdir()) == ["__init__.py", "model.gguf"]
 
     def test_a_missing_package_names_the_command_that_installs_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, packaged.PACKAGE, None)  # as if it were not installed
@@ -242,8 +229,7 @@ class TestPackagedTarget:
 
     @pytest.mark.slow
     @pytest.mark.model
-    def test_the_real_one_answers_and_reads_digits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    def test_the_real_one_answers_and_reads_digits(self) -> None:
         model, tokenizer = load_target(DEMO_TARGET)
         ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
         with torch.inference_mode():

@@ -100,7 +100,8 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "plain-model"
     tiny_causal_lm(dtype=torch.bfloat16).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
-    monkeypatch.setattr(adapted, "demo_folder", lambda: folder)
+    monkeypatch.setattr(adapted, "load_target", lambda name, **settings: load_target(folder, **settings))
+    monkeypatch.setattr(adapted, "version", lambda package: "1.0")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "precedent").mkdir()
     return folder

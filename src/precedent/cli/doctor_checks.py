@@ -97,7 +97,7 @@ def _weights(model: str, config: Any) -> Iterator[Finding]:
     """What is wrong with the files of weights, from their headers, and whether a quantiser's package is missing."""
     file, method = gguf_file(model), quant_method(config)
     if file is not None:
-        yield Finding("file", "note", "GGUF: the first load converts it to bfloat16 in your cache folder")
+        yield Finding("file", "note", "GGUF, read as it is")
     package = PACKAGES.get(method or "")
     if method is not None and package is not None and importlib.util.find_spec(package) is None:
         said = f"weights in {method} need another package: pip install {DISTRIBUTIONS.get(package, package)}"

@@ -220,7 +220,7 @@ def load_draft(
     """
     from precedent.target.load.loading import FIRST_LAYERS, copied_to, device_named
     from precedent.target.load.loading import load_draft as load_model
-    from precedent.target.load.source import explained, find_source
+    from precedent.target.load.source import explained, find_source, is_file
 
     if not isinstance(spec, str | Path):
         return (
@@ -230,7 +230,7 @@ def load_draft(
         return load_model(spec, target, tokenizer, device=device)
     source = find_source(spec)
     with explained(spec, "the draft model"):
-        kind = kind_of(source)
+        kind = None if is_file(source) else kind_of(source)
         if kind is None:
             return load_model(spec, target, tokenizer, device=device, source=source)
         draft = kind.load(source, target)

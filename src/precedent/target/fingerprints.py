@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from llvmlite import binding
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 from precedent.errors import UnsupportedError
 from precedent.runtime.instructions import FEATURES
 from precedent.runtime.stored_tensors import stored_tensors
+from precedent.target.quantised import QuantisedWeight, dequantised_rows
 
 if TYPE_CHECKING:
     from precedent.target.model import TargetModel
@@ -26,21 +28,26 @@ SAMPLED_ROWS, SAMPLED_VALUES = 64, 8
 
 
 def name_of(model: Any) -> str:
-    """A readable name of a model: its Hugging Face id, the last part of its folder, or its class."""
+    """A readable name of a model: its Hugging Face id, the last part of its path, or its class."""
     name = model.config._name_or_path
     if not name:
         return type(model).__name__
-    return Path(name).name if Path(name).is_dir() else name
+    return Path(name).name if Path(name).exists() else name
 
 
 def embeddings_fingerprint(target: PreTrainedModel) -> str:
     """Fingerprint of the shapes and some rows of embeddings and head, whatever dtype they were loaded in.
 
-    Raises UnsupportedError if they are quantised: a draft that uses them needs their rows.
+    Raises UnsupportedError if they are packed by a quantiser whose rows cannot be read.
     """
     digest = hashlib.sha256()
     for part in (target.get_input_embeddings(), target.get_output_embeddings()):
-        weight: Any = getattr(part, "weight", None)
+        weight: Any = getattr(part, "quantised", None) or getattr(part, "weight", None)
+        if isinstance(weight, QuantisedWeight):
+            chosen = np.arange(0, weight.out_features, max(1, weight.out_features // SAMPLED_ROWS))
+            rows = torch.from_numpy(dequantised_rows(weight, chosen))
+            digest.update(f"{weight.shape}".encode() + _rounded(rows))
+            continue
         if not is_dense(weight):
             raise UnsupportedError(
                 f"{name_of(target)} has quantised embeddings or a quantised head, which a trained draft cannot share: "
@@ -55,9 +62,14 @@ def layers_fingerprint(target: PreTrainedModel) -> str:
     """Fingerprint of a few values of every weight of the target's layers."""
     layers: Any = target.base_model.layers
     digest = hashlib.sha256()
-    for name, weight in layers.named_parameters():
-        for stored in stored_tensors(weight.detach()):
-            digest.update(name.encode() + _rounded(stored.reshape(-1)[:SAMPLED_VALUES]))
+    for place, module in layers.named_modules():
+        weight = getattr(module, "quantised", None)
+        if isinstance(weight, QuantisedWeight):
+            row = torch.from_numpy(dequantised_rows(weight, slice(0, 1)))[0]
+            digest.update(f"{place}.weight".encode() + _rounded(row[:SAMPLED_VALUES]))
+        for name, parameter in module.named_parameters(place, recurse=False):
+            for stored in stored_tensors(parameter.detach()):
+                digest.update(name.encode() + _rounded(stored.reshape(-1)[:SAMPLED_VALUES]))
     return digest.hexdigest()[:32]
 
 
@@ -110,6 +122,10 @@ def weights_digest(weights: Mapping[str, Any]) -> str:
 
 def _digest(name: str, weight: Any) -> bytes:
     hashed = hashlib.sha256(f"{name} {getattr(weight, 'dtype', '')} {getattr(weight, 'shape', '')}".encode())
+    if isinstance(weight, QuantisedWeight):
+        hashed.update(f"{weight.kind} {weight.order}".encode() + np.ascontiguousarray(weight.stored).data)
+        weight.release()
+        return hashed.digest()
     if not isinstance(weight, torch.Tensor):
         hashed.update(repr(weight).encode())
         return hashed.digest()

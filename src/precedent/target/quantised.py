@@ -215,3 +215,14 @@ class QuantisedEmbedding(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}weight"] = self.quantised
+
+
+def quantised_weights(model: nn.Module) -> dict[str, QuantisedWeight]:
+    """The quantised weights of a model's layers, under the names that ordinary ones would have."""
+    found = {name: getattr(module, "quantised", None) for name, module in model.named_modules()}
+    return {f"{name}.weight": weight for name, weight in found.items() if isinstance(weight, QuantisedWeight)}
+
+
+def is_quantised(model: nn.Module) -> bool:
+    """Whether some of a model's layers compute with quantised weights."""
+    return bool(quantised_weights(model))

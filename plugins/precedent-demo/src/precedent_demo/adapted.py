@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
 from platformdirs import user_cache_path
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from precedent.errors import ModelLoadError
-from precedent.runtime.recomputable import MANIFEST, computed_folder
-from precedent.target.load.source import demo_folder
+from precedent.runtime.recomputable import computed_folder
+from precedent.target.load.loading import DEMO_TARGET, load_target
+from precedent.target.load.source import PACKAGE
 
 NAME = "smollm2-135m-order-desk"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-MODEL = "model.safetensors"
-MERGING = 1
+MERGING = 2
 """Increase it when the merged model changes, so that an older one in the user's cache folder is not used."""
 
 _PREFIX = "base_model.model."
@@ -39,13 +39,14 @@ def adapted_target(adapter: Path | None = None) -> Path:
     source = adapter or Path(str(files("precedent_demo"))) / "models" / "adapter"
     if not (source / WEIGHTS).is_file():
         raise ModelLoadError(f"there is no adapter in {source}: it needs {WEIGHTS} and {CONFIG}")
-    plain = demo_folder()
-    folder = user_cache_path("precedent") / f"{NAME}-{_identity(source, plain)}"
+    folder = user_cache_path("precedent") / f"{NAME}-{_identity(source)}"
 
     def merge(into: Path) -> None:
         log.warning("merging the order desk's adapter into %s, once; this takes a few seconds", folder)
-        shutil.copytree(plain, into, ignore=shutil.ignore_patterns(MANIFEST, MODEL))
-        save_file(merged(load_file(plain / MODEL), source), into / MODEL, metadata={"format": "pt"})
+        model, tokenizer = load_target(DEMO_TARGET, device="cpu", dtype="bfloat16")
+        model.load_state_dict(merged(model.state_dict(), source))
+        model.save_pretrained(into)
+        tokenizer.save_pretrained(into)
 
     try:
         return computed_folder(folder, f"merging {MERGING}", merge)
@@ -70,8 +71,8 @@ def packaged_target() -> str:
     return str(folder)
 
 
-def _identity(adapter: Path, plain: Path) -> str:
-    content = sha256(f"{MERGING} {plain.name}".encode())
+def _identity(adapter: Path) -> str:
+    content = sha256(f"{MERGING} {version(PACKAGE)}".encode())
     for name in (CONFIG, WEIGHTS):
         content.update((adapter / name).read_bytes())
     return content.hexdigest()[:12]

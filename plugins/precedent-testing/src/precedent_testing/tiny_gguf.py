@@ -1,24 +1,25 @@
-"""Writes a tiny Llama, or random weights of any shape, as a GGUF file in llama.cpp's layout; needs the package gguf."""
+"""Writes models as GGUF files in llama.cpp's layout, tiny ones or large random ones; needs the package gguf."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CONTROL_TOKEN, NORMAL_TOKEN, UNUSED_TOKEN = 3, 1, 5
+
 SPREAD = 0.04
 """Standard deviation of random weights."""
 
 SCALES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
-    "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "IQ2_XS": (0,), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
 }  # fmt: skip
 """Where the blocks of a type have their numbers in float16."""
 
@@ -44,74 +45,58 @@ def write_gguf(
     *,
     architecture: str = "llama",
     pre: str = "smollm",
-    quantised: bool = False,
+    kind: str | Mapping[str, str] = "F32",
+    parts: int = 1,
+    more: Mapping[str, Tensor] | None = None,
     **fields: int,
 ) -> Path:
-    """Write a Llama and its byte-level tokenizer, which must have merges. Returns the file.
+    """Write a model of Llama's, Gemma's or Qwen's family and its byte-level tokenizer, which must have merges.
 
-    `quantised` stores the matrices in eight bits. Further `fields` set numeric metadata; `__` in a name means a dot.
+    Matrices are stored in blocks of type `kind`, or of that of the first of its keys which their name contains; types
+    that the package gguf cannot write, and models on the device `meta`, get random codes. `more` are tensors beside the
+    model's. Further `fields` set numeric metadata; `__` in a name means a dot. In several `parts`, the file is the
+    first. Unused tokens fill the vocabulary. Returns the file.
     """
     import gguf
 
-    writer = gguf.GGUFWriter(file, architecture)
-    _add_config(writer, model.config)
-    _add_tokenizer(writer, tokenizer, pre)
+    kinds = {"": kind} if isinstance(kind, str) else kind
+    found = [gguf.GGUFWriter(file, architecture)]
+    _add_config(found[0], model.config)
+    _add_tokenizer(found[0], tokenizer, pre, model.config.vocab_size)
     for name, value in fields.items():
-        writer.add_uint16(name.replace("__", "."), value)
-    for name, weights in _tensors(model):
-        array = weights.float().numpy()
-        if quantised and array.ndim == 2:
-            kind = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
+        found[0].kv_data[0].pop(name.replace("__", "."), None)
+        found[0].add_uint32(name.replace("__", "."), value)
+    places = [file]
+    if parts > 1:
+        places = [file.with_name(f"{file.stem}-{number:05}-of-{parts:05}.gguf") for number in range(1, parts + 1)]
+        found = [found[0], *(gguf.GGUFWriter(file, architecture) for _ in places[1:])]
+        for number, writer in enumerate(found):
+            writer.add_uint16("split.no", number)
+            writer.add_uint16("split.count", parts)
+    rng = np.random.default_rng(0)
+    for number, (name, weights) in enumerate([*_tensors(model, architecture), *(more or {}).items()]):
+        chosen = next((kinds[part] for part in kinds if part in name), "F32") if weights.dim() == 2 else "F32"
+        type_ = gguf.GGMLQuantizationType[chosen]
+        array = (torch.ones(weights.shape) if weights.is_meta and weights.dim() == 1 else weights).float()
+        try:
+            blocks = _random(type_, array.shape, rng) if array.is_meta else gguf.quants.quantize(array.numpy(), type_)
+        except NotImplementedError:
+            blocks = _random(type_, array.shape, rng)
+        found[number % parts].add_tensor(name, blocks, raw_dtype=type_)
+    for place, writer in zip(places, found, strict=True):
+        writer.write_header_to_file(place)
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return places[0]
 
 
-def write_random_gguf(
-    file: Path, config: LlamaConfig, tokenizer: PreTrainedTokenizerBase, kind: Callable[[str], str]
-) -> Path:
-    """Write a Llama whose matrices are random blocks of the type that `kind` gives for each name. Returns the file.
-
-    Nothing is quantised, so that a file of a gigabyte takes seconds. The vocabulary is padded with unused tokens.
-    """
+def _random(kind: Any, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
+    """Random blocks whose numbers spread as weights do."""
     import gguf
 
-    writer, rng = gguf.GGUFWriter(file, "llama"), np.random.default_rng(0)
-    _add_config(writer, config)
-    _add_tokenizer(writer, tokenizer, "smollm", config.vocab_size)
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    for name, weights in _tensors(model):
-        if weights.ndim == 1:
-            writer.add_tensor(name, np.ones(weights.shape, np.float32))
-        elif name != "output.weight" or not config.tie_word_embeddings:
-            rows, width = weights.shape
-            stored = gguf.GGMLQuantizationType[kind(name)]
-            spread = gguf.quants.dequantize(random_blocks(stored.name, 16, width, rng, 1.0), stored).std()
-            writer.add_tensor(name, random_blocks(stored.name, rows, width, rng, SPREAD / spread), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
-
-
-def q4_k_m(layers: int) -> Callable[[str], str]:
-    """The types of a Q4_K_M file of so many layers: llama.cpp stores half of two matrices, and the head, in Q6_K."""
-
-    def kind(name: str) -> str:
-        if name in ("token_embd.weight", "output.weight"):
-            return "Q6_K"
-        layer, eighth = int(name.split(".")[1]), layers // 8
-        more = layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
-        return "Q6_K" if more and ("attn_v" in name or "ffn_down" in name) else "Q4_K"
-
-    return kind
+    sample = gguf.quants.dequantize(random_blocks(kind.name, 16, shape[1], rng, 1.0), kind)
+    return random_blocks(kind.name, *shape, rng, SPREAD / sample.std())
 
 
 def _add_config(writer: Any, config: Any) -> None:
@@ -122,11 +107,21 @@ def _add_config(writer: Any, config: Any) -> None:
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
+    rotary = config.rope_parameters
+    writer.add_rope_freq_base(rotary.get("full_attention", rotary)["rope_theta"])
+    if head_dim := getattr(config, "head_dim", None):
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if window := getattr(config, "sliding_window", None):
+        writer.add_sliding_window(window)
+    if experts := getattr(config, "num_experts", None):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
-def _add_tokenizer(writer: Any, tokenizer: PreTrainedTokenizerBase, pre: str, size: int = 0) -> None:
+def _add_tokenizer(writer: Any, tokenizer: PreTrainedTokenizerBase, pre: str, size: int) -> None:
     tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
     unused = [f"<unused {number}>" for number in range(len(tokens), size)]
     control = set(tokenizer.all_special_tokens)
@@ -143,16 +138,32 @@ def _add_tokenizer(writer: Any, tokenizer: PreTrainedTokenizerBase, pre: str, si
         writer.add_chat_template(str(tokenizer.chat_template))
 
 
-def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def _tensors(model: PreTrainedModel, architecture: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors under the names and in the form that llama.cpp gives them."""
     import gguf
 
     config = model.config
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    known = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+    arch = known[architecture] if model.config.model_type != "llama" else gguf.MODEL_ARCH.LLAMA
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     heads = {"q_proj.weight": config.num_attention_heads, "k_proj.weight": config.num_key_value_heads}
     for name, weights in model.state_dict().items():
         kind = name.rpartition("self_attn.")[2]
-        stored = _interleaved(weights, heads[kind]) if kind in heads else weights
-        yield str(names.get_name(name, try_suffixes=(".weight",))), stored
+        stored = str(names.get_name(name, try_suffixes=(".weight", ".bias")))
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        place = name.replace("model.layers", "blk").replace("mlp.experts.", "ffn_")
+        if name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), weights.chunk(2, 1), strict=True):
+                yield place.replace("gate_up_proj", f"{part}_exps.weight"), half
+        elif name.endswith("experts.down_proj"):
+            yield place.replace("down_proj", "down_exps.weight"), weights
+        elif architecture == "llama" and kind in heads:
+            yield stored, _interleaved(weights, heads[kind])
+        elif architecture.startswith("gemma") and stored.endswith("norm.weight"):
+            yield stored, weights + 1
+        else:
+            yield stored, weights
 
 
 def _interleaved(weights: Tensor, heads: int) -> Tensor:

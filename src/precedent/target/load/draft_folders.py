@@ -30,6 +30,8 @@ def draft_at(source: str | Path, where: Mapping[str, Any] | None = None) -> str 
 
     `where` are arguments of `from_pretrained` that choose the files.
     """
+    if Path(source).expanduser().is_file():  # a GGUF file
+        return None
     trained = Path(source).expanduser() / TRAINED
     if trained.is_file():
         try:

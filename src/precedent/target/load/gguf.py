@@ -1,22 +1,29 @@
-"""Reads GGUF files: converts each once to bfloat16 safetensors in the user's cache folder, keyed by its content."""
+"""Loads GGUF files as they are: quantised matrices stay in the mapped file, everything else becomes parameters."""
 
 from __future__ import annotations
 
-import hashlib
+import importlib
 import importlib.util
 import logging
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from huggingface_hub.utils import logging as hub_logging
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
-from platformdirs import user_cache_path
+from numpy.typing import NDArray
 from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import Digits, Sequence
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -28,17 +35,11 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from precedent.errors import ModelLoadError, PrecedentError
+from precedent.errors import ConfigError, ModelLoadError, PrecedentError
 from precedent.runtime.plain_values import in_one_line
-from precedent.runtime.recomputable import computed_folder
-from precedent.target.load.gguf_header import read_header
-from precedent.target.support import check_loadable
-
-READERS = ("gguf", "accelerate")
-"""Packages that transformers needs to read a GGUF file."""
-
-CONVERSION = 3
-"""Increase it whenever a conversion's result changes, so that older ones in the user's cache folder are not used."""
+from precedent.target.load.gguf_header import TensorEntry, read_directory, read_header
+from precedent.target.load.gguf_weights import FORMATS, PLAIN, GgufWeight, MappedFile, dense, numbers_in
+from precedent.target.quantised import QuantisedEmbedding, QuantisedLinear
 
 SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"})
 """Pre-tokenizers, by llama.cpp's names, that split numbers into digits before GPT-2's rule; transformers does not."""
@@ -57,85 +58,347 @@ SAMPLING_KEYS = {
 }  # fmt: skip
 """Recommended sampling settings in a header, below `general.sampling`, and their names in a generation config."""
 
+ROPE_FACTORS = "rope_freqs.weight"
+"""The tensor by which llama.cpp divides rotary frequencies, as Llama 3.1's scaling does."""
+
+READ_IN_PART = ("qwen3", "qwen2moe", "qwen3moe")
+UNREAD = {
+    "attention.key_length": "head_dim",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+"""Sizes in the headers of these architectures that transformers leaves at its defaults, and their names in a config."""
+
+STORED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+
+_GGUF_READER: Any = modeling_gguf_pytorch_utils
+_SWAPPING = RLock()
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
 log = logging.getLogger(__name__)
 
 
-def gguf_folder(file: Path) -> Path:
-    """The folder of a GGUF file's model as bfloat16 safetensors; converts it at first use, and logs that.
+@dataclass(frozen=True)
+class GgufFile:
+    """A model's file, or the first of several parts: the metadata of the first, the tensors of all."""
 
-    Raises ModelLoadError for a file that is truncated, one of several parts, or without a language model that
-    transformers reads; also if a package is missing or the folder cannot be written. Raises UnsupportedError for layers
-    that cannot be rewound.
-    """
-    with file.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()[:16]
-    folder = user_cache_path("precedent") / "gguf" / f"{file.stem[:60]}-{digest}-{CONVERSION}"
-    return converted(file, folder, file.name)
+    path: Path
+    metadata: Mapping[str, Any]
+    entries: tuple[tuple[Path, TensorEntry], ...] = field(repr=False)
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of all tensors."""
+        return frozenset(entry.name for _, entry in self.entries)
 
-def converted(file: Path, folder: Path, name: str) -> Path:
-    """`folder`, with the model of a GGUF file written there unless it is there, undamaged. Raises ModelLoadError."""
+    @cached_property
+    def nbytes_by_kind(self) -> Counter[str]:
+        """Bytes of the tensors of each type."""
+        found = Counter[str]()
+        for _, entry in self.entries:
+            found[entry.kind] += entry.nbytes
+        return found
 
-    def convert(into: Path) -> None:
-        log.warning("converting %s to bfloat16 in %s, once: half a minute or more ...", name, folder)
-        model, tokenizer = _read(file)
-        with quiet():
-            model.save_pretrained(into)
-            tokenizer.save_pretrained(into)
-
-    try:
-        return computed_folder(folder, f"conversion {CONVERSION}", convert)
-    except OSError as error:
-        raise ModelLoadError(
-            f"cannot keep the converted {name} in {folder.parent} ({error.strerror or error}); free two bytes for "
-            "each of its weights there, or set XDG_CACHE_HOME to a folder that you may write"
-        ) from error
-
-
-def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model, dequantised to bfloat16, and its tokenizer; what is wrong with the file is found before that work."""
-    check_reader(file.name)
-    header = read_header(file)
-    if header.get("split.count", 1) != 1:
-        raise ModelLoadError(
-            f"{file} is one part of a model in several files; join them with `llama-gguf-split --merge` of llama.cpp"
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of activations on a CPU: that of most bytes, float32 beside quantised matrices."""
+        (largest, _), *_ = self.nbytes_by_kind.most_common(1) or [("F32", 0)]
+        return (
+            STORED_DTYPES.get(largest, torch.float32) if self.nbytes_by_kind.keys() <= PLAIN.keys() else torch.float32
         )
-    check_loadable(read_config(file))
-    dense = transformers.GgufConfig(dequantize=True)
+
+
+def parts_of(file: Path) -> list[Path]:
+    """The files of a model in several parts, by the name of one of them; the file itself if it is not named as one."""
+    found = _PART.fullmatch(file.name)
+    if found is None:
+        return [file]
+    stem, _, count = found.groups()
+    return [file.with_name(f"{stem}-{number:05}-of-{count}.gguf") for number in range(1, int(count) + 1)]
+
+
+def open_gguf(file: Path) -> GgufFile:
+    """Read the headers of a model's file, or of all its parts. Raises ModelLoadError, naming what is wrong."""
+    parts = parts_of(file)
+    for part in parts:
+        if not part.is_file():
+            raise ModelLoadError(f"{file} is one part of a model in {len(parts)}, and {part.name} is missing beside it")
+    metadata, entries = read_directory(parts[0])
+    count = metadata.get("split.count", 1)
+    if max(count, 1) != len(parts):
+        raise ModelLoadError(
+            f"{file} is one part of a model in {count} files: keep them together under the names that they had, "
+            f"such as NAME-00001-of-{count:05}.gguf"
+        )
+    found = [(parts[0], entry) for entry in entries]
+    for part in parts[1:]:
+        found += [(part, entry) for entry in read_directory(part)[1]]
+    expected = metadata.get("split.tensors.count", len(found))
+    if expected != len(found):
+        raise ModelLoadError(f"the parts of {file} hold {len(found)} tensors in place of {expected}: get them again")
+    return GgufFile(parts[0], metadata, tuple(found))
+
+
+def load_gguf(
+    file: Path, config: PreTrainedConfig, device: torch.device, dtype: torch.dtype | None, settings: Mapping[str, Any]
+) -> PreTrainedModel:
+    """The model in a GGUF file of this config, its quantised matrices read where they are.
+
+    With a `dtype`, or on another device than a CPU, all weights become ordinary parameters; quantised ones become
+    bfloat16 unless told otherwise. Raises ModelLoadError, naming the tensor, for a file that does not hold the model of
+    its header.
+    """
+    attention = dict(settings)
+    attention.pop("device_map", None)
+    for name in sorted(attention.keys() - {"attn_implementation"}):
+        raise ConfigError(f"model_kwargs cannot hold {name!r} for a GGUF file, only attn_implementation: {file}")
+    content = open_gguf(file)
+    quantised = dtype is None and device.type == "cpu"
+    if dtype is None:
+        whole = content.nbytes_by_kind.keys() <= PLAIN.keys()
+        dtype = content.dtype if quantised or whole else torch.bfloat16
     try:
         with quiet():
-            model = AutoModelForCausalLM.from_pretrained(**_in(file), quantization_config=dense, dtype=torch.bfloat16)
-        # transformers takes the default of the config's class here, which is another checkpoint's token
-        model.generation_config.eos_token_id = sorted(set(read_end_tokens(file).values())) or None
-        model.generation_config.update(**read_sampling(file))
-        tokenizer = read_tokenizer(file)
+            if _read_by_transformers(content):
+                model = _dequantised_by_transformers(content, dtype, attention, device)
+            else:
+                with torch.device("meta"):
+                    model = AutoModelForCausalLM.from_config(config, dtype=dtype, **attention)
+                _Filling(content, model, device, dtype, quantised=quantised).run()
     except PrecedentError:
         raise
     except Exception as error:  # transformers raises all kinds of errors
-        raise ModelLoadError(f"cannot convert {file}: {in_one_line(error)}") from error
-    tokenizer.model_max_length = model.config.max_position_embeddings
-    return model, tokenizer
+        raise ModelLoadError(f"cannot load {file}: {in_one_line(error)}") from error
+    # transformers takes the default of the config's class here, which is another checkpoint's token
+    model.generation_config.eos_token_id = sorted(set(end_tokens_in(content.metadata).values())) or None
+    model.generation_config.update(**sampling_in(content.metadata))
+    model.config._name_or_path = str(file)
+    ready: PreTrainedModel = model.eval().requires_grad_(False)
+    return ready
+
+
+class _Filling:
+    """Puts the tensors of a file into a model on the meta device."""
+
+    def __init__(
+        self, content: GgufFile, model: PreTrainedModel, device: torch.device, dtype: torch.dtype, *, quantised: bool
+    ) -> None:
+        self.content, self.model, self.device, self.dtype, self.quantised = content, model, device, dtype, quantised
+        architecture = str(content.metadata.get("general.architecture"))
+        of_architecture = _GGUF_READER.TENSOR_PROCESSORS.get(architecture, _GGUF_READER.TensorProcessor)
+        self.processor = of_architecture(config=model.config.to_dict())
+        self.places: dict[str, str] = _names_in(model, self.processor)
+        self.files = {path: MappedFile(path) for path in {path for path, _ in content.entries}}
+        self.found: dict[str, Tensor] = {}
+        self.unused: list[str] = []
+
+    def run(self) -> None:
+        """Fill the model. Raises ModelLoadError for a tensor that is missing or does not fit."""
+        sizes = {name: tensor.shape for name, tensor in self.model.state_dict().items()}
+        for path, entry in self.content.entries:
+            self._place(self.files[path], entry, sizes)
+        self._check_shapes(sizes)
+        self.model.load_state_dict(self.found, strict=False, assign=True)
+        self._tie()
+        self._check_complete()
+        _fill_buffers(self.model, self.device)
+        self._scale_rotary()
+        if self.unused:
+            log.warning(
+                "%s: %s do not belong to this model", self.content.path.name, ", ".join(sorted(self.unused)[:4])
+            )
+
+    def _place(self, file: MappedFile, entry: TensorEntry, sizes: Mapping[str, torch.Size]) -> None:
+        place = self.places.get(entry.name)
+        if place is None and self.places.get(entry.name.removesuffix(".weight")) is None:
+            if entry.name != ROPE_FACTORS:
+                self.unused.append(entry.name)
+            return
+        unchanged, order = _row_order(self.processor, entry)
+        if place is not None and unchanged and len(entry.shape) == 2 and self._as_it_is(file, entry, place, order):
+            return
+        if place is not None and unchanged:
+            self.found[place] = dense(file, entry, self.dtype, self.device, order)
+            return
+        numbers = numbers_in(file, entry, slice(None)).reshape(entry.shape)
+        parsed: dict[str, dict[str, Tensor]] = {"tensors": self.found}
+        result = self.processor.process(
+            weights=numbers, name=entry.name, tensor_key_mapping=self.places, parsed_parameters=parsed
+        )
+        if result.name is not None and place is not None:
+            self.found[place] = torch.from_numpy(np.array(result.weights)).to(self.device, self.dtype)
+
+    def _as_it_is(self, file: MappedFile, entry: TensorEntry, place: str, order: NDArray[np.int64] | None) -> bool:
+        """Whether a matrix stays in the file: one in blocks that a linear layer or an embedding multiplies."""
+        owner, _, leaf = place.rpartition(".")
+        module: Any = self.model.get_submodule(owner)
+        if not self.quantised or entry.kind not in FORMATS or leaf != "weight":
+            return False
+        scale = getattr(module, "scalar_embed_scale", None)
+        linear = type(module) is nn.Linear
+        if not linear and type(module) is not nn.Embedding and scale is None:
+            return False
+        if entry.shape != tuple(module.weight.shape):
+            raise self._wrong_shape(entry.name, entry.shape, tuple(module.weight.shape))
+        weight = GgufWeight(file, entry, order)
+        made = QuantisedLinear(weight, module.bias) if linear else QuantisedEmbedding(weight, scale or 1.0)
+        self.model.set_submodule(owner, made)
+        return True
+
+    def _check_shapes(self, sizes: Mapping[str, torch.Size]) -> None:
+        sources = {place: name for name, place in self.places.items()}
+        for place, tensor in self.found.items():
+            self.found[place] = tensor.to(self.device, self.dtype)
+            if place in sizes and tensor.shape != sizes[place]:
+                raise self._wrong_shape(sources.get(place, place), tuple(tensor.shape), tuple(sizes[place]))
+
+    def _wrong_shape(self, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> ModelLoadError:
+        return ModelLoadError(
+            f"the tensor {name} in {self.content.path} has the shape {shape}, and the model of its header {expected}: "
+            "the file is damaged, get it again"
+        )
+
+    def _tie(self) -> None:
+        """Let the head have the embedding's weight where the file has none of its own."""
+        head: Any = self.model.get_output_embeddings()
+        embedding: Any = self.model.get_input_embeddings()
+        if not isinstance(head, nn.Linear) or not head.weight.is_meta or "output.weight" in self.content.names:
+            return
+        if isinstance(embedding, QuantisedEmbedding):
+            self.model.set_output_embeddings(QuantisedLinear(embedding.quantised, head.bias))
+        else:
+            head.weight = embedding.weight
+
+    def _check_complete(self) -> None:
+        sources = {place: name for name, place in self.places.items()}
+        for name, parameter in self.model.named_parameters():
+            if parameter.is_meta:
+                raise ModelLoadError(
+                    f"{self.content.path} lacks the tensor {sources.get(name, name)} of the model in its header: get "
+                    "it again, or another file of the model"
+                )
+
+    def _scale_rotary(self) -> None:
+        for path, entry in self.content.entries:
+            if entry.name == ROPE_FACTORS:
+                factors = torch.from_numpy(numbers_in(self.files[path], entry, slice(None))[0]).to(self.device)
+                for module in self.model.modules():
+                    for name in ("inv_freq", "original_inv_freq"):
+                        frequencies: Any = getattr(module, name, None)
+                        if isinstance(frequencies, Tensor) and frequencies.shape == factors.shape:
+                            frequencies /= factors
+
+
+def _row_order(processor: Any, entry: TensorEntry) -> tuple[bool, NDArray[np.int64] | None]:
+    """Whether transformers leaves a tensor's numbers as they are, and the order in which it takes its rows.
+
+    That is found by letting it process the numbers of the rows. None is their order in the file.
+    """
+    if len(entry.shape) != 2:
+        return False, None
+    rows = np.arange(entry.shape[0])[:, None]
+    try:
+        result = processor.process(
+            weights=rows, name=entry.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}}
+        )
+    except (ValueError, KeyError, TypeError):  # it needs whole rows
+        return False, None
+    found = np.asarray(result.weights)
+    if found.shape != rows.shape or not np.array_equal(np.sort(found, 0), rows):
+        return False, None
+    return True, None if np.array_equal(found, rows) else found[:, 0].copy()
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What transformers' map of names asks of a model: the names of its weights, and its base model's."""
+
+    config: Any
+    names: tuple[str, ...]
+    prefix: str
+
+    def state_dict(self) -> dict[str, None]:
+        return dict.fromkeys(self.names)
+
+    def named_children(self) -> list[tuple[str, _Names]]:
+        start = f"{self.prefix}."
+        inner = tuple(name.removeprefix(start) for name in self.names if self.prefix and name.startswith(start))
+        return [(self.prefix, _Names(self.config, inner, ""))] if inner else []
+
+
+def _names_in(model: PreTrainedModel, processor: Any) -> dict[str, str]:
+    """The names of a model's weights by those of the tensors. transformers asks each of its modules: that is slow."""
+    names: Any = _Names(model.config, tuple(model.state_dict()), model.base_model_prefix)
+    found: dict[str, str] = _GGUF_READER.get_gguf_hf_weights_map(names, processor)
+    return found
+
+
+def _fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
+    """Compute the buffers that no file holds, such as rotary frequencies, as transformers does after loading."""
+    for parameter in model.parameters():
+        parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+    with torch.no_grad():
+        for module in model.modules():
+            empty = {name: buffer for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta}
+            for name, buffer in empty.items():
+                module._buffers[name] = torch.empty_like(buffer, device=device)
+            if empty:
+                model._init_weights(module)
+
+
+def _read_by_transformers(content: GgufFile) -> bool:
+    """Whether transformers reads an architecture by weight conversions of its own, which no map of names describes."""
+    name = "transformers.integrations.gguf"  # older versions do not have it
+    known = getattr(importlib.import_module(name), "GGUF_ARCHS", ()) if importlib.util.find_spec(name) else ()
+    return content.metadata.get("general.architecture") in known
+
+
+def _dequantised_by_transformers(
+    content: GgufFile, dtype: torch.dtype, settings: Mapping[str, Any], device: torch.device
+) -> PreTrainedModel:
+    if len(parts_of(content.path)) > 1:
+        raise ModelLoadError(
+            f"{content.path} is one part of several, which transformers does not read for this architecture; join them "
+            "with `llama-gguf-split --merge` of llama.cpp"
+        )
+    if importlib.util.find_spec("accelerate") is None:
+        raise ModelLoadError(f"{content.path.name} needs more packages; run: pip install -U accelerate")
+    log.warning("%s: this architecture is dequantised when it is loaded", content.path.name)
+    how: Any = transformers.GgufConfig(dequantize=True)
+    found: Any = AutoModelForCausalLM.from_pretrained(
+        **_in(content.path), quantization_config=how, dtype=dtype, **settings
+    )
+    placed: PreTrainedModel = found.to(device)
+    return placed
 
 
 def read_end_tokens(file: Path) -> dict[str, int]:
     """Ids of the tokens that end an answer, by the metadata keys that name them. Raises ModelLoadError."""
-    header = read_header(file)
-    found = {name: header.get(f"tokenizer.ggml.{name}") for name in END_TOKEN_KEYS}
+    return end_tokens_in(read_header(file))
+
+
+def end_tokens_in(metadata: Mapping[str, Any]) -> dict[str, int]:
+    """Ids of the tokens that end an answer, by the metadata keys that name them."""
+    found = {name: metadata.get(f"tokenizer.ggml.{name}") for name in END_TOKEN_KEYS}
     return {name: token for name, token in found.items() if isinstance(token, int) and token >= 0}
 
 
 def read_config(file: Path) -> PreTrainedConfig:
-    """The config of the converted model, without its weights. Raises ModelLoadError."""
+    """The config of the model, without its weights; its dtype is that of activations. Raises ModelLoadError."""
     check_reader(file.name)
+    content = open_gguf(file)
     try:
-        with quiet():
-            config: PreTrainedConfig = AutoConfig.from_pretrained(**_in(file))
-    except Exception as error:  # an unknown architecture, or missing bytes of any tensor
-        raise ModelLoadError(
-            f"transformers cannot read the model in {file}: {in_one_line(error)}; if the file is cut short or damaged, "
-            "copy or download it again"
-        ) from error
-    config.dtype = torch.bfloat16
+        with _our_reader():
+            config: PreTrainedConfig = AutoConfig.from_pretrained(**_in(content.path))
+    except Exception as error:  # an unknown architecture, or missing metadata
+        raise ModelLoadError(f"transformers cannot read the model in {file}: {in_one_line(error)}") from error
+    config.dtype = content.dtype
+    architecture = content.metadata.get("general.architecture")
+    for key, name in UNREAD.items() if architecture in READ_IN_PART else ():
+        size = content.metadata.get(f"{architecture}.{key}")
+        if isinstance(size, int) and hasattr(config, name):
+            setattr(config, name, size)
     return config
 
 
@@ -144,7 +407,7 @@ def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     check_reader(file.name)
     header = read_header(file)
     kind = header.get("tokenizer.ggml.pre", "")
-    with quiet():
+    with _our_reader():
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_in(file))
     if str(header.get("general.architecture")).startswith("gemma"):
         _match_runs_of_spaces(tokenizer)
@@ -157,23 +420,28 @@ def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
             "trained on other tokens: give its original folder or id if answers are poor",
             file.name, kind,
         )  # fmt: skip
+    length = header.get(f"{header.get('general.architecture')}.context_length")
+    if isinstance(length, int):
+        tokenizer.model_max_length = length
     return tokenizer
 
 
 def read_sampling(file: Path) -> dict[str, float]:
     """The sampling settings that a file recommends, by their names in a generation config. Raises ModelLoadError."""
-    header = read_header(file)
-    found = {name: header.get(f"general.sampling.{key}") for key, name in SAMPLING_KEYS.items()}
+    return sampling_in(read_header(file))
+
+
+def sampling_in(metadata: Mapping[str, Any]) -> dict[str, float]:
+    """The sampling settings that the metadata recommends, by their names in a generation config."""
+    found = {name: metadata.get(f"general.sampling.{key}") for key, name in SAMPLING_KEYS.items()}
     given = {name: value for name, value in found.items() if value is not None}
     return {"do_sample": True, **given} if given else {}
 
 
 def check_reader(name: str) -> None:
-    """Raise ModelLoadError early: transformers would notice a missing package only after half a minute."""
-    missing = [package for package in READERS if importlib.util.find_spec(package) is None]
-    outdated = [] if hasattr(transformers, "GgufConfig") else ["transformers"]
-    if missing or outdated:
-        raise ModelLoadError(f"{name} needs more packages; run: pip install -U {' '.join(missing + outdated)}")
+    """Raise ModelLoadError where the package is missing that knows the names of tensors."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelLoadError(f"{name} needs another package; run: pip install -U gguf")
 
 
 def _match_runs_of_spaces(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -191,7 +459,34 @@ def _in(file: Path) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
 
 
-_GGUF_READER: Any = modeling_gguf_pytorch_utils
+class _Reader:
+    """A `gguf.GGUFReader` for transformers that reads a header in a hundredth of its time, and all parts of a model."""
+
+    def __init__(self, file: str | Path) -> None:
+        content = open_gguf(Path(file))
+        self.fields = {key: _Field(value) for key, value in content.metadata.items()}
+        self.tensors = [entry for _, entry in content.entries]
+
+
+class _Field:
+    def __init__(self, value: Any) -> None:
+        self.parts = value if isinstance(value, list) else [value]
+        self.data, self.types = range(len(self.parts)), ()
+
+
+@contextmanager
+def _our_reader() -> Iterator[None]:
+    """Let transformers read the headers of GGUF files by our reader."""
+    import gguf
+
+    package: Any = gguf
+    with quiet(), _SWAPPING:
+        theirs, parse = package.GGUFReader, _GGUF_READER._gguf_parse_value
+        package.GGUFReader, _GGUF_READER._gguf_parse_value = _Reader, lambda value, types: value
+        try:
+            yield
+        finally:
+            package.GGUFReader, _GGUF_READER._gguf_parse_value = theirs, parse
 
 
 @contextmanager

