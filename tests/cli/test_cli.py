@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 from helpers.command_line import precedent
 from helpers.small_engines import load_by
 from rich.text import Text
+from typer.testing import CliRunner
 
+from precedent import COMMANDS as EXTRAS
+from precedent import PLUGINS
+from precedent.cli import app as cli
 from precedent.cli.options import DEFAULT_TARGET
-from precedent.errors import ModelLoadError
+from precedent.errors import ConfigError, ModelLoadError
 from precedent.target.load.loading import DEMO_TARGET
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -70,24 +77,6 @@ def test_the_default_target_is_the_packaged_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["run", "x", "--target", "gpt-4o"], "only through its provider's API"),
-        (["demo", "--html", "/no/such/folder/page.html"], "there is no folder '/no/such/folder'"),
-    ],
-)
-def test_bad_input_is_one_line_on_stderr_and_status_2(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert precedent(*arguments) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("error: ")
-    assert shown.err.count("\n") == 1
-    assert says in shown.err
-
-
-@pytest.mark.parametrize(
     ("error", "status", "said"),
     [(ModelLoadError("first\n  second"), 2, "error: first second\n"), (KeyboardInterrupt(), 130, "")],
     ids=["an error of several lines", "Ctrl-C"],
@@ -101,20 +90,6 @@ def test_errors_are_one_line_and_a_status(
     load_by(monkeypatch, fail)
     assert precedent("run", "x") == status
     assert capsys.readouterr().err.endswith(said)
-
-
-def test_run_streams_the_answer_and_writes_what_it_counted(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results = tmp_path / "out.json"
-    arguments = ("run", "hello", "--target", model, "--max-tokens", "12", "--json", str(results))
-    assert precedent(*arguments) == 0
-    written = json.loads(results.read_text(encoding="utf-8"))
-    assert capsys.readouterr().out == written["text"] + "\n"
-    assert 0 < written["tokens"] <= 12
-    assert written["target"] == model
-    assert written["finish_reason"] in ("stop", "length")
-    assert written["speculation"]["num_accepted_tokens"] == sum(written["speculation"]["accepted_by_source"].values())
 
 
 def test_show_sources_colours_the_same_text_and_adds_a_legend(
@@ -145,3 +120,38 @@ def test_the_answer_is_stored_in_the_cache_and_recalled(
         accepted.append(json.loads(results.read_text(encoding="utf-8"))["speculation"]["accepted_by_source"])
     assert "recall" not in accepted[0]
     assert accepted[1]["recall"] > 0
+
+
+# Commands of packages that are not installed, or that cannot be imported
+
+
+def app_with(monkeypatch: pytest.MonkeyPatch, *entries: EntryPoint) -> typer.Typer:
+    """A command line with the commands of these entry points alone."""
+    monkeypatch.setattr(cli, "entry_points", lambda group: entries)
+    app = typer.Typer()
+    app.command("own")(lambda: typer.echo("works"))
+    cli.add_installed(app)
+    return app
+
+
+@pytest.mark.parametrize(("name", "extra"), EXTRAS.items())
+def test_a_command_that_is_not_installed_says_which_package_brings_it(
+    name: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = CliRunner().invoke(app_with(monkeypatch), [name, "--port", "8001"])
+    assert isinstance(found.exception, ConfigError)
+    assert f"precedent-llm[{extra}]" in str(found.exception)
+
+
+def test_a_package_that_cannot_be_imported_leaves_the_other_commands(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = EntryPoint("serve", "no_such_package:commands", cli.GROUP)
+    assert CliRunner().invoke(app_with(monkeypatch, broken), ["own"]).stdout == "works\n"
+    assert "serve" in caplog.text
+
+
+def test_every_extra_that_is_named_exists_and_brings_a_package_of_ours() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extra in {*EXTRAS.values(), *(extra for _, extra in PLUGINS.values())}:
+        assert any(one.startswith("precedent-") for one in project["optional-dependencies"][extra]), extra

@@ -1,19 +1,25 @@
-"""`precedent doctor`: what it finds in a model's files, and the status with which it ends."""
+"""`precedent doctor`: what it finds in the files of a model; loading refuses what it finds missing."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.command_line import precedent
+from helpers.saved_models import assert_one_clear_line
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from precedent.cli import doctor_checks
+from precedent.errors import ModelLoadError
+from precedent.target.load.loading import load_target
 from precedent_testing.sweep import tiny_model
 from precedent_testing.tiny_gguf import write_gguf
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
@@ -102,37 +108,6 @@ def test_a_hybrid_has_keys_in_some_layers_and_states_in_others(tmp_path: Path, e
     assert "1 KiB per token" in found["memory"][1], "two layers of float64"
 
 
-def test_a_model_that_cannot_be_rewound(tmp_path: Path, examined: Any) -> None:
-    config = AutoConfig.for_model("rwkv", hidden_size=16, num_hidden_layers=2, vocab_size=259)
-    status, found = examined(write(tmp_path / "rwkv", model=config))
-    assert (status, found["usable"], found["attention"][0]) == (1, False, "no")
-    assert "cannot be rewound" in found["attention"][1]
-
-
-@pytest.mark.parametrize(
-    ("draft", "state", "said"),
-    [
-        ("first-layers:2", "yes", "the target's own first layers, 2 of 3"),
-        ("first-layers:3", "no", "3"),
-        ("first-layers:x", "no", "x"),
-        ("another", "no", "does not share the target's tokenizer"),
-        ("itself", "yes", "it has the target's tokenizer"),
-    ],
-)
-def test_a_draft_model_that_does_not_fit_says_nothing_against_the_target(
-    draft: str, state: str, said: str, model: str, examined: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if draft == "another":
-        draft = write(tmp_path / "draft", tokenizer=byte_tokenizer((("t", "h"),)))
-    draft = model if draft == "itself" else draft
-    status, found = examined(model, "--draft-model", draft)
-    assert (status, found["usable"], found["model_usable"]) == (int(state == "no"), state == "yes", True)
-    assert found["draft model"][0] == state
-    assert said in found["draft model"][1]
-    not_with = f"{model} can be used, but not with the draft model {draft}\n"
-    assert capsys.readouterr().out.endswith(not_with) == (state == "no")
-
-
 def test_a_base_model_that_cannot_be_asked_in_chatml_can_be_used_without_conversations(
     tmp_path: Path, examined: Any
 ) -> None:
@@ -162,3 +137,121 @@ def test_an_encoder_decoder_model_works_without_chat(tmp_path: Path, examined: A
     assert (status, found["usable"], found["attention"]) == (0, True, ("yes", "bart: an encoder-decoder model"))
     assert found["context"][1] == "512 tokens for the prompt, and as many for the answer"
     assert "PrecedentLLM" in found["chat"][1]
+
+
+# `precedent doctor` and loading agree on a model's weight files: what one finds, the other refuses
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 590736\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model in several files, with their index."""
+    tiny_causal_lm(dtype=torch.float32).save_pretrained(tmp_path / "model", max_shard_size="200KB")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    assert len(shards(tmp_path / "model")) > 1
+    return tmp_path / "model"
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def with_a_damaged_header(folder: Path) -> None:
+    content = bytearray(shards(folder)[0].read_bytes())
+    content[8] = 0
+    shards(folder)[0].write_bytes(bytes(content))
+
+
+def with_a_tensor_elsewhere(folder: Path) -> None:
+    weights = load_file(shards(folder)[0])
+    weights.pop(min(weights))
+    save_file(weights, shards(folder)[0], metadata={"format": "pt"})
+
+
+def without_weights(folder: Path) -> None:
+    for file in (*shards(folder), folder / "model.safetensors.index.json"):
+        file.unlink()
+
+
+def under_other_names(folder: Path) -> None:
+    without_weights(folder)
+    save_file({"a": torch.zeros(1)}, folder / "consolidated.safetensors")
+
+
+def configured(folder: Path, **settings: Any) -> None:
+    config = json.loads((folder / "config.json").read_text()) | settings
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a file is missing": (lambda folder: shards(folder)[0].unlink(), "names model-00001"),
+    "a pointer": (lambda folder: shards(folder)[-1].write_text(POINTER), "pointer of git LFS"),
+    "a short file": (
+        lambda folder: shards(folder)[0].write_bytes(shards(folder)[0].read_bytes()[:-1000]),
+        "is cut short or damaged",
+    ),
+    "a damaged header": (with_a_damaged_header, "is cut short or damaged"),
+    "a tensor elsewhere": (with_a_tensor_elsewhere, "does not hold it"),
+    "no weights": (without_weights, "holds no weights"),
+    "other names": (under_other_names, "consolidated.safetensors is not one that transformers looks for"),
+    "too few layers": (
+        lambda folder: configured(folder, num_hidden_layers=4),
+        "the config has 4 layers and the weights",
+    ),
+    "layers that would be left out": (lambda folder: configured(folder, num_hidden_layers=2), "more layers than"),
+    "a config that is cut": (lambda folder: (folder / "config.json").write_text("{oops"), "cannot load the"),
+    "an unknown architecture": (lambda folder: configured(folder, model_type="nonesuch"), "nonesuch"),
+}
+
+
+def diagnosed(folder: Path) -> tuple[int, list[str]]:
+    """Exit status of the doctor, and what it says where something needed is missing."""
+    report = folder.with_name("report.json")
+    status = precedent("doctor", folder, "--json", report)
+    findings = json.loads(report.read_text())["findings"]
+    return status, [one["finding"] for one in findings if one["state"] == "no" and one["needed"]]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_by_the_doctor_and_refused_at_load(fault: str, folder: Path) -> None:
+    spoil, said = FAULTS[fault]
+    spoil(folder)
+    status, findings = diagnosed(folder)
+    assert status == 1
+    assert any(said in finding for finding in findings)
+    with pytest.raises(ModelLoadError, match=said) as caught:
+        load_target(folder)
+    assert_one_clear_line(caught.value)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.99])
+def test_so_is_a_gguf_file_that_is_cut_short(share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gguf")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    model, tokenizer = tiny_causal_lm(vocab_size=260, dtype=torch.float32), byte_tokenizer((("t", "h"),))
+    file = write_gguf(tmp_path / "model.gguf", model, tokenizer)
+    file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
+    status, (finding,) = diagnosed(file)
+    assert status == 1
+    assert "download it again" in finding
+    file.write_text(POINTER)
+    assert diagnosed(file)[0] == 1
+
+
+def test_a_missing_package_of_the_quantiser_is_named(folder: Path) -> None:
+    if importlib.util.find_spec("hqq") is not None:
+        pytest.skip("the package is installed")
+    configured(folder, quantization_config={"quant_method": "hqq"})
+    status, findings = diagnosed(folder)
+    assert status == 1
+    assert any("pip install hqq" in finding for finding in findings)
+
+
+def test_an_error_of_transformers_is_shown_whole(folder: Path) -> None:
+    """Its first line ends before it says anything."""
+    for file in folder.glob("token*"):
+        file.unlink()
+    with pytest.raises(ModelLoadError, match="sentencepiece or tiktoken") as caught:
+        load_target(folder)
+    assert_one_clear_line(caught.value)

@@ -1,4 +1,4 @@
-"""What commands say of their progress: silence never lasts, and a terminal shows bars."""
+"""What commands say of their progress: silence never lasts, and a terminal shows a spinner."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_command_that_says_nothing_is_heard_of_again_and_again(monkeypatch: py
     assert {text for text in written if text.strip()} == {"loading: it takes long (0 s)"}
 
 
-def test_a_terminal_shows_counts_in_bars_and_is_left_clean() -> None:
+def test_a_terminal_shows_counts_beside_a_spinner_and_is_left_clean() -> None:
     stream = io.StringIO()
     with Progress(stream, terminal=True) as progress:
         progress.show("loading")

@@ -98,13 +98,6 @@ def followed(reader: Reader, lesson: str) -> dict[str, str]:
     return dict(reader.follow((LESSONS / lesson).read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("lesson", ["first-agent.md", "first-replay.md", "first-server.md", "first-drafter.md"])
-def test_every_lesson_has_commands_and_says_where_its_programs_go(lesson: str) -> None:
-    blocks = list(BLOCK.finditer((LESSONS / lesson).read_text(encoding="utf-8")))
-    assert any(commands_in(block["text"]) for block in blocks)
-    assert [block["text"] for block in blocks if block["kind"] == "python" and not block["name"]] == []
-
-
 def test_the_recorder_of_the_lesson_writes_what_the_page_says(reader: Reader) -> None:
     page = (LESSONS / "first-replay.md").read_text(encoding="utf-8").split("## Replay")[0]
     printed = dict(reader.follow(page))

@@ -1,8 +1,10 @@
-"""Links on the pages lead somewhere, and the names, tests and programs that they mention exist."""
+"""Pages are true: links lead somewhere, names exist, examples and the notebook run, figures are of their files."""
 
 from __future__ import annotations
 
+import doctest
 import importlib
+import json
 import os
 import re
 import sys
@@ -18,7 +20,7 @@ DOCS = ROOT / "docs"
 
 sys.path.insert(0, str(ROOT / ".ci"))
 try:
-    reference = importlib.import_module("reference")
+    figures, reference = map(importlib.import_module, ("figures", "reference"))
 finally:
     sys.path.remove(str(ROOT / ".ci"))
 
@@ -128,3 +130,50 @@ def test_nothing_on_a_page_says_where_it_was_current() -> None:
     """No path of a machine, no name of a registry's host."""
     wrong = re.compile(rf"{re.escape(str(ROOT))}|/work/|/home/\w|{os.sep}root{os.sep}")
     assert [name_of(page) for page in ALL if wrong.search(page.read_text(encoding="utf-8"))] == []
+
+
+def test_the_figures_are_those_of_their_files() -> None:
+    assert list(figures.written(ROOT, check=True)) == [], "run make reference"
+
+
+# Examples in docstrings are run
+
+MODULES = (
+    "precedent.cache.speculation_cache",
+    "precedent.cache.redaction",
+    "precedent.cache.store_url",
+    "precedent.config",
+    "precedent_generate.hook",
+    "precedent.engine.engine",
+    "precedent.grammar.spec",
+    "precedent.langchain.chat_model",
+    "precedent_replay.recorder",
+    "precedent.text.templates",
+    "precedent.verify",
+)
+"""Where the examples are."""
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_are_true(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert done.attempted > 0
+    assert done.failed == 0
+
+
+# The notebook runs from its first cell to its last, and says what it says
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.enable_socket
+@pytest.mark.filterwarnings("ignore")  # of the kernel's own transport
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nbclient", reason="the group `docs` is not installed")
+    monkeypatch.syspath_prepend(ROOT / ".ci")
+    done = importlib.import_module("notebook").executed(ROOT / "examples" / "one_step.ipynb", tmp_path)
+    shown = json.dumps([output for cell in done.cells for output in cell.get("outputs", ())])
+    assert "and the target's own token" in shown
+    assert "background: #a7dfbb" in shown  # recalled
+    assert "written [0.2" in shown

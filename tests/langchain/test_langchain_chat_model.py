@@ -21,7 +21,6 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from precedent import SpeculationCache, SpeculationConfig, Templates
 from precedent.decoding.stats import GenerationStats
-from precedent.errors import UnsupportedError
 from precedent.langchain import ChatPrecedent
 from precedent.text.prompt import hermes_template
 from precedent_testing.embedders import HashEmbedder
@@ -46,7 +45,7 @@ def comparable(message: BaseMessage) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("output_version", ["v0", "v1"])
-@pytest.mark.parametrize("max_burst", [1, 7, 1000])
+@pytest.mark.parametrize("max_burst", [1, 7])
 @pytest.mark.parametrize(
     "answer",
     [
@@ -81,7 +80,6 @@ def test_a_call_is_streamed_while_it_is_written_and_the_figures_come_last() -> N
     assert (first["name"], first["args"], first["index"]) == ("look_up", "", 0)
     assert "".join(piece["args"] or "" for piece in pieces) == '{"number": "10 €"}'
     assert len(pieces) > 10, "one for each token, or nearly"
-    assert [chunk.chunk_position for chunk in chunks] == [None] * (len(chunks) - 1) + ["last"]
     assert all(not chunk.response_metadata and chunk.usage_metadata is None for chunk in chunks[:-1])
 
 
@@ -100,16 +98,6 @@ def test_blocks_of_v1_stand_in_the_order_of_the_answer() -> None:
 
 def scripted(*answers: str, kind: Any = ChatPrecedent, name: str = "scripted", **fields: Any) -> Any:
     return kind.from_engine(ScriptedEngine(TOKENIZER, answers, model_name=name), **fields)
-
-
-def test_a_call_may_choose_a_model_that_runs_if_only_one_has_the_name() -> None:
-    other, model = scripted("x", name="the-other"), scripted("from my own")
-    message = model.invoke("hi", model="the-other")
-    assert (message.content, message.response_metadata["model_name"]) == ("x", "the-other")
-    twin = scripted("x", name="the-other")
-    with pytest.raises(UnsupportedError, match="names 2 loaded engines"):
-        model.invoke("hi", model="the-other")
-    assert other.engine is not twin.engine
 
 
 @pytest.mark.filterwarnings("ignore::langchain_core._api.beta_decorator.LangChainBetaWarning")

@@ -1,7 +1,7 @@
 """Whatever is given to a constructor or a call is taken, or refused with an error of ours that says what was wrong.
 
-The model is a real one, tiny, that follows a script. The values, which come from the signatures, are of the type of a
-field or an argument, of any other, and as users of other chat models write them.
+The model is a real one, tiny, that follows a script. The names come from the signatures, and the values fit, or are any
+others, as users of other chat models write them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,8 +120,7 @@ WHAT_FITS: dict[str, st.SearchStrategy[Any]] = {
     "stop": st.lists(st.text(ALPHABET, min_size=1, max_size=3), max_size=2) | st.text(ALPHABET, min_size=1),
     "stop_token_ids": st.lists(st.integers(0, 500), max_size=3),
     "top_logprobs": st.integers(0, 20),
-    "tenant": st.text(ALPHABET, min_size=1, max_size=5),
-    "workflow_step": st.text(ALPHABET, max_size=5),
+    **dict.fromkeys(("tenant", "workflow_step", "device", "draft_model", "dtype"), st.text(ALPHABET, max_size=5)),
     "tools": TOOLS,
     "tool_choice": st.sampled_from([None, "auto", "none", "any"]),
     "parallel_tool_calls": st.booleans(),
@@ -139,63 +137,32 @@ WHAT_FITS: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("strict", "strict_tools"), st.sampled_from([True, False, "auto"])),
     "stream": st.booleans(),
     **dict.fromkeys(("ls_structured_output_format", "structured_output_format", "learning"), st.none()),
-    "cache": st.booleans(),
+    **dict.fromkeys(("cache", "bitwise", "cuda_graphs", "logprobs", "disable_streaming"), st.booleans()),
     "callbacks": st.just([]),
     "metadata": st.dictionaries(st.sampled_from(["workflow_step", "x"]), st.text(ALPHABET), max_size=2),
     "custom_get_token_ids": st.just(len),
-    "disable_streaming": st.booleans() | st.just("tool_calling"),
     "output_version": st.sampled_from([None, "v0", "v1"]),
 }
-"""Values that are meant to be taken, where the annotation alone does not tell."""
-
-PLAIN: dict[Any, st.SearchStrategy[Any]] = {
-    **{str: st.text(max_size=6), int: st.integers(), float: st.floats(), bool: st.booleans(), type(None): st.none()}
-}
+"""Values that are meant to be taken."""
 
 
-def of_type(annotation: Any) -> st.SearchStrategy[Any]:
-    """Values of a type, or anything for a class that only its owners make."""
-    parts = [of_type(part) for part in get_args(annotation)]
-    origin = get_origin(annotation)
-    if annotation in PLAIN:
-        return PLAIN[annotation]
-    if origin in (Union, UnionType):
-        return st.one_of(parts)
-    if origin is Literal:
-        return st.sampled_from(get_args(annotation))
-    if origin in (list, tuple):
-        return st.lists(parts[0], max_size=2).map(origin)
-    return st.dictionaries(*parts, max_size=2) if origin is dict else parts[0] if origin is Annotated else ANYTHING
+def one_of(names: Iterable[str]) -> st.SearchStrategy[tuple[str, Any]]:
+    """A name with a value that fits, where that is known, and now and then any other."""
+    return st.one_of([st.tuples(st.just(name), mostly(WHAT_FITS.get(name, ANYTHING), ANYTHING)) for name in names])
 
 
-def values_of(name: str, annotation: Any) -> st.SearchStrategy[Any]:
-    """Values that fit, by what is known of the name or by its type, and now and then any other."""
-    return mostly(WHAT_FITS[name] if name in WHAT_FITS else of_type(annotation), ANYTHING)
+OF_OTHERS = one_of((*SAME, *OF_LOADING, *HARMLESS, *HINTS, *IDLE))
 
 
-def one_of(named: dict[str, Any]) -> st.SearchStrategy[tuple[str, Any]]:
-    return st.one_of([st.tuples(st.just(name), values_of(name, kind)) for name, kind in named.items()])
-
-
-OF_OTHERS = one_of(dict.fromkeys((*SAME, *OF_LOADING, *HARMLESS, *HINTS, *IDLE), Any))
-
-
-def arguments(named: dict[str, Any], most: int = 3) -> st.SearchStrategy[dict[str, Any]]:
+def arguments(names: Iterable[str], most: int = 3) -> st.SearchStrategy[dict[str, Any]]:
     """Some of the named arguments, now and then one of another chat model, with values."""
-    return st.lists(mostly(one_of(named), OF_OTHERS), min_size=1, max_size=most).map(dict)
+    return st.lists(mostly(one_of(names), OF_OTHERS), min_size=1, max_size=most).map(dict)
 
 
-def fields_of(kind: type[BaseModel]) -> dict[str, Any]:
-    return {name: field.annotation for name, field in kind.model_fields.items()}
-
-
-FIELDS = {kind: arguments(fields_of(kind)) for kind in (ChatPrecedent, PrecedentLLM)}
-TYPES = {**dict.fromkeys((*OF_THE_CALL, *FROM_LANGCHAIN), Any), **fields_of(ChatPrecedent)}
-CALL = arguments({name: TYPES[name] for name in (*OF_THE_CALL, *FROM_LANGCHAIN)})
-WITH_TOOLS = arguments({name: TYPES[name] for name in OF_THE_CALL if name != "tools"}, 2)
+FIELDS = {kind: arguments(kind.model_fields) for kind in (ChatPrecedent, PrecedentLLM)}
+CALL = arguments((*OF_THE_CALL, *FROM_LANGCHAIN))
+WITH_TOOLS = arguments([name for name in OF_THE_CALL if name != "tools"], 2)
 KINDS = st.sampled_from([ChatPrecedent, PrecedentLLM])
-
-
 TEXTS = st.text(st.characters(codec=None) | st.sampled_from("\ud800\udfff"), max_size=6)
 MESSAGES = st.lists(
     st.builds(HumanMessage, TEXTS)
@@ -286,11 +253,7 @@ def tools(engine: Engine, data: st.DataObject) -> bool:
 def structured_output(engine: Engine, data: st.DataObject) -> bool:
     model = ChatPrecedent.from_engine(engine, max_tokens=60)
     methods = st.sampled_from(["json_schema", "function_calling", "json_mode"])
-    optional = {
-        "method": mostly(methods, ANYTHING),
-        "include_raw": values_of("include_raw", bool),
-        "strict": values_of("strict", Any),
-    }
+    optional = {"method": mostly(methods, ANYTHING), "strict": mostly(WHAT_FITS["strict"], ANYTHING)}
     asked = data.draw(st.fixed_dictionaries({"schema": SCHEMAS}, optional=optional))
     call = data.draw(st.just({}) | WITH_TOOLS)
     return taken_or_refused(lambda: model.with_structured_output(**{**call, **asked}).invoke("hi"))

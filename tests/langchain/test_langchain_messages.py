@@ -1,14 +1,16 @@
-"""Messages of every kind become what chat templates read, also those that other providers' models wrote."""
+"""Messages of every kind become what chat templates read, those of other providers too; ids of calls are unique."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import httpx
 import pytest
+from helpers import order_chat
 from helpers.fake_server import Echo
+from helpers.format_models import MODELS, TOKENIZERS, TOOLS
 from helpers.scripted_kinds import asked
 from helpers.scripted_talk import model as scripted
 from hypothesis import given, settings
@@ -26,10 +28,14 @@ from langchain_core.messages import (
 )
 from langchain_core.messages.tool import invalid_tool_call, tool_call
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
 
+from precedent.cache import SpeculationCache
 from precedent.errors import PrecedentError, PromptError, UnsupportedError
+from precedent.langchain import ChatPrecedent
 from precedent.langchain.messages import to_template_messages
+from precedent.text.prompt import render_prompt
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.scripted_model import scripted_model_engine
 
 CALL = {"type": "function", "id": "c1", "function": {"name": "look_up", "arguments": {"n": 1}}}
 USE = {"type": "tool_use", "id": "c1", "name": "look_up", "input": {"n": 1}}
@@ -48,11 +54,8 @@ def turn(*content: Any, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("message", "turn"),
     [
-        (SystemMessage("s"), {"role": "system", "content": "s"}),
         (HumanMessage("u", name="ann"), {"role": "user", "content": "u", "name": "ann"}),
-        (AIMessage("a"), {"role": "assistant", "content": "a"}),
         (ChatMessage(role="developer", content="d"), {"role": "system", "content": "d"}),
-        (ChatMessage(role="user", content="u"), {"role": "user", "content": "u"}),
         (HumanMessage(["a", {"type": "text", "text": "b", "cache_control": {}}]), {"role": "user", "content": "ab"}),
         (FunctionMessage(name="f", content="r"), {"role": "tool", "content": "r", "name": "f", "tool_call_id": ""}),
         (
@@ -62,14 +65,6 @@ def turn(*content: Any, **fields: Any) -> dict[str, Any]:
         (
             ToolMessage("no such order", tool_call_id="c1", status="error"),
             {"role": "tool", "content": "Error: no such order", "tool_call_id": "c1"},
-        ),
-        (
-            ToolMessage("Error: no", tool_call_id="c1", status="error"),
-            {"role": "tool", "content": "Error: no", "tool_call_id": "c1"},
-        ),
-        (
-            AIMessage([USE], tool_calls=[tool_call(name="look_up", args={"n": 1}, id="c1")]),
-            {"role": "assistant", "content": "", "tool_calls": [CALL]},
         ),
         (
             AIMessage("a", invalid_tool_calls=[invalid_tool_call(name=None, args="<tool_call>{", id="c", error=None)]),
@@ -95,19 +90,12 @@ def test_messages_of_one_role_stay_apart_and_anthropic_blocks_become_calls_and_t
     ]
 
 
-@pytest.mark.parametrize(
-    ("messages", "said"),
-    [
-        ([], "message list is empty"),
-        ([ChatMessage(role="narrator", content="x")], "message 1 has role"),
-        ([RemoveMessage(id="1")], "message 1 has role"),
-        ([AIMessage("x"), AIMessage([{"type": "tool_use", "id": "1", "input": {}}])], "message 2 .* without a name"),
-        ([AIMessage([{"type": "tool_use", "id": "1", "name": "f", "input": [1]}])], "arguments that are not a dict"),
-    ],
-)
-def test_what_is_no_message_is_refused_by_its_place(messages: Any, said: str) -> None:
-    with pytest.raises(PromptError, match=said):
-        to_template_messages(messages)
+def test_what_is_no_message_is_refused_by_its_place() -> None:
+    for wrong in (ChatMessage(role="narrator", content="x"), RemoveMessage(id="1")):
+        with pytest.raises(PromptError, match="message 1 has role"):
+            to_template_messages([wrong])
+    with pytest.raises(PromptError, match=r"message 2 .* without a name, or with arguments"):
+        to_template_messages([AIMessage("x"), AIMessage([{"type": "tool_use", "id": "1", "input": {}}])])
 
 
 # What other providers' models wrote
@@ -236,28 +224,6 @@ def test_whatever_blocks_hold_they_are_read_or_refused_by_name(content: Any, kin
         assert model.invoke([("user", "hi"), kind(content, additional_kwargs=extra), ("user", "go on")]).text == "fine"
 
 
-OUTPUT = [
-    {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-    {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"type": "search", "query": "x"}},
-    {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [
-        {"type": "output_text", "text": "a", "annotations": []}, {"type": "refusal", "refusal": " No."}]},
-    {"type": "function_call", "id": "fc", "call_id": "c1", "name": "look_up", "arguments": '{"n": 1}',
-     "status": "completed"},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("version", ["v0", "responses/v1", "v1"])
-def test_answers_of_the_responses_api_continue_here(version: str) -> None:
-    head = {"id": "r", "object": "response", "created_at": 1, "model": "m", "status": "completed"}
-    response = {**head, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "output": OUTPUT}
-    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=response))
-    client = {"base_url": "http://localhost/v1", "http_client": httpx.Client(transport=transport)}
-    other = ChatOpenAI(model="m", api_key="x", use_responses_api=True, output_version=version, **client)
-    _, read, _ = to_template_messages([HumanMessage("hi"), other.invoke("hi"), ToolMessage("r", tool_call_id="c1")])
-    assert read["content"].startswith("a")
-    assert read["tool_calls"] == [CALL]
-
-
 @pytest.mark.parametrize("provider", ["anthropic", "google_genai", "openai", None])
 def test_a_message_in_langchains_own_blocks_reads_as_the_providers(provider: str | None) -> None:
     native = {
@@ -335,3 +301,75 @@ def test_the_client_of_a_server_has_the_setting() -> None:
     assert server.bodies[0]["messages"][0]["content"] == "[image omitted: this model reads text only]"
     with pytest.raises(UnsupportedError, match=REFUSED):
         server.client().invoke([HumanMessage([IMAGE])])
+
+
+# Ids of tool calls: no two calls ever share one, and the prompt does not depend on them
+
+
+def test_every_call_has_an_id_of_its_own() -> None:
+    model = order_chat.scripted(*[f"{order_chat.CALL}\n{order_chat.CALL}"] * 12).bind_tools([order_chat.look_up])
+    answers: list[Any] = model.batch(["hi"] * 3)
+    for own in ({}, {"seed": 7, "temperature": 1.0}, {"tenant": "another"}):
+        answers += [model.invoke("hi", **own), model.invoke("hi", **own)]
+        answers.append(order_chat.merged(list(model.stream("hi", **own))))
+    ids = [str(call["id"]) for answer in answers for call in answer.tool_calls]
+    assert len(set(ids)) == len(ids) == 24
+    assert all(call_id.startswith("call_") for call_id in ids)
+
+
+def conversation(name: Callable[[str], str], order: tuple[str, ...] = ("1", "2", "3")) -> list[dict[str, Any]]:
+    """Two calls at once, then a third; `order` is that of their results."""
+
+    def called(*numbers: str) -> AIMessage:
+        return AIMessage("", tool_calls=[{"name": "look_up", "args": {"number": n}, "id": name(n)} for n in numbers])
+
+    def results(numbers: tuple[str, ...]) -> list[BaseMessage]:
+        return [ToolMessage(f'"result {number}"', tool_call_id=name(number)) for number in numbers]
+
+    return to_template_messages(
+        [HumanMessage("hi"), called("1", "2"), *results(order[:2]), called("3"), *results(order[2:])]
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prompt_does_not_depend_on_the_ids(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    ways: list[Callable[[str], str]] = [
+        lambda number: f"call_{number}",
+        lambda number: f"chatcmpl-tool-{number * 20}",
+        lambda number: f"Abcd{number * 5}",  # nine letters and digits, as Mistral's templates want them
+        lambda number: "",  # a client that lost them: results are in the order of the calls
+        lambda number: "always the same",
+    ]
+    prompts = [render_prompt(tokenizer, conversation(way), TOOLS) for way in ways]
+    assert prompts == [prompts[0]] * len(ways)
+    if name == "mistral":  # its template prints the id of a call and of its result
+        mixed = render_prompt(tokenizer, conversation(ways[0], order=("2", "1", "3")), TOOLS)
+        text = tokenizer.decode(mixed)
+        printed = [text.split(f'"number": "{n}"')[1].split('"id": "')[1][:9] for n in "123"]
+        assert len(set(printed)) == 3
+        assert [text.split(f'"result {n}"')[1].split('"call_id": "')[1][:9] for n in "123"] == printed
+
+
+def test_the_history_that_a_template_prints_ids_of_still_gets_the_drafts_of_an_earlier_run() -> None:
+    """Two runs of one agent have calls with different ids; recall drafts the second run's answer all the same."""
+    answer = "The order 1042 was sent to the new address, and the refund is on its way to the customer."
+    with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
+        engine = scripted_model_engine([answer, answer], tokenizer=TOKENIZERS["mistral"], cache=cache)
+        model = ChatPrecedent.from_engine(engine, temperature=0.0).bind_tools(TOOLS)
+        first, second = (
+            model.invoke(
+                [
+                    HumanMessage("hi"),
+                    AIMessage("", tool_calls=[{"name": "look_up", "args": {"number": "1042"}, "id": call_id}]),
+                    ToolMessage('"sent"', tool_call_id=call_id),
+                ]
+            )
+            for call_id in ("call_0a1b2c3d", "call_9f8e7d6c")
+        )
+        engine.close()
+    assert first.text == second.text == answer
+    assert first.usage_metadata is not None
+    assert second.usage_metadata is not None
+    assert second.usage_metadata["input_token_details"]["cache_read"] >= first.usage_metadata["input_tokens"] - 1
+    assert second.response_metadata["speculation"]["num_accepted_tokens"] > len(answer) // 2

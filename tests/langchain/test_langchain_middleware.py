@@ -126,21 +126,8 @@ async def test_the_runtimes_context_names_the_tenant_and_steps_and_budgets_may_d
     await agent.ainvoke(QUESTION, context={"org": "bolt"})
     agent_on(engine, workflow="orders", budget=5).invoke(QUESTION)
     assert [request.tenant for request in engine.requests] == ["acme", "acme", "bolt", "bolt", "default", "default"]
-    assert [one.workflow_step for one in engine.requests] == [
-        "turn 1",
-        "turn 3",
-        "turn 1",
-        "turn 3",
-        "orders",
-        "orders",
-    ]
+    assert [one.workflow_step for one in engine.requests] == [*("turn 1", "turn 3") * 2, "orders", "orders"]
     assert [request.speculation.max_nodes for request in engine.requests] == [2, 6, 2, 6, 5, 5]
-
-
-def test_without_settings_the_runs_own_metadata_names_the_step_and_no_tenant() -> None:
-    engine = scripted()
-    agent_on(engine).invoke(QUESTION, {"metadata": {"tenant": "north"}, "configurable": {"tenant": "north"}})
-    assert {(request.tenant, request.workflow_step) for request in engine.requests} == {("default", "desk/model")}
 
 
 @pytest.mark.parametrize("found", [None, "", 7])

@@ -113,9 +113,7 @@ def test_a_trace_holds_no_password(kind: Any) -> None:
     "fields",
     [
         {"model": 5},
-        {"model": "m", "temperature": "hot"},
         {"model": "m", "drafters": "recall"},
-        {"model": "m", "unknown": 1},
         {"model": "m", "speculation_cache": URL + "/@"},
         {"model": "m", "speculation_cache": URL.encode()},
         {"model": "m", "speculation_cache": {"url": URL}},

@@ -104,12 +104,6 @@ def test_the_answer_stops_at_the_same_place_under_every_split(stops: list[str], 
     assert scanned(stops, parts) == reference(stops, "".join(parts))
 
 
-def test_a_partial_match_is_held_back_and_given_when_it_fails() -> None:
-    scanner = StopScanner(["<end>"])
-    assert scanner.push("text <en") == ("text ", False)
-    assert scanner.push("try") == ("<entry", False)
-
-
 def test_tokens_behind_a_stop_do_not_count() -> None:
     assembler = TextAssembler(BYTES, ["x"])
     assert assembler.push(BYTES.encode("ax tail")) == ("a", 2)
@@ -145,13 +139,6 @@ def test_a_text_that_may_fit_passes(text: str) -> None:
     tokenizer: Any = Words()
     check_length(tokenizer, text, CONTEXT)
     assert sum(tokenizer.encoded) <= 2 * len(text)
-
-
-def test_a_text_is_looked_at_again_if_its_beginning_is_short() -> None:
-    tokenizer: Any = Words()
-    with pytest.raises(ContextOverflowError):
-        check_length(tokenizer, " " * 5000 + "word " * 1000, CONTEXT)
-    assert tokenizer.encoded == [800, 1600, 3200, 6400]
 
 
 def test_prompts_are_looked_at_as_rendered() -> None:

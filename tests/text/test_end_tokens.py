@@ -42,15 +42,6 @@ def test_a_token_that_separates_messages_of_one_answer_does_not_end_it() -> None
     assert names(tokenizer_with("<|return|>", "<|call|>", "<|end|>")) == {"<eos>", "<|return|>", "<|call|>"}
 
 
-def test_each_token_names_its_sources() -> None:
-    tokenizer = tokenizer_with("<end_of_turn>")
-    turn = tokenizer.convert_tokens_to_ids("<end_of_turn>")
-    found = {one.text: one.sources for one in end_tokens(tokenizer, {"generation_config": [turn, 7], "config": -1})}
-    assert found["<end_of_turn>"] == ("generation_config", "name")
-    assert found["<eos>"] == ("tokenizer",)
-    assert found[tokenizer.convert_ids_to_tokens(7)] == ("generation_config",)
-
-
 @pytest.mark.parametrize("source", ["generation_config", "config", "name"])
 def test_an_engine_stops_at_an_end_token_from_any_source(source: str, tmp_path: Path) -> None:
     """A Gemma-style folder: the tokenizer's end token is not the one that ends a turn."""

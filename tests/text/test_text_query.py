@@ -34,10 +34,6 @@ def test_a_long_tool_result_does_not_push_out_the_question() -> None:
     assert len(query) < CHARACTERS_PER_MESSAGE + 50
 
 
-def test_nothing_said_is_an_empty_query() -> None:
-    assert recall_query([turn("system", "policy")]) == ""
-
-
 def test_a_bare_prompt_is_asked_by_its_end() -> None:
     """However long it is, and without numbers: as the same words from a user."""
     assert prompt_query("policy " * 500 + "where is order 1042? ").endswith("where is order ?")

@@ -38,19 +38,13 @@ def test_real_schemas_pass(parameters: Any) -> None:
 @pytest.mark.parametrize(
     ("parameters", "problem"),
     [
-        ("text", 'parameters must be a schema of type "object"'),
         ({"type": "array"}, 'parameters must be a schema of type "object"'),
         ({"properties": ["a"]}, "parameters.properties must map names to schemas, not be a list"),
         ({"properties": {"a": {"type": "str"}}}, 'parameters.properties.a.type is "str", not one of array, boolean'),
-        ({"properties": {"a": {"type": ["string", 3]}}}, "parameters.properties.a.type is 3"),
         ({"properties": {"a": "string"}}, 'parameters.properties.a must be a schema (an object), not "string"'),
         ({"properties": {"a": {"anyOf": []}}}, "parameters.properties.a.anyOf must be a list of schemas, not an empty"),
-        ({"properties": {"a": {"items": {"type": 1}}}}, "parameters.properties.a.items.type is 1"),
-        ({"properties": {"a": {"enum": "x"}}}, "parameters.properties.a.enum must be a list of values"),
         ({"properties": {"a": {"minimum": "1"}}}, "parameters.properties.a.minimum must be a number"),
-        ({"properties": {}, "required": "a"}, "parameters.required must be a list of names"),
         ({"properties": {}, "required": ["a", "a"]}, "parameters.required names a property twice"),
-        ({"properties": {"a": {"default": {1, 2}}}}, "it cannot be written as JSON"),
         ({"properties": {"a": {"default": float("nan")}}}, "it cannot be written as JSON"),
     ],
 )
@@ -64,13 +58,3 @@ def test_a_bad_schema_is_named(parameters: Any, problem: str) -> None:
 def test_a_tool_without_a_name(bad: Any) -> None:
     with pytest.raises(PromptError, match="tool number 2 has no name"):
         check_tools([tool(None), bad])
-
-
-def test_a_name_bound_twice() -> None:
-    with pytest.raises(PromptError, match="tool 'order' is bound twice"):
-        check_tools([tool(None), tool({})])
-
-
-def test_a_description_that_is_no_text() -> None:
-    with pytest.raises(PromptError, match=r"tool 'order'.*description must be a text"):
-        check_tools([tool(None, description=3)])

@@ -75,10 +75,6 @@ ONE_CALL = {
 }
 
 
-def test_there_is_an_example_of_every_format() -> None:
-    assert set(ONE_CALL) == set(FORMS)
-
-
 @pytest.mark.parametrize("name", FORMS)
 def test_one_call(name: str) -> None:
     assert parts_of(name, ONE_CALL[name]) == [LOOK_UP]
@@ -143,7 +139,6 @@ ANSWERS: list[tuple[str, str, list[Part]]] = [
     ("llama-json", '{"type": "function", "name": "f", "parameters": {}}', [ParsedCall("f", {})]),
     ("llama-json", '{"answer": 42}', [TextPiece('{"answer": 42}')]),
     ("llama-json", '{"name": "Ann", "age": 7}', [TextPiece('{"name": "Ann", "age": 7}')]),
-    ("llama-json", '{"name": "Ann"}', [TextPiece('{"name": "Ann"}')]),
     ("llama-json", '{"name": {"first": "A"}, "parameters": {}}',
      [TextPiece('{"name": {"first": "A"}, "parameters": {}}')]),
     ("llama-json", "{braces} first", [TextPiece("{braces} first")]),
@@ -174,7 +169,6 @@ ANSWERS: list[tuple[str, str, list[Part]]] = [
     ("harmony", f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{HARMONY_CALL}<|start|>assistant"
         "<|channel|>final<|message|>Done.<|return|>", [TextPiece("I look."), LOOK_UP, TextPiece("\n\nDone.")]),
     ("harmony", "<|channel|>analysis<|message|>cut off", [ReasoningPiece("cut off")]),
-    ("harmony", "<|channel|>anal", []),
 ]  # fmt: skip
 
 
@@ -231,12 +225,9 @@ def test_a_call_that_cannot_be_read_keeps_its_text(
     [
         ('{"name": "f", "arguments": {"a": 1', "f", "delimiter"),
         ('{"name": "f", "arguments": [1]}', "f", "must be an object, not list"),
-        ('{"name": "f", "arguments": {"a": NaN}}', "f", "NaN"),
         ('{"name": "f", "arguments": {"a": 1e999}}', "f", "not JSON compliant"),
         ('{"name": "f", "arguments": {"a": "\\ud800"}}', "f", "surrogates"),
         ('{"arguments": {}}', None, "expected"),
-        ('{"name": ""}', None, "expected"),
-        ("look_up(1042)", None, "Expecting value"),
         ("[" * 100_000, None, "recursion"),
         (f'{{"name": "f", "arguments": {{"a": {"1" * 5000}}}}}', "f", "limit"),
     ],
@@ -254,19 +245,6 @@ def test_a_call_with_an_open_string_does_not_swallow_the_next_one() -> None:
     first, second, third = parts_of("hermes", f"{broken}\n{HERMES_CALL}\nend")
     assert isinstance(first, InvalidCall)
     assert (first.raw, second, third) == (broken, LOOK_UP, TextPiece("end"))
-
-
-@given(st.text(max_size=60))
-def test_text_without_a_tag_stays_as_it_is(text: str) -> None:
-    parts = events_of("hermes", list(text))
-    assert "".join(part.text for part in parts if isinstance(part, TextPiece)) == text
-
-
-def test_a_call_goes_on_behind_a_broken_one() -> None:
-    good = ONE_CALL["mistral"].removeprefix("[TOOL_CALLS] [")
-    broken, call = parts_of("mistral", f'[TOOL_CALLS][{{"name": "f", "arguments": {{"a": NaN}}}}, {good}')
-    assert isinstance(broken, InvalidCall)
-    assert call == LOOK_UP
 
 
 PIECES = [

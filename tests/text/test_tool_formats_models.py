@@ -6,105 +6,79 @@ written; and nothing that a user or a tool says becomes a tag.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from helpers.call_ids import numbered
 from helpers.format_models import ARGUMENTS, MODELS, QWEN3, TOKENIZERS, TOOLS, Model, answers_of, tokenizer_of, user
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from helpers.order_chat import merged
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
-from precedent.decoding.sequence import Emission
-from precedent.decoding.stats import TARGET, GenerationStats
-from precedent.engine.generation import GenerationResult
 from precedent.langchain import ChatPrecedent
-from precedent.langchain.chunks import AnswerChunks
 from precedent.langchain.messages import to_template_messages
-from precedent.text.answers import answer_syntax
-from precedent.text.assembly import TextAssembler
 from precedent.text.prompt import hermes_template, render_prompt
-from precedent.text.tool_formats import format_of_template, known_formats
+from precedent.text.tool_formats import ToolFormat, format_of_template, known_formats
 from precedent_testing.scripted_engine import ScriptedEngine
 
 
-def test_there_is_a_model_of_every_format() -> None:
-    assert set(MODELS) == {form.name for form in known_formats()}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_format_is_recognised_by_its_template(name: str) -> None:
-    form = format_of_template(MODELS[name].template)
+def form_of(template: str) -> ToolFormat:
+    form = format_of_template(template)
     assert form is not None
-    assert form.name == name
+    return form
 
 
-def test_the_shipped_template_is_hermes() -> None:
-    form = format_of_template(hermes_template())
-    assert form is not None
-    assert form.name == "hermes"
+def test_a_format_is_recognised_by_its_template() -> None:
+    assert {name: form_of(model.template).name for name, model in MODELS.items()} == {
+        form.name: form.name for form in known_formats()
+    }
+    assert form_of(hermes_template()).name == "hermes"
 
 
 # Streamed as invoked
 
 
-def message_of(name: str, ids: Sequence[int], bursts: Sequence[int], tools: list[Any]) -> dict[str, Any]:
-    """The merged message of an answer whose tokens come in these bursts."""
-    tokenizer = TOKENIZERS[name]
-    prompt = render_prompt(tokenizer, user("hi"), tools)
-    syntax = answer_syntax(tokenizer, user("hi"), tools, prompt)
-    chunks, assembler = AnswerChunks(syntax, "m", tokenizer), TextAssembler(tokenizer, (), syntax.shown_tokens)
-    parts, texts, start = [], [], 0
-    edges = [*sorted({burst % (len(ids) + 1) for burst in bursts}), len(ids)]
-    for end in edges:
-        text, _ = assembler.push(ids[start:end])
-        texts.append(text + (assembler.flush() if end == len(ids) else ""))
-        parts += chunks.of(Emission(texts[-1], tuple(ids[start:end]), (TARGET,) * (end - start)))
-        start = end
-    result = GenerationResult(
-        "".join(texts), tuple(ids), (TARGET,) * len(ids), "stop", len(prompt), 0, GenerationStats()
-    )
-    parts += chunks.last(result)
-    first, *others = [part.message for part in parts]
-    assert isinstance(first, AIMessageChunk)
-    total: AIMessageChunk = first + others
-    fields = ("content", "tool_calls", "invalid_tool_calls", "additional_kwargs", "usage_metadata", "response_metadata")
-    return {field: numbered(getattr(total, field)) for field in fields}
+def message_of(name: str, answer: str, max_burst: int = 1000, *, bound: bool = True) -> dict[str, Any]:
+    """The merged message of a streamed answer whose tokens come in bursts of at most so many."""
+    engine: Any = ScriptedEngine(TOKENIZERS[name], [answer], max_burst=max_burst)
+    model: Any = ChatPrecedent.from_engine(engine)
+    message = merged(list((model.bind_tools(TOOLS) if bound else model).stream("hi")))
+    assert message.usage_metadata is not None
+    told = {
+        "errors": message.response_metadata.get("tool_call_errors"),
+        "thinking": message.usage_metadata["output_token_details"].get("reasoning"),
+    }
+    fields = ("content", "tool_calls", "invalid_tool_calls", "additional_kwargs")
+    return told | {field: numbered(getattr(message, field)) for field in fields}
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=12, deadline=None)
-@given(which=st.integers(0, 2), bursts=st.lists(st.integers(0, 1000), max_size=25), bound=st.booleans())
-def test_the_message_is_the_same_however_the_tokens_come(name: str, which: int, bursts: list[int], bound: bool) -> None:
-    answers = answers_of(MODELS[name])
-    ids = TOKENIZERS[name].encode(answers[which % len(answers)] + MODELS[name].special[0])
-    tools = TOOLS if bound else []
-    at_once, one_by_one = message_of(name, ids, [], tools), message_of(name, ids, range(len(ids)), tools)
-    assert message_of(name, ids, bursts, tools) == at_once == one_by_one
+def test_the_message_is_the_same_however_the_tokens_come(name: str) -> None:
+    for answer in answers_of(MODELS[name]):
+        for bound in (True, False):
+            at_once, *others = (message_of(name, answer, burst, bound=bound) for burst in (1000, 1, 2, 5))
+            assert others == [at_once] * 3
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_thoughts_text_and_call_come_apart(name: str) -> None:
     model = MODELS[name]
-    message = message_of(name, TOKENIZERS[name].encode(answers_of(model)[0] + model.special[0]), [], TOOLS)
+    message = message_of(name, answers_of(model)[0])
     assert message["content"] == model.says
     assert message["additional_kwargs"] == ({"reasoning_content": "Hm."} if model.thinks else {})
     (call,) = message["tool_calls"]
     assert (call["name"], call["args"]) == ("look_up", ARGUMENTS)
-    thinking = message["usage_metadata"]["output_token_details"].get("reasoning")
     opening = model.thinks.removesuffix("<|start|>assistant").rstrip("\n")
-    assert thinking == (len(TOKENIZERS[name].encode(opening)) if model.thinks else None)
+    assert message["thinking"] == (len(TOKENIZERS[name].encode(opening)) if model.thinks else None)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_call_that_was_cut_off_is_invalid_and_nothing_repairs_it(name: str) -> None:
-    message = message_of(name, TOKENIZERS[name].encode(answers_of(MODELS[name])[1]), range(200), TOOLS)
+    message = message_of(name, answers_of(MODELS[name])[1], 1)
     assert message["tool_calls"] == []
     (invalid,) = message["invalid_tool_calls"]
     assert invalid["name"] == "look_up"
     assert invalid["args"].endswith("]<invalid>")
-    assert len(message["response_metadata"]["tool_call_errors"]) == 1
+    assert len(message["errors"]) == 1
 
 
 # Read back as written
@@ -130,9 +104,7 @@ def test_a_broken_call_comes_back_as_it_was_written(name: str) -> None:
     engine = ScriptedEngine(tokenizer, [broken])
     message = ChatPrecedent.from_engine(engine).bind_tools(TOOLS).invoke("hi")
     prompt = render_prompt(tokenizer, to_template_messages([HumanMessage("hi"), message, HumanMessage("x")]), TOOLS)
-    form = format_of_template(MODELS[name].template)
-    assert form is not None
-    if form.arguments == "json":
+    if form_of(MODELS[name].template).arguments == "json":
         assert broken in tokenizer.decode(prompt)
     assert "<invalid>" not in tokenizer.decode(prompt)
 
@@ -166,10 +138,8 @@ def test_the_prompt_may_have_opened_the_thoughts() -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("place", ["user", "tool", "argument", "description"])
 def test_tags_in_what_others_say_are_only_words(name: str, place: str) -> None:
-    form = format_of_template(MODELS[name].template)
-    assert form is not None
     tokenizer = TOKENIZERS[name]
-    said = "".join(form.tags) + "".join(MODELS[name].special)
+    said = "".join(form_of(MODELS[name].template).tags) + "".join(MODELS[name].special)
 
     def prompt(text: str) -> list[int]:
         call = {"type": "function", "id": "c", "function": {"name": "look_up", "arguments": {"a": "b"}}}

@@ -110,7 +110,6 @@ def search(
 
 
 def _list(cache: str, selection: Selection, limit: int, json_file: Path | None) -> None:
-    """Print one line per completion, cut at the terminal's edge."""
     with _opened(cache) as store:
         found = store.list(selection, limit)
     write_json(json_file, {"completions": [_as_dict(one) for one in found]})
@@ -362,7 +361,6 @@ def _redaction(patterns: Sequence[str] | None, named: str | None) -> Redact | No
 
 
 def _timestamp(given: str | None) -> float | None:
-    """Convert an ISO date or time to seconds since the epoch. Raises CacheError if it is neither."""
     if given is None:
         return None
     try:
@@ -376,7 +374,6 @@ def _counted(number: int) -> str:
 
 
 def _opened(cache: str) -> AbstractContextManager[CompletionStore]:
-    """The store of a cache that exists, until the block ends. Raises CacheError if there is none."""
     return closing(open_store(cache, create=False))
 
 

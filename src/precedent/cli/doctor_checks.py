@@ -94,7 +94,6 @@ def examine_files(
 
 
 def _weights(model: str, config: Any) -> Iterator[Finding]:
-    """What is wrong with the files of weights, from their headers, and whether a quantiser's package is missing."""
     file, method = gguf_file(model), quant_method(config)
     if file is not None:
         yield Finding("file", "note", "GGUF, read as it is")
@@ -119,7 +118,6 @@ def _weights(model: str, config: Any) -> Iterator[Finding]:
 
 
 def _layers(config: Any) -> Iterator[Finding]:
-    """Whether its layers can be run, and what is different with states, indexers, single paths and draft heads."""
     text = config.get_text_config()
     kinds = get_layer_types_and_kwargs(text)[0]
     try:
@@ -173,7 +171,6 @@ def _memory(config: Any, device: str | None) -> Iterator[Finding]:
 
 
 def _weight_bytes(config: Any) -> int | None:
-    """Bytes of the weights in the config's dtype; None if the model cannot be built."""
     try:
         with torch.device("meta"):
             model = auto_class(config).from_config(config)
@@ -223,7 +220,6 @@ def _tools(tokenizer: PreTrainedTokenizerBase) -> Finding:
 
 
 def _ends(model: str, config: Any, tokenizer: PreTrainedTokenizerBase) -> Finding:
-    """The tokens that end an answer, and where each comes from."""
     file = gguf_file(model)
     configured = read_end_tokens(file) if file else configured_ends(config, load_generation_config(model))
     found = [f"{one.text} ({one.token_id}: {', '.join(one.sources)})" for one in end_tokens(tokenizer, configured)]
@@ -234,7 +230,6 @@ def _ends(model: str, config: Any, tokenizer: PreTrainedTokenizerBase) -> Findin
 
 
 def _sampling(model: str) -> Finding:
-    """The sampling settings that the checkpoint recommends, and whether they hold."""
     found = sampling_defaults(load_generation_config(model))
     listed = ", ".join(f"{name} {value:g}" for name, value in found.items()) or "nothing"
     said = f"the checkpoint recommends {listed}; answers are greedy unless you ask otherwise"

@@ -1,7 +1,7 @@
-"""Shows on stderr what a command is doing: bars on a terminal, elsewhere a plain line at least every 15 seconds.
+"""Shows on stderr what a command is doing: a spinner on a terminal, elsewhere a line at least every 15 seconds.
 
-A pipe, a log or a build server cannot show a bar, and without output a command seems to hang. This module imports only
-the standard library, because `.ci/install.py` uses it before anything is installed.
+A pipe, a log or a build server cannot show a spinner, and without output a command seems to hang. This module imports
+only the standard library, because `.ci/install.py` uses it before anything is installed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
 Item = TypeVar("Item")
 
@@ -23,26 +23,6 @@ OFTEN_SECONDS = 5.0
 
 LONGEST_SILENCE = 10.0
 """A line is printed after this time even if nothing has changed; we promise one every 15 seconds."""
-
-
-class Status(NamedTuple):
-    """What a command is doing, how much of it is done, and a note."""
-
-    what: str
-    done: int | None = None
-    total: int | None = None
-    note: str = ""
-
-    @property
-    def counted(self) -> str:
-        """How much is done, as text; empty if nothing is counted."""
-        if self.done is None:
-            return ""
-        return f"{self.done} of {self.total}" if self.total else str(self.done)
-
-    def __str__(self) -> str:
-        details = ", ".join(part for part in (self.counted, self.note) if part)
-        return f"{self.what}: {details}" if details else self.what
 
 
 class Progress:
@@ -59,13 +39,13 @@ class Progress:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream, self._terminal, self._now = stream, terminal, now
-        self._display: _Bars | _Lines | None = None
+        self._display: _Spinner | _Lines | None = None
 
     def __enter__(self) -> Progress:
         """Start showing progress."""
         stream = self._stream or sys.stderr
         terminal = stream.isatty() if self._terminal is None else self._terminal
-        self._display = _Bars(stream) if terminal else _Lines(stream, self._now)
+        self._display = _Spinner(stream) if terminal else _Lines(stream, self._now)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -73,8 +53,10 @@ class Progress:
 
     def show(self, what: str, done: int | None = None, total: int | None = None, note: str = "") -> None:
         """Show what is being done now, and how much of it is done."""
+        counted = "" if done is None else f"{done} of {total}" if total else str(done)
+        details = ", ".join(filter(None, (counted, note)))
         if self._display is not None:
-            self._display.show(Status(what, done, total, note))
+            self._display.show(what, f"{what}: {details}" if details else what)
 
     def say(self, line: str) -> None:
         """Show this line immediately."""
@@ -82,7 +64,7 @@ class Progress:
             self._display.say(line)
 
     def rest(self) -> None:
-        """Stop showing progress and clear the bars, so that results can follow."""
+        """Stop showing progress and clear the spinner, so that results can follow."""
         if self._display is not None:
             self._display.stop()
             self._display = None
@@ -111,19 +93,19 @@ class _Lines:
     """Plain lines: the first after `FIRST_SECONDS`, then one per new stage, occasional counts, never a long silence."""
 
     def __init__(self, stream: TextIO, now: Callable[[], float]) -> None:
-        self._stream, self._now, self._state = stream, now, Status("working")
+        self._stream, self._now, self._stage, self._text = stream, now, "", "working"
         self._begun = now()
         self._often = self._due = self._begun + FIRST_SECONDS
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="precedent-progress", daemon=True)
         self._ticker.start()
 
-    def show(self, state: Status) -> None:
+    def show(self, stage: str, text: str) -> None:
         with self._lock:
-            new, self._state = state.what != self._state.what, state
+            new, self._stage, self._text = stage != self._stage, stage, text
             now = self._now()
             if now - self._begun >= FIRST_SECONDS and (new or now >= self._often):
-                self._print(str(state))
+                self._print(text)
 
     def say(self, line: str) -> None:
         with self._lock:
@@ -138,7 +120,7 @@ class _Lines:
         while not self._stopped.wait(pause):
             with self._lock:
                 if self._now() >= self._due:
-                    self._print(str(self._state))
+                    self._print(self._text)
                 pause = self._due - self._now()
 
     def _print(self, line: str) -> None:
@@ -150,37 +132,22 @@ class _Lines:
             print(f"{line} ({elapsed})", file=self._stream, flush=True)
 
 
-class _Bars:
-    """A spinner or a bar per stage, removed when the work is done."""
+class _Spinner:
+    """A spinner beside what is being done, removed when the work is done."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as RichProgress
 
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
-        counts = (TextColumn("{task.fields[count]}"), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
-        console = Console(file=stream, force_terminal=True)
-        self._bars, self._stage = RichProgress(*columns, *counts, console=console, transient=True), Status("")
-        self._tasks: dict[str, Any] = {}
+        self._status = Console(file=stream, force_terminal=True).status("")
 
-    def show(self, state: Status) -> None:
-        self._bars.start()  # they appear with the first stage
-        if state.what != self._stage.what and self._stage.what in self._tasks and self._stage.total is None:
-            self._bars.remove_task(self._tasks.pop(self._stage.what))  # a spinner is removed once its stage is over
-        if state.what not in self._tasks:
-            self._tasks[state.what] = self._bars.add_task(state.what, total=state.total, count="", note="")
-        self._bars.update(
-            self._tasks[state.what],
-            completed=state.done or 0,
-            total=state.total,
-            count=state.counted,
-            note=state.note,
-        )
-        self._stage = state
+    def show(self, stage: str, text: str) -> None:
+        from rich.text import Text
+
+        self._status.update(Text(text))
+        self._status.start()  # it appears with the first stage
 
     def say(self, line: str) -> None:
-        self._bars.console.print(line, highlight=False)
+        self._status.console.print(line, highlight=False)
 
     def stop(self) -> None:
-        self._bars.stop()
+        self._status.stop()

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from precedent.langchain.answer_caches import RecordingCache
     from precedent.langchain.chat_model import ChatPrecedent
-    from precedent.langchain.embeddings import PrecedentEmbeddings
     from precedent.langchain.llm import PrecedentLLM
     from precedent.langchain.middleware import SpeculationMiddleware
-    from precedent.langchain.similarity import LangChainEmbedder, in_vector_store
+    from precedent.langchain.similarity import LangChainEmbedder, PrecedentEmbeddings, in_vector_store
 
 _HOMES = {
     "ChatPrecedent": "chat_model",
     "LangChainEmbedder": "similarity",
-    "PrecedentEmbeddings": "embeddings",
+    "PrecedentEmbeddings": "similarity",
     "PrecedentLLM": "llm",
     "RecordingCache": "answer_caches",
     "SpeculationMiddleware": "middleware",

@@ -61,7 +61,6 @@ def read_answer_cache(path: Path, skip: Skip) -> Iterator[Trajectory]:
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str]]:
-    """Prompt and response of every answer, oldest first; the file is opened read-only."""
     try:
         with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}

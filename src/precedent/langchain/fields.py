@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import AliasChoices, ConfigDict, Field, StrictBool, field_serializer
 
-from precedent.cache import SpeculationCache
+from precedent.cache import Completion, SpeculationCache
 from precedent.config import SpeculationConfig
 from precedent.drafters.registry import kind_named
 from precedent.engine.options import OF_LOADING, EngineOptions, cache_or_place
@@ -29,12 +29,11 @@ from precedent.langchain.arguments import (
     workflow_step_of,
 )
 from precedent.langchain.engines import EngineHolder, load_beside
-from precedent.langchain.exceptions import of_both_kinds
-from precedent.langchain.learning import PendingCompletions
+from precedent.langchain.exceptions import of_both_kinds, settings_in_our_words
 from precedent.langchain.telemetry import current_span, describe_request
 from precedent.langchain.tenants import DEFAULT_TENANT, UnsharedTenant, check_tenants, tenant_of, without_cache
-from precedent.langchain.wording import settings_in_our_words
 from precedent.runtime.plain_values import check_plain, shown
+from precedent.runtime.process import Lock
 from precedent.text.templates import Template, Templates, tool_templates
 
 if TYPE_CHECKING:
@@ -141,13 +140,11 @@ class EngineFields(CallFields):
 
     @field_serializer("speculation_cache", when_used="json")
     def _cache_as_text(self, cache: Any) -> str | None:
-        """A cache's path, or its URL without secrets; None for one in memory."""
         if isinstance(cache, SpeculationCache):
             return cache.path
         return None if cache is None else str(cache)
 
     def _public_model_kwargs(self) -> dict[str, Any] | None:
-        """`model_kwargs` without secrets, and with configurations of transformers as dicts."""
         if self.model_kwargs is None:
             return None
         kept = {name: value for name, value in self.model_kwargs.items() if name not in _SECRETS}
@@ -250,7 +247,6 @@ class EngineFields(CallFields):
 
     @of_both_kinds()
     def _check(self, kwargs: Mapping[str, Any]) -> None:
-        """Check a call's arguments before LangChain consumes some of them."""
         merged_stop(call_settings(kwargs).get("stop"))
 
     def _engine_of(self, settings: Mapping[str, Any]) -> Engine:
@@ -308,6 +304,32 @@ class EngineFields(CallFields):
             write_back=None if learning is None else partial(learning.add, engine.cache),
             **rendered,
         )
+
+
+class PendingCompletions:
+    """The completions of one run's calls (`learning=` of a call); nothing is stored before `store`."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._waiting: list[tuple[SpeculationCache, Completion]] = []
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"  # equal for all instances: it must not affect an answer cache's key
+
+    def __deepcopy__(self, memo: object) -> PendingCompletions:
+        return self  # copies of a call's settings collect for the same run
+
+    def add(self, cache: SpeculationCache, completion: Completion) -> None:
+        """Keep a completion for `cache` until the run ends; called on one of the engine's threads."""
+        with self._lock:
+            self._waiting.append((cache, completion))
+
+    def store(self) -> None:
+        """Store all completions. Raises CacheError if a cache cannot be written."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for cache, completion in waiting:
+            cache.insert(completion)
 
 
 def call_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:

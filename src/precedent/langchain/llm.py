@@ -15,12 +15,11 @@ from langchain_core.runnables import RunnableConfig
 from precedent.errors import PromptError, UnsupportedError
 from precedent.langchain.arguments import FOR_CHAT, OF_THE_CALL, workflow_step_of
 from precedent.langchain.chunks import openai_logprobs
-from precedent.langchain.exceptions import of_both_kinds
+from precedent.langchain.exceptions import input_in_our_words, of_both_kinds
 from precedent.langchain.fields import EngineFields, call_settings
 from precedent.langchain.synonyms import IN_A_CALL
 from precedent.langchain.telemetry import Span, current_span, describe_result
 from precedent.langchain.tenants import tenant_of, usable_tenant
-from precedent.langchain.wording import input_in_our_words
 from precedent.runtime.plain_values import check_plain
 from precedent.text.codec import check_length
 from precedent.text.query import recall_query
@@ -226,7 +225,6 @@ class PrecedentLLM(EngineFields, BaseLLM):
 
 
 def _text_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a call. Raises UnsupportedError for what only chat models support."""
     settings = call_settings(kwargs)
     for name in FOR_CHAT:
         if name in settings:

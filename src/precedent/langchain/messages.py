@@ -26,7 +26,7 @@ from langchain_core.messages.tool import invalid_tool_call
 from langchain_core.prompt_values import PromptValue
 
 from precedent.errors import ConfigError, PromptError, UnsupportedError
-from precedent.langchain.wording import input_in_our_words
+from precedent.langchain.exceptions import input_in_our_words
 from precedent.runtime.plain_values import check_plain, shown
 from precedent.text.history import Message
 from precedent.text.prompt import ROLES
@@ -134,7 +134,6 @@ def completed(message: Any) -> Any:
 
 
 def _json_object(text: str) -> dict[str, Any] | None:
-    """The object that a text is in JSON; None if it is none."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -198,7 +197,6 @@ class _Reader:
         return results if results and not turn["content"] else [*results, turn]
 
     def _of_assistant(self, message: BaseMessage, blocks: Sequence[Mapping[str, Any]], content: str) -> Message:
-        """What the turn of an assistant's message has beside role and name."""
         extra = message.additional_kwargs
         calls, broken = self._calls(message, blocks)
         reasoning = "".join(_written(block) for block in blocks if _kind(block) in _REASONING_BLOCKS)
@@ -240,7 +238,6 @@ class _Reader:
         return calls, broken
 
     def _tool_result(self, block: Mapping[str, Any]) -> Message:
-        """An Anthropic `tool_result` block as a turn of its own."""
         content = _result_text(self._text(self._blocks(block.get("content") or "")), bool(block.get("is_error")))
         return {"role": "tool", "content": content, "tool_call_id": block.get("tool_use_id") or ""}
 
@@ -297,7 +294,6 @@ def _broken_call(name: Any, arguments: str | None, call_id: str | None) -> dict[
 
 
 def _arguments(kind: str, given: Any) -> Any:
-    """A call's arguments as a dict; a text that is not a JSON object stays a text."""
     if kind == "custom_tool_call":
         return {_ANY_ARGUMENT: given}
     if kind == "invalid_tool_call":
@@ -331,7 +327,6 @@ def _written(value: Any) -> str:
 
 
 def _document_text(block: Mapping[str, Any]) -> str:
-    """The text of an Anthropic document that holds text."""
     source = block.get("source")
     if not isinstance(source, Mapping) or source.get("type") not in ("text", "content"):
         return ""

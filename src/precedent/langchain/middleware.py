@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 
 from precedent.errors import CacheError, ConfigError
 from precedent.langchain.chat_model import ChatPrecedent
-from precedent.langchain.learning import PendingCompletions
+from precedent.langchain.fields import PendingCompletions
 from precedent.langchain.recent import Recent
 
 try:

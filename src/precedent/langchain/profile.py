@@ -29,8 +29,6 @@ CONFIG, ADAPTER_CONFIG, TOKENIZER_CONFIG = "config.json", "adapter_config.json",
 
 
 class _Known(NamedTuple):
-    """What a profile depends on; `template` is the one for calls with tools."""
-
     context_length: int
     template: str
     has_chatml: bool
@@ -129,7 +127,6 @@ def _of_folder(folder: Path, changed: int) -> _Known:
 
 
 def _tokenizer_in(folder: Path) -> tuple[str, bool]:
-    """The chat template for calls with tools, and whether the tokenizer has ChatML's tokens."""
     files = [folder / name for name in (TOKENIZER_CONFIG, "added_tokens.json", "tokenizer.json")]
     texts = [file.read_text("utf-8") if file.is_file() else "{}" for file in files]
     config = json.loads(texts[0])
@@ -141,7 +138,6 @@ def _tokenizer_in(folder: Path) -> tuple[str, bool]:
 
 
 def _with_tools(template: Any) -> str:
-    """A chat template, or of several named ones the one for tools."""
     if isinstance(template, list):
         template = {one["name"]: one["template"] for one in template}
     if isinstance(template, Mapping):

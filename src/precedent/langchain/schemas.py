@@ -48,7 +48,6 @@ def described_schema(schema: Any) -> tuple[Any, bool | None]:
 
 
 def _wrapping(schema: Any) -> Mapping[str, Any] | None:
-    """The dict that holds name and schema; None if the schema is not wrapped."""
     if not isinstance(schema, Mapping):
         return None
     if kind_of(schema) == "json_schema":

@@ -1,4 +1,4 @@
-"""Uses any LangChain `VectorStore` as the similarity search of a speculation cache, with the tenant as a hard filter.
+"""Embeddings of LangChain for a speculation cache and of the cache for LangChain, and vector stores as its search.
 
 The vector store only suggests completions. The cache's own records decide whether they belong to the tenant, still
 exist, and how similar they are. A store that filters badly therefore costs hits but leaks nothing.
@@ -6,6 +6,7 @@ exist, and how similar they are. A store that filters badly therefore costs hits
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
-from precedent.cache import Completion, CompletionStore, Hit, Selection
+from precedent.cache import Completion, CompletionStore, Embedder, Hit, Selection
+from precedent.cache.embedder import resolve
 from precedent.cache.index import SimilarityOf
 from precedent.cache.records import Vector, digest
 from precedent.errors import CacheError, ConfigError, PrecedentError
@@ -28,8 +30,36 @@ AT_ONCE = 256
 _METADATA = {"tenant": "tenant", "tokenizer": "tokenizer", "completion_id": "id"}
 """Keys of a document's metadata, and the fields of a completion that they hold."""
 
+EMBEDDER_VARIABLE = "PRECEDENT_EMBEDDER"
+"""Environment variable with the default model."""
+
 TenantFilter = Callable[[str, str], Any]
 """Maps tenant and tokenizer to the store's `filter=` argument, which selects documents with both in their metadata."""
+
+
+class PrecedentEmbeddings(Embeddings):
+    """Unit vectors from your embedder, or from a sentence-transformers model (id or folder) loaded with the first text.
+
+    The default is all-MiniLM-L6-v2, from its package if that is installed. A vector store and the speculation cache can
+    share the model: `SpeculationCache.open(embedder=embeddings.embedder)`. Raises CacheError if it cannot be used.
+    """
+
+    def __init__(self, model: str | Embedder | None = None) -> None:
+        self.embedder = resolve(model or os.environ.get(EMBEDDER_VARIABLE))
+
+    @property
+    def name(self) -> str:
+        """The model's id or folder, or the name of your embedder."""
+        return str(getattr(self.embedder, "name", type(self.embedder).__name__))
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """One vector per text."""
+        vectors: list[list[float]] = self.embedder.embed(texts).tolist() if texts else []
+        return vectors
+
+    def embed_query(self, text: str) -> list[float]:
+        """The vector of one text."""
+        return self.embed_documents([text])[0]
 
 
 class LangChainEmbedder:
@@ -89,8 +119,6 @@ def _is_of(document: Document, tenant: str, tokenizer: str) -> bool:
 
 @dataclass(slots=True)
 class _Followed:
-    """How much of a partition was added to the vector store, and under which keys."""
-
     epoch: int
     stamp: object = None
     last_id: int = 0
@@ -184,6 +212,5 @@ class VectorStoreSimilarity:
 
 
 def _key(completion: Completion) -> str:
-    """A key that is unique to the record and the same in every process."""
     parts = (completion.tenant, completion.tokenizer, str(completion.id), completion.query)
     return f"precedent-{digest(*parts, size=16).hex()}"

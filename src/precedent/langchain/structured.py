@@ -96,7 +96,6 @@ class AnswerRules:
         return Tool(name, self._schema(parameters, _of_tool(function), self._strictness(function)))
 
     def _strictness(self, function: Mapping[str, Any]) -> Any:
-        """The call's `strict`, or with "auto" the tool's own."""
         own = function.get("strict")
         return own if self.strict == "auto" and isinstance(own, bool) else self.strict
 

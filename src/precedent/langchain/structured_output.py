@@ -22,10 +22,9 @@ from pydantic.v1 import BaseModel as BaseModelV1
 from pydantic.v1 import ValidationError as ValidationErrorV1
 
 from precedent.errors import ConfigError, PrecedentError
-from precedent.langchain.exceptions import AnswerParsingError
+from precedent.langchain.exceptions import AnswerParsingError, in_our_words
 from precedent.langchain.schemas import described_schema, json_schema_of
 from precedent.langchain.tools import openai_tools
-from precedent.langchain.wording import in_our_words
 from precedent.runtime.plain_values import shown
 
 METHODS = {

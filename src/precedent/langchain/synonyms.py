@@ -65,93 +65,66 @@ OF_A_SERVER = (
 
 _OF_THE_RUN = ("callbacks", "metadata", "run_id", "run_name", "tags")
 _FORMAT = "write response_format= with a class or a JSON Schema, or with_structured_output(schema)"
+_LEAVE = "leave it out"
 
-_HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (
-        OF_A_SERVER,
-        "this model runs in this process, so leave it out; for a server write ChatPrecedentServer(base_url=…), or use "
-        "ChatOpenAI of langchain-openai",
-    ),
+_HINTS: dict[str, str] = {
+    " ".join(OF_A_SERVER): f"this model runs in this process, so {_LEAVE}; for a server write "
+    "ChatPrecedentServer(base_url=…), or use ChatOpenAI of langchain-openai",
     # answers
-    (("n", "best_of", "num_return_sequences"), "a request has one answer: leave it out, and call batch() for several"),
-    (("num_beams",), "there is no beam search: leave it out"),
-    (("echo", "suffix"), "an answer is what follows the prompt: leave it out"),
-    (("max_length",), "write max_tokens=, which counts the answer alone"),
-    (
-        ("min_tokens", "min_length", "min_new_tokens", "ignore_eos"),
-        "the model itself ends its answers: leave it out, and bound them with max_tokens=",
-    ),
-    (("verbosity",), "say in the prompt how long the answer should be, and bound it with max_tokens="),
-    (("eos_token_id",), "write stop_token_ids=; the model's own end tokens end an answer anyway"),
-    (("system", "system_prompt", "system_message"), "give it as the first message: ('system', '…')"),
-    (("functions", "function_call"), "write bind_tools([…], tool_choice=…)"),
-    (("guided_json", "guided_regex", "guided_grammar", "guided_choice"), _FORMAT),
-    (("grammar", "grammar_path"), f"{_FORMAT}; a regular expression or a Lark grammar is for submit of llm.engine"),
+    "n best_of num_return_sequences": f"a request has one answer: {_LEAVE}, and call batch() for several",
+    "num_beams": f"there is no beam search: {_LEAVE}",
+    "echo suffix": f"an answer is what follows the prompt: {_LEAVE}",
+    "max_length": "write max_tokens=, which counts the answer alone",
+    "min_tokens min_length min_new_tokens ignore_eos": f"the model itself ends its answers: {_LEAVE}, and bound them "
+    "with max_tokens=",
+    "verbosity": "say in the prompt how long the answer should be, and bound it with max_tokens=",
+    "eos_token_id": "write stop_token_ids=; the model's own end tokens end an answer anyway",
+    "system system_prompt system_message": "give it as the first message: ('system', '…')",
+    "functions function_call": "write bind_tools([…], tool_choice=…)",
+    "guided_json guided_regex guided_grammar guided_choice": _FORMAT,
+    "grammar grammar_path": f"{_FORMAT}; a regular expression or a Lark grammar is for submit of llm.engine",
     # sampling
-    (("do_sample",), "write temperature=0 for greedy decoding, and a greater temperature= to sample"),
-    (("bad_words_ids", "suppress_tokens"), "write logit_bias={token id: -100}"),
-    (
-        ("repeat_penalty", "repeat_last_n"),
-        "write repetition_penalty=, which counts the whole text and not only its last tokens",
-    ),
-    (
-        (
-            *("mirostat", "mirostat_eta", "mirostat_tau", "tfs_z", "typical_p"),
-            *("no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff", "top_a"),
-        ),
-        "this sampler is not supported: write temperature=, top_k=, top_p=, min_p=, or a penalty",
-    ),
-    (
-        ("prompt_lookup_num_tokens", "num_assistant_tokens", "speculative_config"),
-        "write drafters= to choose who proposes, and max_nodes= in a call to bound how much",
-    ),
+    "do_sample": "write temperature=0 for greedy decoding, and a greater temperature= to sample",
+    "bad_words_ids suppress_tokens": "write logit_bias={token id: -100}",
+    "repeat_penalty repeat_last_n": "write repetition_penalty=, which counts the whole text and not only its last "
+    "tokens",
+    "mirostat mirostat_eta mirostat_tau tfs_z typical_p no_repeat_ngram_size epsilon_cutoff eta_cutoff top_a": "this "
+    "sampler is not supported: write temperature=, top_k=, top_p=, min_p=, or a penalty",
+    "prompt_lookup_num_tokens num_assistant_tokens speculative_config": "write drafters= to choose who proposes, and "
+    "max_nodes= in a call to bound how much",
     # weights
-    (
-        ("trust_remote_code",),
-        "code from a model's repository is never run here: load the model yourself with transformers, and write "
-        "from_model(model, tokenizer)",
-    ),
-    (("pipeline", "tokenizer"), "write from_model(model, tokenizer) for a model that you have loaded"),
-    (("llm",), "there is nothing to wrap: write model= with a Hugging Face id or a folder"),
-    (
-        ("huggingfacehub_api_token", "hf_token", "use_auth_token"),
-        "write token= for a private model on the Hugging Face Hub",
-    ),
-    (("load_in_4bit", "load_in_8bit"), "write quantization_config=BitsAndBytesConfig(…) of transformers"),
-    (
-        ("lora_path", "lora_base", "lora_request", "adapter"),
-        "merge the adapter into the weights with peft, and write model= with the folder of the result",
-    ),
-    (
-        ("use_mmap", "use_mlock", "f16_kv", "low_vram", "numa", "vocab_only", "logits_all"),
-        "weights are loaded as their files hold them: leave it out",
-    ),
-    (("attn_implementation",), "attention over candidate trees is our own: leave it out"),
-    (("keep_alive",), "weights stay while a chat model holds them: call unload() to free them"),
-    (("validate_model_on_init",), "weights are loaded at the first call: read llm.engine to load them now"),
+    "trust_remote_code": "code from a model's repository is never run here: load the model yourself with transformers, "
+    "and write from_model(model, tokenizer)",
+    "pipeline tokenizer": "write from_model(model, tokenizer) for a model that you have loaded",
+    "llm": "there is nothing to wrap: write model= with a Hugging Face id or a folder",
+    "huggingfacehub_api_token hf_token use_auth_token": "write token= for a private model on the Hugging Face Hub",
+    "load_in_4bit load_in_8bit": "write quantization_config=BitsAndBytesConfig(…) of transformers",
+    "lora_path lora_base lora_request adapter": "merge the adapter into the weights with peft, and write model= with "
+    "the folder of the result",
+    "use_mmap use_mlock f16_kv low_vram numa vocab_only logits_all": f"weights are loaded as their files hold them: "
+    f"{_LEAVE}",
+    "attn_implementation": f"attention over candidate trees is our own: {_LEAVE}",
+    "keep_alive": "weights stay while a chat model holds them: call unload() to free them",
+    "validate_model_on_init": "weights are loaded at the first call: read llm.engine to load them now",
     # the machine
-    (("num_gpu", "n_gpu_layers"), 'write device="cuda" or device="cpu", or device_map="auto" to spread the layers'),
-    (("num_thread", "n_threads"), "torch's threads do the work: set OMP_NUM_THREADS in the environment"),
-    (
-        ("num_ctx", "n_ctx", "max_model_len"),
-        "the context has the model's own length: leave it out, and bound the answer with max_tokens=",
-    ),
-    (
-        ("batch_size", "n_batch", "n_ubatch", "num_batch", "max_num_seqs"),
-        "requests of one engine are decoded together anyway: leave it out, and call batch()",
-    ),
+    "num_gpu n_gpu_layers": 'write device="cuda" or device="cpu", or device_map="auto" to spread the layers',
+    "num_thread n_threads": "torch's threads do the work: set OMP_NUM_THREADS in the environment",
+    "num_ctx n_ctx max_model_len": f"the context has the model's own length: {_LEAVE}, and bound the answer with "
+    "max_tokens=",
+    "batch_size n_batch n_ubatch num_batch max_num_seqs": f"requests of one engine are decoded together anyway: "
+    f"{_LEAVE}, and call batch()",
     # LangChain and clients
-    (("task", "backend"), "a model here continues a conversation or a text: leave it out"),
-    (("pipeline_kwargs", "options"), "write its entries as arguments: max_tokens=, temperature=, top_p="),
-    (("extra_body",), "write its entries as arguments: chat_template_kwargs=, top_k=, min_p=, stop_token_ids="),
-    (("user", "cache_salt"), "write tenant= to say whose request it is"),
-    (("stream_usage", "stream_options"), "the last chunk has the usage anyway: leave it out"),
-    (("store",), "answers are kept only in the speculation cache: write speculation_cache="),
-    (("tiktoken_model_name",), "tokens are counted by the model's own tokenizer: leave it out"),
-    (("disabled_params",), "leave out what you do not want to set"),
-)
+    "task backend": f"a model here continues a conversation or a text: {_LEAVE}",
+    "pipeline_kwargs options": "write its entries as arguments: max_tokens=, temperature=, top_p=",
+    "extra_body": "write its entries as arguments: chat_template_kwargs=, top_k=, min_p=, stop_token_ids=",
+    "user cache_salt": "write tenant= to say whose request it is",
+    "stream_usage stream_options": f"the last chunk has the usage anyway: {_LEAVE}",
+    "store": "answers are kept only in the speculation cache: write speculation_cache=",
+    "tiktoken_model_name": f"tokens are counted by the model's own tokenizer: {_LEAVE}",
+    "disabled_params": "leave out what you do not want to set",
+}
 HINTS: dict[str, str] = {
-    **{name: hint for names, hint in _HINTS for name in names},
+    **{name: hint for names, hint in _HINTS.items() for name in names.split()},
     **{name: f'it belongs to the run: write config={{"{name}": …}} after the messages' for name in _OF_THE_RUN},
 }
 """What to write instead of a name that has no meaning here, or has it in another place."""

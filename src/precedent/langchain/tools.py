@@ -158,6 +158,5 @@ def tool_choice_of(tool_choice: Any, tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _named(choice: Mapping[str, Any]) -> Any:
-    """The choice in a dict: OpenAI's `{"type": "function", "function": {"name": …}}` or Anthropic's `{"type": …}`."""
     function = choice.get("function")
     return function.get("name") if isinstance(function, Mapping) else choice.get("name", choice.get("type"))

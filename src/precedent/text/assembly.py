@@ -117,7 +117,6 @@ class StopScanner:
         return held
 
     def _first_match(self, text: str) -> int | None:
-        """Start of the stop string that is completed first (the longest, if several end there), or None."""
         starts = [(text.find(stop), stop) for stop in self._stops]
         matches = [(start + len(stop), start) for start, stop in starts if start >= 0]
         return min(matches)[1] if matches else None

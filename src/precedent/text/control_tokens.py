@@ -96,7 +96,6 @@ def _plain_ids(tokenizer: PreTrainedTokenizerBase, control_token: str) -> list[i
 
 
 def _text_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
-    """An encoder that matches no added tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return lambda text: list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))

@@ -81,7 +81,6 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def _named(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids of the control tokens whose names end a turn or a text."""
     added = getattr(tokenizer, "added_tokens_decoder", None) or {}
     control = {token.content: token_id for token_id, token in added.items() if token.special}
     return [

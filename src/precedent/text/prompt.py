@@ -111,7 +111,6 @@ def num_prompt_tokens(
 
 
 def _spoken(message: Message) -> str:
-    """All that the model reads of a message, without the template's own words."""
     broken = [call["args"] for call in message.get("invalid_calls") or ()]
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls") or ()]
     return "".join([message.get("reasoning_content") or "", message["content"], *calls, *broken])
@@ -261,7 +260,6 @@ def _marked(message: Message, markers: Markers, form: ToolFormat | None) -> Mess
 
 
 def _with_call_text(message: Message, form: ToolFormat | None) -> Message:
-    """Append the text of a broken call to the content, where the model wrote it."""
     if CALL_TEXT not in message:
         return message
     content = message["content"]
@@ -356,5 +354,4 @@ class FixedPart:
 
 
 def _begins(prompt_ids: Sequence[int], beginning: list[int]) -> bool:
-    """Return whether a prompt begins so and goes on."""
     return len(beginning) < len(prompt_ids) and list(prompt_ids[: len(beginning)]) == beginning

@@ -35,7 +35,6 @@ def prompt_query(text: str) -> str:
 
 
 def _recent_actions(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of the latest tool calls, oldest first."""
     names = [call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()]
     return names[-NUM_ACTIONS:]
 

@@ -99,7 +99,6 @@ def _uses(node: jinja2.nodes.Node) -> Iterator[tuple[str, str]]:
 
 
 def _reserved(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
-    """Names that belong to the conversation, the tokenizer or the renderer."""
     parameters = inspect.signature(tokenizer.apply_chat_template).parameters
     return _OF_THE_RENDERER | parameters.keys() | tokenizer.special_tokens_map.keys()
 

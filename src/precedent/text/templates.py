@@ -167,7 +167,6 @@ def _template(template: object, choices: Mapping[str, Sequence[str]] | None) -> 
 
 
 def _parsed(text: str) -> Iterator[tuple[str, str | None]]:
-    """Literal texts, each with the name of the hole that follows it."""
     try:
         fields = list(string.Formatter().parse(text))
     except ValueError as error:
@@ -256,7 +255,6 @@ def _is_null(schema: Any) -> bool:
 
 
 def _joined(parts: Sequence[str | Hole]) -> tuple[str | Hole, ...]:
-    """Merge neighbouring texts."""
     joined: list[str | Hole] = []
     for part in parts:
         if isinstance(part, str) and joined and isinstance(joined[-1], str):

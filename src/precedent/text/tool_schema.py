@@ -50,7 +50,6 @@ def _name_of(tool: Mapping[str, Any], position: int) -> str:
 
 
 def _check_function(function: Mapping[str, Any]) -> None:
-    """Raise ValueError, saying what is wrong, unless a function's description and parameters are valid."""
     try:
         json.dumps(function, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

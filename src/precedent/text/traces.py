@@ -112,7 +112,6 @@ def _opened(path: Path) -> Iterator[IO[str]]:
 
 
 def _record(path: Path, number: int, line: str) -> dict[str, Any]:
-    """Convert a line to a chat trace. Raises PromptError if it is not one."""
     where = f"{path} line {number}"
     try:
         record = json.loads(line)
@@ -135,7 +134,6 @@ def _record(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def _from_call(where: str, number: int, record: dict[str, Any]) -> dict[str, Any]:
-    """Convert a call and its response to a trace that ends with the answer."""
     answer = record["response"]
     if isinstance(answer, dict) and answer.get("choices"):
         answer = answer["choices"][0].get("message")
@@ -186,7 +184,6 @@ _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"
 
 
 def _plain_message(message: Message) -> Message:
-    """Convert a serialised LangChain or OpenAI message to OpenAI's format."""
     fields = message.get("kwargs") or message.get("data") or message
     kind = str(fields.get("role") or fields.get("type") or str((message.get("id") or [""])[-1]))
     kind = kind.lower().removesuffix("chunk").removesuffix("message")

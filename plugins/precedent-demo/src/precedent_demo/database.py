@@ -73,8 +73,6 @@ def new_address(rng: random.Random, words: Catalogue) -> str:
 
 
 class _Builder:
-    """Fills one empty database."""
-
     def __init__(self, connection: sqlite3.Connection, rng: random.Random, split: str) -> None:
         self._connection, self._rng, self._split = connection, rng, split
         self._words = CATALOGUES[split]

@@ -78,7 +78,7 @@ def demo(
     SamplingParams(temperature=temperature)  # raises for an invalid value before anything is loaded
     asked = Asked(target, draft_model, device, dtype, chat_template, temperature, full, requests, fresh, tool_latency)
     if tool_latency is None:
-        from precedent_demo.demo_measuring import run_demo
+        from precedent_demo.demo_runs import run_demo
 
         run_demo(asked, ctx.obj, json, html)
     elif temperature > 0 or html:

@@ -13,7 +13,6 @@ from rich.table import Table
 from precedent.pages.colours import Palette
 from precedent.pages.render import Decode, page, pieces
 from precedent.runtime.machine_load import BUSY_SHARE
-from precedent_demo.speedup import FEWEST_FOR_INTERVAL
 
 if TYPE_CHECKING:
     from precedent_demo.demo_runs import Run
@@ -31,6 +30,9 @@ HEADINGS = (
     *("prefill\ns", "decode\ns", "requests\ns", "equal", "solved"),
 )
 """Seconds are sums over all requests; those of requests count from submission to the last token."""
+
+FEWEST_FOR_INTERVAL = 4
+"""Fewest requests for an interval; of fewer, the spread is hardly known."""
 
 REQUESTS_ON_PAGE = 6
 

@@ -17,9 +17,7 @@ from precedent.cli.options import write_json
 from precedent.cli.progress import Progress
 from precedent_demo import READ_ONLY, CustomerInTheLoop, Request, Transcript, make_database, make_requests, run_request
 from precedent_demo.demo import Asked
-from precedent_demo.demo_measuring import loaded, warm
-from precedent_demo.demo_runs import TENANT, Bench, rotated, speedup_keys
-from precedent_demo.speedup import Sample
+from precedent_demo.demo_runs import TENANT, Bench, Sample, loaded, rotated, speedup_keys, warm
 from precedent_run_ahead import RunAheadMiddleware
 
 WAYS = {"neither": "plain", "tokens only": "both", "tools only": "plain", "both": "both"}
@@ -58,7 +56,6 @@ def _middleware(bench: Bench, **options: Any) -> RunAheadMiddleware:
 
 
 def _measure(bench: Bench, wanted: Sequence[Request], latency: float, progress: Progress) -> dict[str, ToolRun]:
-    """Run every request in each way; reading takes `latency` seconds."""
     desk, with_tools = make_database(seed=0), ("tools only", "both")
     runs = {name: ToolRun(_middleware(bench, learn_from=None) if name in with_tools else None) for name in WAYS}
     for number, request in enumerate(wanted):

@@ -115,7 +115,6 @@ class Expert:
             yield self._answer(_FOLLOW_UPS.get(question, question))
 
     def _call(self, name: str, **arguments: str) -> Talk:
-        """Make a call and remember its result."""
         result: dict[str, Any] = yield Call(name, arguments)
         self._known |= result
         return result

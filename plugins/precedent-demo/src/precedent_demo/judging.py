@@ -36,7 +36,6 @@ class DeskOutcome:
         return transcript.state if transcript.solved_by_model else None
 
     def _request(self, run: Trajectory) -> tuple[OrderDesk, Request]:
-        """The database and the request; requests are generated in order and kept."""
         found = _TASK.fullmatch(run.task)
         if found is None:
             raise PromptError(f"run {run.task!r} is none of the order desk: its task id is A01, or A01/7 with seed 7")

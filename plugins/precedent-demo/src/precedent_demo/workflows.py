@@ -89,8 +89,6 @@ def generate_requests(set_name: str, seed: int, desk: OrderDesk) -> Iterator[Req
 
 
 class _Writer:
-    """Writes the requests of one set for one database."""
-
     def __init__(self, set_name: str, rng: random.Random, desk: OrderDesk) -> None:
         self._set, self._rng, self._desk = set_name, rng, desk
         self._wording: Wording = WORDINGS[set_name]

@@ -13,7 +13,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, InvalidToolCall, convert_to_messages
 from langchain_core.messages.tool import invalid_tool_call
 
-from precedent.langchain.wording import input_in_our_words
+from precedent.langchain.exceptions import input_in_our_words
 from precedent.text.tool_formats.json_text import ARGUMENTS, load_json, seal_of
 from precedent_server.bodies import MESSAGE_KINDS, MOST_MESSAGES, check_most, fits, without_nulls
 from precedent_server.errors import ApiError

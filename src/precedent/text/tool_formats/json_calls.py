@@ -59,7 +59,6 @@ class MemberScanner(JsonScanner):
         return self._in_value and self.keys[-1] in self._argument_keys and bool(self.name)
 
     def _step_member(self, char: str) -> None:
-        """Collect keys and values of the outermost object; only string values matter."""
         if self.in_string or char == '"':
             self._token += char
         elif char == ":":

@@ -183,7 +183,6 @@ class PythonCalls(PairReader):
 
 
 def _keyword(piece: str) -> tuple[str, Any]:
-    """Parse `name=value`. Raises ValueError for anything else."""
     key, equals, text = piece.partition("=")
     if not equals or not key.strip().isidentifier():
         raise ValueError(f"expected argument=value, found {piece!r}")
@@ -246,7 +245,6 @@ class GemmaCall(PairReader):
         return ""
 
     def _pair(self, piece: str) -> tuple[str, Any]:
-        """Parse `name:value`. Raises ValueError for anything else."""
         key, colon, value = piece.partition(":")
         key = key.replace(self._quote, "").strip(' \t\r\n"')
         if not colon or not key:

@@ -84,7 +84,6 @@ class BufferedParser(ABC):
         self._taken_length -= len(leftover)
 
     def _first(self, tags: Sequence[str]) -> tuple[int, str] | None:
-        """The place of the first tag in the buffer, and the tag."""
         return min(((at, tag) for tag in tags if (at := self._buffer.find(tag)) >= 0), default=None)
 
     def _take(self) -> list[Event]:

@@ -20,11 +20,10 @@ from pydantic import Field, SecretStr, model_validator
 from precedent import __version__
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.langchain.arguments import ONLY_SPEED, ChatFields, merged_stop, strictness, workflow_step_of
-from precedent.langchain.exceptions import of_both_kinds
+from precedent.langchain.exceptions import of_both_kinds, settings_in_our_words
 from precedent.langchain.messages import checked_input, media_of
 from precedent.langchain.structured_output import structured
 from precedent.langchain.tools import ToolChoice, ToolLike, allowed_tools, openai_tools, tool_choice_of
-from precedent.langchain.wording import settings_in_our_words
 from precedent.runtime.plain_values import shown
 from precedent_server.client.connection import checked_key, checked_url, connected, with_environment
 from precedent_server.client.names import CLIENTS, call_settings, fields_of
