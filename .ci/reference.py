@@ -42,7 +42,7 @@ ENVIRONMENT = (
     ("PRECEDENT_SPECULATION", "`off`: plain decoding that stores nothing, in a running process too"),
     ("PRECEDENT_API_KEY", "the key of a `ChatPrecedentServer`"),
     ("PRECEDENT_SERVE_…", "an option of `precedent serve`: `--max-queued` is `PRECEDENT_SERVE_MAX_QUEUED`"),
-    ("PRECEDENT_CPU_KERNELS", "`avx2` or `avx512`: kernels of a lesser processor, for comparisons"),
+    ("PRECEDENT_CPU_KERNELS", "`avx2`, `avxvnni` or `avx512`: kernels of a lesser processor, for comparisons"),
     ("OMP_NUM_THREADS", "the most threads of a forward pass on a CPU"),
     ("HF_HUB_OFFLINE", "`1`: ask no hub for models"),
     ("PGPASSWORD, PGPASSFILE", "the password of a `postgresql://` cache"),

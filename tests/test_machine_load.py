@@ -8,40 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from precedent.runtime.machine_load import CpuTimes, OtherPrograms, cpu_times, share_of_others
+from precedent.runtime.machine_load import CpuTimes, cpu_times, share_of_others
 
 TICKS = os.sysconf("SC_CLK_TCK")
-SECONDS = st.floats(0, 1e6, allow_nan=False)
 
 
 def test_the_share_is_what_others_worked_of_all_that_could_be_worked() -> None:
     before, after = CpuTimes(10.0, 100.0, 3.0, 4), CpuTimes(20.0, 113.0, 8.0, 4)
     assert share_of_others(before, after) == pytest.approx((13 - 5) / (4 * 10))
-
-
-@given(st.floats(0.1, 1e6), SECONDS, SECONDS, st.integers(1, 512))
-def test_a_share_is_never_less_than_nothing_nor_more_than_all(
-    seconds: float, busy: float, own: float, processors: int
-) -> None:
-    share = share_of_others(CpuTimes(0, 0, 0, processors), CpuTimes(seconds, busy, own, processors))
-    assert share is None or 0.0 <= share <= 1.0
-
-
-def test_where_nobody_can_tell_nothing_is_said() -> None:
-    times = CpuTimes(1.0, 5.0, 1.0, 2)
-    assert share_of_others(None, times) is None
-    assert share_of_others(times, None) is None
-    assert share_of_others(times, times) is None, "no time has passed"
-    assert share_of_others(times, CpuTimes(9.0, 5.0, 4.0, 2)) is None, "we worked and the counters stood still"
-
-
-def test_each_question_is_about_the_time_since_the_last() -> None:
-    readings = iter([CpuTimes(0, 0, 0, 1), CpuTimes(10, 5, 0, 1), CpuTimes(20, 5, 0, 1)])
-    others = OtherPrograms(lambda: next(readings))
-    assert [others.share(), others.share()] == [0.5, 0.0]
 
 
 def test_counted_are_the_processors_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,9 @@ import pytest
 
 import precedent
 from precedent import errors
-from precedent.drafters import known_drafters
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "precedent"
-FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def test_public_names_are_there_sorted_and_listed() -> None:
@@ -31,19 +29,10 @@ def test_every_error_is_public() -> None:
     assert defined <= set(precedent.__all__)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'Speculator'"):
-        precedent.Speculator  # noqa: B018 -- the access is what is tested
-
-
 def test_the_version_is_that_of_the_distribution_and_of_the_changelog() -> None:
     assert importlib.metadata.version("precedent-llm") == precedent.__version__
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.search(r"^## (\S+)", changelog, re.MULTILINE).group(1) == precedent.__version__
-
-
-def test_the_built_in_drafters_are_found_like_any_other() -> None:
-    assert {"recall", "prompt", "prediction", "template", "grammar", "draft-model"} <= set(known_drafters())
 
 
 @pytest.mark.parametrize("page", ["explanation/journey.md", "reference/glossary.md", "explanation/planning.md"])

@@ -119,9 +119,6 @@ class Damage:
     def place(self, data: bytes | bytearray) -> int:
         return self.choose.randrange(max(1, len(data)))
 
-    def page(self, end: str = "") -> int:
-        return self.place(self.content.get(end, b"")) // PAGE * PAGE
-
     def edit(self, end: str, at: int, data: bytes) -> None:
         whole = self.content.get(end, b"")
         self.content[end] = (whole[:at] + data + whole[at + len(data) :])[: max(len(whole), at + len(data))]
@@ -153,30 +150,11 @@ class Damage:
         piece = self.choose.choice((b"", data[at : at + 2 * size], other[begin : begin + size]))
         self.content[end] = data[:at] + piece + data[at + size :]
 
-    def fill_a_page(self) -> None:
-        end = self.part()
-        self.edit(end, self.page(end), self.choose.choice((bytes(PAGE), b"\xff" * PAGE, self.choose.randbytes(PAGE))))
-
-    def swap_pages(self) -> None:
-        data, one, two = self.content.get("", b""), self.page(), self.page()
-        self.edit("", one, data[two : two + PAGE])
-        self.edit("", two, data[one : one + PAGE])
-
     def edit_header(self) -> None:
         """One field of the file's header: sizes, counts, versions, the freelist, the encoding, the marks."""
         sizes = {16: 2, 18: 1, 19: 1, 20: 1, 21: 1, 22: 1, 23: 1}
         at = self.choose.choice((*sizes, *range(24, 72, 4), 92, 96))
         self.edit("", at, self.number(sizes.get(at, 4)))
-
-    def edit_log_header(self) -> None:
-        if "-wal" in self.content:
-            self.edit("-wal", self.choose.choice(range(0, 56, 4)), self.number(4))
-
-    def edit_page_header(self) -> None:
-        """Kind of page, free blocks, number of cells, where cells begin, the right child."""
-        field, size = self.choose.choice(((0, 1), (1, 2), (3, 2), (5, 2), (7, 1), (8, 2), (8, 4), (10, 2)))
-        page = self.page()
-        self.edit("", page + field + (100 if page == 0 else 0), self.number(size))
 
     def grow(self) -> None:
         end = self.part()
@@ -188,17 +166,8 @@ class Damage:
             (b"", b"\x00", b"notes of mine\n" * 99, b"SQLite format 3\x00", self.choose.randbytes(5000), bytes(9000))
         )
 
-    def drop_log(self) -> None:
-        self.content.pop("-wal", None)
-
     def log_of_another(self) -> None:
         self.content["-wal"] = self.bases[self.choose.choice(("donor", "foreign", "logged"))]["-wal"]
-
-    def part_of_another_log(self) -> None:
-        """Frames of one log behind those of another."""
-        mine, other = self.content.get("-wal", self.bases["logged"]["-wal"]), self.bases["donor"]["-wal"]
-        end = 32 + self.choose.randrange(1, 40) * (PAGE + 24)
-        self.content["-wal"] = mine[:end] + other[end:]
 
     def add_journal(self) -> None:
         """What SQLite may take for a transaction to be rolled back."""
@@ -207,10 +176,6 @@ class Damage:
         page = (1).to_bytes(4, "big") + self.bases["foreign"][""][:PAGE] + bytes(4)
         whole = (bytes.fromhex("d9d505f920a163d7") + numbers).ljust(512, b"\x00") + page
         self.content["-journal"] = self.choose.choice((whole, self.choose.randbytes(900), b"x"))
-
-    def add_index(self) -> None:
-        """An index of the log as a dead process may have left it."""
-        self.content["-shm"] = self.choose.choice((bytes(32768), self.choose.randbytes(32768), b"\xff" * 100))
 
     # --- damage that a program would do
 
@@ -244,17 +209,9 @@ class Damage:
         value = self.choose.choice((0, 1, 2, 3, 999, -1, 2**31 - 1))
         self.through_sqlite("PRAGMA journal_mode=DELETE", f"PRAGMA {name}={value}")
 
-    def edit_schema_rows(self) -> None:
-        column = self.choose.choice(("type", "name", "tbl_name", "rootpage", "sql"))
-        value = self.choose.choice((*HOSTILE_VALUES, "2", "3", "4", "6", "'table'", "'CREATE TABLE t (x)'"))
-        row = self.choose.randrange(1, 16)
-        update = f"UPDATE sqlite_master SET {column} = {value} WHERE rowid = {row}"
-        self.through_sqlite("PRAGMA writable_schema=ON", update)
-
     WAYS: tuple[Callable[[Damage], None], ...] = (
-        *(flip, flip, cut, splice, fill_a_page, swap_pages, edit_header, edit_log_header, edit_page_header, grow),
-        *(replace, drop_log, log_of_another, part_of_another_log, add_journal, add_index),
-        *(hostile_schema, hostile_values, lose_rows, renumber, edit_schema_rows),
+        *(flip, flip, cut, splice, edit_header, grow, replace, log_of_another, add_journal),
+        *(hostile_schema, hostile_values, lose_rows, renumber),
     )
 
 

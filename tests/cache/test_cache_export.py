@@ -88,14 +88,6 @@ def test_what_was_exported_comes_back_to_the_last_bit(
         assert other.embedder() == store.embedder()
 
 
-def test_importing_into_a_cache_that_went_on_keeps_the_larger_counters(exported: Path) -> None:
-    store = stored([record(1, 2, count=7, hits=3, accepted=100, created=1.6e9)])
-    imported(exported, store)
-    (known,) = store.list(Selection(containing="text (1, 2)"), None)
-    assert (known.count, known.hits, known.accepted, known.created) == (7, 3, 100, 1.6e9)
-    assert store.stats().records == 3
-
-
 def test_a_tokenizer_that_differs_writes_the_texts_anew(tmp_path: Path) -> None:
     """Ids of its own stay, even those that it would not write: models do not write canonically."""
     codec, other = TokenizerCodec(byte_tokenizer()), SQLiteStore.open()
@@ -135,14 +127,6 @@ def test_an_embedder_that_is_not_the_caches_own_is_refused(exported: Path) -> No
     with pytest.raises(CacheMismatchError):
         imported(exported, other, embedder=EMBEDDER)
     assert other.stats().records == 1
-
-
-def test_vectors_that_fit_are_taken_without_loading_an_embedder(exported: Path) -> None:
-    other = SQLiteStore.open()
-    imported(exported, other, embedder=None)  # the default one is not even there to be loaded
-    assert other.embedder() == identity_of(EMBEDDER)
-    with SpeculationCache(other, EMBEDDER) as cache:
-        assert len(cache.recall("other", tenant="default", tokenizer="tok")) == 2
 
 
 def test_a_tenant_may_take_the_place_of_the_recorded_one(exported: Path) -> None:
@@ -229,14 +213,6 @@ def test_a_record_of_another_kind_is_refused_whoever_wrote_it(exported: Path, ha
 def test_a_line_of_another_kind_is_refused(exported: Path, line: str, place: int) -> None:
     rewritten(exported, lambda lines: lines.__setitem__(place, line))
     assert "completions.jsonl is not what an export wrote" in refused(exported)
-
-
-@pytest.mark.parametrize(
-    "embedder", [{}, [], "x", {"name": 1, "fingerprint": "x", "dimension": -4}, {"deep": [[[[]]]]}]
-)
-def test_an_embedder_of_another_kind_is_refused(exported: Path, embedder: Any) -> None:
-    rewritten(exported, lambda lines: lines[0].update(embedder=embedder))
-    assert "its record of the embedder is" in refused(exported)
 
 
 def test_another_format_is_refused(exported: Path) -> None:

@@ -39,22 +39,6 @@ def test_vocabulary_merges_and_added_tokens_count():
     assert len({tokenizer_fingerprint(one) for one in others}) == len(others)
 
 
-def test_a_saved_tokenizer_keeps_its_fingerprint(tmp_path):
-    from transformers import AutoTokenizer
-
-    tokenizer = fast_tokenizer(added=["<tool_call>"])
-    tokenizer.save_pretrained(tmp_path)
-    assert tokenizer_fingerprint(AutoTokenizer.from_pretrained(tmp_path)) == tokenizer_fingerprint(tokenizer)
-
-
-def test_a_tokenizer_without_a_rust_backend_has_a_fingerprint():
-    class Slow:
-        def get_vocab(self):
-            return {"b": 1, "a": 0}
-
-    assert tokenizer_fingerprint(Slow()) == tokenizer_fingerprint(Slow())
-
-
 def test_models_differ_by_configuration_names_shapes_and_values():
     config, weights = {"layers": 2, "dtype": "float32"}, {"w": np.ones((2, 3)), "v": np.zeros(4)}
     same = model_fingerprint({"dtype": "bfloat16", "layers": 2, "_name_or_path": "/x"}, dict(reversed(weights.items())))

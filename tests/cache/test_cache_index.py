@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
-from textwrap import dedent
 
 import numpy as np
 import pytest
@@ -49,15 +46,6 @@ def test_the_index_equals_brute_force(count, dimension, k):
     assert [hit.completion_id for hit in nearest][: 1 + (count > 1)] == sorted({ids[count // 2], ids[0]}, reverse=True)
 
 
-def test_k_limits_and_an_unknown_partition_is_empty(store):
-    index = SimilarityIndex(store)
-    assert index.search(unit_vector(0), "default", "tok", 5) == []
-    for n in range(5):
-        insert(store, n, unit_vector(n))
-    assert [len(index.search(unit_vector(0), "default", "tok", k)) for k in (0, 1, 3, 5, 9)] == [0, 1, 3, 5, 5]
-    assert index.search(unit_vector(0), "nobody", "tok", 5) == []
-
-
 def test_the_index_follows_what_another_store_object_writes_and_forgets(tmp_path):
     reader, writer = SQLiteStore.open(tmp_path), SQLiteStore.open(tmp_path)
     index = SimilarityIndex(reader)
@@ -81,25 +69,6 @@ def test_a_stored_vector_without_unit_length_is_refused(store, bad):
     store.insert(completion(1), np.full(4, bad, dtype=np.float32), EMBEDDER)
     with pytest.raises(CacheError, match="unit length"):
         SimilarityIndex(store).search(unit_vector(0), "default", "tok", 1)
-
-
-def test_searching_leaves_the_number_of_threads_as_it_was():
-    """FAISS may share PyTorch's OpenMP runtime if that was loaded first: a search must not slow the model down."""
-    code = """
-        import torch
-        torch.set_num_threads(3)
-        torch.get_num_threads()  # PyTorch sets the number up in each thread when it is first needed, and then no more
-        from precedent.cache import SpeculationCache
-        from precedent_testing.embedders import HashEmbedder
-        from precedent_testing.store_contract import completion
-        with SpeculationCache.open(embedder=HashEmbedder()) as cache:
-            cache.insert(completion(1))
-            assert cache.recall("query", tenant="default", tokenizer="tok")
-        print(torch.get_num_threads())
-    """
-    environment = {"PYTHONPATH": ":".join(filter(None, sys.path))}
-    command = [sys.executable, "-c", dedent(code)]
-    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == "3\n"
 
 
 def test_searching_and_inserting_from_several_threads(store):

@@ -12,15 +12,13 @@ from langchain_core.load import dumps
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, Generation
 
-from precedent import ChatPrecedent
-from precedent.cache import Selection, SQLiteStore, prompt_fingerprint, tokenizer_fingerprint
+from precedent.cache import Selection, SQLiteStore
 from precedent.cache.filling import Vectors
 from precedent.errors import PromptError
 from precedent.langchain.answer_caches import is_answer_cache, read_answer_cache
 from precedent.langchain.recorded_answers import AnswerReader, store_answers
 from precedent.text.traces import read_trajectories
 from precedent_testing.embedders import HashEmbedder
-from precedent_testing.scripted_engine import ScriptedEngine
 from precedent_testing.tiny_models import byte_tokenizer
 
 ALL = Selection()
@@ -39,11 +37,6 @@ CHAT = {
     ],
     "tools": [TOOL],
 }
-RUN = {
-    "id": "r1",
-    "inputs": {"messages": [[{"role": "user", "content": "Hello?"}]]},
-    "outputs": {"generations": [[{"message": {"kwargs": {"type": "ai", "content": "Good day."}}}]]},
-}
 
 
 def log(folder: Path, *records: object, name: str = "log.jsonl") -> Path:
@@ -61,40 +54,6 @@ def warmed(store, *paths: Path, reader: AnswerReader | None = None):
 
 def texts(store) -> list[str]:
     return [one.text for one in reversed(store.list(ALL, None))]
-
-
-def test_a_chat_gives_all_its_answers_and_a_run_its_own(tmp_path):
-    store = SQLiteStore.open()
-    filled, reader = warmed(store, log(tmp_path, CHAT, RUN))
-    assert (filled.stored, filled.known, reader.num_read, reader.skipped.as_list()) == (3, 0, 3, [])
-    assert texts(store) == [
-        '<tool_call>\n{"name": "look_up", "arguments": {"order": 17}}\n</tool_call>',
-        "It is on its way.",
-        "Good day.",
-    ]
-    tokenizer = byte_tokenizer()
-    for one in store.list(ALL, None):
-        assert tokenizer.decode(list(one.token_ids)) == one.text + "<|im_end|>"
-        assert one.query
-    assert len(store.vectors_since("default", tokenizer_fingerprint(tokenizer), 0)[0]) == 3
-
-
-def test_what_is_warmed_is_found_as_the_chat_model_asks(tmp_path):
-    """Query, prompt and tools are those of a live request with the same messages."""
-    engine = ScriptedEngine(byte_tokenizer(), ["fine"])
-    messages = [
-        SystemMessage("You help."),
-        HumanMessage("Where is order 17?"),
-        AIMessage("", tool_calls=[{"name": "look_up", "args": {"order": 17}, "id": "c1"}]),
-        ToolMessage("on its way", tool_call_id="c1"),
-    ]
-    ChatPrecedent.from_engine(engine).invoke(messages, tools=[TOOL])
-    (live,) = engine.requests
-    store = SQLiteStore.open()
-    warmed(store, log(tmp_path, CHAT))
-    found = next(one for one in store.list(ALL, None) if one.text == "It is on its way.")
-    assert (found.query, found.tools) == (live.query, live.tools)
-    assert found.prompt_fingerprint == prompt_fingerprint(live.prompt_ids)
 
 
 def test_what_is_skipped_is_counted_by_its_reason(tmp_path):

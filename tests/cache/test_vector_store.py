@@ -10,7 +10,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore
 
 from precedent.cache import Completion, Selection, SpeculationCache, SQLiteStore
-from precedent.errors import CacheError, ConfigError
+from precedent.errors import CacheError
 from precedent.langchain import LangChainEmbedder, in_vector_store
 from precedent_testing.embedders import HashEmbedder
 
@@ -123,21 +123,6 @@ def test_what_another_process_forgot_is_deleted_when_it_is_met(tmp_path, vectors
     late.close()
 
 
-def test_two_engines_share_one_store_and_add_each_text_once(tmp_path, vectors, monkeypatch):
-    with opened(vectors, tmp_path) as first:
-        ids = [first.insert(new(n)) for n in range(10)]
-        recalled(first, "order")
-    added = []
-    add_texts = vectors.add_texts
-    monkeypatch.setattr(vectors, "add_texts", lambda texts, **given: added.extend(texts) or add_texts(texts, **given))
-    with opened(vectors, tmp_path) as second:
-        assert sorted(recalled(second, "order", k=10)) == ids
-        assert added == []
-        second.insert(new(77))
-        recalled(second, "order")
-        assert added == [new(77).query]
-
-
 class Failing(InMemoryVectorStore):
     def similarity_search_by_vector(self, *args, **kwargs):
         raise ConnectionError("no route to host")
@@ -148,13 +133,3 @@ def test_a_store_that_fails_is_a_cache_error_and_insertion_goes_on():
         assert cache.insert(new(1)) == 1
         with pytest.raises(CacheError, match=r"Failing failed.*no route to host"):
             recalled(cache, "order")
-
-
-def test_embeddings_without_a_name_need_a_fingerprint():
-    class Nameless(Hashed):
-        model = None
-
-    with pytest.raises(ConfigError, match="give fingerprint="):
-        LangChainEmbedder(Nameless())
-    assert LangChainEmbedder(Nameless(), fingerprint="mine-v1").fingerprint == "mine-v1"
-    assert LangChainEmbedder(Hashed()).fingerprint == "Hashed:hashed:64"

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from helpers.enumeration import RngOfAStep
-from helpers.stepping import PROMPT, run, start
+from helpers.stepping import PROMPT, AllCandidates, run, start
 
 from precedent.config import SamplingParams
 from precedent.decoding.loop import DecodeLoop
 from precedent.decoding.sequence import DecodingSequence
-from precedent.drafters.base import Drafter, DrawSource
+from precedent.drafters.base import Drafter
 from precedent.drafters.model.drafter import DraftModelDrafter
-from precedent.planning.costs import CostCurve
-from precedent.planning.planner import Limits, Plan, Planner
 from precedent.sampling.constraints import constraints_for
 from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import Rng, entropy_rng
@@ -29,19 +27,6 @@ from precedent_testing.replay_rng import enumerate_outcomes
 from precedent_testing.tiny_models import tiny_causal_lm
 
 
-class EverythingPlanner(Planner):
-    """Verifies all candidates and always samples: the loop under the heaviest load, with no clock in its decisions."""
-
-    def __init__(self) -> None:
-        super().__init__(CostCurve())
-
-    def plan(self, candidates: Sequence, draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
-        """All candidates within the limits; two samples, if as many are allowed."""
-        plan = super().plan(candidates, {}, limits)
-        plan.draws = {source: min(2, limits.max_depth) for source in draw_sources}
-        return plan
-
-
 def begun(target: TargetModel, drafters: Sequence[Drafter], sampling: SamplingParams, **how: Any) -> DecodingSequence:
     """A prefilled sequence with its drafters begun and its penalties applied."""
     shape = constraints_for(sampling, how.get("prompt", PROMPT))
@@ -49,7 +34,7 @@ def begun(target: TargetModel, drafters: Sequence[Drafter], sampling: SamplingPa
 
 
 def answer(target: TargetModel, sequence: DecodingSequence) -> list[int]:
-    return list(run(target, sequence, DecodeLoop(target, EverythingPlanner())))
+    return list(run(target, sequence, DecodeLoop(target, AllCandidates(2))))
 
 
 def greedy_by_hand(target: TargetModel, sampling: SamplingParams) -> list[int]:
@@ -132,17 +117,6 @@ def test_a_seed_fixes_the_text_whatever_is_proposed(
     assert seeded(18) != plain
 
 
-@pytest.mark.parametrize("sampled", [{"temperature": 1.5, "seed": 3}, {}], ids=["coupled", "greedy"])
-@pytest.mark.parametrize("penalties", [{}, *PENALTIES], ids=str)
-def test_a_twin_draft_model_is_always_right(
-    target: TargetModel, twin: DraftModelDrafter, penalties: dict[str, Any], sampled: dict[str, Any]
-) -> None:
-    """With the same weights, penalties and noise the draft model chooses what the target chooses."""
-    sequence = begun(target, [twin], SamplingParams(max_tokens=30, **sampled, **penalties))
-    answer(target, sequence)
-    assert sequence.stats.num_accepted_tokens == sequence.stats.num_draft_tokens > 0
-
-
 @pytest.mark.parametrize("sampled", [{"temperature": 1.5, "seed": 17}, {}], ids=["coupled", "greedy"])
 @pytest.mark.parametrize("end_at", [0, 3, 11], ids=lambda at: f"token {at} ends")
 def test_nothing_follows_an_end_token(
@@ -157,7 +131,7 @@ def test_nothing_follows_an_end_token(
     for drafters in ([], [OracleDrafter(whole)], [RandomDrafter(259)], [twin], [OracleDrafter(whole), twin]):
         sequence, stepped, sources = begun(target, drafters, sampling, ends=ends), [], []
         while not sequence.finished:
-            (result,) = DecodeLoop(target, EverythingPlanner()).step([sequence])
+            (result,) = DecodeLoop(target, AllCandidates(2)).step([sequence])
             stepped.extend(result.token_ids)
             sources.extend(result.sources)
         assert sequence.output_ids == stepped == expected
@@ -224,22 +198,7 @@ def test_a_failing_row_fails_its_own_sequence_only(target: TargetModel) -> None:
     broken = begun(target, [], sampling, shape=lambda output_ids, row: torch.full_like(row, -torch.inf))
     fine = begun(target, [RandomDrafter(259)], sampling)
     while not fine.finished:
-        DecodeLoop(target, EverythingPlanner()).step([s for s in (broken, fine) if not s.finished])
+        DecodeLoop(target, AllCandidates(2)).step([s for s in (broken, fine) if not s.finished])
     assert "every token is masked at output position 0" in str(broken.error)
     assert fine.error is None
     assert fine.output_ids == greedy_by_hand(target, sampling)
-
-
-def test_a_forward_that_fails_teaches_the_planner_no_time() -> None:
-    """It took however long it took to fail, and computed no row."""
-
-    class Ill(TargetModel):
-        def score(self, batch: Sequence) -> list[torch.Tensor]:
-            raise RuntimeError("the target is ill")
-
-    target, planner = Ill(tiny_causal_lm(dtype=torch.float64)), Planner(CostCurve())
-    planner.cost.observe = lambda *observed: pytest.fail(f"learned {observed}")  # type: ignore[method-assign]
-    for count in (1, 2):
-        running = [begun(target, [], SamplingParams()) for _ in range(count)]
-        DecodeLoop(target, planner).step(running)
-        assert all("the target is ill" in str(sequence.error) for sequence in running)

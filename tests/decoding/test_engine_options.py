@@ -16,9 +16,9 @@ from helpers.small_engines import load_by
 
 from precedent.config import EngineLimits, SpeculationConfig
 from precedent.engine.engine import Engine
-from precedent.engine.options import OF_LOADING, EngineOptions
+from precedent.engine.options import EngineOptions
 from precedent.engine.shared import running_engines, shared_engine
-from precedent.errors import ConfigError, PrecedentError
+from precedent.errors import PrecedentError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
 from precedent.langchain.fields import OF_THE_ENGINE
 from precedent_testing.embedders import HashEmbedder
@@ -139,29 +139,7 @@ def test_a_chat_model_has_a_field_for_every_option() -> None:
         assert set(OF_THE_ENGINE) <= kind.model_fields.keys()
 
 
-def test_an_unknown_name_is_refused_with_the_known_ones_before_anything_is_loaded() -> None:
-    model, tokenizer = tiny_causal_lm(), byte_tokenizer()
-    for build in (
-        lambda **option: Engine.load("/nowhere", **option),
-        lambda **option: Engine(model, tokenizer, name="tiny", **option),
-        lambda **option: shared_engine("/nowhere", **option),
-        EngineOptions().with_changes,
-    ):
-        with pytest.raises(ConfigError, match="an engine has no option 'bitwse'; known: draft_model, cache"):
-            build(bitwse=True)
-
-
 # Options that would be ignored
-
-
-@pytest.mark.parametrize("name", OF_LOADING)
-def test_what_loading_by_name_alone_uses_is_refused_for_a_model_object(name: str) -> None:
-    given = {"device": "cpu", "dtype": "float32", "model_kwargs": {"revision": "main"}, "chat_template": "gemma"}
-    options, model, tokenizer = EngineOptions().with_changes(**{name: given[name]}), tiny_causal_lm(), byte_tokenizer()
-    with pytest.raises(ConfigError, match="loading by name"):
-        Engine(model, tokenizer, options, name="tiny")
-    with pytest.raises(ConfigError, match="loading by name"):
-        Engine.load(model, options, tokenizer=tokenizer)
 
 
 # Sharing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
@@ -24,10 +23,9 @@ from precedent.cache import prefixes as prefix_files
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine import kept_prefixes
 from precedent.engine.engine import Engine
-from precedent.engine.kept_prefixes import content_of, opened
+from precedent.engine.kept_prefixes import opened
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel, fingerprints
-from precedent.target.prefix_pool import WORTH_KEEPING
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.tiny_models import tiny_causal_lm
 
@@ -94,16 +92,6 @@ def test_a_tenant_of_any_name_finds_its_own_and_another_nothing(
     assert keep(cache, target, tenant).is_relative_to(cache.prefixes.path)
     assert restored(cache, target, tenant) is not None
     assert restored(cache, target, "other") is None
-
-
-def test_a_file_moved_to_another_tenant_is_not_served_and_goes(cache: SpeculationCache, target: TargetModel) -> None:
-    """Under its own name nobody looks for it; under the name that is looked for (white box) its seal is wrong."""
-    kept, file = kept_in(cache, target), keep(cache, target, "shop")
-    moved = cache.prefixes._file("other", kept._name("other", PREFIX))
-    moved.parent.mkdir()
-    file.rename(moved)
-    assert restored(cache, target, "other") is None
-    assert not moved.exists()
 
 
 def with_one_bit_changed() -> TargetModel:
@@ -179,36 +167,7 @@ def test_no_damage_is_served_and_none_is_an_error(cache: SpeculationCache, targe
     assert kept.restore("shop", PREFIX, len(PROMPT)) is not None
 
 
-def test_tokens_are_compared_and_rows_of_another_shape_refused(cache: SpeculationCache, target: TargetModel) -> None:
-    file, rows = keep(cache, target), prefilled(target).kv.copied(len(PREFIX))
-    others = [token + 1 for token in PREFIX]
-    fewer_heads, fewer_tokens = [part[:, :1] for part in rows], [part[:, :, :50] for part in rows]
-    for tokens, wrong in (
-        (others, prefilled(target, [*others, 5]).kv.copied(len(PREFIX))),
-        *((PREFIX, wrong) for wrong in ([], rows[:-1], [*rows, rows[0]], fewer_heads, fewer_tokens)),
-        (PREFIX, [part.float() for part in rows]),
-    ):
-        file.write_bytes(content_of(file.stem, tokens, [part.clone().contiguous() for part in wrong]))
-        assert restored(cache, target) is None
-        assert not file.exists()
-
-
 # What is written, and when
-
-
-def test_short_and_incomplete_beginnings_are_not_kept_and_others_once(
-    cache: SpeculationCache, target: TargetModel
-) -> None:
-    kept = kept_in(cache, target)
-    kept.keep("shop", prefilled(target), WORTH_KEEPING - 1)
-    kept.keep("shop", prefilled(target, PROMPT[:80]), len(PREFIX))
-    assert files_of(cache) == []
-    file = keep(cache, target)
-    written = file.stat().st_ino, file.stat().st_mtime_ns
-    keep(cache, target)
-    assert (file.stat().st_ino, file.stat().st_mtime_ns) == written
-    file.unlink()
-    assert keep(cache, target) == file
 
 
 class Holding(Executor):
@@ -226,22 +185,6 @@ class Holding(Executor):
         held, self.held = self.held, []
         for future, job in held:
             future.set_result(job())
-
-
-def test_what_waits_to_be_written_is_bounded_and_each_waits_once(
-    cache: SpeculationCache, target: TargetModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row, executor = target.kv_shape.row_bytes, Holding()
-    monkeypatch.setattr(kept_prefixes, "MAX_WAITING_BYTES", 250 * row)
-    kept, slots = kept_in(cache, target, executor=executor), [prefilled(target, [n, *PROMPT]) for n in range(4)]
-    for slot in (slots[0], slots[0], slots[1], slots[2]):
-        kept.keep("shop", slot, 100)
-    assert len(executor.held) == 2
-    executor.run()
-    assert len(files_of(cache)) == 2
-    kept.keep("shop", slots[2], 100)
-    executor.run()
-    assert len(files_of(cache)) == 3
 
 
 def test_a_forget_reaches_what_waits_to_be_written(cache: SpeculationCache, target: TargetModel) -> None:
@@ -272,21 +215,6 @@ def test_what_redaction_would_touch_is_not_kept(tmp_path: Path, target: TargetMo
         with SpeculationCache.open(tmp_path / pattern, embedder=HashEmbedder(), redact=redact) as cache:
             kept_in(cache, target).keep("shop", prefilled(target), len(PREFIX))
             assert len(files_of(cache)) == number
-
-
-def test_a_disk_that_runs_full_is_told_once_and_not_written_again(
-    cache: SpeculationCache, target: TargetModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(file: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(prefix_files, "new_file", fail)
-    kept = kept_in(cache, target)
-    with caplog.at_level(logging.WARNING):
-        for number in range(3):
-            kept.keep("shop", prefilled(target, [number, *PROMPT]), len(PREFIX))
-    told = [record.getMessage() for record in caplog.records]
-    assert told == ["prefixes are no longer kept: [Errno 28] No space left on device"]
 
 
 # Engines

@@ -27,7 +27,7 @@ from precedent.errors import GenerationError, RequestCancelled
 from precedent.runtime.failures import OutOfMemory
 from precedent.target import TargetModel
 from precedent.target.load.first_layers import first_layers
-from precedent_testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
+from precedent_testing.drafters import NullDrafter, RandomDrafter
 
 
 def add(scheduler: Scheduler, *requests: QueuedSequence) -> None:
@@ -106,26 +106,6 @@ def test_a_common_beginning_is_not_shared_across_tenants(target: WatchedTarget) 
     assert second.generation.result().cached_prompt_tokens == 0
 
 
-@pytest.mark.parametrize("how", ["cancelled", "failed"])
-def test_who_waits_for_a_beginning_goes_on_when_it_is_given_up(target: WatchedTarget, how: str) -> None:
-    scheduler, system = scheduler_on(target), prompt_of(600)
-    first, second = (request_for(target, with_tail(system, i)) for i in range(2))
-    add(scheduler, first, second)
-    scheduler.round()
-    assert 0 < first.num_prefilled < 600
-    assert not second.started
-    if how == "cancelled":
-        first.generation.cancel()
-    else:
-        broken = first.slot
-        target.guilty = lambda slot: ValueError("boom") if slot is broken else None
-    run(scheduler)
-    error_of(first)
-    result = second.generation.result()
-    assert result.token_ids == answer_alone(second.prompt_ids)
-    assert result.cached_prompt_tokens == (first.num_prefilled if how == "cancelled" else 0)
-
-
 # Memory
 
 
@@ -147,24 +127,6 @@ def test_what_does_not_fit_waits_and_nobody_overtakes_it(target: WatchedTarget) 
     assert most <= scheduler.admission.max_kv_bytes
     assert all(len(r.generation.result().token_ids) == 8 for r in requests)
     assert nothing_is_held(scheduler)
-
-
-def test_idle_conversations_give_way_to_requests(target: WatchedTarget) -> None:
-    """Their memory is used while nobody needs it; the oldest go first."""
-    small, large = target.kv_bytes(60), target.kv_bytes(600)
-    scheduler = scheduler_on(target, EngineLimits(max_kv_bytes=large + small))
-    for number in range(3):
-        add(scheduler, request_for(target, prompt_of(8, number)))
-        run(scheduler)
-    assert scheduler.admission.idle_bytes == 3 * small
-    add(scheduler, request_for(target, prompt_of(540, 9)))
-    scheduler.round()
-    assert scheduler.admission.idle_bytes == small
-    run(scheduler)
-    latest = request_for(target, prompt_of(8, 2))
-    add(scheduler, latest)
-    run(scheduler)
-    assert latest.generation.result().cached_prompt_tokens == 7
 
 
 def test_memory_that_runs_out_is_said_clearly_and_idle_conversations_are_given_up(target: WatchedTarget) -> None:
@@ -240,18 +202,6 @@ def test_only_the_guilty_one_fails_in_a_shared_step(target: WatchedTarget, error
     assert scheduler.metrics(0).num_requests_failed == 1
 
 
-def test_a_step_whose_loop_fails_ends_its_requests_and_not_the_scheduler(target: WatchedTarget) -> None:
-    scheduler, (first, second) = scheduler_on(target), (request_for(target, prompt_of(6)) for _ in range(2))
-    add(scheduler, first)
-    target.commit_all = None  # type: ignore[assignment, method-assign]
-    run(scheduler)
-    assert "TypeError while stepping" in str(error_of(first))
-    del target.commit_all
-    add(scheduler, second)
-    run(scheduler)
-    assert second.generation.result().token_ids == answer_alone(prompt_of(6))
-
-
 @pytest.mark.parametrize("drafting", ["nothing", "a draft model", "an early exit"])
 def test_what_a_request_held_goes_with_it(target: WatchedTarget, drafting: str) -> None:
     """Keys and values are large: they cannot wait for the garbage collector."""
@@ -273,19 +223,6 @@ def test_what_a_request_held_goes_with_it(target: WatchedTarget, drafting: str) 
         assert gone() is None
     finally:
         gc.enable()
-
-
-def test_tokens_that_do_not_exist_are_never_scored(target: WatchedTarget) -> None:
-    """A damaged memory may propose any number; an embedding that is not there would fail the whole step."""
-    scheduler, answer = scheduler_on(target), answer_alone(prompt_of(6))
-    mad = request_for(target, prompt_of(6), OracleDrafter([answer[0], 10**6, *answer[2:]]))
-    negative = request_for(target, prompt_of(6), OracleDrafter([-5, *answer]))
-    add(scheduler, mad, negative)
-    run(scheduler)
-    for request in (mad, negative):
-        assert request.generation.result().token_ids == answer
-        assert request.stats.num_steps >= 2
-    assert sum(target.batches) == mad.stats.num_steps + negative.stats.num_steps, "a forward had to be repeated"
 
 
 # What is measured

@@ -14,7 +14,7 @@ import pytest
 from helpers.small_engines import PLAIN, PROMPT
 
 from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
-from precedent.drafters import DrafterParts, DraftKind, check_known, kind_of, load_draft
+from precedent.drafters import DrafterParts, check_known, load_draft
 from precedent.engine.engine import Engine
 from precedent.errors import CapacityError, ConfigError, ModelLoadError
 from precedent.planning.costs import CostCurve
@@ -97,12 +97,6 @@ def engine_on(draft: Any, **settings: Any) -> Iterator[Engine]:
         engine.close()
 
 
-def test_a_registered_kind_is_a_draft_kind(oracle: Oracle, folder: Path) -> None:
-    assert isinstance(oracle, DraftKind)
-    assert kind_of(folder) is oracle
-    assert kind_of(tiny_causal_lm()) is None
-
-
 @pytest.mark.parametrize("names", [None, ("draft-model",), ("oracle",), ("draft-model", "oracle")])
 def test_a_draft_of_a_kind_drafts_as_the_draft_model(
     oracle: Oracle, folder: Path, names: tuple[str, ...] | None
@@ -148,15 +142,6 @@ def test_a_request_reserves_what_its_drafters_say(oracle: Oracle, folder: Path) 
         ).result()
         with pytest.raises(CapacityError, match="max_kv_bytes"):
             engine.submit(PROMPT, SamplingParams(max_tokens=12))
-
-
-def test_it_cannot_draw_ahead(oracle: Oracle, folder: Path) -> None:
-    """What it reads is not there yet."""
-    with (
-        pytest.raises(ConfigError, match=r"oracle reads what the target computed"),
-        engine_on(folder, loop="pearl"),
-    ):
-        pass
 
 
 def test_a_package_that_cannot_be_imported_is_left_out(

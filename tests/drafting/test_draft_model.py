@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -24,22 +22,18 @@ from precedent.decoding.proposal import Proposal, draw, plan
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters import Candidates, DrawSession, Request
 from precedent.drafters.base import Draw
-from precedent.drafters.model.distribution import DraftedToken, sample_beside, sample_with_one_read
+from precedent.drafters.model.distribution import sample_beside
 from precedent.drafters.model.drafter import DraftModelDrafter
-from precedent.drafters.model.place import CATCH_UP_LIMIT
 from precedent.engine.engine import Engine
 from precedent.errors import GenerationError
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Limits, Plan, Planner
-from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import CounterRng, Rng, entropy_rng
 from precedent.target import Slot, TargetModel
 from precedent.target.load.first_layers import exits_early, first_layers
-from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder, chain
-from precedent_cuda.host_waits import HostWaits
+from precedent.tree import CandidateTree, TreeBuilder, chain
 from precedent_testing.replay_rng import enumerate_outcomes
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
-from precedent_testing.trees import check_tree
 
 TINY = {"vocab_size": 24, "num_hidden_layers": 2, "hidden_size": 16}
 PROMPTS = ([3, 1, 4], [5] * 60, [9, 2, 6, 5, 3, 5])
@@ -64,82 +58,9 @@ def fresh_row(model: TargetModel, token_ids: Sequence[int]) -> Tensor:
         return row
 
 
-@pytest.mark.parametrize("missed", [1, 3, CATCH_UP_LIMIT + 9])
-def test_the_draft_models_kv_cache_stays_in_step(missed: int) -> None:
-    """Whatever was drafted and rejected before, the next draws are those of a fresh model (float64)."""
-    model, choose, context = tiny(), random.Random(1), [3, 1, 4, 1, 5]
-    session = beginning(model, context, SamplingParams(), "greedy")
-    for step in range(6):
-        builder = TreeBuilder()
-        session.draw(builder, 3, CounterRng(0, step))
-        expected, text = [], list(context)
-        for _ in range(3):
-            expected.append(int(fresh_row(model, text).argmax()))
-            text.append(expected[-1])
-        assert builder.token_ids == expected
-        new = [choose.randrange(16) for _ in range(missed)] if step % 2 else [*expected, 7][: choose.randrange(1, 5)]
-        session.committed(new)
-        context += new
-
-
-def test_draws_carry_the_row_they_were_drawn_from_without_the_cached_siblings() -> None:
-    """The distribution of the first draw is the draft model's own row, the cached tokens excluded."""
-    model, sampling = tiny(), SamplingParams(temperature=0.8, top_p=0.95)
-    builder, row = TreeBuilder(), fresh_row(model, [3, 1, 4])
-    cached = row.topk(2).indices.tolist()
-    for token in cached:
-        builder.add_fixed(ROOT, token, "recall")
-    beginning(model, [3, 1, 4], sampling, "traversal").draw(builder, 1, CounterRng(5, 0))
-    tree = builder.build()
-    check_tree(tree)
-    drawn = tree.candidates_at[ROOT][0]
-    assert isinstance(drawn.distribution, Sampled)
-    expected = probs_of(row, sampling)
-    expected[cached] = 0
-    torch.testing.assert_close(drawn.distribution.probs(), expected / expected.sum(), rtol=0, atol=1e-12)
-    assert tree.token_ids[drawn.child] not in cached
-
-
-def test_exclusion_gives_way_when_nothing_else_could_be_drawn() -> None:
-    """All of the draft model's mass on a cached token: it may be drawn again, and is one node, listed as drawn."""
-    model, builder = tiny(), TreeBuilder()
-    top = int(fresh_row(model, [3, 1, 4]).argmax())
-    builder.add_fixed(ROOT, top, "recall")
-    beginning(model, [3, 1, 4], SamplingParams(temperature=0.8, top_k=1), "traversal").draw(
-        builder, 1, CounterRng(5, 0)
-    )
-    tree = builder.build()
-    check_tree(tree)
-    assert tree.token_ids == (top,)
-    assert isinstance(tree.candidates[0].distribution, Sampled)
-
-
-def test_a_draw_with_one_read_is_the_draw_of_the_same_random_number() -> None:
-    """Siblings that leave much, little, nothing, and none at all; a row of one token."""
-    generator, fell_back = torch.Generator().manual_seed(0), 0
-    for number in range(120):
-        row = torch.rand(12, generator=generator).pow(8 * (number % 3)).softmax(0)
-        siblings = tuple(torch.randperm(12, generator=generator)[: number % 5].tolist())
-        if number % 7 == 0:
-            row = torch.zeros(12).index_fill_(0, torch.tensor([*siblings, 3]), 1.0)
-            row /= row.sum()
-        given = row, siblings, CounterRng(9, number), number, "draft"
-        with torch.inference_mode(), HostWaits() as waits:
-            token, distribution = sample_with_one_read(*given)
-        assert waits.names == ["resolve_neg"], "one list is read"
-        expected = sample_beside(*given)
-        assert token == expected.token_id
-        assert isinstance(distribution, Sampled)
-        assert isinstance(expected.distribution, Sampled)
-        assert (distribution.excluded, distribution.row is row) == (expected.distribution.excluded, True)
-        fell_back += bool(siblings) and not distribution.excluded
-    assert fell_back > 2
-
-
-@pytest.mark.parametrize("draw", [sample_beside, sample_with_one_read])
-def test_a_row_that_holds_nan_is_not_drawn_from(draw: Callable[..., DraftedToken]) -> None:
+def test_a_row_that_holds_nan_is_not_drawn_from() -> None:
     with pytest.raises(GenerationError, match="hold NaN"):
-        draw(torch.full((5,), torch.nan), (1,), CounterRng(0, 0), 0, "draft")
+        sample_beside(torch.full((5,), torch.nan), (1,), CounterRng(0, 0), 0, "draft")
 
 
 def turn(drafter: DraftModelDrafter, prompt: list[int], tenant: str) -> tuple[int, list[int]]:
@@ -221,43 +142,6 @@ def drafted(running: Sequence[DecodingSequence], planner: Planner) -> list[Propo
     return proposals
 
 
-@pytest.mark.parametrize("mode", ["greedy", "traversal"])
-def test_each_request_samples_what_it_would_have_sampled_alone(mode: str) -> None:
-    """Chains of different lengths, over several steps, distributions and excluded siblings included (float64)."""
-    model, sampling = Watched(), SamplingParams() if mode == "greedy" else SamplingParams(temperature=0.9)
-    drafters = DraftModelDrafter(model), DraftModelDrafter(model)
-    together, alone = (
-        [drafter.begin(Request(str(i), tuple(p), sampling, mode=mode)) for i, p in enumerate(PROMPTS)]
-        for drafter in drafters
-    )
-    for number, lengths in enumerate([(3, 1, 4), (2, 5, 2)]):
-        rng = [CounterRng(i, number) for i in range(len(PROMPTS))]
-        ours, theirs = ([TreeBuilder() for _ in PROMPTS] for _ in range(2))
-        for builder in (*ours, *theirs):
-            builder.add_fixed(ROOT, 7, "cache")
-        model.batches.clear()
-        draws = [Draw(*given) for given in zip(together, ours, lengths, rng, strict=True)]
-        together[0].draw_together(draws)
-        assert [each.error for each in draws] == [None] * 3
-        assert all(each.seconds > 0 for each in draws)
-        assert model.batches == [sum(length > place for length in lengths) for place in range(max(lengths))]
-        for one, other, length, its_rng, mine, its in zip(together, alone, lengths, rng, ours, theirs, strict=True):
-            other.draw(its, length, its_rng)
-            assert_equal(mine.build(), its.build())
-            assert len(mine) == 1 + length or mode == "greedy"
-            one.committed([4, 8])
-            other.committed([4, 8])
-
-
-def assert_equal(one: CandidateTree, other: CandidateTree) -> None:
-    assert (one.token_ids, one.parents, one.sources) == (other.token_ids, other.parents, other.sources)
-    for mine, its in zip(one.candidates, other.candidates, strict=True):
-        assert (mine.child, type(mine.distribution)) == (its.child, type(its.distribution))
-        if isinstance(mine.distribution, Sampled) and isinstance(its.distribution, Sampled):
-            assert mine.distribution.excluded == its.distribution.excluded
-            torch.testing.assert_close(mine.distribution.row, its.distribution.row, rtol=0, atol=1e-12)
-
-
 def test_a_step_of_three_requests_draws_in_as_many_forwards_as_its_longest_chain() -> None:
     draft, planner = Watched(), AlwaysDraws([2, 3, 1])
     running = sequences(draft)
@@ -295,19 +179,6 @@ def test_a_request_whose_drawing_fails_fails_alone() -> None:
     assert isinstance(broken.error, RuntimeError)
     assert whole.error is None
     assert len(whole.builder) == 2
-
-
-def test_a_distribution_wider_than_the_targets_rows_is_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:
-    """A drafter that does not cut its rows where the tokenizer ends, and one that samples an id beyond it."""
-    caplog.set_level(logging.INFO)
-    running = sequences(tiny(), SamplingParams(temperature=1.0))
-    for each in running[:2]:
-        each.request = replace(each.request, num_tokens=20)  # its drafter was told of none
-    proposals = drafted(running, AlwaysDraws([2]))
-    assert "from a distribution of shape (24,), and the target chooses among 20 tokens" in caplog.text
-    assert [len(each.tree) for each in proposals] == [0, 0, 2]
-    assert [each.error for each in running] == [None] * 3
-    assert [list(each.sessions) for each in running] == [[], [], ["draft-model"]]
 
 
 class RngOf:

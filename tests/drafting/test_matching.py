@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from precedent.drafters import Candidates
 from precedent.drafters.matching.context_order import LENGTHS_BELOW_BEST, MAX_MATCH, START
-from precedent.drafters.matching.occurrences import HIT, Occurrences, VoteWeights
-from precedent.drafters.matching.token_index import TokenIndex, reversed_context
-from precedent.drafters.matching.vote_tree import MAX_DEPTH, VotePrior, grow, prior_estimate
+from precedent.drafters.matching.occurrences import HIT, Occurrences, VoteWeights, find
+from precedent.drafters.matching.token_index import NOWHERE, TokenIndex, reversed_context
+from precedent.drafters.matching.vote_tree import VotePrior, grow
 from precedent.tree import ROOT
 
 TOKENS = st.sampled_from([0, 1, 2, 2**31 - 1])
@@ -36,7 +36,7 @@ def match(
     """The occurrences of a context, in order of the text; slots weigh the same, but for the hits."""
     rows = [(-1, 0, 0.0), *((slot, 1, weight) for slot, weight in sorted((hits or {}).items()))]
     weights = VoteWeights(np.array(rows, dtype=HIT), np.zeros(len(index.sequence_ids) + 1), 1e-3)
-    found = index.match(reversed_context(context), weights, limit, index.order_of(list(hits or {})))
+    found = find(index.text, index.order_of(list(hits or {})), index.order, reversed_context(context), weights, limit)
     return found[np.argsort(found["position"])]
 
 
@@ -103,25 +103,6 @@ def test_matches_and_continuations_equal_the_naive_reference(
     assert all(index.tokens(key).tolist() == tokens for key, tokens in kept.items())
 
 
-def test_many_tokens_are_found_while_the_index_grows_and_forgets() -> None:
-    rng, index, kept = np.random.default_rng(5), TokenIndex(), dict[int, list[int]]()
-    for key in range(60):
-        kept[key] = rng.integers(0, 30, rng.integers(0, 60)).tolist()
-        index.append(key, kept[key])
-        if key % 9 == 8:
-            index.forget([key - 4])
-            del kept[key - 4]
-            check_matches(index, kept, [kept[key], kept[key - 1]][key % 2][:6] or [START])
-    assert len(index.order) == sum(map(len, kept.values()))
-
-
-def test_nothing_of_a_forgotten_sequence_stays() -> None:
-    index = indexed([[7, 8, 9], [1, 2]])
-    index.forget([100])
-    assert not np.isin([7, 8, 9], index.text.tokens).any()
-    assert not len(match(index, [7, 8]))
-
-
 def test_no_match_crosses_a_boundary_and_the_start_is_an_anchor() -> None:
     """At step 0 the context is the START mark, which stands before every sequence and nowhere else."""
     index = indexed([[1, 2], [3, 4], [1, 5]])
@@ -132,24 +113,6 @@ def test_no_match_crosses_a_boundary_and_the_start_is_an_anchor() -> None:
     assert following(index, match(index, [START])) == [(1,), (3,), (1,)]
     assert match(index, [START, 1])["length"].tolist() == [2, 2]
     assert len(match(index, [99])) == len(match(index, [])) == len(match(TokenIndex(), [START])) == 0
-
-
-def test_the_limit_keeps_long_matches_then_preferred_then_new_ones() -> None:
-    index = indexed([[9, 1, 2, 50], [1, 2, 51], [1, 2, 52], [1, 2, 53]])
-    assert following(index, match(index, [9, 1, 2], limit=2)) == [(50,), (53,)]
-    assert following(index, match(index, [9, 1, 2], limit=2, hits={1: 3.0})) == [(50,), (51,)]
-
-
-def test_a_crowd_is_sampled_evenly_and_hits_are_found_in_it() -> None:
-    """Among more places than are looked at, those of hits are never missed, and none comes twice."""
-    index = indexed([[1, 2, 1000 + number] for number in range(3000)])
-    numbers = sorted(token - 1000 for (token,) in following(index, match(index, [1, 2])))
-    assert len(numbers) >= 200
-    assert max(b - a for a, b in itertools.pairwise([0, *numbers, 3000])) < 60
-    found = match(index, [1, 2], 8, {17: 5.0, 2900: 4.0})
-    assert {(1017,), (3900,)} <= set(following(index, found))
-    assert len(found) == len(set(found["position"].tolist())) == 8
-    assert found["bin"].tolist().count(1) == 2
 
 
 # The tree that grows from votes
@@ -165,7 +128,7 @@ def grown(
     index = indexed([[CONTEXT, *row] for row in rows])
     hits = [(-1, 0, 0.0), *((slot, 0, float(np.log(weight))) for slot, weight in enumerate(weights))]
     weighing = VoteWeights(np.array(hits, dtype=HIT), np.zeros(len(rows)), 0.0)
-    votes = index.match(reversed_context([CONTEXT]), weighing, 1000)
+    votes = find(index.text, NOWHERE, index.order, reversed_context([CONTEXT]), weighing, 1000)
     nodes, heaviest = grow(index.text.tokens, votes, budget, BELIEVES_SHARES, np.array(end_ids, dtype=np.int32))
     return Candidates("test", nodes), votes["slot"][heaviest].tolist()
 
@@ -190,35 +153,3 @@ def test_shares_equal_the_votes_counted_by_hand(votes: list[tuple[list[int], flo
         assert estimate == pytest.approx(min(max(share, 1e-4), 0.9999))
     heavy = {tuple(row[:1]) for row in rows if sum(w for r, w in votes if r[0] == row[0]) > 0.05 * sum(weights)}
     assert heavy <= set(paths)
-
-
-def test_the_tree_branches_where_votes_split_and_ends_where_texts_do() -> None:
-    """Two continuations appear below their common prefix; nothing hangs below an end token."""
-    found, _ = grown([[1, 2, 3, 4], [1, 2, 5, 6]], [1.0, 1.0], 6)
-    assert found.token_ids[:2] == [1, 2]
-    assert {found.parents[found.token_ids.index(token)] for token in (3, 5)} == {1}
-    assert sorted(found.token_ids) == [1, 2, 3, 4, 5, 6]
-    ended, _ = grown([[1, 2, 3], [4]], [1.0, 1.0], 10, end_ids=(2,))
-    assert sorted(ended.token_ids) == [1, 2, 4]
-
-
-def test_the_best_row_is_the_heaviest_vote() -> None:
-    found, heaviest = grown([[1, 2], [1, 3], [1, 2]], [1.0, 5.0, 2.0], 10)
-    assert dict(zip(found.token_ids, heaviest, strict=True)) == {1: 1, 3: 1, 2: 2}
-
-
-def test_the_prior_grows_with_votes_and_match_length() -> None:
-    """More agreement and longer matches are believed more, and nothing is certain."""
-    prior = VotePrior(offset=-1.3, odds=0.8, length=0.5, number=0.1, similarity=0.1, sure_from=4.0, doubt=0.1)
-    evidence = [(0.2, 5, 3, 0), (0.8, 5, 3, 0), (0.8, 5, 12, 0), (0.8, 5, 12, 3), (0.8, 5, 12, 4)]
-    estimates = [prior_estimate(prior, *features) for features in evidence]
-    assert estimates == sorted(estimates)
-    assert 0 < estimates[0] < estimates[-1] < 1
-
-
-def test_a_continuation_is_followed_as_deep_as_allowed() -> None:
-    """One long chain, with distinct bins where the evidence differs."""
-    found, _ = grown([list(range(100, 300))] * 40, [1.0] * 40, 1000)
-    assert found.token_ids == list(range(100, 100 + MAX_DEPTH))
-    assert found.parents == [ROOT, *range(MAX_DEPTH - 1)]
-    assert len(set(found.nodes["bin"].tolist())) > 3

@@ -17,7 +17,6 @@ from precedent.config import SamplingParams
 from precedent.drafters import Candidates, DrafterParts, Request, load_drafters
 from precedent.drafters.recall.drafter import RecallDrafter
 from precedent.drafters.recall.tenant_memory import TenantMemory
-from precedent.drafters.recall.weights import RECORD, SAME_STEP, SAME_TOOLS, YOUTH, kinship
 from precedent.runtime.background import AtOnce
 from precedent.tree import ROOT
 from precedent_testing.embedders import HashEmbedder
@@ -123,16 +122,6 @@ def test_step_zero_is_decided_by_similarity(cache: ListedCompletions) -> None:
         assert estimates(found)[nearest,] > 2 * estimates(found)[other,] > 0
 
 
-def test_an_exactly_equal_prompt_beats_every_similarity(cache: ListedCompletions) -> None:
-    """The completion that answered this very prompt comes first, even before the search is done."""
-    cache.add([20, 21, END])
-    cache.add([10, 11, END], prompt=(7, 7, 7))
-    cache.add([20, 21, END])
-    cache.near["q"] = {1: 0.99, 2: 0.2, 3: 0.99}
-    assert first_path(recall_from(cache).begin(request((7, 7, 7))).match(8)) == [10, 11, END]
-    assert first_path(recall_from(cache).begin(request((7, 7))).match(8))[0] == 20
-
-
 def test_an_exact_repeat_is_one_long_chain(cache: ListedCompletions) -> None:
     """A stored answer to the same prompt is drafted in chunks of 64 tokens, straight on after each commit."""
     answer = [*range(100, 250), END]
@@ -179,52 +168,6 @@ def test_drafting_resumes_behind_a_slot_that_differs(
     assert first_path(session.match(16)) == expected
 
 
-def test_tenants_never_meet(cache: ListedCompletions) -> None:
-    """A tenant is offered nothing of another's, neither at step 0 nor by a matching suffix."""
-    cache.add([10, 11, 12, 13, END], tenant="other")
-    cache.near["q"] = {1: 1.0}
-    drafter = recall_from(cache)
-    assert first_path(drafter.begin(request(tenant="other")).match(8)) == [10, 11, 12, 13, END]
-    session = drafter.begin(request(tenant="own"))
-    assert len(session.match(8)) == 0
-    session.committed([10, 11])
-    assert len(session.match(8)) == 0
-
-
-def test_new_completions_are_seen_by_the_next_request_and_forgotten_ones_by_none(cache: ListedCompletions) -> None:
-    """What the cache forgot is erased before the next request, also for a request that is running."""
-    drafter = recall_from(cache)
-    assert len(drafter.begin(request()).match(8)) == 0
-    gone = cache.add([10, 11, 12, 13, 14, END])
-    cache.add([20, 21, END])
-    running = drafter.begin(request())
-    running.match(8)
-    running.committed([10, 11])
-    assert first_path(running.match(8)) == [12, 13, 14, END]
-    cache.forget(gone)
-    cache.add([30, 31, END])
-    found = estimates(drafter.begin(request()).match(8))
-    assert found.keys() == {(20,), (20, 21), (20, 21, END), (30,), (30, 31), (30, 31, END)}
-    assert len(running.match(8)) == 0
-    assert drafter.held()[0] == 2
-
-
-def test_matching_does_not_wait_for_the_search(cache: ListedCompletions) -> None:
-    """Before the hits arrive drafting works unweighted; afterwards they weigh."""
-    executor = Later()
-    cache.add([10, 11, END])
-    cache.add([20, 21, END])
-    cache.near["q"] = {1: 0.95, 2: 0.2}
-    drafter = recall_from(cache, executor)
-    drafter.begin(request(query=""))
-    executor.run()
-    session = drafter.begin(request())
-    before = estimates(session.match(8))
-    executor.run()
-    assert before[10,] == pytest.approx(before[20,], rel=1e-3)  # the newer one weighs a trace more
-    assert estimates(session.match(8))[10,] > before[10,]
-
-
 def test_what_was_read_ahead_is_drafted_before_the_first_search(cache: ListedCompletions) -> None:
     """A new process is warm at its first request, for the tenants that it read ahead and for no others."""
     cache.add([10, 11, END], tenant="shop")
@@ -247,44 +190,11 @@ def test_credit_goes_once_to_the_completions_that_were_right_or_wrong(cache: Lis
     assert cache.credited == [{right: (3, 1), wrong: (0, 1)}]
 
 
-def test_a_failing_search_is_said_and_drafting_goes_on(
-    cache: ListedCompletions, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An embedder that breaks costs the similarity, not the request."""
-
-    def broken(*_: Any, **__: Any) -> list[Hit]:
-        raise RuntimeError("the embedder is gone")
-
-    monkeypatch.setattr(cache, "recall", broken)
-    cache.add([10, 11, END])
-    drafter = recall_from(cache)
-    for _ in range(5):
-        assert first_path(drafter.begin(request()).match(8)) == [10, 11, END]
-    assert caplog.text.count("the speculation cache is switched off") == 1
-    assert "the embedder is gone" in caplog.text
-
-
 # Kinship
 
 
 def completion(number: int, **fields: Any) -> Completion:
     return Completion((number,), TOKENIZER, "model", id=number, **fields)
-
-
-def test_the_same_step_and_the_same_tools_count_only_where_they_are_said() -> None:
-    pair = [completion(1, workflow_step="refund", tools="abc"), completion(2, workflow_step="greet", tools="xyz")]
-    found = kinship(pair, request(workflow_step="refund", tools="abc"))
-    assert found[1] - found[2] == pytest.approx(SAME_STEP + SAME_TOOLS - YOUTH / 2)
-    unsaid = kinship([completion(1), completion(2, workflow_step="greet")], request())
-    assert unsaid[1] - unsaid[2] == pytest.approx(-YOUTH / 2)
-
-
-def test_a_record_needs_many_tokens_and_is_bounded() -> None:
-    near = [completion(5, accepted=2), completion(6, accepted=500, rejected=10), completion(7, rejected=10_000)]
-    few, many, bad = kinship(near, request()).values()
-    assert 0 < few - YOUTH / 3 < RECORD / 3
-    assert many - YOUTH * 2 / 3 == pytest.approx(RECORD)
-    assert bad - YOUTH == pytest.approx(-RECORD)
 
 
 # On the library's own cache
@@ -303,22 +213,6 @@ def test_of_two_answers_to_the_same_words_the_one_from_the_same_place_comes_firs
         cache.credit({first: (200, 5), second: (5, 200)})
         assert first_path(drafter.begin(request(query="refund order 7")).match(4))[0] == 10
         drafter.close()
-
-
-def test_search_exact_prompt_credit_and_forgetting_in_the_speculation_cache() -> None:
-    with SpeculationCache.open(embedder=HashEmbedder()) as cache:
-        cancel = Completion((20, 21, END), TOKENIZER, "model", query="cancel the order of yesterday")
-        refund = Completion((10, 11, 12, END), TOKENIZER, "model", query="where is my refund")
-        ids = [cache.insert(each) for each in (cancel, refund)]
-        drafter = recall_from(cache)
-        session = drafter.begin(request(query="where is the refund of mine"))
-        assert first_path(session.match(8)) == [10, 11, 12, END]
-        session.committed([10, 11, 12, END])
-        session.end()
-        drafter.close()
-        assert {c.id: (c.accepted, c.rejected) for c in cache.list()} == {ids[0]: (0, 1), ids[1]: (4, 0)}
-        cache.forget(ids=[ids[1]])
-        assert first_path(drafter.begin(request(query="where is my refund")).match(8)) == [20, 21, END]
 
 
 def answer(number: int) -> tuple[int, ...]:

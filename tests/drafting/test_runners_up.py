@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.enumeration import RngOfAStep
 from helpers.random_trees import toy_model
+from helpers.stepping import AllCandidates, run, start
 from helpers.tabled_model import TabledModel
 from torch import Tensor
 
@@ -20,8 +21,7 @@ from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters import Request
 from precedent.drafters.base import DrawSource
 from precedent.drafters.model.drafter import DraftModelDrafter
-from precedent.planning.costs import CostCurve
-from precedent.planning.planner import DEEPEST_DRAW, Limits, Plan, Planner
+from precedent.planning.planner import Limits, Plan
 from precedent.sampling.rng import CounterRng, Rng, entropy_rng
 from precedent.target import TargetModel
 from precedent.tree import ROOT, TreeBuilder
@@ -34,14 +34,12 @@ EXACT, VOCABULARY = 1e-12, 3
 PROMPT = (5, 6, 7)
 
 
-class TwoDraws(Planner):
+class TwoDraws(AllCandidates):
     """All fixed candidates, two samples and a second token beside each, whatever pays; notes what it is told."""
 
     def plan(self, candidates: Sequence[Any], draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
         self.told = {name: source.runners_up for name, source in draw_sources.items()}
-        self.cost.table[:] = 1.0
-        plan = super().plan(candidates, {}, limits)
-        plan.draws = {name: min(2, limits.max_depth) for name in draw_sources}
+        plan = super().plan(candidates, draw_sources, limits)
         plan.runners_up = {name: 2 for name, source in draw_sources.items() if source.runners_up}
         return plan
 
@@ -65,14 +63,9 @@ def decode(
     rng_of: Any = None,
 ) -> tuple[DecodingSequence, TwoDraws]:
     """A whole answer through the real loop, and its planner."""
-    slot, planner = target.new_slot(), TwoDraws(CostCurve())
-    target.prefill(slot, prompt)
-    request = Request("test", tuple(prompt), sampling, mode=mode)
-    sessions = {drafter.name: drafter.begin(request) for drafter in drafters}
-    sequence = DecodingSequence(request, slot, sampling.max_tokens, rng_of or entropy_rng(3), sessions=sessions)
-    while not sequence.finished:
-        DecodeLoop(target, planner).step([sequence])
-    assert sequence.error is None
+    given, planner = {"prompt": prompt, "mode": mode, "ends": frozenset()}, TwoDraws(2)
+    sequence = start(target, drafters, sampling, rng_of=rng_of or entropy_rng(3), **given)
+    run(target, sequence, DecodeLoop(target, planner))
     return sequence, planner
 
 
@@ -121,17 +114,6 @@ def test_a_greedy_runner_up_is_the_next_best_token_that_nobody_named() -> None:
     assert builder.runners_up == {2, 3}
 
 
-def test_a_sampled_runner_up_excludes_what_is_there() -> None:
-    builder = draw_tree("traversal", 2, cached=9)
-    tree = builder.build()
-    for node in builder.runners_up:
-        (candidate,) = [each for each in tree.candidates if each.child == node]
-        siblings = [i for i, parent in enumerate(tree.parents) if parent == candidate.parent and i != node]
-        excluded = candidate.distribution.excluded  # type: ignore[union-attr]
-        assert set(excluded) == {tree.token_ids[i] for i in siblings}
-        assert tree.token_ids[node] not in excluded
-
-
 def test_a_text_whose_second_guesses_are_right_needs_half_the_steps() -> None:
     """And it is plain decoding's, to the token: the draft's likeliest token is one that the target never says."""
     target, draft, sampling = tiny(), tiny(), SamplingParams(max_tokens=20)
@@ -157,35 +139,3 @@ def test_other_modes_get_none(mode: str, expected: bool) -> None:
     done, planner = decode(tiny(), [DraftModelDrafter(tiny())], sampling, mode)
     assert planner.told == {"draft-model": expected}
     assert done.stats.num_draft_tokens > 0
-
-
-def plan_of(first: float, second: float, dear_from: int, max_draws: int = 8, *, runners_up: bool = True) -> Plan:
-    """Where so much is accepted of the first and the second choice, and rows above a width cost a lot."""
-    planner = Planner(CostCurve.through({1: 30.0, dear_from: 30.0, dear_from + 1: 60.0, 257: 4000.0}))
-    planner.observe_draws("draft", 1, 0, 1.0)
-    planner.gates["draft"].probe_steps_left = 0
-    for depth in range(1, DEEPEST_DRAW + 1):
-        for number in range(400):
-            planner.calibration.observe("draft", depth, number % 100 < 100 * first)
-            planner.calibration.observe("draft", DEEPEST_DRAW + depth, number % 100 < 100 * second)
-    return planner.plan([], {"draft": DrawSource(0, runners_up)}, Limits(8, max_draws, 100, frozenset()))
-
-
-def test_rows_must_pay_and_all_together_are_no_more_than_may_be_sampled() -> None:
-    free = plan_of(0.7, 0.2, dear_from=16)
-    assert free.draws["draft"] + free.runners_up["draft"] == 8
-    assert free.runners_up["draft"] > 0
-    assert plan_of(0.7, 0.2, dear_from=16, max_draws=4).runners_up["draft"] <= 2
-    assert plan_of(0.7, 0.01, dear_from=2).runners_up.get("draft", 0) == 0
-    assert plan_of(0.7, 0.2, dear_from=16, runners_up=False).runners_up.get("draft", 0) == 0
-
-
-def test_what_came_of_second_choices_is_learned_apart() -> None:
-    planner, builder = Planner(CostCurve()), TreeBuilder()
-    first = builder.add_fixed(ROOT, 1, "draft")
-    builder.runners_up.add(builder.add_fixed(ROOT, 2, "draft"))
-    before = [planner.calibration.probability("draft", bin_, 0.5) for bin_ in (1, DEEPEST_DRAW + 1)]
-    planner.observe(Plan(builder, draws={"draft": 1}), builder.build(), (first,))
-    after = [planner.calibration.probability("draft", bin_, 0.5) for bin_ in (1, DEEPEST_DRAW + 1)]
-    assert after[0] > before[0]
-    assert after[1] < before[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from itertools import count, repeat
 
@@ -87,12 +86,6 @@ def filled(template: Template, **values: str) -> ParsedCall:
     return call
 
 
-def test_a_call_without_arguments_is_all_literal() -> None:
-    function = {"type": "function", "function": {"name": "list_documents"}}
-    (template,) = tool_templates([function])
-    assert template.parts == ('<tool_call>\n{"name": "list_documents", "arguments": {}}\n</tool_call>',)
-
-
 def test_every_kind_of_argument_becomes_valid_json() -> None:
     properties = {
         "title": {"type": "string"},
@@ -113,29 +106,6 @@ def test_every_kind_of_argument_becomes_valid_json() -> None:
     assert call.arguments == {
         "title": "A", "pages": 3, "state": 7, "public": True, "tags": ["x"], "style": {"b": 1}, "anything": {}
     }  # fmt: skip
-
-
-def test_optional_arguments_are_left_out_once() -> None:
-    templates = tool_templates([tool("open", {"id": {"type": "string"}, "page": {"type": "integer"}}, ["id"])])
-    assert [[hole.name for hole in template.holes] for template in templates] == [["id"], ["id", "page"]]
-
-
-def test_references_and_nullable_types_are_followed() -> None:
-    properties = {"state": {"$ref": "#/$defs/State"}, "note": {"anyOf": [{"type": "null"}, {"type": "string"}]}}
-    (template,) = tool_templates([tool("set", properties, **{"$defs": {"State": {"enum": ["a", "b"]}}})])
-    assert template.holes == (Hole("state", "json", ('"a"', '"b"')), Hole("note", "string"))
-
-
-@pytest.mark.parametrize("schema", [{"$ref": "#/$defs/Loop"}, {"$ref": "#/nowhere"}, True])
-def test_a_schema_that_leads_nowhere_leaves_the_value_open(schema: object) -> None:
-    (template,) = tool_templates([tool("set", {"x": schema}, **{"$defs": {"Loop": {"$ref": "#/$defs/Loop"}}})])
-    assert template.holes == (Hole("x", "json"),)
-
-
-def test_names_that_need_escaping_are_escaped() -> None:
-    (template,) = tool_templates([tool('say "hi"', {'a"b': {"type": "number"}})])
-    assert filled(template, **{'a"b': "1"}) == ParsedCall('say "hi"', {'a"b': 1})
-    assert json.loads(template.text.replace("{{", "{").replace("}}", "}").splitlines()[1].replace('{a"b}', "1"))
 
 
 @pytest.mark.parametrize(

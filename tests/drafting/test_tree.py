@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precedent.tree import NULL, ROOT, Candidate, CandidateTree, Fixed, Sampled, TreeBuilder
+from precedent.tree import NULL, ROOT, Fixed, Sampled, TreeBuilder
 from precedent_testing.trees import check_tree
 
 UNIFORM = torch.full((4,), 0.25)
@@ -97,16 +95,6 @@ def test_a_token_sampled_and_cached_is_one_node_listed_once_as_sampled() -> None
         assert set(tree.sources[0]) == {"cache", "draft"}
 
 
-def test_duplicate_samples_are_never_dropped() -> None:
-    """One token sampled twice with replacement: one node, two distributions."""
-    builder = TreeBuilder()
-    first, second = Sampled(UNIFORM), Sampled(UNIFORM)
-    assert builder.add_sampled(ROOT, 1, first, "draft") == builder.add_sampled(ROOT, 1, second, "draft") == 0
-    tree = builder.build()
-    assert [candidate.distribution for candidate in tree.candidates_at[ROOT]] == [first, second]
-    assert len(tree) == 1
-
-
 def test_the_distribution_of_a_sample_excludes_renormalises_and_then_masks() -> None:
     """Exclusion happens before sampling, keep_mask after it."""
     row = torch.tensor([0.5, 0.3, 0.2])
@@ -115,32 +103,3 @@ def test_the_distribution_of_a_sample_excludes_renormalises_and_then_masks() -> 
     masked = Sampled(row, (0,), torch.tensor([True, True, False])).probs()
     assert torch.allclose(masked, torch.tensor([0.0, 0.6, 0.0]))
     assert row.tolist() == pytest.approx([0.5, 0.3, 0.2])
-
-
-SOUND = CandidateTree(
-    (1, 2), (ROOT, 0), (Candidate(ROOT, 0, Sampled(UNIFORM)), Candidate(0, 1, Fixed())), (("draft",), ("cache",))
-)
-
-
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        (replace(SOUND, sources=()), "differ in length"),
-        (replace(SOUND, parents=(ROOT, 1)), "does not precede"),
-        (replace(SOUND, token_ids=(1, 1), parents=(ROOT, ROOT)), "same token"),
-        (
-            replace(SOUND, parents=(ROOT, ROOT), candidates=(Candidate(ROOT, 1, Fixed()), SOUND.candidates[0])),
-            "a fixed candidate comes before a sampled one",
-        ),
-        (replace(SOUND, candidates=(*SOUND.candidates, Candidate(0, 1, Fixed()))), "listed twice"),
-        (replace(SOUND, candidates=(*SOUND.candidates, Candidate(1, NULL, Sampled(UNIFORM)))), "no keep_mask"),
-        (
-            replace(SOUND, candidates=(Candidate(ROOT, 0, Sampled(UNIFORM, (1,))), SOUND.candidates[1])),
-            "gives no probability",
-        ),
-    ],
-)
-def test_check_names_what_is_broken(broken: CandidateTree, message: str) -> None:
-    check_tree(SOUND)
-    with pytest.raises(ValueError, match=message):
-        check_tree(broken)

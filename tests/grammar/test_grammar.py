@@ -7,7 +7,7 @@ import random
 import torch
 from helpers.grammars import CALL, END, ENDS, HERMES, PLAIN, TOOLS, allowed, arguments, constraint, refusal
 
-from precedent.grammar import Answer, GrammarConstraint, GuidanceEngine, Regex
+from precedent.grammar import Answer, Regex
 
 
 def test_a_schema_allows_its_json_and_nothing_else() -> None:
@@ -17,14 +17,6 @@ def test_a_schema_allows_its_json_and_nothing_else() -> None:
     assert refusal(schema, '{"days": "1"}') == '{"days": '
     assert refusal(schema, '{"hours": 1}') == '{"'
     assert refusal(schema, '{"days":1}') == '{"days":'
-
-
-def test_every_end_token_ends_an_answer_and_none_does_before() -> None:
-    shape = constraint(Regex("ab"))
-    a, b = PLAIN.encode("ab", add_special_tokens=False)
-    assert allowed(shape, ()) == {a}
-    assert allowed(shape, (a,)) == {b}
-    assert allowed(shape, (a, b)) == set(ENDS)
 
 
 def test_a_path_outside_of_the_grammar_or_behind_its_end_is_left_alone() -> None:
@@ -69,9 +61,3 @@ def test_what_is_forced_is_alone_in_its_mask_and_ends_at_a_choice() -> None:
     assert len(allowed(shape, forced)) == 2
     called = PLAIN.encode('<tool_call>\n{"name": "get_d', add_special_tokens=False)
     assert PLAIN.decode(list(shape.forced(called))) == 'ays", "arguments": {"days": '
-
-
-def test_a_single_end_token_is_forced_too() -> None:
-    shape = GrammarConstraint(GuidanceEngine(PLAIN, [ENDS[1]]).matcher(Regex("ab")), [ENDS[1]])
-    assert PLAIN.decode(list(shape.forced(()))) == "ab<|im_end|>"
-    assert shape.forced(shape.forced(())) == ()

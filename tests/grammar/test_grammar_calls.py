@@ -17,7 +17,6 @@ from helpers.grammars import (
     PLAIN,
     TOOLS,
     allowed,
-    arguments,
     constraint,
     refusal,
 )
@@ -51,15 +50,6 @@ def test_calls_that_the_model_may_make_in_its_text(tokenizer) -> None:
     assert refusal(free, CALL.replace("3", '"3"'), tokenizer) == CALL.partition("3")[0]
     assert refusal(one, f"Hi. {CALL}", tokenizer) is None
     assert allowed(constraint(one, tokenizer), tokenizer.encode(f"Hi. {CALL}"), tokenizer) == set(ENDS)
-
-
-@BOTH
-def test_calls_or_json(tokenizer) -> None:
-    either = Answer(form=HERMES, tools=TOOLS, content=arguments("days", {"type": "integer"}))
-    assert refusal(either, CALL, tokenizer) is None
-    assert refusal(either, '{"days": 3}', tokenizer) is None
-    assert refusal(either, "Three days.", tokenizer) == ""
-    assert refusal(either, f'{{"days": 3}}{CALL}', tokenizer) == '{"days": 3}'
 
 
 @BOTH

@@ -16,6 +16,7 @@ import torch
 from helpers.enumeration import DraftProcess, ExactStep, ToyModel, exact_step
 from helpers.known_weights import WAYS, verifier_of
 from helpers.random_trees import toy_model
+from helpers.stepping import AllCandidates, run, start
 from helpers.tabled_model import TabledModel
 from llguidance import LLTokenizer, TokenizerWrapper
 from scipy.optimize import brentq
@@ -24,14 +25,10 @@ from torch import Tensor
 
 from precedent.config import SamplingParams
 from precedent.decoding.loop import DecodeLoop
-from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.grammar import GrammarDrafter
 from precedent.drafters.model.drafter import DraftModelDrafter
-from precedent.drafters.request import Request
 from precedent.grammar import GrammarConstraint
 from precedent.grammar.guidance import GuidanceMatcher, compiled
-from precedent.planning.costs import CostCurve
-from precedent.planning.planner import Limits, Plan, Planner
 from precedent.sampling.rng import Rng, entropy_rng
 from precedent.sampling.row_shaper import RowShaper
 from precedent.sampling.target_rows import TargetRows
@@ -204,27 +201,11 @@ def answers_needed(total_variation: float, critical: float, freedom: int) -> int
     return math.ceil(needed / (2 * total_variation) ** 2)
 
 
-class EveryDraft(Planner):
-    """All candidates and two samples, always."""
-
-    def plan(self, candidates, draw_sources, limits: Limits) -> Plan:
-        plan = super().plan(candidates, {}, limits)
-        plan.draws = {source: min(2, limits.max_depth) for source in draw_sources}
-        return plan
-
-
-def answer(target: TabledModel, draft: TabledModel, entropy: int, planner: Planner) -> tuple[int, ...]:
+def answer(target: TabledModel, draft: TabledModel, entropy: int, loop: DecodeLoop) -> tuple[int, ...]:
     """One answer through the loop under a grammar, proposed by a cached text, forced tokens and a draft model."""
-    slot, shape = target.new_slot(), constraint(LANGUAGE)
-    target.prefill(slot, PROMPT)
-    request = Request("test", PROMPT, SAMPLING, mode="traversal", shape=shape, end_token_ids=frozenset({END}))
     drafters = [OracleDrafter([1, 2, 3, END]), GrammarDrafter(), DraftModelDrafter(draft)]  # type: ignore[arg-type]
-    sessions = {drafter.name: drafter.begin(request) for drafter in drafters}
-    sequence = DecodingSequence(request, slot, 8, entropy_rng(entropy), sessions=sessions)  # type: ignore[arg-type]
-    while not sequence.finished:
-        DecodeLoop(target, planner).step([sequence])  # type: ignore[arg-type]
-    assert sequence.error is None
-    return tuple(sequence.output_ids)
+    given = {"prompt": PROMPT, "mode": "traversal", "shape": constraint(LANGUAGE), "ends": frozenset({END})}
+    return run(target, start(target, drafters, SAMPLING, rng_of=entropy_rng(entropy), **given), loop)
 
 
 def exact_words(target: ToyModel) -> dict[tuple[int, ...], float]:
@@ -247,9 +228,9 @@ def test_answers_through_the_loop_have_the_masked_distribution_by_a_g_test() -> 
     expected = exact_words(distributions[0])
     assert sum(expected.values()) == pytest.approx(1.0, abs=EXACT)
     critical = float(chi2.isf(FALSE_ALARM, len(expected) - 1))
-    count, planner = answers_needed(0.15, critical, len(expected) - 1), EveryDraft(CostCurve())
+    count, loop = answers_needed(0.15, critical, len(expected) - 1), DecodeLoop(target, AllCandidates(2))
     with torch.inference_mode():
-        observed = Counter(answer(target, draft, entropy, planner) for entropy in range(count))
+        observed = Counter(answer(target, draft, entropy, loop) for entropy in range(count))
     assert set(observed) <= set(expected)
     likeliest = max(expected, key=expected.__getitem__)
     moved = {path: share + 0.15 / (len(expected) - 1) for path, share in expected.items()}

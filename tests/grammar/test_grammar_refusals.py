@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.grammars import ENDS, LLAMA_JSON, PLAIN, TOOLS, allowed, constraint, refusal
+from helpers.grammars import ENDS, PLAIN, TOOLS, allowed, constraint
 
 from precedent.errors import ConfigError, GrammarError, UnsupportedError
 from precedent.grammar import (
@@ -35,11 +35,6 @@ from precedent.grammar import (
 def test_answers_that_cannot_be(settings: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Answer(**settings)
-
-
-def test_calls_without_a_mark_cannot_stand_for_content() -> None:
-    with pytest.raises(UnsupportedError, match="look like content"):
-        Answer(content=ANY_OBJECT, form=LLAMA_JSON, tools=TOOLS)
 
 
 def test_what_llguidance_cannot_enforce_is_named() -> None:
@@ -71,17 +66,6 @@ def optional(number: int, **more: Any) -> dict[str, Any]:
 def test_what_is_too_wide_to_follow_is_named_before_it_is_compiled(schema: dict[str, Any]) -> None:
     """A mask would take so long that other requests would notice, and then the grammar would break off."""
     assert "too many optional properties or alternatives" in (unenforceable(JsonSchema.of(schema)) or "")
-
-
-def test_what_is_long_and_not_wide_is_enforced() -> None:
-    named = [f"field {n}" for n in range(1000)]
-    assert unenforceable(JsonSchema.of(optional(1000, required=named))) is None
-    widest = JsonSchema.of(closed(optional(500)))
-    assert unenforceable(widest) is None
-    assert refusal(widest, '{"field 7": "x", "field 400": "y"}') is None
-    assert (
-        unenforceable(JsonSchema.of({"$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}, True]}}, **optional(3)})) is None
-    )
 
 
 def test_a_grammar_that_becomes_too_complex_fails_and_does_not_let_everything_through() -> None:
@@ -138,16 +122,3 @@ def test_objects_that_name_properties_are_closed_and_others_are_not() -> None:
     assert result["properties"]["map"]["additionalProperties"]["additionalProperties"] is False
     assert result["$defs"]["properties"]["additionalProperties"] is False
     assert "additionalProperties" not in inner
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"allOf": [{"properties": {"a": True}}, {"properties": {"b": True}}]},
-        {"properties": {"x": {"properties": {"a": True}, "anyOf": [{"properties": {"b": True}}]}}},
-        {"properties": {"a": True}, "additionalProperties": True},
-        {"items": {"properties": {"a": True}, "patternProperties": {"^b": True}}},
-    ],
-)
-def test_schemas_that_leave_room_on_purpose_stay_as_they_are(schema: dict) -> None:
-    assert closed(schema) == schema

@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import torch
+from helpers.stepping import run, start
 from helpers.tabled_model import TabledModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,6 @@ from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.base import Drafter
 from precedent.drafters.grammar import GrammarDrafter
 from precedent.drafters.model.drafter import DraftModelDrafter
-from precedent.drafters.request import Request
 from precedent.grammar import GrammarConstraint, GuidanceEngine, JsonSchema, closed
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Planner
@@ -99,15 +99,9 @@ def answer(
 ) -> DecodingSequence:
     """An answer of a random model through the loop, under a schema."""
     target, shape = random_model(seed), GrammarConstraint(ENGINE.matcher(schema), [END])
-    slot = target.new_slot()
-    target.prefill(slot, PROMPT)
-    request = Request("test", PROMPT, sampling, mode=mode, shape=shape, end_token_ids=frozenset({END}))
-    sessions = {drafter.name: drafter.begin(request) for drafter in drafters}
-    sequence = DecodingSequence(request, slot, MOST_TOKENS, entropy_rng(seed), sessions=sessions)  # type: ignore[arg-type]
-    planner = Planner(CostCurve())
-    while not sequence.finished:
-        DecodeLoop(target, planner).step([sequence])  # type: ignore[arg-type]
-    assert sequence.error is None
+    given = {"prompt": PROMPT, "mode": mode, "shape": shape, "ends": frozenset({END}), "rng_of": entropy_rng(seed)}
+    sequence = start(target, drafters, sampling, **given)
+    run(target, sequence, DecodeLoop(target, Planner(CostCurve())))
     return sequence
 
 

@@ -27,14 +27,19 @@ CHOSEN_TEXTS = {
 
 
 class AllCandidates(Planner):
-    """Verifies every candidate, and draws none."""
+    """Verifies every candidate, and draws so many tokens from every model, whatever pays."""
 
-    def __init__(self) -> None:
+    def __init__(self, draws: int = 0) -> None:
         super().__init__(CostCurve())
+        self._draws = draws
 
     def plan(self, candidates: Sequence, draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
         """All candidates within the limits."""
-        return super().plan(candidates, {}, limits)
+        self.cost.table[:] = 1.0  # whatever was measured: width is free
+        plan = super().plan(candidates, {}, limits)
+        if self._draws:
+            plan.draws = {source: min(self._draws, limits.max_depth) for source in draw_sources}
+        return plan
 
 
 def start(

@@ -12,24 +12,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import multiprocessing
 import os
 import signal
 import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 import precedent
-from precedent import PrecedentRecorder
 from precedent.cache import Completion, SentenceTransformerEmbedder, SpeculationCache, embedder
 from precedent.config import SamplingParams
 from precedent.engine import loading as engine_loading
@@ -168,11 +164,6 @@ async def drained(pieces: Any) -> None:
 # Programs that end, whatever is loaded, open or still running
 
 
-def ends_with_an_open_cache() -> None:
-    chat(speculation_cache=folder(), embedder=HashEmbedder()).invoke("hi")
-    assert [thread.name for thread in threading.enumerate() if not thread.daemon] == ["MainThread"]
-
-
 def ends_while_the_embedder_is_loaded() -> None:
     embedder._load_model = endless
     engine = chat(speculation_cache=opened(embedder=SentenceTransformerEmbedder("endless"))).engine
@@ -188,29 +179,9 @@ def ends_with_an_abandoned_stream() -> None:
     keep(kept)
 
 
-def ends_with_an_abandoned_async_stream() -> None:
-    async def main() -> None:
-        assert await anext(chat().astream("hi", max_tokens=4000)) is not None
-
-    asyncio.run(main())
-
-
 def ends_by_an_exception() -> None:
     next(chat(speculation_cache=folder(), embedder=HashEmbedder()).stream("hi", max_tokens=4000))
     raise ValueError("in main")
-
-
-def ends_by_sys_exit_in_a_task() -> None:
-    async def main() -> None:
-        model = chat()
-        asking = asyncio.create_task(model.ainvoke("hi", max_tokens=4000))
-        while not model.engines._engines:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0)
-        assert not asking.done()
-        sys.exit(3)
-
-    asyncio.run(main())
 
 
 def ends_by_sys_exit_while_a_task_loads() -> None:
@@ -230,38 +201,6 @@ def ends_by_sys_exit_while_a_task_loads() -> None:
         sys.exit(3)
 
     asyncio.run(main())
-
-
-def ends_while_a_daemon_thread_asks() -> None:
-    model, begun = chat(), threading.Event()
-
-    def ask() -> None:
-        for _ in model.stream("hi", max_tokens=4000):
-            begun.set()
-
-    threading.Thread(target=ask, daemon=True).start()
-    assert begun.wait(PATIENCE)
-
-
-def a_thread_that_counts_goes_on_after_the_main_one() -> None:
-    cache = opened()
-    model = chat(speculation_cache=cache)
-    model.invoke("hi")
-
-    def ask() -> None:
-        threading.main_thread().join()
-        try:
-            assert all(model.invoke("where is order 7?", max_tokens=4).usage_metadata for _ in range(2))
-            assert cache.stats().records == 2
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-
-    threading.Thread(target=ask).start()
-
-
-def ends_after_generate() -> None:
-    assert len(generated(speculation_cache=opened())[0]) == 10
 
 
 # Forked processes that refuse what was made before the fork, at once and by name
@@ -360,7 +299,7 @@ def a_cache_refuses_in_a_fork() -> None:
         entered, new_model = cache.__enter__, chat(speculation_cache=cache)
         check_refusals(CACHE, **calls, entered=lambda: entered().stats(), a_new_models=lambda: new_model.invoke("hi"))
         assert cache.close() is None
-        others = {"check_process", "close", "embedder", "instead", "is_here", "on_forget", "on_gone", "open"}
+        others = {"check_process", "close", "embedder", "instead", "is_here", "on_gone", "open"}
         assert public(SpeculationCache) - calls.keys() == others | {"refused_as"}
 
     database = on_disk._store._database  # type: ignore[attr-defined]
@@ -424,33 +363,6 @@ def a_file_that_is_open_is_not_opened_in_a_fork() -> None:
         assert records(path) == 1, "closed before the fork, it may be opened"
 
     assert in_fork(later) == 0
-
-
-def a_server_is_asked_by_one_process() -> None:
-    """What a child inherits of a connection to a database server is neither used nor closed there."""
-    url = os.environ["SERVER"]
-    cache = opened(url)
-    cache.insert(Completion((1,), "tok", "m"))
-    connections = cache._store._server  # type: ignore[attr-defined]
-    of_connections = "CacheError: this Connections was made before the process was forked: open the"
-
-    def child() -> None:
-        check_refusals(CACHE, stats=cache.stats)
-        check_refusals(of_connections, ask=lambda: connections.of_every_tenant(lambda one: one))
-        assert cache.close() is None
-        with opened(url) as own:
-            assert own.insert(Completion((2,), "tok", "m")) > 0
-
-    def dropping() -> None:
-        nonlocal cache, connections
-        cache = connections = None
-        gc.collect()
-
-    assert in_fork(child) == in_fork(dropping) == 0
-    with held(connections._preparing):
-        assert in_fork(lambda: check_refusals(CACHE, list=cache.list)) == 0
-    assert cache.stats().records == 2
-    cache.close()
 
 
 # Forked and spawned processes that work, beside parents that stay whole
@@ -536,16 +448,6 @@ def children_that_end_leave_their_parent_whole() -> None:
         assert again.stats().records == 7
 
 
-def a_recorder_goes_on_in_a_fork() -> None:
-    log = Path(folder()) / "log.jsonl"
-    recorder = PrecedentRecorder(log)
-    recorded = {"callbacks": [recorder]}
-    with held(recorder._lock):
-        assert in_fork(lambda: chat().invoke("hi", recorded)) == 0
-    chat().invoke("ho", recorded)
-    assert len(log.read_text().splitlines()) == 2
-
-
 def an_embedder_goes_on_in_a_fork() -> None:
     class Model:
         max_seq_length = 1
@@ -566,46 +468,6 @@ def an_embedder_goes_on_in_a_fork() -> None:
 
     with held(shared._lock):
         assert in_fork(child) == 0
-
-
-def generate_goes_on_in_a_fork() -> None:
-    expected = generated(speculation_cache=opened())
-
-    def child() -> None:
-        assert generated(speculation_cache=opened()) == expected
-
-    assert in_fork(child) == 0
-
-
-def multiprocessing_forks_as_well() -> None:
-    used, unused = chat(), chat("not yet")
-    used.invoke("hi")
-
-    def work() -> None:
-        check_refusals(CHAT_ENGINE, used=lambda: used.invoke("hi"))
-        answers(unused)
-
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-
-
-def _asked(model: Any, results: Any) -> None:
-    """In a spawned process: the model came without weights, and loads its own."""
-    begin()
-    results.put([dict(model.engines._engines), model.temperature, model.invoke("hi").content])
-
-
-def a_spawned_process_loads_its_own() -> None:
-    context = multiprocessing.get_context("spawn")
-    results: Any = context.SimpleQueue()
-    model = chat(temperature=0.5, seed=3)
-    said = model.invoke("hi").content
-    process = context.Process(target=_asked, args=(model, results))
-    process.start()
-    process.join()
-    assert (process.exitcode, results.get()) == (0, [{}, 0.5, said])
 
 
 def begin() -> None:

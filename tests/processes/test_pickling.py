@@ -14,20 +14,15 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
-from langchain_core.caches import InMemoryCache
 from transformers import PreTrainedTokenizerBase
 
 from precedent import PrecedentRecorder
-from precedent.cache import SentenceTransformerEmbedder, SpeculationCache
 from precedent.engine import loading as engine_loading
 from precedent.engine.engine import Engine
 from precedent.errors import UnsupportedError
 from precedent.langchain import (
     ChatPrecedent,
-    PrecedentEmbeddings,
     PrecedentLLM,
-    RecordingCache,
-    SpeculationMiddleware,
 )
 from precedent.planning.costs import StepCosts
 from precedent.runtime.process import OfOneProcess
@@ -141,29 +136,6 @@ def test_the_settings_arrive_and_nothing_that_was_loaded(kind: type[Model], used
     assert loaded.invoke("hi", stop=[]) is not None, "and the one that stays goes on"
 
 
-def test_what_arrives_loads_its_own_and_answers_as_the_first(used: Any) -> None:
-    model = used(ChatPrecedent)
-    expected = model.invoke("hi").content
-    arrived = again(model.model_copy(update={"speculation_cache": None}))
-    assert arrived.invoke("hi").content == expected
-    assert arrived.engine is not model.engine
-    arrived.engine.close()
-
-
-def test_parts_without_a_model_travel_too(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    with PrecedentRecorder(log, redact=str.upper, group_by="customer") as recorder, again(recorder) as arrived:
-        assert (arrived.path, arrived._redact, arrived._group_by) == (log, str.upper, "customer")
-    recording = again(RecordingCache(InMemoryCache(), ChatPrecedent(model="tiny", tenant="north")))
-    assert (type(recording.inner), recording._tenant, recording.num_recorded) == (InMemoryCache, "north", 0)
-    assert type(again(SpeculationMiddleware())) is SpeculationMiddleware
-    embeddings = PrecedentEmbeddings("some/model")
-    embeddings.embedder._loaded = (torch.nn.Linear(2, 2), "fingerprint", 2)  # type: ignore[attr-defined]
-    assert again(embeddings).name == "some/model"
-    embedder = again(SentenceTransformerEmbedder(device="meta"))
-    assert (embedder._device, embedder._loaded) == ("meta", None)
-
-
 # What stays
 
 MADE: dict[str, Callable[[type[Model], Any], Model]] = {
@@ -181,16 +153,6 @@ def test_a_model_made_of_weights_refuses_by_name(how: str, kind: type[Model], pr
             with pytest.raises(UnsupportedError, match=r"from_model or from_engine cannot be pickled.*pass model=NAME"):
                 dump(wrapped)
     assert copy.deepcopy(model).engines is model.engines, "a copy in the same process shares"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_part_that_stays_refuses_by_name(kind: type[Model]) -> None:
-    cache = SpeculationCache.open(embedder=HashEmbedder())
-    with pytest.raises(UnsupportedError, match=r"this SpeculationCache belongs to its process.*give its path or URL"):
-        pickle.dumps(kind(model="tiny", speculation_cache=cache))
-    cache.close()
-    with pytest.raises(UnsupportedError, match=r"draft_model is a LlamaForCausalLM.*give its name or folder"):
-        pickle.dumps(kind(model="tiny", draft_model=tiny()[0]))
 
 
 def _all_of_one_process() -> list[type[OfOneProcess]]:

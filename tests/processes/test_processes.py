@@ -21,24 +21,14 @@ FAST = {
 """Scenarios of `scenarios.py`, which assert, and the statuses with which they end."""
 
 SLOW = {
-    "ends_with_an_open_cache": 0,
     "ends_with_an_abandoned_stream": 0,
-    "ends_with_an_abandoned_async_stream": 0,
     "ends_by_an_exception": 1,
-    "ends_by_sys_exit_in_a_task": 3,
-    "ends_while_a_daemon_thread_asks": 0,
-    "ends_after_generate": 0,
-    "a_thread_that_counts_goes_on_after_the_main_one": 0,
     "a_chat_model_refuses_in_a_fork": 0,
     "a_fork_amid_computing_refuses_to_compute": 0,
     "a_fork_beside_a_busy_engine_works": 0,
     "children_that_end_leave_their_parent_whole": 0,
     "a_file_that_is_open_is_not_opened_in_a_fork": 0,
-    "a_recorder_goes_on_in_a_fork": 0,
     "an_embedder_goes_on_in_a_fork": 0,
-    "generate_goes_on_in_a_fork": 0,
-    "multiprocessing_forks_as_well": 0,
-    "a_spawned_process_loads_its_own": 0,
 }
 
 
@@ -56,13 +46,3 @@ def test_programs_end_and_forks_refuse_or_work() -> None:
 @pytest.mark.slow
 def test_programs_end_and_forks_refuse_or_work_whatever_still_runs() -> None:
     check(SLOW)
-
-
-@pytest.mark.slow
-def test_a_database_server_is_asked_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    testing = pytest.importorskip("precedent_postgres.testing", reason="precedent-postgres is not installed")
-    if testing.why_not() is not None:
-        pytest.skip(str(testing.why_not()))
-    with testing.TemporaryServer() as server:
-        monkeypatch.setenv("SERVER", server.url)
-        check({"a_server_is_asked_by_one_process": 0})

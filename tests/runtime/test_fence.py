@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 import pytest
 
 from precedent.runtime.background import Background
-from precedent.runtime.fence import FIRST_PAUSE, LONGEST_PAUSE, WITHIN, Fence, Fences
+from precedent.runtime.fence import FIRST_PAUSE, LONGEST_PAUSE, WITHIN, Fence
 
 
 class HandClock:
@@ -122,21 +122,6 @@ def test_work_beyond_its_deadline_is_a_fault_and_is_not_waited_for(
     assert fence.num_faults == 3
 
 
-def test_settling_waits_at_most_until_the_deadline(executor: Executor) -> None:
-    fence, go_on = Fence("recall", deadline=0.05), threading.Event()
-    fence.submit(executor, go_on.wait, 60.0)
-    fence.settle()
-    assert fence.num_faults == 1
-    go_on.set()
-
-
-def test_an_executor_that_is_shut_down_takes_no_more_and_that_is_no_fault(fence: Fence) -> None:
-    gone = Background(1, "gone")
-    gone.shutdown()
-    assert fence.submit(gone, broken) is None
-    assert fence.num_faults == 0
-
-
 def test_work_that_is_given_up_keeps_it_off_until_it_returns(fence: Fence, executor: Executor) -> None:
     go_on = threading.Event()
     work = executor.submit(go_on.wait, 60.0)
@@ -147,13 +132,3 @@ def test_work_that_is_given_up_keeps_it_off_until_it_returns(fence: Fence, execu
     work.result()
     assert fence.settle()
     assert fence.is_on
-
-
-def test_fences_name_what_is_degraded_and_count_faults(clock: HandClock) -> None:
-    fences = Fences(clock)
-    switch_off(fences.of("recall"))
-    fences.of("write-back").run(broken, "plain")
-    fences.of("planner").run(lambda: "fast", "plain")
-    assert fences.degraded() == ("recall",)
-    assert fences.faults() == {"recall": 3, "write-back": 1}
-    assert fences.of("recall") is fences.of("recall")

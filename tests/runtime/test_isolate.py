@@ -39,14 +39,6 @@ def test_after_a_failure_each_is_tried_alone_and_only_the_guilty_fail(guilty: tu
     assert work.failed == [(item, work.error) for item in guilty]
 
 
-def test_an_answer_of_the_wrong_length_is_a_failure() -> None:
-    """Results must not be given to the wrong item."""
-    work = Work()
-    assert together([1, 2], lambda items: [0] * 3, work.fail) == []
-    assert [item for item, _ in work.failed] == [1, 2]
-    assert all(isinstance(error, ValueError) for _, error in work.failed)
-
-
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError, ValueError])
 def test_what_a_failed_batch_had_made_is_gone_before_each_is_tried_alone(error: type[Exception]) -> None:
     """Where memory ran out, the very tensors that did not fit would be in the way."""

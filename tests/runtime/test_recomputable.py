@@ -113,26 +113,6 @@ def test_damaged_kernels_are_compiled_again(
     assert files(kernels) == damaged, "what was compiled again is kept"
 
 
-def test_kernels_of_another_function_or_version_are_not_run(kernels: Path, next_process: Callable[[], str]) -> None:
-    next_process()
-    codes = files(kernels, "nbc")
-    for file, content in zip(codes, [*list(codes.values())[1:], next(iter(codes.values()))], strict=True):
-        file.write_bytes(content)
-    assert RIGHT in (said := next_process())
-    assert "another version" in said
-
-
-def test_kernels_whose_folder_cannot_be_written_are_compiled(kernels: Path, next_process: Callable[[], str]) -> None:
-    next_process()
-    for file in files(kernels):
-        file.unlink()
-        file.mkdir()
-    assert RIGHT in (said := next_process())
-    assert "is not kept" in said
-    for folder in [each for each in kernels.rglob("*.nb?") if each.is_dir()]:
-        folder.rmdir()
-
-
 def test_kernels_are_compiled_again_when_a_function_that_they_call_has_changed(tmp_path: Path) -> None:
     package = tmp_path / "loops"
     package.mkdir()

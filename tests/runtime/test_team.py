@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from precedent.runtime.machine_load import CpuTimes
 from precedent.runtime.openmp import openmp_function
-from precedent.runtime.team import INTERVAL, LONGEST, Team, cpu_quota, fitted_team
+from precedent.runtime.team import INTERVAL, Team, cpu_quota, fitted_team
 
 STEP = INTERVAL + 0.05
 
@@ -67,16 +67,6 @@ def test_the_team_settles_at_the_free_processors(others: float, most: int) -> No
     found = sizes(team_on(machine), machine, 10.0, most)
     assert len(set(found[10:])) == 1
     assert max(1.0, min(most, 8 - others - 1.0)) <= found[-1] <= max(1.0, min(most, 8 - others + 1.0))
-
-
-def test_a_long_pause_says_nothing_of_the_present() -> None:
-    machine = Machine(2)
-    team = team_on(machine)
-    assert team.size(2) == 2
-    machine.others = 1.0
-    machine.run(LONGEST + 1.0)
-    assert team.size(2) == 2
-    assert sizes(team, machine, 2.0)[-1] == 1
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (8.0, 4), (2.5, 2), (1.0, 1), (0.3, 1)])

@@ -9,7 +9,6 @@ from helpers.random_trees import random_problem, toy_model
 from scipy.stats import chi2
 
 from precedent.config import SamplingParams
-from precedent.errors import ConfigError
 from precedent.sampling.coupling import coupled_choice
 from precedent.sampling.rng import CounterRng
 from precedent.sampling.target_rows import TargetRows
@@ -63,10 +62,3 @@ def test_target_rows_choose_by_seed_and_position_in_the_output() -> None:
     for node, output_ids in ((ROOT, (7,)), (0, (7, 4)), (1, (7, 4, 2))):
         committed = TargetRows(logits[node + 1 :], EMPTY_TREE, params, output_ids)
         assert inside.coupled(node) == committed.coupled(ROOT)
-
-
-def test_coupled_without_a_seed_is_refused() -> None:
-    """Fresh entropy cannot fix a text."""
-    rows = TargetRows(torch.zeros(1, 3), EMPTY_TREE, SamplingParams(temperature=1.0))
-    with pytest.raises(ConfigError, match="needs a seed"):
-        verify(EMPTY_TREE, rows, "coupled", ReplayRng())

@@ -17,6 +17,10 @@ from precedent_testing.replay_rng import enumerate_outcomes
 REJECTION_MODES = ("traversal", "topdown")
 EXACT = 1e-12
 FIRST, COUNT = 1000, 120
+SMALL = [(block, 10, 81) for block in range(FIRST, FIRST + COUNT, 10)]
+LARGE = [pytest.param(block, 40, 1024, marks=pytest.mark.exhaustive) for block in range(20_000, 20_600, 40)]
+"""First seed, number of problems, and the most trees of each: an hour's worth of doubt in some minutes."""
+
 BOTH_WAYS = pytest.mark.parametrize("way", WAYS)
 
 
@@ -26,12 +30,14 @@ def steps(problem: Problem, way: str) -> list[ExactStep]:
 
 
 @BOTH_WAYS
-@pytest.mark.parametrize("block", range(FIRST, FIRST + COUNT, 10))
+@pytest.mark.parametrize(("first", "count", "max_trees"), [*SMALL, *LARGE])
 @pytest.mark.sampled(3)
-def test_random_mixed_trees_keep_the_distribution_and_lazy_tests_accept_no_less(block: int, way: str) -> None:
+def test_random_mixed_trees_keep_the_distribution_and_lazy_tests_accept_no_less(
+    first: int, count: int, max_trees: int, way: str
+) -> None:
     """Fixed and sampled candidates, duplicates, exclusion, keep_mask, several models, zeros and certainties."""
-    for seed in range(block, block + 10):
-        problem = random_problem(seed, max_trees=81)
+    for seed in range(first, first + count):
+        problem = random_problem(seed, max_trees=max_trees)
         lazy, eager = steps(problem, way)
         assert lazy.total_variation(problem.target) < EXACT, problem
         assert eager.total_variation(problem.target) < EXACT, problem

@@ -14,17 +14,14 @@ from collections import Counter
 
 import pytest
 import torch
+from helpers.stepping import AllCandidates, run, start
 from helpers.tabled_model import TabledModel
 from scipy.optimize import brentq
 from scipy.stats import chi2, ncx2
 
 from precedent.config import SamplingParams
 from precedent.decoding.loop import DecodeLoop
-from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.model.drafter import DraftModelDrafter
-from precedent.drafters.request import Request
-from precedent.planning.costs import CostCurve
-from precedent.planning.planner import Limits, Plan, Planner
 from precedent.sampling.rng import entropy_rng
 from precedent_testing.drafters import OracleDrafter
 from precedent_testing.tiny_models import tiny_causal_lm
@@ -53,40 +50,21 @@ def tabled(seed: int) -> TabledModel:
     return TabledModel(logits_of)
 
 
-class FixedPlanner(Planner):
-    """One cached path and two samples, always."""
-
-    def plan(self, candidates, draw_sources, limits: Limits) -> Plan:
-        self.cost.table[:] = 1.0  # whatever was measured: width is free
-        plan = super().plan(candidates, {}, limits)
-        plan.draws = {source: min(2, limits.max_depth) for source in draw_sources}
-        return plan
-
-
-def answer(target: TabledModel, draft: TabledModel, entropy: int, mode: str, planner: Planner) -> tuple[int, ...]:
+def answer(target: TabledModel, draft: TabledModel, entropy: int, mode: str, loop: DecodeLoop) -> tuple[int, ...]:
     """One answer through the loop, with a cached proposal and a draft model."""
-    slot = target.new_slot()
-    target.prefill(slot, PROMPT)
-    request = Request("test", PROMPT, SAMPLING, mode=mode)
     drafters = [OracleDrafter([1, 3, 2]), DraftModelDrafter(draft)]  # type: ignore[arg-type]  # shaped like a TargetModel
-    sequence = DecodingSequence(
-        request=request,
-        slot=slot,  # type: ignore[arg-type]
-        max_tokens=LENGTH,
-        rng_of=entropy_rng(entropy),
-        sessions={drafter.name: drafter.begin(request) for drafter in drafters},
+    sequence = start(
+        target, drafters, SAMPLING, prompt=PROMPT, mode=mode, rng_of=entropy_rng(entropy), ends=frozenset()
     )
-    while not sequence.finished:
-        DecodeLoop(target, planner).step([sequence])  # type: ignore[arg-type]
-    assert sequence.error is None
-    return tuple(sequence.output_ids)
+    return run(target, sequence, loop)
 
 
 def g_statistic(mode: str, count: int, bend: float = 0.0) -> float:
     """2 sum observed log(observed / expected) over all answers; `bend` is how far what is expected is moved."""
-    target, draft, planner = tabled(8), tabled(9), FixedPlanner(CostCurve())
+    target, draft = tabled(8), tabled(9)
+    loop = DecodeLoop(target, AllCandidates(2))
     with torch.inference_mode():
-        observed = Counter(answer(target, draft, entropy, mode, planner) for entropy in range(count))
+        observed = Counter(answer(target, draft, entropy, mode, loop) for entropy in range(count))
     distribution = {string: _probability(target, string) for string in STRINGS}
     for half, moved in ((STRINGS[::2], -bend), (STRINGS[1::2], bend)):  # for its total variation the hardest to see
         share = moved / sum(distribution[string] for string in half)

@@ -82,14 +82,14 @@ def test_features_of_a_lesser_processor() -> None:
     needs("avx2")
     limited = features_for("avx2")
     assert limited["avx2"]
-    assert not any(has for name, has in limited.items() if name.startswith(("avx512", "amx")))
+    assert not any(has for name, has in limited.items() if name.startswith(("avx512", "amx", "avxvnni")))
     assert {name for name in FEATURES if not limited[name]} >= {name for name in FEATURES if not FEATURES[name]}
     assert "+avx2" in limited.flatten().split(",")
 
 
 def test_unknown_kernels_are_refused() -> None:
     """With the names that there are."""
-    with pytest.raises(ConfigError, match=r"PRECEDENT_CPU_KERNELS='sse' is none of native, avx512, avx2"):
+    with pytest.raises(ConfigError, match=r"PRECEDENT_CPU_KERNELS='sse' is none of native, avx512, avxvnni, avx2"):
         features_for("sse")
 
 

@@ -250,7 +250,7 @@ def test_the_planner_asks_only_where_a_forward_pays() -> None:
         planner = Planner(curve)
         for _ in range(4):  # the first steps only try
             planner.forward_pays("block-draft", 1, without._replace(open_mass=1.0), limits)
-            planner.observe_forward_of("block-draft", 1, milliseconds, 1)
+            planner.observe_draws("block-draft", 1, 1, milliseconds)
         planner.gates["block-draft"].tokens = gain
         return planner.forward_pays("block-draft", 1, without._replace(open_mass=open_mass), limits)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +9,7 @@ import pytest
 import torch
 from helpers.generating import NEW, PROMPT, VOCABULARY, both, made, prompts
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 import precedent
 from precedent.cache import SpeculationCache
@@ -98,15 +96,6 @@ def test_an_adapter_that_is_switched_off_is_off() -> None:
         assert ours.tolist() == alone.tolist()
 
 
-def test_what_was_set_up_goes_with_the_model() -> None:
-    model = made()
-    model.generate(**prompts(PROMPT), max_new_tokens=2, custom_generate=precedent.generate)
-    kept = weakref.ref(prepared_for(model).target)
-    del model
-    gc.collect()
-    assert kept() is None
-
-
 @pytest.mark.usefixtures("searches_at_once")
 def test_a_cache_recalls_what_it_stored_for_its_tenant_alone() -> None:
     tokenizer, model = byte_tokenizer(), made(vocab_size=259, seed=8)
@@ -145,13 +134,3 @@ def test_calls_from_several_threads_do_not_meet(model: PreTrainedModel) -> None:
     with ThreadPoolExecutor(8) as threads:
         together = list(threads.map(ours, rows))
     assert together == [model.generate(**prompts(row), **settings).tolist() for row in rows]
-
-
-def test_a_model_loaded_in_inference_mode_works() -> None:
-    """Such weights carry no version number."""
-    with torch.inference_mode():
-        config = tiny_causal_lm(vocab_size=VOCABULARY, num_hidden_layers=1).config
-        model = AutoModelForCausalLM.from_config(config).eval()
-    settings = {"max_new_tokens": 4, "do_sample": False}
-    alone, ours = both(model, prompts(PROMPT), **settings)
-    assert ours.tolist() == alone.tolist()

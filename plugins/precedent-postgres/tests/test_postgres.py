@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from precedent.cache import Bounds, Selection, SpeculationCache
-from precedent.cache.store import open_store
+from precedent.cache import Bounds, Selection
 from precedent.errors import CacheError, CacheMismatchError
-from precedent_testing.embedders import HashEmbedder
-from precedent_testing.store_contract import DIMENSION, EMBEDDER, StoreContract, completion, ids_of, unit_vector
+from precedent_testing.store_contract import EMBEDDER, StoreContract, completion, ids_of, unit_vector
 
 pytest.importorskip("precedent_postgres", reason="precedent-postgres is not installed")
 from precedent_postgres import PostgresStore, testing
@@ -35,16 +33,6 @@ class TestContract(StoreContract):
     @pytest.fixture
     def open_store(self, url):
         return lambda: PostgresStore(url)
-
-
-def test_a_url_opens_it_wherever_a_path_does(url):
-    with SpeculationCache.open(url, embedder=HashEmbedder()) as cache:
-        row_id = cache.insert(completion(1, 2, query="refund please"))
-        hits = cache.recall("refund please", tenant="default", tokenizer="tok")
-        assert [hit.completion_id for hit in hits] == [row_id]
-    store = open_store(url.replace("postgresql://", "postgres://"), create=False)
-    assert ids_of(store.list(Selection(), None)) == [row_id]
-    store.close()
 
 
 def test_a_database_without_a_cache_is_left_without_one(url, server):
@@ -107,13 +95,6 @@ def test_what_is_planted_while_the_store_is_open_is_a_clear_error(store, server)
     server.execute("DELETE FROM precedent.meta WHERE key = 'epoch'")
     with pytest.raises(CacheError, match="a row that every cache has is missing"):
         store.epoch()
-
-
-def test_the_vectors_of_another_embedder_are_refused_at_the_first_question(url):
-    with SpeculationCache.open(url, embedder=HashEmbedder(DIMENSION)) as cache:
-        cache.insert(completion(1))
-    with SpeculationCache.open(url, embedder=HashEmbedder(8)) as other, pytest.raises(CacheMismatchError, match="hash"):
-        other.recall("anything", tenant="default", tokenizer="tok")
 
 
 def test_many_engines_may_create_the_tables_at_once(url):
@@ -228,19 +209,6 @@ def test_a_server_that_goes_away_is_one_warning_and_then_silence(server, url, ca
     store._server._silent_until = 0.0  # the pause is over
     assert ids_of(store.since("default", "tok", 0)) == [row_id]
     store.close()
-
-
-def test_a_read_only_store_serves_and_stores_nothing(store, url, caplog):
-    row_id = add(store, completion(1))
-    reader = PostgresStore(url, read_only=True)
-    assert ids_of(reader.since("default", "tok", 0)) == [row_id]
-    assert add(reader, completion(2)) == 0
-    reader.credit({row_id: (1, 0)})
-    with pytest.raises(CacheError, match="read-only"):
-        reader.forget(Selection(ids=(row_id,)))
-    assert caplog.text.count("read-only") == 1
-    assert store.stats().records == 1
-    reader.close()
 
 
 def test_what_was_changed_behind_its_back_is_found_left_out_and_can_be_forgotten(store, server, caplog):

@@ -143,17 +143,6 @@ def test_steps_are_timed_by_number_of_rows_and_prompts_by_length(
     assert "prompts:" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [("bench", "--topics"), ("run", "hi")])
-def test_graphs_are_refused_where_there_are_none(
-    command: tuple[str, ...], model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["precedent", *command, "--target", model, "--device", "cpu", "--cuda-graphs"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
-    assert "CUDA graphs need CUDA devices" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

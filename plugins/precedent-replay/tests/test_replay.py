@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -20,10 +18,8 @@ from precedent.cache import Completion
 from precedent.cli.app import app
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 from precedent.errors import ConfigError, PromptError
-from precedent.pages.colours import SOURCES, Palette
-from precedent.pages.tree_picture import SeenTree, tree_svg
+from precedent.pages.colours import SOURCES
 from precedent.runtime.machine_load import BUSY_SHARE
-from precedent.target import TargetModel
 from precedent.text.traces import read_trajectories
 from precedent.tree import TreeBuilder, chain
 from precedent_replay.baselines import SuffixDecoding, best_suffix_tree
@@ -31,7 +27,7 @@ from precedent_replay.contenders import lineup
 from precedent_replay.pool import Pool
 from precedent_replay.results import Replay, Report, Tally, accepted_path, replay_turn
 from precedent_replay.run import Settings, replay
-from precedent_replay.settings import IDEAS, MEASURED, ROUNDS, MeasuredSteps
+from precedent_replay.settings import IDEAS, MEASURED, MeasuredSteps
 from precedent_replay.table import FEWEST_TURNS, verdict
 from precedent_replay.turns import Turn, TurnReader
 from precedent_testing.embedders import HashEmbedder
@@ -164,27 +160,6 @@ def test_calls_of_one_conversation_come_together_and_hide_one_another(tmp_path: 
     }
     (run,) = read_trajectories([written(log, wrapped)])
     assert run.messages[-1] == said("assistant", "hello")
-
-
-def test_a_log_in_order_of_time_is_never_held_in_memory(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", *({"order": n, "messages": [said("user", "x" * 20_000)]} for n in range(300)))
-    tracemalloc.start()
-    try:
-        assert sum(1 for _ in read_trajectories([log])) == 300
-        assert tracemalloc.get_traced_memory()[1] < log.stat().st_size / 8
-    finally:
-        tracemalloc.stop()
-
-
-def test_turns_hold_the_prompt_before_and_the_answer_with_its_end(log: Path) -> None:
-    """Prompt and answer of a turn are the prompt's beginning of the next."""
-    reader = TurnReader(byte_tokenizer())
-    *_, trajectory = read_trajectories([log])
-    first, second = reader.turns(trajectory)
-    whole = (*first.prompt_ids, *first.token_ids)
-    assert second.prompt_ids[: len(whole)] == whole
-    assert first.token_ids[-1] == reader.end_token_id
-    assert "cancel it" in first.query
 
 
 # Pools
@@ -341,21 +316,6 @@ def test_every_idea_can_be_left_out_and_costs_where_it_counts(names: Path) -> No
     assert repeats[0] < repeats[1]
 
 
-def test_without_similarity_nothing_is_near(tmp_path: Path) -> None:
-    """Four kinds of request with answers of their own: only similarity knows how this one begins."""
-    answers = {
-        "cancel": "gone and refunded",
-        "deliver": "on its way now",
-        "exchange": "swapped for blue",
-        "pay": "bill is settled",
-    }
-    asked = [[*answers][n % 4] for n in range(32)]
-    runs = [conversation(f"{kind} please, number {n}", n, answers[kind]) for n, kind in enumerate(asked)]
-    log = written(tmp_path / "log.jsonl", *runs)
-    found = rows(log, ablate=("similarity",), budgets=(4,), drafters=("recall",))
-    assert found["without similarity"]["left"] < 0.97
-
-
 @pytest.mark.parametrize(
     ("settings", "names_it"),
     [
@@ -410,48 +370,6 @@ def test_speed_is_that_of_measured_steps_on_a_machine_that_rested(many: Path, bu
     assert (f"about {row['speed_on_this_machine']:.1f} times as fast on this machine" in says) == told
     assert (STEPS.model in says) == told
     assert ("take it as a hint" in says) == (found["turns"] < FEWEST_TURNS)
-
-
-def test_the_time_of_drafting_counts() -> None:
-    """Ten tokens in two steps as long as a plain one are five times as fast, less where drafting takes time."""
-    tally, costs = Tally(tokens=10, widths=Counter({7: 2})), Settings(measured=STEPS).step_costs(MEASURED)
-    assert tally.speed(costs) == pytest.approx(5.0)
-    assert tally.speed(costs, drafting=1.0) == pytest.approx(10 / 3)
-
-
-def test_every_width_is_timed_several_times_and_the_best_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed: list[int] = []
-
-    def milliseconds(target: TargetModel, width: int) -> float:
-        timed.append(width)
-        return 100.0 / len(timed)
-
-    monkeypatch.setattr(TargetModel, "measure_costs", milliseconds)
-    rounds: list[int] = []
-    model = tiny_causal_lm(dtype=torch.float32)
-    steps = MeasuredSteps.of(model, "tiny", 10, lambda done, total: rounds.append(done))
-    assert list(steps.milliseconds) == [1, 2, 4, 8, 12]
-    assert timed == [1, 2, 4, 8, 12] * ROUNDS
-    assert steps.milliseconds[12] == 100.0 / len(timed)
-    assert rounds == list(range(ROUNDS))
-    assert steps.model.startswith("tiny (float32, cpu, ")
-
-
-def test_the_picture_of_a_tree_shows_every_run_and_what_was_accepted() -> None:
-    """Two branches of two sources, one of them long."""
-    builder = TreeBuilder()
-    tokens, parents = [10, 11, 12, 13, 14, 20, 21, 30], [-1, 0, 1, 2, 3, -1, 5, 1]
-    builder.add_fixed_tree(tokens, parents, [("recall",)] * 5 + [("prompt",)] * 3)
-    tree = builder.build()
-    path = tuple(tree.token_ids.index(token) for token in (10, 11, 12))
-    seen = SeenTree(tree, path, (1, 2), (0.9,) * len(tree))
-    assert seen.interest > 0 == SeenTree(chain([1, 2, 3], "x"), (0, 1, 2), (1,), (0.9,) * 3).interest
-    picture = tree_svg(seen, lambda ids: "<" + " ".join(map(str, ids)) + ">", Palette())
-    texts = [each.text for each in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
-    assert {"<10·11>", "<12>", "<13·14>", "<20·21>", "<30>"} <= set(texts)
-    assert "0.81" in texts
-    assert any("accepted, 3 of 8 nodes" in (text or "") for text in texts)
-    assert picture.count('stroke="#222"') == 3 + 2  # the root's box and two runs, and the two lines between them
 
 
 # The command

@@ -49,12 +49,6 @@ def test_calls_of_like_runs_are_predicted(tmp_path: Path) -> None:
     assert found["seconds_saved"] == pytest.approx(0.4 * found["used"])
 
 
-def test_without_a_pool_nothing_is_predicted(tmp_path: Path) -> None:
-    log = log_of(tmp_path / "log.jsonl", *(run_of(f"W{number}") for number in range(10, 16)))
-    assert replayed(log, pool="none")["started"] == 0
-    assert replayed(log_of(tmp_path / "one.jsonl", run_of("W1")), pool="other-tasks")["started"] == 0
-
-
 def test_a_group_does_not_see_itself(tmp_path: Path) -> None:
     log = log_of(tmp_path / "log.jsonl", run_of("W1"), run_of("W1"))
     assert replayed(log, pool="same-task", least=0.3)["started"] > 0

@@ -7,12 +7,9 @@ from typing import Annotated, Any
 
 import pydantic.v1
 import pytest
-from helpers.run_ahead_agents import ASKED, agent_on, in_turns, saying
-from helpers.scripted_agents import call, transcript
 from langchain_core.tools import StructuredTool
 from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, SecretStr, create_model
 
-from precedent_run_ahead import RunAheadMiddleware
 from precedent_run_ahead.running import key_of
 
 Amount = create_model("Amount", order=(str, ...), number=(int, 1))
@@ -85,13 +82,3 @@ def test_calls_are_equal_if_the_schema_reads_the_same_of_them(schema: Any, one: 
     made = StructuredTool(name="look_up", description="Look up.", args_schema=schema, func=lambda **given: "")
     keys = key_of(made, one), key_of(made, other)
     assert (keys[0] == keys[1] and keys[0] is not None) == equal
-
-
-def test_an_agent_uses_the_result_of_an_equal_call() -> None:
-    look_up = StructuredTool.from_function(lambda order, number=1: f"{number} {order}", name="look_up",
-                                           description="Look up.", args_schema=Amount)  # fmt: skip
-    ahead = RunAheadMiddleware([look_up], predict=in_turns([call("look_up", number="1", order="W7")]))
-    answer = saying(call("look_up", order="W7"))
-    with_it, without = (agent_on([look_up], answer, *one).invoke(ASKED)["messages"] for one in ([ahead], []))
-    assert ahead.ledger.counts.used == 1
-    assert transcript(with_it) == transcript(without)

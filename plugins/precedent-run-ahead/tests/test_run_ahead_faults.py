@@ -125,12 +125,6 @@ def test_a_judge_of_runs_that_fails_fails_no_run(run: Run, cache: SpeculationCac
     assert ahead.degraded == ("the memory of earlier runs",)
 
 
-@pytest.mark.parametrize("redact", [raises, answers(None), answers(NAN)], ids=["raises", "nothing", "NaN"])
-def test_a_redaction_that_fails_fails_no_run_and_nobody_waits_for_its_call(run: Run, redact: Any) -> None:
-    ahead = RunAheadMiddleware(READS, predict=in_turns([W7]), redact=redact, time_to_live=3600.0)
-    check_runs(ahead, run)
-
-
 @pytest.mark.parametrize("call", ["begin", "take", "asked"])
 def test_a_ledger_that_fails_fails_no_run(run: Run, call: str) -> None:
     ahead = RunAheadMiddleware(READS, predict=in_turns([W7]))

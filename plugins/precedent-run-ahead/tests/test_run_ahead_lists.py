@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import pytest
 from helpers.run_ahead_agents import ASKED, W7, WAYS, agent_of, agent_on, reading, saying, way
@@ -20,7 +20,7 @@ from langchain.agents.middleware import (
     wrap_model_call,
     wrap_tool_call,
 )
-from langchain_core.tools import BaseTool, InjectedToolArg, InjectedToolCallId, StructuredTool, tool
+from langchain_core.tools import BaseTool, InjectedToolCallId, StructuredTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, InjectedStore, ToolRuntime
@@ -107,25 +107,16 @@ def test_an_mcp_server_s_hint_counts_only_where_hints_are_trusted_and_passes_for
 
 
 def with_state(order: str, state: Annotated[dict, InjectedState]) -> str: ...
-def with_field(order: str, who: Annotated[str, InjectedState("who")]) -> str: ...
 def with_store(order: str, store: Annotated[Any, InjectedStore()]) -> str: ...
 def with_runtime(order: str, runtime: ToolRuntime) -> str: ...
-def with_runtime_of(order: str, runtime: ToolRuntime[dict, dict]) -> str: ...
 def with_maybe(order: str, runtime: ToolRuntime | None = None) -> str: ...
-def with_optional(order: str, state: Optional[Annotated[dict, InjectedState]] = None) -> str: ...  # noqa: UP045
-def with_nested(order: str, state: Annotated[Annotated[dict, "all of it"], "state", InjectedState()]) -> str: ...
 def with_deep(order: str, state: list[Annotated[dict, InjectedState]] | None = None) -> str: ...
 def with_call_id(order: str, number: Annotated[str, InjectedToolCallId]) -> str: ...
-def with_own(order: str, secret: Annotated[str, InjectedToolArg]) -> str: ...
 def to_command(order: str) -> Command: ...
 def to_commands(order: str) -> str | Command[Any]: ...
-def to_list(order: str) -> list[Command]: ...
 
 
-UNFIT = [
-    with_state, with_field, with_store, with_runtime, with_runtime_of, with_maybe, with_optional, with_nested,
-    with_deep, with_call_id, with_own, to_command, to_commands, to_list,
-]  # fmt: skip
+UNFIT = [with_state, with_store, with_runtime, with_maybe, with_deep, with_call_id, to_command, to_commands]
 
 
 @pytest.mark.parametrize("function", UNFIT, ids=lambda one: one.__name__)
@@ -224,12 +215,6 @@ def guard(request: Any, handler: Any) -> Any:
     return handler(request)
 
 
-@wrap_model_call
-def without_tools(request: Any, handler: Any) -> Any:
-    """Takes a tool away."""
-    return handler(request.override(tools=[one for one in request.tools if one.name != "look_up"]))
-
-
 class AfterModel(AgentMiddleware):
     """Might block."""
 
@@ -258,16 +243,6 @@ def test_nothing_runs_ahead_beside_middleware_that_might_block_a_call(other: Any
         run(ahead, other)
     assert (started(careful), started(told), started(of_class)) == (0, 1, 1)
     assert other.name in careful.refused["*"]
-
-
-@pytest.mark.parametrize("behind", [False, True])
-def test_middleware_that_may_take_a_tool_or_a_call_away_must_be_declared(behind: bool) -> None:
-    careful, told = predicting("look_up"), predicting("look_up", harmless=[without_tools])
-    for ahead in (careful, told):
-        agent_of(Desk(), saying(), *([ahead, without_tools] if behind else [without_tools, ahead])).invoke(ASKED)
-    assert told.refused == {}
-    assert (started(careful), started(told)) == (0, behind), "in front it has taken the tool away"
-    assert not behind or "without_tools" in careful.refused["*"]
 
 
 @pytest.mark.parametrize(

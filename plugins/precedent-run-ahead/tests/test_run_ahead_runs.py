@@ -8,17 +8,15 @@ import json
 import random
 import threading
 from contextlib import nullcontext
-from operator import add
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
 import pytest
 from helpers.run_ahead_agents import READS, agent_of, agent_on, join_runs_ahead, reading, saying
 from helpers.scripted_agents import Desk, ScriptedChat, call, calls, last_result, script, transcript
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware, ToolCallLimitMiddleware, wrap_tool_call
+from langchain.agents.middleware import ToolCallLimitMiddleware, wrap_tool_call
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_core.tools import BaseTool, StructuredTool
-from langgraph.graph import END, START, StateGraph
+from langchain_core.tools import StructuredTool
 
 from precedent import ChatPrecedent
 from precedent.cache import SpeculationCache
@@ -121,37 +119,6 @@ def test_our_own_model_is_heard_while_it_writes() -> None:
     assert ahead.ledger.counts.by_source == {"stream": [1, 1]}
 
 
-class Both(TypedDict):
-    """The state of a graph with branches."""
-
-    said: Annotated[list[str], add]
-
-
-@pytest.mark.parametrize("way", ["sync", "async"])
-def test_branches_of_a_graph_have_results_of_their_own(way: str) -> None:
-    agent = desk_agent(
-        RunAheadMiddleware(READS, predict=lambda state: [call("look_up", order=order_in(state["messages"]))])
-    )
-
-    def branch(order: str) -> Any:
-        async def ask(state: Both) -> Any:
-            found = agent.invoke(asked(order)) if way == "sync" else await agent.ainvoke(asked(order))
-            return {"said": [message.content for message in found["messages"][1:]]}
-
-        return ask if way == "async" else lambda state: asyncio.run(ask(state))
-
-    graph = StateGraph(Both)
-    for order in ("W1", "W2", "W3"):
-        graph.add_node(order, branch(order))
-        graph.add_edge(START, order)
-        graph.add_edge(order, END)
-    compiled = graph.compile()
-    found = compiled.invoke({"said": []}) if way == "sync" else asyncio.run(compiled.ainvoke({"said": []}))
-    for number in range(3):
-        part = " ".join(found["said"][number * 5 : number * 5 + 5])
-        assert [other for other in (1, 2, 3) if f'"W{other}"' in part] == [number + 1]
-
-
 @pytest.mark.parametrize("end", ["cancelled", "nobody asked"])
 async def test_a_call_that_hangs_ahead_is_stopped_when_its_run_ends(end: str) -> None:
     running, stopped = asyncio.Event(), asyncio.Event()
@@ -198,33 +165,6 @@ class Crowd:
         return order
 
 
-class OwnRun(BaseTool):
-    """A synchronous tool of one's own class."""
-
-    name: str = "look_up"
-    description: str = "Look up."
-    crowd: Any
-
-    def _run(self, order: str) -> str:
-        return str(self.crowd.visit(order))
-
-
-class Impatient(AgentMiddleware):
-    """Gives a call up, and tries once more, while its tool still runs."""
-
-    def __init__(self, crowd: Crowd) -> None:
-        super().__init__()
-        self.crowd = crowd
-
-    async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
-        for _ in range(2):
-            waiting = asyncio.ensure_future(handler(request))
-            await asyncio.to_thread(self.crowd.arrived.wait, 60)
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-        return ToolMessage("given up", tool_call_id=request.tool_call["id"])
-
-
 class HeldChat(ScriptedChat):
     """A model that answers once it is let."""
 
@@ -237,18 +177,15 @@ class HeldChat(ScriptedChat):
         return self._generate(messages)
 
 
-@pytest.mark.parametrize("end", ["cancelled", "too old", "given up by other middleware"])
-@pytest.mark.parametrize("own_class", [False, True])
-async def test_a_synchronous_tool_keeps_its_place_until_its_thread_ends(own_class: bool, end: str) -> None:
+@pytest.mark.parametrize("end", ["cancelled", "too old"])
+async def test_a_synchronous_tool_keeps_its_place_until_its_thread_ends(end: str) -> None:
     """An async agent can leave such a tool behind, not stop it: `at_once` counts it until it has ended."""
     crowd, asking, go_on = Crowd(), asyncio.Event(), asyncio.Event()
-    look_up = OwnRun(crowd=crowd) if own_class else StructuredTool.from_function(crowd.visit, name="look_up")
-    others = [Impatient(crowd)] if end == "given up by other middleware" else []
-    ahead = RunAheadMiddleware(
-        [look_up], predict=lambda state: [W1], at_once=1, harmless=others, time_to_live=0.2 if end == "too old" else 30
-    )
+    look_up = StructuredTool.from_function(crowd.visit, name="look_up")
+    time_to_live = 0.2 if end == "too old" else 30
+    ahead = RunAheadMiddleware([look_up], predict=lambda state: [W1], at_once=1, time_to_live=time_to_live)
     model = HeldChat(answer=saying(), asking=asking, go_on=go_on)
-    agent = create_agent(model, [look_up], middleware=[ahead, *others])
+    agent = create_agent(model, [look_up], middleware=[ahead])
     for _ in range(3):
         asking.clear()
         running = asyncio.create_task(agent.ainvoke(asked("W1")))

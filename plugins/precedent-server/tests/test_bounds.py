@@ -46,22 +46,7 @@ FIELDS: list[tuple[str, Any]] = [
     ("speculation", {"drafters": MANY}),
     ("stream_options", dict.fromkeys(MANY, 1)),
 ]
-MORE: list[tuple[str, Any]] = [
-    ("messages", [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]),
-    ("messages", [{"role": TEXT, "content": "x"}]),
-    ("tools", [TOOL]),
-    ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}),
-    *(("templates", value) for value in (MANY, [TEXT])),
-    ("prediction", {"type": "content", "content": [{"type": "text", "text": "word "}] * 60_000}),
-    *(("stop", value) for value in (MANY, TEXT)),
-    ("logit_bias", {str(number): 1 for number in range(200_000)}),
-    ("metadata", dict.fromkeys(MANY, "x")),
-    ("speculation", {"mode": TEXT}),
-]
 CASES = [pytest.param(*one, id=f"{one[0]}{number}") for number, one in enumerate(FIELDS)]
-CASES += [
-    pytest.param(*one, id=f"more {one[0]}{number}", marks=pytest.mark.exhaustive) for number, one in enumerate(MORE)
-]
 
 
 ROOMY = ServerLimits(max_body_bytes=2**26, max_upload_bytes_per_key=2**27)
@@ -159,11 +144,6 @@ async def test_the_longest_body_is_answered(serve: Any) -> None:
     texts = ["word " * 6000] * (client.serving.most_body_bytes // 30_000 + 1)  # texts to embed need no context
     answer = await client.post("/v1/embeddings", json={"model": "scripted", "input": texts})
     assert answer.status_code == 200, answer.text[:500]
-
-
-def test_a_long_context_may_have_longer_bodies_up_to_a_bound() -> None:
-    assert ServerLimits().most_body_bytes(32_768) == 32 * 32_768 + 3 * 256 * 1024
-    assert ServerLimits().most_body_bytes(10**7) == 8 * 2**20
 
 
 def test_what_is_held_is_bounded_per_key_and_in_all() -> None:

@@ -15,7 +15,6 @@ from precedent.engine.engine import Engine
 from precedent_server import running
 from precedent_server.access import AccessRules
 from precedent_server.access_log import AccessFormatter
-from precedent_server.keys import add_key
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
@@ -49,12 +48,6 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(running, "serve", serve)
     monkeypatch.setattr("precedent_server.serving.ChatPrecedent.from_engine", lambda engine: None)
     return found
-
-
-def test_with_keys_any_address(served: Any, tmp_path: Path) -> None:
-    add_key(tmp_path / "keys.json", "desk", tenant="shop")
-    assert precedent("serve", "--host", "0.0.0.0", "--api-keys", tmp_path / "keys.json") == 0
-    assert served[0]["host"] == "0.0.0.0"
 
 
 @pytest.fixture
@@ -97,12 +90,6 @@ def test_a_bad_model_is_found_before_the_first_is_loaded(
         Engine.load = before  # type: ignore[method-assign]
     assert not loaded
     assert bad in capsys.readouterr().err
-
-
-def test_a_folder_is_served_by_its_name(served: Any, folders: tuple[Path, Path]) -> None:
-    assert precedent("serve", "--target", folders[0]) == 0
-    (engine,) = served[0]["engines"].values()
-    assert list(served[0]["models"]) == ["first"] == [engine.model_name]
 
 
 def test_hosts_and_origins(served: Any, capsys: pytest.CaptureFixture[str]) -> None:

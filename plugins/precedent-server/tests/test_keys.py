@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import stat
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.key_files import ENTRY, KEY, names, posix_only, private
-from helpers.key_processes import changing, go
+from helpers.command_line import precedent
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from precedent.cache.records import MAX_TENANT_LENGTH
 from precedent.errors import ConfigError
-from precedent_server import keys as keys_module
-from precedent_server.keys import ROLES, Caller, KeyFile, add_key, digest_of, hide_keys, read_keys, revoke_key
+from precedent_server.keys import Caller, KeyFile, add_key, digest_of, read_keys, revoke_key
+
+posix_only = pytest.mark.skipif(os.name != "posix", reason="Windows has no modes")
+
+ENTRY = {"name": "desk", "tenant": "shop", "role": "use", "created": "2026-01-02T03:04:05Z", "sha256": "0" * 64}
+KEY = "pk-" + "Secret_Key-of_43-characters-0123456789abcde"
+"""Looks like a key."""
 
 USES = (KeyFile, read_keys, lambda path: add_key(path, "new", "shop"), lambda path: revoke_key(path, "desk"))
 """Everything that reads the file."""
+
+
+def names(path: Path) -> list[str]:
+    return [one.name for one in read_keys(path)]
+
+
+def private(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    path.chmod(0o600)
+    return path
 
 
 def refused_and_unchanged(path: Path, says: str) -> None:
@@ -96,11 +111,6 @@ def test_bad_input_is_refused_and_changes_nothing(path, change, says):
     assert path.read_bytes() == before
 
 
-def test_each_role_includes_those_before_it():
-    allowed = {role: [asked for asked in ROLES if Caller("n", "t", role).may(asked)] for role in ROLES}
-    assert allowed == {"use": ["use"], "read-cache": ["use", "read-cache"], "admin": ["use", "read-cache", "admin"]}
-
-
 def test_a_change_counts_from_the_next_call_on(path):
     """Also one that keeps the file's inode, size and times."""
     first = add_key(path, "first", "shop")
@@ -170,15 +180,6 @@ def test_the_file_is_private_whatever_the_umask(path):
     assert [oct(stat.S_IMODE(one.stat().st_mode)) for one in path.parent.iterdir()] == ["0o600"] * 2
 
 
-@posix_only
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o601])
-def test_a_file_that_others_may_use_is_refused_with_what_to_run(tmp_path, mode):
-    path = tmp_path / "my keys.json"
-    add_key(path, "desk", "shop")
-    path.chmod(mode)
-    refused_and_unchanged(path, r"is not private; run: chmod 600 '.*my keys\.json'")
-
-
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give files away")
 def test_a_key_added_by_root_leaves_the_file_its_owner(path):
     add_key(path, "desk", "shop")
@@ -225,16 +226,6 @@ def test_a_damaged_or_newer_file_is_refused_by_what_is_wrong(path, content, says
     refused_and_unchanged(private(path, content if isinstance(content, str) else json.dumps(content)), says)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(at=st.integers(0, 10**6), byte=st.integers(0, 255))
-def test_a_changed_byte_is_either_read_or_refused(tmp_path, at, byte):
-    content = bytearray(json.dumps({"format": 1, "keys": [ENTRY]}).encode())
-    content[at % len(content)] = byte
-    path = private(tmp_path / "keys.json", bytes(content))
-    with contextlib.suppress(ConfigError):  # any other exception fails
-        assert len(read_keys(path)) == 1
-
-
 def test_a_write_that_fails_leaves_the_file_and_no_litter(path, monkeypatch):
     add_key(path, "desk", "shop")
     before, files = path.read_bytes(), sorted(path.parent.iterdir())
@@ -248,55 +239,29 @@ def test_a_write_that_fails_leaves_the_file_and_no_litter(path, monkeypatch):
     assert (path.read_bytes(), sorted(path.parent.iterdir())) == (before, files)
 
 
+ADDING = """
+import sys
+from pathlib import Path
+from precedent_server.keys import add_key
+print("ready", flush=True)
+sys.stdin.readline()
+for n in range(10): add_key(Path(sys.argv[1]), f"process-{n}", "shop")
+"""
+
+
 def test_processes_and_threads_that_add_at_once_lose_nothing(path):
     threads = [threading.Thread(target=add_key, args=(path, f"thread-{n}", "shop")) for n in range(10)]
-    with changing(path, "for n in range(10): add_key(path, f'process-{n}', 'shop')") as process:
-        go(process)
+    command = [sys.executable, "-c", ADDING, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.stdin.write("go\n")
+        process.stdin.flush()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+    assert process.returncode == 0
     assert sorted(names(path)) == sorted(f"{who}-{n}" for who in ("process", "thread") for n in range(10))
-
-
-def test_a_file_that_another_process_keeps_locked_is_left_alone(path, monkeypatch):
-    add_key(path, "desk", "shop")
-    monkeypatch.setattr(keys_module, "LOCK_SECONDS", 0.05)
-    locking = "from filelock import FileLock\n"
-    locking += "with FileLock(f'{path}.lock'): print('locked', flush=True); sys.stdin.readline()"
-    with changing(path, locking) as holder:
-        go(holder)
-        assert holder.stdout.readline() == "locked\n"
-        with pytest.raises(ConfigError, match=r"another process keeps .* locked"):
-            add_key(path, "other", "shop")
-        go(holder)
-    add_key(path, "other", "shop")
-    assert names(path) == ["desk", "other"]
-
-
-def test_callers_are_known_while_another_process_replaces_the_file(path, caplog):
-    kept, gone = add_key(path, "kept", "shop"), add_key(path, "gone", "shop")
-    file = KeyFile(path)
-    revoke_key(path, "gone")
-    answers = set[tuple[Caller | None, ...]]()
-    ended = threading.Event()
-
-    def ask() -> None:
-        while not ended.is_set():
-            answers.add((file.caller(kept), file.caller(gone)))
-
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    try:
-        for thread in threads:
-            thread.start()
-        with changing(path, "for n in range(15): add_key(path, 'guest', 'bank'); revoke_key(path, 'guest')") as process:
-            go(process)
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-    assert answers == {(Caller("kept", "shop", "use"), None)}
-    assert caplog.records == []
 
 
 def shown_by(error: BaseException) -> str:
@@ -309,27 +274,19 @@ def shown_by(error: BaseException) -> str:
     return "\n".join(texts)
 
 
-def with_key_in(value: object, at: tuple[str | int, ...], how: str) -> object:
-    """The value with the key in one place of it."""
-    if not at:
-        return {"value": KEY, "inside": f"x {KEY} y", "field": {KEY: 1}, "list": [KEY]}[how]
-    changed = dict(value) if isinstance(value, dict) else list(value)
-    inner = changed[at[0]] if isinstance(changed, list) else changed.get(at[0], "")
-    changed[at[0]] = with_key_in(inner, at[1:], how)
-    return changed
+def written(value: object) -> dict[str, object]:
+    return {"format": 1, "keys": [value]}
 
 
-PLACES = [(), ("format",), ("keys",), ("more",), (KEY,), ("keys", 0)]
-PLACES += [("keys", 0, field) for field in (*ENTRY, "more", KEY)]
+WITH_KEY = [KEY, {"format": KEY, "keys": []}, {"format": 1, "keys": KEY}, written(KEY), written(ENTRY) | {KEY: 1}]
+WITH_KEY += [written({**ENTRY, field: value}) for field in (*ENTRY, "more", KEY) for value in (f"x {KEY} y", [KEY])]
 
 
-@pytest.mark.parametrize("at", PLACES, ids=str)
-@pytest.mark.parametrize("how", ["value", "inside", "field", "list"])
-def test_a_key_written_into_the_file_by_hand_is_never_shown(path, caplog, at, how):
-    sound = {"format": 1, "keys": [ENTRY]}
-    private(path, json.dumps(sound))
+@pytest.mark.parametrize("content", WITH_KEY, ids=str)
+def test_a_key_written_into_the_file_by_hand_is_never_shown(path, caplog, content):
+    private(path, json.dumps(written(ENTRY)))
     file = KeyFile(path)
-    private(path, json.dumps(with_key_in(sound, at, how)))
+    private(path, json.dumps(content))
     file.caller(KEY)
     assert len(caplog.records) == 1
     assert KEY not in caplog.text
@@ -360,6 +317,61 @@ def test_a_key_in_the_wrong_argument_is_refused_and_never_shown(tmp_path, before
     assert not path.exists()
 
 
-def test_hidden_keys_leave_other_texts():
-    assert hide_keys(f"a {KEY}, b {KEY[:-4]}") == "a pk-…, b pk-…"
-    assert hide_keys("pk-production and apk-files") == "pk-production and apk-files"
+# The command
+
+
+@pytest.fixture
+def keys(tmp_path, capsys, monkeypatch):
+    """Runs `precedent keys` on one file; returns status, stdout and stderr."""
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "dumb")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        status = precedent("keys", *arguments, "--file", tmp_path / "keys.json")
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_a_key_is_printed_alone_listed_without_itself_and_revoked(keys, tmp_path):
+    status, out, err = keys("add", "desk", "--tenant", "[red]ä", "--role", "admin")
+    key = out.removesuffix("\n")
+    assert (status, key.split(), key in err) == (0, [key], False)
+    assert "cannot be shown again" in err
+    assert KeyFile(tmp_path / "keys.json").caller(key) == Caller("desk", "[red]ä", "admin")
+    status, out, err = keys("list", "--json", tmp_path / "out.json")
+    assert (status, err) == (0, "")
+    assert all(part in out for part in ("desk", "[red]ä", "admin", "1 key"))
+    text = (tmp_path / "out.json").read_text(encoding="utf-8")
+    (listed,) = json.loads(text)["keys"]
+    assert listed.keys() == {"name", "tenant", "role", "created"}
+    assert key not in out + text
+    status, out, _ = keys("revoke", "desk", "--json", tmp_path / "out.json")
+    assert (status, out) == (0, "desk revoked\n")
+    assert json.loads((tmp_path / "out.json").read_text()) == {"revoked": "desk"}
+    assert KeyFile(tmp_path / "keys.json").caller(key) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["add", "desk", "--tenant", "shop"], "has a key named 'desk' already"),
+        (["add", "new"], "Missing option '--tenant'"),
+        (["add", "new", "--tenant", KEY], "holds an API key"),
+        (["add", "new", KEY, "--tenant", "shop"], "unexpected extra argument"),
+        (["add", "new", "--tenant", "shop", "--role", KEY], "there is no role"),
+        (["add", "new", "--tenant", "shop", "--" + KEY], "No such option"),
+        (["revoke", KEY], "give the key's name"),
+        (["revoke", "desk", "--json", "/no/such/folder/out.json"], "there is no folder"),
+    ],
+)
+def test_bad_input_gives_one_line_and_exit_2_and_changes_nothing(keys, tmp_path, arguments, says):
+    keys("add", "desk", "--tenant", "shop")
+    before = (tmp_path / "keys.json").read_bytes()
+    status, out, err = keys(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert says in err
+    assert KEY not in err
+    assert (tmp_path / "keys.json").read_bytes() == before

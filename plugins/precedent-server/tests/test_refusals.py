@@ -91,6 +91,11 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (RESPONSES, {"reasoning": {"depth": 3}}, "reasoning", "known: effort"),
     (RESPONSES, {"truncation": "middle"}, "truncation", ""),
     (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens", ""),
+    *(
+        (path, {name: number}, name, said)
+        for path, name in ((CHAT, "max_tokens"), (TEXTS, "max_tokens"), (RESPONSES, "max_output_tokens"))
+        for number, said in ((10**9, "context"), (10**30, ""))
+    ),
 ]
 for route in (CHAT, RESPONSES):
     for choice in (("auto", "other"), ("auto",), ("sometimes", "refund")):

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,9 +54,9 @@ class SentenceTransformerEmbedder:
         self._lock = Lock()
         self._loaded: tuple[Any, str, int] | None = None
 
-    def __reduce__(self) -> tuple[Callable[..., SentenceTransformerEmbedder], tuple[str | None, str]]:
+    def __reduce__(self) -> tuple[Callable[..., SentenceTransformerEmbedder], tuple[str | None]]:
         """Pickle name and device, never the model: it is loaded where it is used."""
-        return _again, (self._given, self._device)
+        return partial(SentenceTransformerEmbedder, device=self._device), (self._given,)
 
     def __deepcopy__(self, memo: object) -> SentenceTransformerEmbedder:
         return self
@@ -86,10 +87,6 @@ class SentenceTransformerEmbedder:
                 fingerprint = model_fingerprint({"max_seq_length": model.max_seq_length}, weights)
                 self._loaded = model, fingerprint, _encode(model, ["dimension"]).shape[1]
             return self._loaded
-
-
-def _again(model: str | None, device: str) -> SentenceTransformerEmbedder:
-    return SentenceTransformerEmbedder(model, device=device)
 
 
 def default_model() -> str:

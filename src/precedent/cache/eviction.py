@@ -8,7 +8,7 @@ tenant cannot displace a quiet one.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from precedent.cache.records import Bounds
 from precedent.cache.rows import as_number
@@ -48,10 +48,9 @@ def expire(connection: sqlite3.Connection, bounds: Bounds, now: float, *, keep_i
 
 def _keep_quota(connection: sqlite3.Connection, max_bytes: int, keep_id: int) -> None:
     """Reduce the tenant of `keep_id` to its quota: only a tenant that has just stored something can exceed it."""
-    share = (
-        f"SELECT tenant, {as_number('bytes')} FROM usage WHERE tenant = (SELECT tenant FROM completion WHERE id = ?)"
-    )
-    for tenant, held in connection.execute(share, (keep_id,)).fetchall():
+    share = f"SELECT tenant, {as_number('bytes')} FROM usage"
+    of_newest = f"{share} WHERE tenant = (SELECT tenant FROM completion WHERE id = ?)"
+    for tenant, held in connection.execute(of_newest, (keep_id,)).fetchall():
         if held > max_bytes:
             _delete_least_useful(connection, "bytes", tenant, keep_id, held - KEPT_SHARE * max_bytes)
 
@@ -94,11 +93,16 @@ def common_level(sizes: Sequence[int], excess: float) -> float:
 def _delete_least_useful(
     connection: sqlite3.Connection, measure: str, tenant: str, keep_id: int, wanted: float
 ) -> None:
-    """Delete a tenant's least useful completions until `wanted` bytes or records are free."""
-    gone: list[tuple[int]] = []
-    for row_id, size in connection.execute(LEAST_USEFUL, (tenant, keep_id)):
+    gone = first_to_free(connection.execute(LEAST_USEFUL, (tenant, keep_id)), measure, wanted)
+    connection.executemany("DELETE FROM completion WHERE id = ?", [(row_id,) for row_id in gone])
+
+
+def first_to_free(rows: Iterable[tuple[int, int]], measure: str, wanted: float) -> list[int]:
+    """The ids of the first rows, given as id and size, that free `wanted` bytes or records."""
+    gone: list[int] = []
+    for row_id, size in rows:
         if wanted <= 0:
             break
-        gone.append((row_id,))
+        gone.append(row_id)
         wanted -= size if measure == "bytes" else 1
-    connection.executemany("DELETE FROM completion WHERE id = ?", gone)
+    return gone

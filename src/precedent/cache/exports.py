@@ -129,7 +129,6 @@ def read_export(folder: Path) -> Export:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Open a regular file. Raises OSError for a link, a pipe or a folder."""
     return os.fdopen(open_own(path), "rb")
 
 

@@ -19,13 +19,17 @@ from precedent.runtime.process import Lock, computing
 
 
 class Similarity(Protocol):
-    """Nearest neighbours within one partition. The store decides: a completion that it no longer has is no hit."""
+    """Nearest neighbours within one partition. The store decides: a completion that it no longer has is no hit.
+
+    What keeps nothing outside of this process need only `search`, `clear` and `erase_gone`.
+    """
 
     def search(self, vector: Vector, tenant: str, tokenizer: str, k: int) -> list[Hit]:
         """At most `k` hits of this tenant and tokenizer, nearest first; `vector` is `[dimension]`, of length 1."""
 
     def forget(self, selection: Selection) -> None:
         """Erase what the store is about to forget from everything that outlives this process."""
+        self.clear()
 
     def clear(self) -> None:
         """Drop what is in memory; the next search reads it again."""
@@ -35,13 +39,14 @@ class Similarity(Protocol):
 
     def close(self) -> None:
         """Release resources; the store is still open."""
+        self.clear()
 
 
 SimilarityOf = Callable[[CompletionStore], Similarity]
 """Creates the search for a store, like the function that `precedent.langchain.in_vector_store` returns."""
 
 
-class SimilarityIndex:
+class SimilarityIndex(Similarity):
     """Nearest stored completions within one partition; follows the store, even when another process writes to it.
 
     It holds every vector of the partitions that were searched: 1.5 KB each for 384 dimensions.
@@ -58,10 +63,6 @@ class SimilarityIndex:
             hits = self._caught_up(tenant, tokenizer).search(vector, k)
         return sorted(hits, key=lambda hit: (-hit.similarity, -hit.completion_id))
 
-    def forget(self, selection: Selection) -> None:
-        """Drop all vectors from memory; the index keeps nothing else."""
-        self.clear()
-
     def clear(self) -> None:
         """Drop all vectors from memory; the next search reads them again."""
         with self._lock:
@@ -72,10 +73,6 @@ class SimilarityIndex:
         with self._lock, computing():
             for key, partition in list(self._partitions.items()):
                 self._erase_gone(partition, *key)
-
-    def close(self) -> None:
-        """Drop everything."""
-        self.clear()
 
     def _caught_up(self, tenant: str, tokenizer: str) -> _Partition:
         key, stamp = (tenant, tokenizer), self._store.stamp()
@@ -144,7 +141,6 @@ class _Partition:
 
 @contextmanager
 def _one_thread(faiss: Any) -> Iterator[None]:
-    """Run FAISS on one thread, and restore the number of threads afterwards."""
     # FAISS and PyTorch may share one OpenMP runtime: without restoring the number, a search would slow PyTorch on this
     # thread for good; without setting it, two runtimes in one process (macOS) can crash.
     before = faiss.omp_get_max_threads()

@@ -45,16 +45,6 @@ class PrefixFiles:
         self.read_only, self.generation = read_only, generation
         self._max_bytes, self._max_age = bounds.max_prefix_bytes, bounds.max_age or DEFAULT_MAX_AGE
 
-    def create(self) -> None:
-        """Make the folder. Raises CacheError if that is not possible."""
-        if self.read_only:
-            return
-        try:
-            if not is_own_folder(self.path):
-                self.path.mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise CacheError(f"prefixes cannot be kept in {self.path}: {error}") from error
-
     def holds(self, tenant: str, name: str) -> bool:
         """Return whether a file is there and young enough; counts as a use of it."""
         return self._use(self._file(tenant, name))
@@ -80,9 +70,9 @@ class PrefixFiles:
         if self.read_only or len(content) > self._max_bytes:
             return
         file = self._file(tenant, name)
-        self.create()
-        if not is_own_folder(file.parent):
-            file.parent.mkdir(mode=0o700, exist_ok=True)
+        for folder in (self.path, file.parent):
+            if not is_own_folder(folder):
+                folder.mkdir(mode=0o700, exist_ok=True)
         try:
             with new_file(file) as opened:
                 if self.generation() != generation:
@@ -158,7 +148,6 @@ class PrefixFiles:
         return self.path / digest(bytes_of(tenant), size=16).hex()  # the name reveals nothing about the tenant
 
     def _files(self, tenant: str | None = None) -> Iterator[Path]:
-        """All files, or a tenant's; half-written ones too."""
         folders = [self._folder(tenant)] if tenant is not None else _listed(self.path, _FOLDER)
         if is_own_folder(self.path):
             for folder in folders:

@@ -262,18 +262,13 @@ class SpeculationCache(OfOneProcess):
             if (method := reference()) is not None and (forgotten or not only_forgotten):
                 method()
 
-    def on_gone(self, erase: Callable[[], None]) -> None:
-        """Call a method at the end of every `forget` and `erase_gone`, before it returns, while its object lives."""
-        self._listen(erase, only_forgotten=False)
+    def on_gone(self, erase: Callable[[], None], *, only_forgotten: bool = False) -> None:
+        """Call a method at the end of every `forget` and `erase_gone`, before it returns, while its object lives.
 
-    def on_forget(self, erase: Callable[[], None]) -> None:
-        """As `on_gone`, but not after evictions: for what holds words that only a wish to forget must erase."""
-        self._listen(erase, only_forgotten=True)
-
-    def _listen(self, method: Callable[[], None], *, only_forgotten: bool) -> None:
-        """Call a bound method, held weakly."""
+        With `only_forgotten` not after evictions: for what holds words that only a wish to forget must erase.
+        """
         living = [listener for listener in self._listeners if listener[0]() is not None]
-        self._listeners = [*living, (weakref.WeakMethod(method), only_forgotten)]
+        self._listeners = [*living, (weakref.WeakMethod(erase), only_forgotten)]
 
     def close(self) -> None:
         """Close the store; may be called again, and does nothing in a forked process."""
@@ -296,7 +291,6 @@ class SpeculationCache(OfOneProcess):
             require_same(recorded, identity_of(self._embedder), "the cache")
 
     def _vector(self, query: str) -> Vector | None:
-        """The query's vector; None for an empty one."""
         if not query.strip():
             return None
         self.check_process()

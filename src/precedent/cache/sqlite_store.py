@@ -33,13 +33,12 @@ from precedent.cache.records import (
     as_stored,
     storable,
 )
+from precedent.cache.store import CompletionStore, Flags, RowIds
 from precedent.errors import CacheError
 
 logger = logging.getLogger("precedent.cache")
 
 Result = TypeVar("Result")
-Flags = list[bool]
-RowIds = list[int]
 
 ALL = Selection()
 
@@ -47,7 +46,7 @@ ERASED_AGAIN_AFTER = 60.0
 """Seconds after which an erasure that failed is tried again."""
 
 
-class SQLiteStore:
+class SQLiteStore(CompletionStore):
     """The embedded store: one SQLite file in WAL mode, or a database in memory.
 
     Safe for several threads and processes; an insertion is on disk when it returns. Beyond `bounds`, the least useful
@@ -107,7 +106,6 @@ class SQLiteStore:
             ) from error
 
     def insert(self, completion: Completion, vector: Vector | None, embedder: EmbedderIdentity | None) -> int:
-        """Store durably and return the id; 0 if the store is read-only or the completion exceeds its bounds."""
         new = storable(completion, vector)
 
         def write(connection: sqlite3.Connection) -> int:
@@ -120,10 +118,6 @@ class SQLiteStore:
         return 0 if self._too_large(new) else self._unless_refused(write) or 0
 
     def restore(self, completions: Sequence[Completion], embedder: EmbedderIdentity | None) -> RowIds:
-        """Store completions with their times and counters, all or none; existing ones keep the larger of each.
-
-        Returns their ids, 0 for a refused one (the store is read-only, or the completion too large). Raises CacheError.
-        """
         given = [storable(completion) for completion in completions]
         fitting = [not self._too_large(one) for one in given]
 
@@ -137,7 +131,6 @@ class SQLiteStore:
         return self._unless_refused(write) or [0] * len(given)
 
     def _claim(self, connection: sqlite3.Connection, new: Completion, embedder: EmbedderIdentity | None) -> None:
-        """Record the first vector's embedder as the cache's, and refuse every other one."""
         if new.vector is None:
             return
         maker, recorded = maker_of(new.vector, embedder), rows.recorded_embedder(connection)
@@ -167,12 +160,10 @@ class SQLiteStore:
         return size > most
 
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> Completions:
-        """The partition's completions with a higher id, in increasing order; takes microseconds if there are none."""
         clause = "WHERE tenant = ? AND tokenizer = ? AND id > ? ORDER BY id"
         return self._select(clause, (tenant, as_stored(tokenizer), after_id))
 
     def vectors_since(self, tenant: str, tokenizer: str, after_id: int = 0) -> tuple[Ids, Vector]:
-        """Ids `[n]` in increasing order and vectors `[n, dimension]` of the partition's completions that have one."""
         query = "SELECT id, vector, vector_checksum FROM completion WHERE tenant = ? AND tokenizer = ? AND id > ?"
         with self._database.read() as connection:
             recorded = rows.recorded_embedder(connection)
@@ -183,12 +174,10 @@ class SQLiteStore:
             return self._undamaged.vectors(found, dimension)
 
     def list(self, selection: Selection = ALL, limit: int | None = None) -> Completions:
-        """The selected completions, newest first."""
         where, values = rows.conditions(selection)
         return self._select(f"{where} ORDER BY id DESC LIMIT ?", (*values, -1 if limit is None else limit))
 
     def records(self, selection: Selection, after_id: int, limit: int) -> Completions:
-        """At most `limit` selected completions above an id with their vectors, in increasing order; no damaged ones."""
         where, values = rows.conditions(selection)
         clause = f"{where} AND id > ?" if where else "WHERE id > ?"
         query = f"SELECT {rows.COLUMNS}, vector, vector_checksum FROM completion {clause} ORDER BY id"
@@ -197,44 +186,36 @@ class SQLiteStore:
             return list(islice((one for one in found if one is not None), limit))
 
     def holds(self, completions: Sequence[Completion]) -> Flags:
-        """For each completion, whether the same answer to the same query is stored."""
         wanted = [storable(completion) for completion in completions]
         with self._database.read() as connection:
             return [rows.id_of_same(connection, one) is not None for one in wanted]
 
     def tokenizers(self) -> frozenset[str]:
-        """The fingerprints of all tokenizers whose completions are stored."""
         with self._database.read() as connection:
             return frozenset(row[0] for row in connection.execute("SELECT DISTINCT tokenizer FROM completion"))
 
     def stamp(self) -> tuple[int, int]:
-        """Changes whenever any process may have added or removed records; takes microseconds."""
         return self._database.stamp()
 
     def epoch(self) -> int:
-        """Increases whenever records are removed."""
         with self._database.read() as connection:
             return rows.epoch_of(connection)
 
     def forgets(self) -> int:
-        """Changes at every `forget`, of any process."""
         with self._database.read() as connection:
             return rows.forgets_of(connection)
 
     def ids(self, tenant: str, tokenizer: str) -> Ids:
-        """The ids of the partition's completions in increasing order, `[n]`."""
         query = "SELECT id FROM completion WHERE tenant = ? AND tokenizer = ? ORDER BY id"
         with self._database.read() as connection:
             found = connection.execute(query, (tenant, as_stored(tokenizer))).fetchall()
         return np.array(found, dtype=np.int64).reshape(-1)
 
     def embedder(self) -> EmbedderIdentity | None:
-        """The embedder that made the vectors; None while there are none."""
         with self._database.read() as connection:
             return rows.recorded_embedder(connection)
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
-        """Add (accepted, rejected) tokens to completions; ignores missing ids, and does nothing if read-only."""
         if any(accepted < 0 or rejected < 0 for accepted, rejected in counts.values()):
             raise CacheError("credit takes numbers of accepted and rejected tokens, which cannot be negative")
 
@@ -246,11 +227,6 @@ class SQLiteStore:
             self._unless_refused(write)
 
     def forget(self, selection: Selection) -> int:
-        """Erase the selected completions from table, file, log and kept prefixes; returns their number.
-
-        Raises CacheError if the store is read-only, nothing is selected, or another process keeps their bytes (they
-        are forgotten nevertheless).
-        """
         if selection.everything:
             raise CacheError("forget needs a condition: tenant, before, containing or ids")
         if self._database.opened_read_only:
@@ -265,10 +241,6 @@ class SQLiteStore:
         return number
 
     def compact(self) -> tuple[int, int]:
-        """Free the space of evicted completions in file and log; returns bytes on disk before and after.
-
-        Raises CacheError if the store is read-only or another process holds the file.
-        """
         if self._database.opened_read_only:
             raise CacheError(f"{self._database} is read-only, so it cannot be compacted")
         before = self._database.size()
@@ -291,13 +263,11 @@ class SQLiteStore:
             logger.warning("%s: the bytes of forgotten records are erased now", self._database)
 
     def verify(self) -> VerifyReport:
-        """Check every record; see `verify_cache`. Raises CacheError."""
         if self._database.path is None:  # no other process can have changed it
             return VerifyReport(str(self._database), self.stats().records, ())
         return verify_cache(self._database.path)
 
     def stats(self) -> CacheStats:
-        """A summary of the cache."""
         with self._database.read() as connection:
             tenants = rows.stats_by_tenant(connection)
             embedder = rows.recorded_embedder(connection)
@@ -311,7 +281,6 @@ class SQLiteStore:
         )
 
     def close(self) -> None:
-        """Release everything; may be called again."""
         if self._erasure_due and self._database.is_here and not self._database.closed:
             self._erase_again()
         self._database.close()

@@ -26,7 +26,6 @@ from precedent.cache.records import (
     Vector,
     VerifyReport,
 )
-from precedent.cache.sqlite_store import SQLiteStore
 from precedent.cache.store_url import Place, StoreURL, place_of
 from precedent.errors import CacheError, ConfigError
 
@@ -37,11 +36,11 @@ RowIds = list[int]
 class CompletionStore(Protocol):
     """Completions with their vectors, in partitions by (tenant, tokenizer) that no method reads across.
 
-    Ids increase with every insertion and are never reused. Several threads may call all methods.
+    Ids increase with every insertion and are never reused. Several threads may call all methods. They raise CacheError.
     """
 
     def insert(self, completion: Completion, vector: Vector | None, embedder: EmbedderIdentity | None) -> int:
-        """Store durably and return the id; 0 if the store is read-only or full and stored nothing."""
+        """Store durably and return the id; 0 if the store is read-only or full, or the completion too large."""
 
     def since(self, tenant: str, tokenizer: str, after_id: int) -> Completions:
         """The partition's completions with a higher id, in increasing order; takes microseconds if there are none."""
@@ -68,13 +67,13 @@ class CompletionStore(Protocol):
         """The embedder that made the vectors; None while there are none."""
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
-        """Add (accepted, rejected) tokens to completions; missing ids are ignored."""
+        """Add (accepted, rejected) tokens to completions; ignores missing ids, and does nothing if read-only."""
 
     def list(self, selection: Selection, limit: int | None) -> Completions:
         """The selected completions, newest first."""
 
     def records(self, selection: Selection, after_id: int, limit: int) -> Completions:
-        """At most `limit` selected completions above an id, with their vectors, in increasing order."""
+        """At most `limit` selected completions above an id with their vectors, in increasing order; no damaged ones."""
 
     def holds(self, completions: Sequence[Completion]) -> Flags:
         """For each completion, whether the same answer to the same query is stored."""
@@ -86,7 +85,11 @@ class CompletionStore(Protocol):
         """
 
     def forget(self, selection: Selection) -> int:
-        """Erase the selected completions permanently; returns their number."""
+        """Erase the selected completions permanently; returns their number.
+
+        Raises CacheError if the store is read-only, nothing is selected, or somebody keeps their bytes (they are
+        forgotten nevertheless).
+        """
 
     def compact(self) -> tuple[int, int]:
         """Free the space of removed records; returns bytes on disk before and after."""
@@ -119,6 +122,8 @@ def open_store(
 
     Raises ConfigError for a URL that no installed package opens, and CacheError if the store cannot be opened.
     """
+    from precedent.cache.sqlite_store import SQLiteStore  # here: it is such a store itself
+
     place = place_of(where)
     opener: Callable[..., CompletionStore] = _opener(place) if isinstance(place, StoreURL) else SQLiteStore.open
     return opener(place, embedder=embedder, bounds=bounds, create=create, read_only=read_only)

@@ -171,7 +171,6 @@ def _factory(name: str, parts: DrafterParts) -> Factory:
 
 
 def _installed(name: str) -> Any:
-    """What a package registered by this name; None where none did."""
     entry = registered().get(name)
     return None if entry is None else entry.load()
 

@@ -149,7 +149,6 @@ def _runs(template: Template, chosen: Chosen | None) -> list[str]:
 
 
 def _shared(left: Sequence[int], right: Sequence[int]) -> int:
-    """The length of the longest common prefix."""
     differing = (i for i, (one, other) in enumerate(zip(left, right, strict=False)) if one != other)
     return next(differing, min(len(left), len(right)))
 
@@ -158,15 +157,12 @@ def _not_among(token_ids: Sequence[int], literals: Sequence[tuple[int, ...]]) ->
     """Marks the tokens that belong to none of the literals, which occur in this order."""
     marks, start = [True] * len(token_ids), 0
     for literal in literals:
-        found = next((at for at in range(start, len(token_ids)) if _stands_at(token_ids, at, literal)), None)
+        places = range(start, len(token_ids)) if literal else ()
+        found = next((at for at in places if tuple(token_ids[at : at + len(literal)]) == literal), None)
         if found is not None:
             start = found + len(literal)
             marks[found:start] = [False] * len(literal)
     return marks
-
-
-def _stands_at(token_ids: Sequence[int], at: int, literal: tuple[int, ...]) -> bool:
-    return bool(literal) and tuple(token_ids[at : at + len(literal)]) == literal
 
 
 # Values from the prompt: an id the user named, an address in a tool's result; the latest come first
@@ -200,7 +196,7 @@ class PromptValues:
     def of(self, hole: Hole, most: int) -> list[str]:
         """At most `most` values that fit a hole, the latest first, each as written there."""
         found = sorted((*self._by_key(hole), *self._by_looks(hole)), reverse=True)
-        fitting = (hole_text(hole, one.value) for one in found)
+        fitting = (_WRITTEN[hole.kind](one.value) for one in found)
         return list(dict.fromkeys(value for value in fitting if 0 < len(value) <= MAX_CHARACTERS))[:most]
 
     def _by_key(self, hole: Hole) -> Iterator[_Found]:
@@ -222,12 +218,6 @@ class PromptValues:
             found = pattern.finditer(self._text)
             self._by_pattern[pattern] = [_Found(match.end(), match[pattern.groups]) for match in found]
         return self._by_pattern[pattern]
-
-
-def hole_text(hole: Hole, value: str) -> str:
-    """A value as written in a hole, "" if it does not fit."""
-    write: Callable[[str], str] = _WRITTEN[hole.kind]
-    return write(value)
 
 
 def _alike(key: str, name: str) -> bool:
@@ -256,3 +246,4 @@ _WRITTEN: dict[str, Callable[[str], str]] = {
     "number": _number,
     "json": lambda value: _number(value) or f'"{_string_body(value)}"',
 }
+"""How a value is written in a hole of each kind; "" where it does not fit."""

@@ -152,7 +152,8 @@ class Engine(OfOneProcess):
         )
         if self.cache is not None:
             self._executor.submit(self.cache.warm_up)  # after measuring: loading the embedder would disturb it
-            self.cache.on_forget(self._worker.drop_idle)  # kept conversations hold the words that were forgotten
+            # kept conversations hold the words that were forgotten
+            self.cache.on_gone(self._worker.drop_idle, only_forgotten=True)
         weakref.finalize(self, self._worker.stop).atexit = False  # at exit the worker closes itself
 
     @classmethod

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING_BYTES = 256 * 2**20
-"""Copies that wait to be written take at most this much memory; a single one may take more."""
-
 FORMAT = 1
 """Increase it whenever files of before must not be read."""
 
@@ -55,12 +52,10 @@ class KeptPrefixes:
         assert parts.cache.prefixes is not None
         self._cache, self._files, self._executor = parts.cache, parts.cache.prefixes, parts.executor
         self._target, self._tokenizer, self.fixed_part = target, parts.tokenizer_fingerprint, FixedPart(tokenizer)
-        self._files.create()
         self._fence = parts.fences.of("kept prefixes")
         identity = [FORMAT, model, self._tokenizer, target.identity()]
         self._model = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
-        self._waiting: dict[str, int] = {}
-        self._gate = threading.Lock()
+        self._writing: Future[None] | None = None
 
     def restore(self, tenant: str, token_ids: Sequence[int], room: int) -> Slot | None:
         """A new slot with exactly these tokens and room for `room`; None if they are not kept, or cannot be read."""
@@ -88,30 +83,11 @@ class KeptPrefixes:
             return
         if self._target.nearest(slot, num_tokens) < num_tokens:  # a recurrent state has no snapshot there
             return
-        name, size, written = self._name(tenant, token_ids), self._target.saved_bytes(num_tokens), None
-        if self._files.holds(tenant, name) or not self._may_wait(name, size):
-            return
-        try:
-            generation, rows = self._files.generation(), self._target.save(slot, num_tokens)
-            written = self._fence.submit(self._executor, self._write, tenant, name, token_ids, rows, generation)
-        finally:
-            if written is None:  # there is no memory for the copy, for example
-                self._done(name)
-        if written is not None:
-            written.add_done_callback(lambda _: self._done(name))
-
-    def _may_wait(self, name: str, size: int) -> bool:
-        """Whether a copy of this size may wait now; then it is counted until it is `_done`."""
-        with self._gate:
-            waiting = sum(self._waiting.values())
-            if name in self._waiting or (waiting and waiting + size > MAX_WAITING_BYTES):
-                return False
-            self._waiting[name] = size
-            return True
-
-    def _done(self, name: str) -> None:
-        with self._gate:
-            self._waiting.pop(name, None)
+        name = self._name(tenant, token_ids)
+        if self._files.holds(tenant, name) or (self._writing is not None and not self._writing.done()):
+            return  # one copy at a time waits in memory; a later request keeps what is left out now
+        generation, rows = self._files.generation(), self._target.save(slot, num_tokens)
+        self._writing = self._fence.submit(self._executor, self._write, tenant, name, token_ids, rows, generation)
 
     def _write(self, tenant: str, name: str, token_ids: list[int], rows: list[Tensor], generation: int) -> None:
         text = self.fixed_part.text(token_ids)  # the cache's `redact` sees the tokens as a completion

@@ -35,12 +35,6 @@ RECENT = {
 }
 """Number of recent values (of requests, or of emissions) that the percentiles of a latency cover."""
 
-COUNTED = (
-    "num_requests_finished", "num_requests_cancelled", "num_requests_failed", "prompt_tokens", "cached_prompt_tokens",
-    "generation_tokens", "num_steps", "num_request_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens",
-)  # fmt: skip
-"""Counts of `EngineMetrics` since the engine's start."""
-
 
 @dataclass(slots=True)
 class Histogram:
@@ -59,7 +53,7 @@ class Histogram:
         self.sum += value * times
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMetrics:
     """A snapshot: the current load, counts since the engine started, and latencies in seconds over a recent window.
 
@@ -77,17 +71,17 @@ class EngineMetrics:
     kv_cache_reserved_bytes: int
     kv_cache_idle_bytes: int
     kv_cache_max_bytes: int
-    num_requests_finished: int
-    num_requests_cancelled: int
-    num_requests_failed: int
-    prompt_tokens: int
-    cached_prompt_tokens: int
-    generation_tokens: int
-    num_steps: int
-    num_request_steps: int
-    num_drafts: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
+    num_requests_finished: int = 0
+    num_requests_cancelled: int = 0
+    num_requests_failed: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    generation_tokens: int = 0
+    num_steps: int = 0
+    num_request_steps: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     accepted_by_source: Mapping[str, int]
     decode_seconds_saved: float
     request_queue_time_seconds: Percentiles
@@ -148,8 +142,7 @@ class MetricsRecorder:
     def snapshot(self, **load: Any) -> EngineMetrics:
         """The counts and latencies, together with the engine's current load and faults, by their names."""
         with self._lock:
-            counts = {name: self._counts[name] for name in COUNTED}
-            accepted, saved = dict(self._accepted), self._saved
+            counts, accepted, saved = dict(self._counts), dict(self._accepted), self._saved
             histograms = {name: Histogram(one.bounds, [*one.counts], one.sum) for name, one in self._histograms.items()}
             recent = {name: list(values) for name, values in self._recent.items()}
         latencies = {name: Percentiles.of(values) for name, values in recent.items()}

@@ -97,7 +97,6 @@ class Scheduler:
     # Joining
 
     def _join(self, sequence: QueuedSequence) -> None:
-        """Reserve memory and begin the drafters: recall embeds while others prefill."""
         self._note_shared_prefix(sequence)
         self.prefilling.append(sequence)
         try:
@@ -201,7 +200,6 @@ class Scheduler:
     # Leaving
 
     def _fail(self, sequence: QueuedSequence, error: PrecedentError) -> None:
-        """Remove a request and pass the error to its caller."""
         self._leave(sequence, error)
         if isinstance(error, OutOfMemory):
             self.admission.drop_idle()

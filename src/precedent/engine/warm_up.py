@@ -10,14 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import stat
-from contextlib import suppress
 from functools import cache
 
 import torch
 from platformdirs import user_cache_path
 
+from precedent.cache.files import new_file, read_own
 from precedent.planning.costs import START_UP_WIDTHS, CostCurve, StepCosts
 from precedent.planning.warm_up import compile_drafting
 from precedent.runtime.fence import Fence
@@ -38,9 +36,6 @@ FEWEST_STEPS = 200
 VERSION = "step costs 3"
 """Increase it when the numbers mean something else, or kernels change."""
 
-MOST_BYTES = 1 << 20
-"""Largest file that is read."""
-
 
 class RememberedCosts:
     """The file of one processor, model, torch and way of computing. Reading and writing never raise."""
@@ -54,13 +49,7 @@ class RememberedCosts:
     def read(self) -> StepCosts | None:
         """The remembered costs; None if there are none, or if the file is not sound."""
         try:
-            if not stat.S_ISREG(self._file.stat().st_mode):  # to open a pipe in its place would wait for a writer
-                raise ValueError("it is not a regular file")
-            with self._file.open("rb") as opened:
-                content = opened.read(MOST_BYTES + 1)
-            if len(content) > MOST_BYTES:
-                raise ValueError(f"it is larger than {MOST_BYTES} bytes")
-            return StepCosts.from_known(json.loads(unsealed(content, VERSION)))
+            return StepCosts.from_known(json.loads(unsealed(read_own(self._file), VERSION)))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as problem:
@@ -71,15 +60,12 @@ class RememberedCosts:
         """Remember learned costs, unless they come from few steps or the folder cannot be written."""
         if not isinstance(costs, StepCosts) or costs.num_steps < FEWEST_STEPS:
             return
-        temporary = self._file.with_suffix(f".{os.getpid()}")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(sealed(json.dumps(costs.known, allow_nan=False).encode(), VERSION))
-            temporary.replace(self._file)
+            with new_file(self._file) as file:
+                file.write(sealed(json.dumps(costs.known, allow_nan=False).encode(), VERSION))
         except (OSError, ValueError) as problem:
             log.info("step costs are not remembered: %s", problem)
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
 
 
 def costs_of(target: Target, remembered: RememberedCosts, fence: Fence) -> StepCosts:

@@ -49,14 +49,12 @@ def _with_named_keys(schema: Any, root: Any) -> Any:
 
 
 def _parts(schema: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The keywords that contain schemas, with those schemas."""
     found = [(key, list(schema[key].values())) for key in _MAPS if isinstance(schema.get(key), Mapping)]
     found += [(key, schema[key]) for key in _LISTS if isinstance(schema.get(key), list)]
     return found + [(key, [schema[key]]) for key in _SCHEMAS if isinstance(schema.get(key), Mapping)]
 
 
 def _with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """The schema with each of its parts changed."""
     result = dict(schema)
     for key, parts in _parts(schema):
         values = [change(part) for part in parts]

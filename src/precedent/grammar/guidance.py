@@ -80,7 +80,6 @@ def _place(schema: Mapping[str, Any], path: str, problem: str) -> tuple[str, str
 
 
 def _fields(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The schemas of a schema's fields, entries and alternatives, each with its step in a path."""
     found: list[tuple[str, Any]] = []
     if isinstance(schema.get("properties"), Mapping):
         found += [(f".{name}", part) for name, part in schema["properties"].items()]
@@ -142,7 +141,6 @@ def _names(properties: Any) -> Iterable[str]:
 
 
 def _problem(schema: JsonSchema) -> str | None:
-    """The refusal of the schema as a whole."""
     check_installed()
     from llguidance import LLMatcher
 

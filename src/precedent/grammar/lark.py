@@ -27,7 +27,6 @@ def to_lark(grammar: Grammar, control_tokens: Mapping[str, int]) -> str:
 
 
 def _json(schema: JsonSchema) -> str:
-    """A `%json` term; the boolean schemas true and false become equivalent objects."""
     layout = {**_LAYOUT, **({"lenient": True} if schema.lenient else {})}
     value: Any = schema.schema
     if not isinstance(value, dict):
@@ -42,8 +41,6 @@ def _in_slashes(pattern: str) -> str:
 
 
 class _AnswerRules:
-    """The rules of an `Answer`: `start: reasoning? body`."""
-
     def __init__(self, answer: Answer, control_tokens: Mapping[str, int]) -> None:
         self._answer, self._control_tokens = answer, control_tokens
         longest_first = sorted(control_tokens, key=len, reverse=True)
@@ -104,7 +101,6 @@ class _AnswerRules:
         return f"{self._terms(name + form.between)} {_json(tool.arguments)} {self._terms(form.end)}"
 
     def _following(self, form: CallForm) -> str:
-        """What follows the first `begin` of a block."""
         more = ""
         if self._answer.parallel and form.separator is not None:
             more = f"({self._terms(form.separator + form.begin)} call)*"

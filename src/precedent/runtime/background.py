@@ -121,11 +121,6 @@ def long_work() -> Iterator[None]:
             _raise_in(thread, None)  # an interruption at the very end must not hit what follows
 
 
-def ending() -> bool:
-    """Whether the process is exiting, so that long work should stop."""
-    return _ENDING.is_set()
-
-
 def interrupt_long_work() -> None:
     """Stop all long work, because the process is exiting."""
     _ENDING.set()

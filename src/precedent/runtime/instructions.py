@@ -1,7 +1,8 @@
 """Which of the processor's instructions compiled code uses: all of them, unless the environment asks for fewer.
 
-`PRECEDENT_CPU_KERNELS=avx2` or `avx512` (without bfloat16 and matrix unit) compiles for a lesser x86 processor, so that
-its kernels can be tested and compared on this one. torch's own operators are not affected.
+`PRECEDENT_CPU_KERNELS=avx2`, `avxvnni` (AVX2 with its dot products) or `avx512` (without bfloat16 and matrix unit)
+compiles for a lesser x86 processor, so that its kernels can be tested and compared on this one. torch's own operators
+are not affected.
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ from llvmlite import binding
 from precedent.errors import ConfigError
 
 KERNELS = "PRECEDENT_CPU_KERNELS"
-"""Environment variable, read when compiled code is first imported: `native` (the default), `avx512` or `avx2`."""
+"""Environment variable, read when compiled code is first imported: `native`, `avx512`, `avxvnni` or `avx2`."""
 
-_LEFT_OUT = {"native": (), "avx512": ("avx512bf16", "amx-"), "avx2": ("avx512", "avx10", "amx-")}
+_LEFT_OUT = {
+    "native": (),
+    "avx512": ("avx512bf16", "amx-"),
+    "avxvnni": ("avx512", "avx10", "amx-"),
+    "avx2": ("avx512", "avx10", "amx-", "avxvnni"),
+}
 """How the names of the features begin that compiled code must not use."""
 
 

@@ -63,26 +63,20 @@ def share_of_others(before: CpuTimes | None, after: CpuTimes | None) -> float | 
 
 
 def cpu_times(stat: Path = STAT) -> CpuTimes | None:
-    """The times now; None if the system does not report them."""
-    busy = _from_proc(stat)
-    if busy is None:
-        return None
-    own = os.times()
-    used = own.user + own.system + own.children_user + own.children_system
-    return CpuTimes(time.monotonic(), busy[0], used, busy[1])
-
-
-def _from_proc(stat: Path) -> tuple[float, int] | None:
-    """Seconds of work on the processors that this process may use, and their number; includes stolen time."""
+    """The times of the processors that this process may use, stolen time included; None if the system has none."""
     try:
         lines = stat.read_text(encoding="ascii").splitlines()
     except OSError:
         return None
     ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     columns = [line.split() for line in lines if line.split(" ", 1)[0] in ours]
+    if not columns:
+        return None
     left_out = {*IDLE_COLUMNS, *GUEST_COLUMNS}
     ticks = sum(int(value) for name, *values in columns for at, value in enumerate(values) if at not in left_out)
-    return (ticks / os.sysconf("SC_CLK_TCK"), len(columns)) if columns else None
+    own = os.times()
+    used = own.user + own.system + own.children_user + own.children_system
+    return CpuTimes(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), used, len(columns))
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -36,7 +36,6 @@ def as_original(module: nn.Module, original: Any, dropped: tuple[str, ...] = ("f
 
 
 def _empty(original: Any) -> Any:
-    """An empty module; its state follows."""
     return original.__new__(original)
 
 

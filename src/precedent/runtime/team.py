@@ -44,7 +44,6 @@ def cpu_quota(groups: Path = GROUPS, mount: Path = MOUNT) -> float | None:
 
 
 def _folders(groups: Path, mount: Path) -> Iterator[Path]:
-    """The folders of the process's groups and all above them."""
     try:
         lines = groups.read_text(encoding="utf-8").splitlines()
     except OSError:

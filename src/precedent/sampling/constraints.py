@@ -20,48 +20,44 @@ from precedent.runtime.placing import placed
 from precedent.sampling.row_shaper import RowShaper, forced_tokens
 
 
-class RepetitionPenalty:
-    """Makes tokens that occur in the prompt or the answer less likely (Keskar et al. 1909.05858, section 4.1)."""
+def repetition_penalty(prompt_ids: Sequence[int], penalty: float) -> RowShaper:
+    """Divide positive and multiply negative logits of tokens in prompt and answer (Keskar et al. 1909.05858, 4.1)."""
+    in_prompt = np.unique(np.array(prompt_ids, dtype=np.int64))
 
-    def __init__(self, prompt_ids: Sequence[int], penalty: float) -> None:
-        self._prompt_ids, self._penalty = np.unique(np.array(prompt_ids, dtype=np.int64)), penalty
-
-    def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
-        """Divide positive and multiply negative logits of seen tokens by the penalty."""
-        known = np.concatenate([self._prompt_ids, np.array(output_ids, dtype=np.int64)])
+    def shape(output_ids: Sequence[int], row: Tensor) -> Tensor:
+        known = np.concatenate([in_prompt, np.array(output_ids, dtype=np.int64)])
         seen, row = _indices(known[known < row.numel()], row), _wide(row)
         values = row[seen]
-        row[seen] = torch.where(values < 0, values * self._penalty, values / self._penalty)
+        row[seen] = torch.where(values < 0, values * penalty, values / penalty)
         return row
 
-
-class LogitBias:
-    """Adds a number to the logits of some tokens: OpenAI's `logit_bias`."""
-
-    def __init__(self, biases: Mapping[int, float]) -> None:
-        self._ids, self._biases = np.array(list(biases), dtype=np.int64), np.array(list(biases.values()))
-
-    def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
-        """Add each bias to its token's logit."""
-        row, ids = _wide(row), _indices(self._ids, row)
-        return row.index_copy_(0, ids, row[ids] + _values(self._biases, row))
+    return shape
 
 
-class OccurrencePenalty:
-    """Lowers the logits of tokens that occur in the answer: OpenAI's `frequency_penalty` and `presence_penalty`.
+def logit_bias(biases: Mapping[int, float]) -> RowShaper:
+    """Add a number to the logits of some tokens: OpenAI's `logit_bias`."""
+    token_ids, added = np.array(list(biases), dtype=np.int64), np.array(list(biases.values()))
+
+    def shape(output_ids: Sequence[int], row: Tensor) -> Tensor:
+        row, ids = _wide(row), _indices(token_ids, row)
+        return row.index_copy_(0, ids, row[ids] + _values(added, row))
+
+    return shape
+
+
+def occurrence_penalty(frequency: float, presence: float) -> RowShaper:
+    """Lower the logits of tokens that occur in the answer: OpenAI's `frequency_penalty` and `presence_penalty`.
 
     A token that occurs n times loses n times `frequency`, and `presence` once. The prompt does not count.
     """
 
-    def __init__(self, frequency: float, presence: float) -> None:
-        self._frequency, self._presence = frequency, presence
-
-    def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
-        """Subtract from the logits of the tokens in `output_ids`."""
+    def shape(output_ids: Sequence[int], row: Tensor) -> Tensor:
         counts = {token: count for token, count in Counter(output_ids).items() if token < row.numel()}
         row, ids = _wide(row), _indices(list(counts), row)
-        lost = [count * self._frequency + self._presence for count in counts.values()]
+        lost = [count * frequency + presence for count in counts.values()]
         return row.index_copy_(0, ids, row[ids] - _values(lost, row))
+
+    return shape
 
 
 def _indices(ids: Sequence[int] | NDArray[np.int64], row: Tensor) -> Tensor:
@@ -106,9 +102,9 @@ def constraints_for(
     if grammar is not None:
         wanted.append(grammar)
     if params.logit_bias:
-        wanted.append(LogitBias(params.logit_bias))
+        wanted.append(logit_bias(params.logit_bias))
     if params.repetition_penalty != 1.0:
-        wanted.append(RepetitionPenalty(prompt_ids, params.repetition_penalty))
+        wanted.append(repetition_penalty(prompt_ids, params.repetition_penalty))
     if params.frequency_penalty or params.presence_penalty:
-        wanted.append(OccurrencePenalty(params.frequency_penalty, params.presence_penalty))
+        wanted.append(occurrence_penalty(params.frequency_penalty, params.presence_penalty))
     return Chain(wanted) if wanted else None

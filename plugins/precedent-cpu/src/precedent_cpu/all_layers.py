@@ -93,7 +93,7 @@ class RowForward(Backend):
             return None
         parts = [Part(len(rows), rows.kv.length, _sight(rows)) for rows in forward.sequences]
         places = np.stack([rows.kv.places(len(self._jobs)) for rows in forward.sequences], axis=1)
-        rows, first, seen = RowLayers(self._shape, self._dtype, parts), 0, watching()
+        rows, first, seen = self._row_layers(parts), 0, watching()
         for number in (*(() if seen is None else sorted(seen.numbers)), len(self._jobs)):
             if number > first:  # the layers run together up to the next one whose output a drafter reads
                 rows.layers(self._jobs[first:number], hidden, turns, places[first:number])
@@ -101,6 +101,9 @@ class RowForward(Backend):
                 seen.see(number, hidden)
             first = number
         return hidden
+
+    def _row_layers(self, parts: Sequence[Part]) -> RowLayers:
+        return RowLayers(self._shape, self._dtype, parts, quantised=self._layers[0].quantised)
 
 
 def _sight(rows: Rows) -> Sight:
@@ -118,7 +121,7 @@ def _found(runner: Runner, kv_shape: KVShape) -> RowForward | None:
         and attention_kinds(model.config.get_text_config()) == {FULL_ATTENTION}
         and all(is_swapped(one) and hasattr(one, "fused") for one in layers)
         and len({layer.fused.shape for layer in layers}) == 1
-        and len({layer.fused.dtype for layer in layers}) == 1
+        and len({(layer.fused.dtype, layer.fused.quantised) for layer in layers}) == 1
         and [layer.fused.layer_idx for layer in layers] == list(range(len(kv_shape.layers)))
         and all(layer is not None for layer in kv_shape.layers)
     )

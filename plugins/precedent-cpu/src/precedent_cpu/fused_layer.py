@@ -27,6 +27,7 @@ from precedent.target.kv.rows import RowMasks, running_forward
 from precedent_cpu.kernel_code import LANES
 from precedent_cpu.linear import PackedLinear
 from precedent_cpu.norm import epsilon_of, offset_of
+from precedent_cpu.quantised_linear import PackedQuantisedLinear
 from precedent_cpu.row_attention import VECTORS, Sight
 from precedent_cpu.row_layer import LayerShape, Part, RowLayers, job_of, row_layers_of
 from precedent_cpu.row_products import barrier, fits
@@ -36,6 +37,12 @@ CHECKED_ROWS = 3
 
 TOLERANCE = {torch.bfloat16: 0.03, torch.float32: 1e-4}
 """Largest difference that rounding may cause, relative to what the layer adds to its input."""
+
+TOLERANCE_OF_QUANTISED = 0.01
+"""The same where inputs of products are quantised: a number between two codes may be rounded to the other one."""
+
+MOST_QUANTISED_ROWS = 1 << 20
+"""Quantised layers compute prompts, too, and so round every row alike."""
 
 NORMS = (
     ("input_layernorm", None, "post_attention_layernorm", None),
@@ -104,10 +111,11 @@ class FusedLayer(NamedTuple):
     job: Int64s
     shape: LayerShape
     dtype: torch.dtype
-    tensors: Sequence[Tensor | None]
+    tensors: Sequence[object]
     watched: Watched
     few_rows: int
     layer_idx: int
+    quantised: bool
 
     def takes(self, hidden: Tensor, turns: tuple[Tensor, Tensor]) -> bool:
         """Whether shapes and dtypes are those that the job was made for."""
@@ -143,14 +151,18 @@ def _looks_right(module: nn.Module) -> bool:
     if _norm_names(module) is None:
         return False
     attention, gated = module.get_submodule("self_attn"), module.get_submodule("mlp")
-    within = {name for name, child in attention.named_children() if any(True for _ in child.parameters())}
+    within = {name for name, child in attention.named_children() if _has_weights(child)}
     linears = [getattr(gated, name, None) for name in _GATED] + [getattr(attention, name, None) for name in _ATTENTION]
     return (
         within in ({*_ATTENTION}, {*_ATTENTION, *_HEAD_NORMS})
-        and {name for name, child in gated.named_children() if any(True for _ in child.parameters())} == {*_GATED}
-        and all(type(linear) is PackedLinear for linear in linears)
+        and {name for name, child in gated.named_children() if _has_weights(child)} == {*_GATED}
+        and {type(linear) for linear in linears} in ({PackedLinear}, {PackedQuantisedLinear})
         and isinstance(getattr(attention, "layer_idx", None), int)
     )
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters()) or any(hasattr(each, "quantised") for each in module.modules())
 
 
 def _norm_names(layer: nn.Module) -> tuple[str | None, ...] | None:
@@ -183,17 +195,17 @@ def _fused(layer: nn.Module) -> FusedLayer | None:
 
 def _shape_of(layer: nn.Module) -> LayerShape | None:
     """The sizes of a layer; None if `row_layer` does not support them, or the weights."""
-    linears, norms = _linears(layer), [norm.weight for norm in _norms(layer) if norm is not None]
-    query, key, gate = linears[0].weight, linears[1].weight, linears[4].weight
+    linears, tensors = _linears(layer), [norm.weight for norm in _norms(layer) if norm is not None]
+    query, key, gate = linears[0], linears[1], linears[4]
     attention: Any = layer.get_submodule("self_attn")
-    dim = int(attention.head_dim)
-    shape = LayerShape(query.shape[1], gate.shape[0], query.shape[0] // dim, key.shape[0] // dim, dim)
-    tensors = [linear.weight for linear in linears] + norms
+    dim, dtype = int(attention.head_dim), tensors[0].dtype
+    shape = LayerShape(query.in_features, gate.out_features, query.out_features // dim, key.out_features // dim, dim)
+    weights = [linear.weight for linear in linears if isinstance(linear, PackedLinear)]
     right = (
         barrier()
-        and query.dtype in TOLERANCE
-        and all(fits(linear.weight) for linear in linears)
-        and all(tensor.dtype == query.dtype and tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
+        and (dtype in TOLERANCE if weights else dtype == torch.float32)
+        and all(map(fits, weights))
+        and all(tensor.dtype == dtype and tensor.is_cpu and tensor.is_contiguous() for tensor in (*weights, *tensors))
         and dim % (VECTORS * LANES) == 0
         and shape.hidden % LANES == shape.inner % LANES == 0
     )
@@ -226,23 +238,30 @@ def _norms(layer: nn.Module) -> list[Any]:
     return [None if name is None else layer.get_submodule(name) for name in names]
 
 
-def _linears(layer: nn.Module) -> list[PackedLinear]:
+def _linears(layer: nn.Module) -> list[PackedLinear] | list[PackedQuantisedLinear]:
     names = [f"self_attn.{name}" for name in _ATTENTION] + [f"mlp.{name}" for name in _GATED]
     found = [layer.get_submodule(name) for name in names]
-    assert all(isinstance(linear, PackedLinear) for linear in found)
+    assert all(isinstance(linear, PackedLinear | PackedQuantisedLinear) for linear in found)
     return found  # type: ignore[return-value]  # just asserted
 
 
 def _kept(layer: nn.Module, shape: LayerShape, constants: tuple[float, ...]) -> FusedLayer:
     parents, linears = (layer, layer.get_submodule("self_attn"), layer.get_submodule("mlp")), _linears(layer)
     watched = Watched(parents, [child for parent in parents for child in parent.children()])
-    weights = [linear.weight.detach() for linear in linears]
-    biases = [None if linear.bias is None else linear.bias.detach().float() for linear in linears]
     norms = [None if norm is None else (norm.weight.detach(), epsilon_of(norm)) for norm in _norms(layer)]
-    tensors, attention = [*weights, *biases, *(norm[0] for norm in norms if norm is not None)], cast(Any, parents[1])
+    tensors, attention = [norm[0] for norm in norms if norm is not None], cast(Any, parents[1])
+    weights: list[Any]
+    biases: list[Tensor | None]
+    if isinstance(linears[0], PackedQuantisedLinear):
+        weights, biases, few_rows = [linear.numbers for linear in linears], [None] * len(linears), MOST_QUANTISED_ROWS
+    else:
+        weights = [linear.weight.detach() for linear in linears]
+        biases = [None if linear.bias is None else linear.bias.detach().float() for linear in linears]
+        few_rows = min(linear.few_rows for linear in linears)
+    job, dtype = job_of(shape, tensors[0].dtype, constants, weights, biases, norms), tensors[0].dtype
     return FusedLayer(
-        job_of(shape, constants, weights, biases, norms), shape, weights[0].dtype, tensors, watched,
-        min(linear.few_rows for linear in linears), attention.layer_idx,
+        job, shape, dtype, [*weights, *biases, *tensors], watched, few_rows, attention.layer_idx,
+        isinstance(linears[0], PackedQuantisedLinear),
     )  # fmt: skip
 
 
@@ -276,7 +295,7 @@ def _run(
         return None
     if not (fused.takes(hidden, position_embeddings) and fused.watched.untouched()):
         return None
-    row_layers = row_layers_of(attention_mask, fused.shape, hidden.dtype)
+    row_layers = row_layers_of(attention_mask, fused.shape, hidden.dtype, quantised=fused.quantised)
     if row_layers is None or row_layers.rows != rows:
         return None
     room = attention_mask.forward.room_in_layer(fused.layer_idx)
@@ -285,7 +304,8 @@ def _run(
 
 def _random_rows(layer: nn.Module, shape: LayerShape) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Inputs `[1, rows, hidden]` and rotary cosines and sines `[1, rows, dim]`, in the layer's dtype."""
-    dtype, generator = _linears(layer)[0].weight.dtype, torch.Generator().manual_seed(0)
+    dtype = next(norm.weight.dtype for norm in _norms(layer) if norm is not None)
+    generator = torch.Generator().manual_seed(0)
     hidden = (torch.randn(1, CHECKED_ROWS, shape.hidden, generator=generator) / 64).to(dtype)  # the sum dominates
     angles = 6.0 * torch.rand(1, CHECKED_ROWS, shape.dim // 2, generator=generator).repeat(1, 1, 2)
     return hidden, (angles.cos().to(dtype), angles.sin().to(dtype))
@@ -309,6 +329,8 @@ def _agrees(fused: FusedLayer, hidden: Tensor, turns: tuple[Tensor, Tensor], exp
     shape, dtype = fused.shape, hidden.dtype
     kv = torch.empty(2, 1, shape.kv_heads, CHECKED_ROWS, shape.dim, dtype=dtype)
     sight = Sight(np.tri(CHECKED_ROWS, dtype=np.bool_), CHECKED_ROWS)
-    found = RowLayers(shape, dtype, [Part(CHECKED_ROWS, 0, sight)]).layer(fused.job, hidden, turns, [(kv[0], kv[1])])
+    rows = RowLayers(shape, dtype, [Part(CHECKED_ROWS, 0, sight)], quantised=fused.quantised)
+    found = rows.layer(fused.job, hidden, turns, [(kv[0], kv[1])])
     added = (expected.double() - hidden.double()).norm()
-    return bool((found.double() - expected.double()).norm() <= TOLERANCE[dtype] * added)
+    tolerance = TOLERANCE_OF_QUANTISED if fused.quantised else TOLERANCE[dtype]
+    return bool((found.double() - expected.double()).norm() <= tolerance * added)

@@ -30,6 +30,8 @@ from precedent_cpu.kernel_code import (
 )
 from precedent_cpu.norm import norm_kernel
 from precedent_cpu.product_kernels import PIECE, product_piece
+from precedent_cpu.quantised_kernels import BLOCK, OUTS, RECORD
+from precedent_cpu.quantised_products import Rows, band_place, band_product, bands_of, quantise_row
 from precedent_cpu.row_attention import Piece, attend, exponential, finish
 from precedent_cpu.tile_products import DEPTH, close_tiles, open_tiles, pack_inputs, piece_by_tiles
 
@@ -46,7 +48,7 @@ OF_THE_CALL = (
 )  # fmt: skip
 OF_THE_LAYER = (
     *WEIGHTS, *(f"{name}_bias" for name in WEIGHTS), *NORMS,
-    "barrier", "wide", "tiles", "hidden", "inner", "heads", "kv_heads", "dim",
+    "barrier", "wide", "tiles", "quantised", "hidden", "inner", "heads", "kv_heads", "dim",
 )  # fmt: skip
 
 JOB = np.dtype(
@@ -59,12 +61,15 @@ JOB = np.dtype(
 float32: `normed` `[rows, hidden]`, `queries` and `attended` `[rows, heads, dim]`, `gated` `[rows, inner]`, the biases
 and each thread's scratch. In the model's dtype: the weights, `hidden_rows`, `summand` and `middle` `[rows, hidden]`,
 `queried`, `keyed` and `valued` `[rows, heads, dim]`, `gates` and `ups` `[rows, inner]`.
+
+With `quantised` the weights are addresses of `quantised_products.FIELDS`, everything else is float32, and `normed`,
+`attended` and `gated` hold records.
 """
 
-SEQUENCE = 13
+SEQUENCE = 14
 """int64 numbers per sequence in the table `sequences`: its first row, number of rows and prefix length; the address of
 its keys and the strides in bytes of their heads and rows; the same for its values; of its `Sight`, the
-arrays `starts` and `columns`, `skipped`, and the array `hidden`."""
+arrays `starts` and `columns`, `skipped`, the array `hidden`, and `path`."""
 
 
 MOST_SQUARE = 2.0**60
@@ -141,7 +146,7 @@ def _opened(code: Code, builder: ir.IRBuilder, x: Any, slopes: Any, cubics: Any)
 
 
 _FIRST, _ROWS, _PREFIX, _KEYS, _KEY_HEAD, _KEY_ROW, _VALUES, _VALUE_HEAD, _VALUE_ROW = range(9)
-_STARTS, _COLUMNS, _SKIPPED, _HIDDEN = range(9, SEQUENCE)
+_STARTS, _COLUMNS, _SKIPPED, _HIDDEN, _PATH = range(9, SEQUENCE)
 """Indices of a sequence's numbers (`SEQUENCE`)."""
 
 _norm_to_floats, _norm_in_kind = (norm_kernel(as_floats=as_floats) for as_floats in (True, False))
@@ -157,7 +162,7 @@ def layers_work(jobs):  # type: ignore[no-untyped-def]  # numba takes its types 
         if number:
             wait_for_team(every[number].barrier)
         _layer(every[number])
-    if every[0].tiles:
+    if every[0].tiles or every[0].quantised:
         close_tiles()
 
 
@@ -170,7 +175,7 @@ def attention_work(jobs):  # type: ignore[no-untyped-def]
 @compiled
 def _layer(job: Any) -> None:
     scratch = job.scratch + take_ticket(job.base) * job.scratch_bytes
-    _norm(job, 1, job.hidden_rows, job.attention_norm, job.attention_norm_epsilon)
+    _norm(job, 1, job.hidden_rows, job.attention_norm, job.attention_norm_epsilon, scratch)
     wait_for_team(job.barrier)
     _project(job, 2, scratch)
     wait_for_team(job.barrier)
@@ -182,18 +187,18 @@ def _layer(job: Any) -> None:
     if job.attended_norm:
         _multiply(job, 5, job.attended, width, job.output, job.output_bias, scratch)
         wait_for_team(job.barrier)
-        _norm_and_add(job, 6, before, job.attended_norm, job.attended_norm_epsilon, after, job.gate_norm)
+        _norm_and_add(job, 6, before, job.attended_norm, job.attended_norm_epsilon, after, job.gate_norm, scratch)
     else:
         _add_product(job, 5, job.attended, width, job.output, job.output_bias, before, after, scratch)
         wait_for_team(job.barrier)
-        _norm(job, 6, after, job.gate_norm, job.gate_norm_epsilon)
+        _norm(job, 6, after, job.gate_norm, job.gate_norm_epsilon, scratch)
     wait_for_team(job.barrier)
     _gate(job, 7, scratch)
     wait_for_team(job.barrier)
     if job.gated_norm:
         _multiply(job, 8, job.gated, job.inner, job.down, job.down_bias, scratch)
         wait_for_team(job.barrier)
-        _norm_and_add(job, 9, after, job.gated_norm, job.gated_norm_epsilon, before, 0)
+        _norm_and_add(job, 9, after, job.gated_norm, job.gated_norm_epsilon, before, 0, scratch)
     else:
         _add_product(job, 8, job.gated, job.inner, job.down, job.down_bias, after, before, scratch)
 
@@ -210,23 +215,34 @@ def _size(job: Any) -> int:
 
 
 @compiled
-def _norm(job: Any, part: int, inputs: int, weight: int, epsilon: float) -> None:
+def _norm(job: Any, part: int, inputs: int, weight: int, epsilon: float, scratch: int) -> None:
     """Write every row's norm to `normed`."""
     while True:
         row = _next(job, part)
         if row >= job.rows:
             return
-        _norm_row(job, row, inputs, weight, epsilon)
+        _norm_row(job, row, inputs, weight, epsilon, scratch)
 
 
 @compiled
-def _norm_row(job: Any, row: int, inputs: int, weight: int, epsilon: float) -> None:
-    source, target = inputs + row * job.hidden * _size(job), job.normed + 4 * row * job.hidden
+def _norm_row(job: Any, row: int, inputs: int, weight: int, epsilon: float, scratch: int) -> None:
+    source = inputs + row * job.hidden * _size(job)
+    target = scratch if job.quantised else job.normed + 4 * row * job.hidden
     _norm_to_floats(job.wide != 0, source, weight, job.hidden, epsilon, job.norm_offset, target)
+    if job.quantised:
+        quantise_row(scratch, job.hidden, _record(job.normed, job.hidden, row, 0))
 
 
 @compiled
-def _norm_and_add(job: Any, part: int, before: int, weight: int, epsilon: float, after: int, following: int) -> None:
+def _record(records: int, length: int, row: int, first: int) -> int:
+    """Address of the record of number `first` of a row."""
+    return records + row * (length // BLOCK + 1) * RECORD + first // BLOCK * RECORD
+
+
+@compiled
+def _norm_and_add(
+    job: Any, part: int, before: int, weight: int, epsilon: float, after: int, following: int, scratch: int
+) -> None:
     """Norm every row of a product and add it to `before`, the residual; then write the norm before the gate, if any."""
     while True:
         row = _next(job, part)
@@ -236,7 +252,7 @@ def _norm_and_add(job: Any, part: int, before: int, weight: int, epsilon: float,
         _norm_in_place(job, job.summand + at, job.hidden, weight, epsilon)
         _add(job.wide != 0, before + at, job.summand + at, job.hidden, after + at)
         if following:
-            _norm_row(job, row, after, following, job.gate_norm_epsilon)
+            _norm_row(job, row, after, following, job.gate_norm_epsilon, scratch)
 
 
 @compiled
@@ -267,7 +283,46 @@ def _pieces(num_outs: int) -> int:
 
 
 @compiled
+def _band(
+    job: Any, weight: int, band: int, ahead: int, inputs: int, length: int, outputs: int, num_outs: int, scratch: int
+) -> None:
+    """Compute one band of a quantised product for every row; meanwhile the band at `ahead` is prefetched."""
+    rows = Rows(inputs, (length // BLOCK + 1) * RECORD, job.rows, outputs, 4 * num_outs)
+    band_product(weight, band, ahead, rows, scratch)
+
+
+@compiled
+def _projected_band(job: Any, number: int) -> tuple[int, int]:
+    """The weight and the band of piece `number` of queries, keys and values; 0 beyond the last."""
+    for weight in (job.query, job.key, job.value):
+        bands = bands_of(weight)
+        if number < bands:
+            return weight, number
+        number -= bands
+    return 0, 0
+
+
+@compiled
+def _project_bands(job: Any, part: int, scratch: int) -> None:
+    weight, band = _projected_band(job, _next(job, part))
+    while weight:
+        following, beyond = _projected_band(job, _next(job, part))
+        ahead = band_place(following, beyond) if following else 0
+        if weight == job.query:
+            outputs, num_outs = job.queried, job.heads * job.dim
+        elif weight == job.key:
+            outputs, num_outs = job.keyed, job.kv_heads * job.dim
+        else:
+            outputs, num_outs = job.valued, job.kv_heads * job.dim
+        _band(job, weight, band, ahead, job.normed, job.hidden, outputs, num_outs, scratch)
+        weight, band = following, beyond
+
+
+@compiled
 def _project(job: Any, part: int, scratch: int) -> None:
+    if job.quantised:
+        _project_bands(job, part, scratch)
+        return
     _pack(job, job.normed, job.hidden, scratch)
     queries, keys = _pieces(job.heads * job.dim), _pieces(job.kv_heads * job.dim)
     wide, narrow = job.heads * job.dim, job.kv_heads * job.dim
@@ -367,19 +422,22 @@ def _attend(job: Any, sequence: int, head: int, first: int, count: int, scratch:
     sums = scratch + 4 * most * job.width
     totals = sums + 4 * most * dim
     block, skipped = totals + 4 * (most + LANES), read_long(sequence + 8 * _SKIPPED)
+    shared = first if read_long(sequence + 8 * _PATH) else 0
     piece = Piece(
         job.queries + 4 * dim * queries, first, count * groups, groups, dim,
         _spot(sequence, _KEYS, head, skipped), read_long(sequence + 8 * _KEY_ROW),
         _spot(sequence, _VALUES, head, skipped), read_long(sequence + 8 * _VALUE_ROW),
-        read_long(sequence + 8 * _PREFIX) - skipped, job.wide != 0, job.width,
+        read_long(sequence + 8 * _PREFIX) - skipped + shared, shared, job.wide != 0, job.width,
         scratch, sums, totals, block, read_long(sequence + 8 * _STARTS), read_long(sequence + 8 * _COLUMNS),
         read_long(sequence + 8 * _HIDDEN), job.softcap,
     )  # fmt: skip
     attend(piece)
     for query in range(count * groups):
-        row = start + first + query // groups
-        target = job.attended + 4 * dim * (row * job.heads + head * groups + query % groups)
-        finish(job.wide != 0, sums + 4 * query * dim, dim, totals + 4 * query, target)
+        row, at, own = start + first + query // groups, head * groups + query % groups, sums + 4 * query * dim
+        target = own if job.quantised else job.attended + 4 * dim * (row * job.heads + at)
+        finish(job.wide != 0, own, dim, totals + 4 * query, target)
+        if job.quantised:
+            quantise_row(own, dim, _record(job.attended, job.heads * dim, row, at * dim))
 
 
 @compiled
@@ -387,6 +445,9 @@ def _add_product(
     job: Any, part: int, inputs: int, length: int, weight: int, bias: int, before: int, outputs: int, scratch: int
 ) -> None:
     """Compute a product of every row and add it to `before`, the residual."""
+    if job.quantised:
+        _add_bands(job, part, inputs, length, weight, before, outputs, scratch)
+        return
     _pack(job, inputs, length, scratch)
     size, pieces = _size(job), _pieces(job.hidden)
     while True:
@@ -401,7 +462,27 @@ def _add_product(
 
 
 @compiled
+def _add_bands(
+    job: Any, part: int, inputs: int, length: int, weight: int, before: int, outputs: int, scratch: int
+) -> None:
+    """`_add_product` of a quantised weight; nothing is added if `before` is 0."""
+    band, bands = _next(job, part), bands_of(weight)
+    while band < bands:
+        following = _next(job, part)
+        ahead = band_place(weight, following) if following < bands else 0
+        _band(job, weight, band, ahead, inputs, length, job.summand, job.hidden, scratch)
+        if before:
+            for row in range(job.rows):
+                at = 4 * (row * job.hidden + band * OUTS)
+                _add(True, before + at, job.summand + at, OUTS, outputs + at)
+        band = following
+
+
+@compiled
 def _multiply(job: Any, part: int, inputs: int, length: int, weight: int, bias: int, scratch: int) -> None:
+    if job.quantised:
+        _add_bands(job, part, inputs, length, weight, 0, 0, scratch)
+        return
     _pack(job, inputs, length, scratch)
     while True:
         piece = _next(job, part)
@@ -413,6 +494,9 @@ def _multiply(job: Any, part: int, inputs: int, length: int, weight: int, bias: 
 @compiled
 def _gate(job: Any, part: int, scratch: int) -> None:
     """Compute both products of the gated linear unit, and the gate."""
+    if job.quantised:
+        _gate_bands(job, part, scratch)
+        return
     _pack(job, job.normed, job.hidden, scratch)
     size, pieces = _size(job), _pieces(job.inner)
     while True:
@@ -426,3 +510,21 @@ def _gate(job: Any, part: int, scratch: int) -> None:
             at = row * job.inner + piece * PIECE
             gates, ups, target = job.gates + size * at, job.ups + size * at, job.gated + 4 * at
             _gated(job.wide != 0, gates, ups, count, job.gate_slope, job.gate_cubic, target)
+
+
+@compiled
+def _gate_bands(job: Any, part: int, scratch: int) -> None:
+    """`_gate` of quantised weights."""
+    band, bands = _next(job, part), bands_of(job.gate)
+    while band < bands:
+        following = _next(job, part)
+        ahead = band_place(job.gate, following) if following < bands else 0
+        beside = band_place(job.up, band)
+        _band(job, job.gate, band, beside, job.normed, job.hidden, job.gates, job.inner, scratch)
+        _band(job, job.up, band, ahead, job.normed, job.hidden, job.ups, job.inner, scratch)
+        for row in range(job.rows):
+            at = 4 * (row * job.inner + band * OUTS)
+            gates, ups, target = job.gates + at, job.ups + at, _record(job.gated, job.inner, row, band * OUTS)
+            _gated(True, gates, ups, OUTS, job.gate_slope, job.gate_cubic, gates)
+            quantise_row(gates, OUTS, target)
+        band = following

@@ -179,7 +179,8 @@ class Piece(NamedTuple):
     `scores` `[num_queries, width]`, `sums` `[num_queries, dim]` and `totals` `[num_queries]` are float32 and belong to
     this thread, as does `block`, room for twice `LANES` widened rows. Query i belongs to row `first + i // groups`.
     `starts`, `columns` and `hidden` are the arrays of the rows' `Sight`; `keys`, `values` and `prefix` begin after the
-    keys that it skips. `softcap` limits the scores (0: it does not).
+    keys that it skips. `prefix` counts the first `shared` of the sequence's own rows, which all these queries see.
+    `softcap` limits the scores (0: it does not).
     """
 
     queries: int
@@ -192,6 +193,7 @@ class Piece(NamedTuple):
     values: int
     value_stride: int
     prefix: int
+    shared: int
     wide: bool
     width: int
     scores: int
@@ -208,7 +210,7 @@ class Piece(NamedTuple):
 def own(piece: Piece, query: int) -> tuple[int, int]:
     """Start and end, in the list of columns, of the new keys that a query sees."""
     place = piece.starts + 8 * (piece.first + query // piece.groups)
-    return read_long(place), read_long(place + 8)
+    return read_long(place) + piece.shared, read_long(place + 8)
 
 
 @compiled
@@ -235,8 +237,9 @@ def columns(piece: Piece, first: int, count: int) -> int:
 @compiled
 def gather(piece: Piece, rows: int, stride: int, start: int, count: int, target: int) -> None:
     """Copy the new keys or values named by `count` columns from `start` on, as float32."""
+    before = piece.prefix - piece.shared
     for number in range(count):
-        row = rows + (piece.prefix + read_long(piece.columns + 8 * (start + number))) * stride
+        row = rows + (before + read_long(piece.columns + 8 * (start + number))) * stride
         widen(piece.wide, row, piece.dim, target + 4 * number * piece.dim)
 
 
@@ -267,7 +270,7 @@ class Sight:
     """Which keys some rows see: the prefix, then `columns[starts[r]:starts[r + 1]]` for row r, in increasing order.
 
     No row sees the first `skipped` keys of the prefix, a multiple of `LANES`; row r does not see the next `hidden[r]`
-    of its keys either.
+    of its keys either. The rows are a `path` if each sees all before it.
     """
 
     def __init__(
@@ -277,6 +280,7 @@ class Sight:
         self.starts: Int64s = np.searchsorted(rows, np.arange(num_rows + 1)).astype(np.int64)
         self.columns: Int64s = np.ascontiguousarray(columns, dtype=np.int64)
         self.most = int(np.diff(self.starts).max())
+        self.path = len(self.columns) == num_rows * (num_rows + 1) // 2
         self.skipped = skipped
         self.hidden: Int64s = np.zeros(num_rows, dtype=np.int64) if hidden is None else hidden
 

@@ -20,6 +20,7 @@ from precedent.runtime.compiled import Int64s
 from precedent.target.kv.rows import RowMasks, within
 from precedent_cpu.kernel_code import CACHE_LINE, LANES
 from precedent_cpu.layer_work import CONSTANTS, JOB, NORMS, OF_THE_LAYER, SEQUENCE, WEIGHTS, attention_work, layers_work
+from precedent_cpu.quantised_products import quantised_room, records_bytes
 from precedent_cpu.row_attention import QUERIES, Sight
 from precedent_cpu.row_products import barrier, by_tiles, run_on_team, thread_memory
 from precedent_cpu.tile_products import DEPTH, tile_room
@@ -60,8 +61,9 @@ class Part(NamedTuple):
 
 def job_of(
     shape: LayerShape,
+    dtype: torch.dtype,
     constants: Sequence[float],
-    products: Sequence[Tensor],
+    products: Sequence[Tensor] | Sequence[Int64s],
     biases: Sequence[Tensor | None],
     norms: Sequence[tuple[Tensor, float] | None],
 ) -> Int64s:
@@ -69,13 +71,16 @@ def job_of(
 
     `constants`, `products` (`[out, in]` each, with float32 biases) and `norms` (a weight and an epsilon) are in the
     order of `layer_work.CONSTANTS`, `WEIGHTS` and `NORMS`; all tensors but biases have one dtype, bfloat16 or float32.
+    Quantised products are given as the `FIELDS` of packed weights, which hold their biases.
     """
-    job = _shaped(shape, products[0].dtype)
-    job["barrier"], job["tiles"] = barrier(), by_tiles(products[0].dtype, DEPTH)
+    job = _shaped(shape, dtype)
+    job["quantised"] = not isinstance(products[0], Tensor)
+    job["barrier"], job["tiles"] = barrier(), not job["quantised"][0] and by_tiles(dtype, DEPTH)
     for name, constant in zip(CONSTANTS, constants, strict=True):
         job[name] = constant
     for name, weight, bias in zip(WEIGHTS, products, biases, strict=True):
-        job[name], job[f"{name}_bias"] = weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+        job[name] = weight.data_ptr() if isinstance(weight, Tensor) else weight.ctypes.data
+        job[f"{name}_bias"] = 0 if bias is None else bias.data_ptr()
     for name, norm in zip(NORMS, norms, strict=True):
         if norm is not None:
             job[name], job[f"{name}_epsilon"] = norm[0].data_ptr(), norm[1]
@@ -95,14 +100,18 @@ def _shaped(shape: LayerShape, dtype: torch.dtype) -> Any:
 class RowLayers:
     """The rows of one forward and their buffers, for layers of one shape."""
 
-    def __init__(self, shape: LayerShape, dtype: torch.dtype, parts: Sequence[Part]) -> None:
+    def __init__(
+        self, shape: LayerShape, dtype: torch.dtype, parts: Sequence[Part], *, quantised: bool = False
+    ) -> None:
         self._parts, self._size, self._threads = parts, dtype.itemsize, torch.get_num_threads()
+        self._quantised = quantised
         self._table = np.zeros((len(parts), SEQUENCE), dtype=np.int64)
         rows = 0
         for line, part in zip(self._table, parts, strict=True):
             line[:3] = rows, part.rows, part.prefix
             sight = part.sight
-            line[9:] = sight.starts.ctypes.data, sight.columns.ctypes.data, sight.skipped, sight.hidden.ctypes.data
+            line[9:12] = sight.starts.ctypes.data, sight.columns.ctypes.data, sight.skipped
+            line[12:] = sight.hidden.ctypes.data, sight.path
             rows += part.rows
         self.rows = rows
         self._common = self._job(shape, rows)
@@ -113,9 +122,10 @@ class RowLayers:
             _whole(part.prefix - part.sight.skipped) + _whole(part.sight.most) + 2 * LANES for part in self._parts
         )
         together = max(1, QUERIES // (shape.heads // shape.kv_heads))
-        buffers = _buffers(shape, rows, self._size)
+        buffers = _buffers(shape, rows, self._size, quantised=self._quantised)
         longest = max(shape.hidden, shape.heads * shape.dim, shape.inner)
-        scratch = _lines(max(4 * _scratch_numbers(shape, width, together), tile_room(rows, longest)))
+        room = quantised_room(longest) if self._quantised else tile_room(rows, longest)
+        scratch = _lines(max(4 * _scratch_numbers(shape, width, together), room))
         self._memory = thread_memory("layers", sum(buffers.values()) + self._threads * scratch)
         job, place = np.zeros(_LAYER_FROM, dtype=np.int64), self._memory.data_ptr()
         for name, size in buffers.items():
@@ -184,14 +194,15 @@ def places_of(stored: Tensor) -> tuple[int, int, int]:
     return stored.data_ptr(), by_head * stored.element_size(), by_row * stored.element_size()
 
 
-def _buffers(shape: LayerShape, rows: int, size: int) -> dict[str, int]:
+def _buffers(shape: LayerShape, rows: int, size: int, *, quantised: bool) -> dict[str, int]:
     """Bytes of each buffer between the parts of a layer."""
     wide, narrow = shape.heads * shape.dim, shape.kv_heads * shape.dim
     stored = {"queried": wide, "keyed": narrow, "valued": narrow, "summand": shape.hidden, "middle": shape.hidden}
     stored |= {"gates": shape.inner, "ups": shape.inner}
-    floats = {"normed": shape.hidden, "queries": wide, "attended": wide, "gated": shape.inner}
+    inputs = {"normed": shape.hidden, "attended": wide, "gated": shape.inner}
     return {name: _lines(rows * number * size) for name, number in stored.items()} | {
-        name: _lines(rows * number * 4) for name, number in floats.items()
+        "queries": _lines(4 * rows * wide),
+        **{name: _lines(records_bytes(rows, each) if quantised else 4 * rows * each) for name, each in inputs.items()},
     }
 
 
@@ -240,16 +251,18 @@ def _sight(masks: RowMasks, index: int) -> Sight | None:
     return Sight(own, count, skipped, (hidden + first - skipped).astype(np.int64))
 
 
-def row_layers_of(masks: RowMasks, shape: LayerShape, dtype: torch.dtype) -> RowLayers | None:
+def row_layers_of(
+    masks: RowMasks, shape: LayerShape, dtype: torch.dtype, *, quantised: bool = False
+) -> RowLayers | None:
     """The rows of all sequences, ready for layers of this shape; None unless every sequence has a sight."""
-    return masks.once((shape, dtype), lambda: _row_layers(masks, shape, dtype))
+    return masks.once((shape, dtype, quantised), lambda: _row_layers(masks, shape, dtype, quantised=quantised))
 
 
-def _row_layers(masks: RowMasks, shape: LayerShape, dtype: torch.dtype) -> RowLayers | None:
+def _row_layers(masks: RowMasks, shape: LayerShape, dtype: torch.dtype, *, quantised: bool) -> RowLayers | None:
     parts = []
     for index, rows in enumerate(masks.forward.sequences):
         sight = sight_of(masks, index)
         if sight is None:
             return None
         parts.append(Part(len(rows), rows.kv.length, sight))
-    return RowLayers(shape, dtype, parts)
+    return RowLayers(shape, dtype, parts, quantised=quantised)

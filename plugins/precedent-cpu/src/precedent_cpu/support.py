@@ -23,6 +23,7 @@ from precedent_cpu.all_layers import all_layers
 from precedent_cpu.fused_layer import FusedLayer, fuse_layers
 from precedent_cpu.linear import PackedLinear, pack_linears
 from precedent_cpu.norm import fuse_norms
+from precedent_cpu.quantised_linear import PackedQuantisedEmbedding, PackedQuantisedLinear, pack_quantised
 from precedent_cpu.row_attention import fits
 from precedent_cpu.row_layer import row_attention, sight_of
 
@@ -33,6 +34,7 @@ class CpuSupport(ModelSupport):
     def prepare(self, model: PreTrainedModel, *, bitwise: bool) -> None:
         """Replace linear layers, norms and decoder layers where they fit."""
         pack_linears(model, copies=not bitwise)
+        pack_quantised(model)
         fuse_norms(model)
         fuse_layers(model)
 
@@ -87,7 +89,8 @@ def check_fit(model: PreTrainedModel, *, packed: bool) -> None:
         where = f"on {model.device.type} in {str(model.dtype).removeprefix('torch.')}"
         raise refusal(model, f"{layers - fused} of its {layers} layers have no row-wise kernels {where}")
     for name, module in model.named_modules():
-        if next(module.parameters(recurse=False), None) is not None and not _by_rows(module):
+        weights = next(module.parameters(recurse=False), None) is not None or hasattr(module, "quantised")
+        if weights and not _by_rows(module):
             raise refusal(model, f"{name} ({type(module).__name__}) has no row-wise kernels")
 
 
@@ -95,4 +98,5 @@ def _by_rows(module: nn.Module) -> bool:
     """Whether a module with weights of its own computes row by row, or only looks rows up."""
     if isinstance(module, PackedLinear):
         return module.few_rows >= MOST_ROWS
-    return isinstance(module, nn.Embedding) or is_swapped(module)
+    by_rows = (nn.Embedding, PackedQuantisedEmbedding, PackedQuantisedLinear)
+    return isinstance(module, by_rows) or is_swapped(module)

@@ -47,9 +47,9 @@ _POINTER = _BYTE.as_pointer()
 _LINE = ir.Constant(LONG, CACHE_LINE)
 
 
-def tile_kernel(*kinds: Any) -> Callable[[Emit], Callable[..., Any]]:
+def tile_kernel(*kinds: Any, present: bool = _PRESENT) -> Callable[[Emit], Callable[..., Any]]:
     """`kernel`; emits no instructions on processors without the unit, for which the compiler does not know them."""
-    return lambda emit: kernel(*kinds)(emit if _PRESENT else lambda code, *arguments: None)
+    return lambda emit: kernel(*kinds)(emit if present else lambda code, *arguments: None)
 
 
 @cache
@@ -63,17 +63,23 @@ def tiles_at_hand() -> bool:
 @tile_kernel()
 def open_tiles(code: Code) -> None:
     """Configure the current thread's unit for full tiles; their contents are lost."""
-    palette, builder = [1] + 15 * [0] + 8 * [64, 0] + 16 * [0] + 8 * [TILE] + 8 * [0], code.builder
+    configure_tiles(code.builder, [(TILE, CACHE_LINE)] * 8)
+
+
+@tile_kernel(present=bool(FEATURES.get("amx-tile")))
+def close_tiles(code: Code) -> None:
+    """Release the unit: other code on this thread configures it for itself."""
+    tile_call(code.builder, "tilerelease", ())
+
+
+def configure_tiles(builder: ir.IRBuilder, shapes: list[tuple[int, int]]) -> None:
+    """Give the eight tiles so many rows, and bytes in each; their contents are lost."""
+    widths = [byte for _, width in shapes for byte in (width, 0)]
+    palette = [1] + 15 * [0] + widths + 16 * [0] + [rows for rows, _ in shapes] + 8 * [0]
     kind = ir.ArrayType(_BYTE, len(palette))
     place = cgutils.alloca_once(builder, kind)
     builder.store(ir.Constant(kind, palette), place)
-    _call(builder, "llvm.x86.ldtilecfg", (builder.bitcast(place, _POINTER),))
-
-
-@tile_kernel()
-def close_tiles(code: Code) -> None:
-    """Release the unit: other code on this thread configures it for itself."""
-    _call(code.builder, "llvm.x86.tilerelease", ())
+    tile_call(builder, "ldtilecfg", (builder.bitcast(place, _POINTER),))
 
 
 @tile_kernel(types.UniTuple(types.intp, 4))
@@ -108,20 +114,20 @@ def tile_block(bands: int, columns: int) -> Callable[[tuple[int, int, int, int, 
         w_rows = [code.offset(weights, w_stride, TILE * band) for band in range(bands)]
         x_tiles = [code.offset(inputs, x_stride, column) for column in range(columns)]
         for *_, total in totals:
-            _call(builder, "llvm.x86.tilezero", (_tile(total),))
+            tile_call(builder, "tilezero", (tile_number(total),))
         with code.steps(length, (), by=DEPTH) as (k, _, _):
             step = builder.mul(k, ir.Constant(LONG, TILE_BYTES // DEPTH))
             _fetch_rows(code, builder, weights, w_stride, TILE * bands, k, length)
             for band, rows in enumerate(w_rows):
                 place = builder.add(rows, builder.mul(k, ir.Constant(LONG, 2)))
-                _move(builder, "load", of_weights + band, place, w_stride)
+                move_tile(builder, "load", of_weights + band, place, w_stride)
             for column, tiles in enumerate(x_tiles):
-                _move(builder, "load", of_inputs + column, builder.add(tiles, step), _LINE)
+                move_tile(builder, "load", of_inputs + column, builder.add(tiles, step), _LINE)
             for band, column, total in totals:
-                operands = _tile(total), _tile(of_weights + band), _tile(of_inputs + column)
-                _call(builder, "llvm.x86.tdpbf16ps", operands)
+                operands = tile_number(total), tile_number(of_weights + band), tile_number(of_inputs + column)
+                tile_call(builder, "tdpbf16ps", operands)
         for *_, total in totals:
-            _move(builder, "store", total, builder.add(sums, ir.Constant(LONG, total * TILE_BYTES)), _LINE)
+            move_tile(builder, "store", total, builder.add(sums, ir.Constant(LONG, total * TILE_BYTES)), _LINE)
 
     return block
 
@@ -150,18 +156,21 @@ def _pairs(code: Code, builder: ir.IRBuilder, row: Any) -> Any:
     return builder.bitcast(builder.shuffle_vector(left, right, every), FLOATS)
 
 
-def _move(builder: ir.IRBuilder, way: str, tile: int, place: Any, stride: Any) -> None:
-    name = {"load": "llvm.x86.tileloadd64", "store": "llvm.x86.tilestored64"}[way]
-    _call(builder, name, (_tile(tile), builder.inttoptr(place, _POINTER), stride))
+def move_tile(builder: ir.IRBuilder, way: str, tile: int, place: Any, stride: Any) -> None:
+    """Load a tile from memory, or store it there (`way`)."""
+    name = {"load": "tileloadd64", "store": "tilestored64"}[way]
+    tile_call(builder, name, (tile_number(tile), builder.inttoptr(place, _POINTER), stride))
 
 
-def _tile(number: int) -> Any:
+def tile_number(number: int) -> Any:
+    """A tile as an argument of an instruction."""
     return ir.Constant(_BYTE, number)
 
 
-def _call(builder: ir.IRBuilder, name: str, arguments: tuple[Any, ...]) -> None:
+def tile_call(builder: ir.IRBuilder, name: str, arguments: tuple[Any, ...]) -> None:
+    """Emit one of the unit's instructions, by the name that LLVM has for it."""
     kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
-    builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), arguments)
 
 
 SUMS_BYTES = (BANDS * COLUMNS + 1) * TILE_BYTES

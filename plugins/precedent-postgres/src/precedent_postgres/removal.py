@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from precedent.cache.eviction import KEPT_SHARE, common_level
+from precedent.cache.eviction import KEPT_SHARE, common_level, first_to_free
 from precedent.cache.records import Bounds, Selection
 from precedent.cache.rows import ID
 from precedent.errors import CacheError
@@ -76,7 +76,8 @@ def evict(connection: Connection, bounds: Bounds) -> None:
         _delete_older(connection, time.time() - bounds.max_age)
     for measure, bound in bounds_by_measure(bounds).items():
         for tenant, excess in _to_free(connection, measure, bound, bounds.max_tenant_bytes).items():
-            delete(connection, _least_useful(connection, measure, tenant, excess))
+            rows = connection.execute(LEAST_USEFUL, (tenant, EVICTED_AT_ONCE))
+            delete(connection, first_to_free(rows, measure, excess))
 
 
 def _delete_older(connection: Connection, time_of_oldest: float) -> None:
@@ -108,17 +109,6 @@ def _to_free(connection: Connection, measure: str, bound: float, quota: int | No
         level = common_level(sorted(map(int, left.values()), reverse=True), sum(left.values()) - KEPT_SHARE * bound)
         left = {tenant: min(share, level) for tenant, share in left.items()}
     return {tenant: held[tenant] - left[tenant] for tenant in held if left[tenant] < held[tenant]}
-
-
-def _least_useful(connection: Connection, measure: str, tenant: str, wanted: float) -> list[int]:
-    """The ids of a tenant's least useful completions that free `wanted` bytes or records."""
-    gone: list[int] = []
-    for row_id, size in connection.execute(LEAST_USEFUL, (tenant, EVICTED_AT_ONCE)):
-        if wanted <= 0:
-            break
-        gone.append(row_id)
-        wanted -= size if measure == "bytes" else 1
-    return gone
 
 
 def one(connection: Connection, query: str, values: tuple[object, ...] = ()) -> tuple[Any, ...]:

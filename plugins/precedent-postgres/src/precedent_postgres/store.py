@@ -25,6 +25,7 @@ from precedent.cache.records import (
     storable,
 )
 from precedent.cache.rows import Undamaged
+from precedent.cache.store import CompletionStore, Flags, RowIds
 from precedent.cache.store_url import StoreURL
 from precedent.errors import CacheError
 from precedent_postgres import removal, rows
@@ -33,16 +34,14 @@ from precedent_postgres.schema import SCHEMA, prepare
 
 logger = logging.getLogger("precedent.cache")
 
-Flags = list[bool]
 Shares = list[TenantStats]
-RowIds = list[int]
 
 ALL = Selection()
 LOCK_SECONDS = 20
 """Seconds that an erasure waits for readers of the table."""
 
 
-class PostgresStore:
+class PostgresStore(CompletionStore):
     """Completions in the schema `precedent` of one database; safe for several threads, processes and machines.
 
     An insertion is committed when it returns. Every statement that reads completions for drafting names its tenant, and
@@ -74,7 +73,6 @@ class PostgresStore:
             require_same(recorded, identity_of(self._wanted), self._server.name)
 
     def insert(self, completion: Completion, vector: Vector | None, embedder: EmbedderIdentity | None) -> int:
-        """Store durably and return the id; 0 if the store is read-only or the completion larger than its bounds."""
         new = storable(completion, vector)
         if self._refuses(new):
             return 0
@@ -89,12 +87,10 @@ class PostgresStore:
         return row_id
 
     def since(self, tenant: str, tokenizer: str, after_id: int = 0) -> Completions:
-        """The partition's completions with a higher id, in increasing order; one small query if there are none."""
         found = self._rows_after(tenant, tokenizer, after_id, rows.COLUMNS)
         return self._undamaged.completions(rows.decoded(row[1:]) for row in found)
 
     def vectors_since(self, tenant: str, tokenizer: str, after_id: int = 0) -> tuple[Ids, Vector]:
-        """Ids `[n]` in increasing order and vectors `[n, dimension]` of the partition's completions that have one."""
         found = self._rows_after(tenant, tokenizer, after_id, "vector, vector_checksum", "AND vector IS NOT NULL")
         return self._undamaged.vectors(found)
 
@@ -117,40 +113,33 @@ class PostgresStore:
         return self._server.of_tenant(tenant, lambda connection: connection.execute(query, values).fetchall())
 
     def tokenizers(self) -> frozenset[str]:
-        """The fingerprints of all tokenizers whose completions are stored, of any tenant."""
         query = f"SELECT DISTINCT tokenizer FROM {rows.TABLE}"
         found = self._server.of_every_tenant(lambda connection: connection.execute(query).fetchall())
         return frozenset(bytes(row[0]).decode() for row in found)
 
     def stamp(self) -> tuple[int, int]:
-        """Changes whenever any engine may have added or removed records; takes one small query."""
         epoch = f"(SELECT value::bigint FROM {SCHEMA}.meta WHERE key = 'epoch')"
         query = f"SELECT {epoch}, coalesce(sum(changes), 0)::bigint FROM {SCHEMA}.tenant"
         epoch_now, changes = self._server.without_records(lambda connection: removal.one(connection, query))
         return epoch_now, changes
 
     def epoch(self) -> int:
-        """Increases by one for every removed record."""
         query = f"SELECT value::bigint FROM {SCHEMA}.meta WHERE key = 'epoch'"
         return int(self._server.without_records(lambda connection: removal.one(connection, query))[0])
 
     def forgets(self) -> int:
-        """Changes at every `forget`, of any process."""
         query = f"SELECT coalesce(max(value::bigint), 0) FROM {SCHEMA}.meta WHERE key = 'forgets'"
         return int(self._server.without_records(lambda connection: removal.one(connection, query))[0])
 
     def ids(self, tenant: str, tokenizer: str) -> Ids:
-        """The ids of the partition's completions in increasing order, `[n]`."""
         query = f"SELECT id FROM {rows.TABLE} WHERE tenant = %s AND tokenizer = %s ORDER BY id"
         found = self._read(tenant, query, (tenant, as_stored(tokenizer).encode()))
         return np.array(found, dtype=np.int64).reshape(-1)
 
     def embedder(self) -> EmbedderIdentity | None:
-        """The embedder that made the vectors; None while there are none."""
         return self._server.without_records(rows.recorded_embedder)
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
-        """Add (accepted, rejected) tokens to completions; ignores missing ids, and does nothing if read-only."""
         if any(accepted < 0 or rejected < 0 for accepted, rejected in counts.values()):
             raise CacheError("credit takes numbers of accepted and rejected tokens, which cannot be negative")
         if not counts or self._refuses_writes():
@@ -165,17 +154,12 @@ class PostgresStore:
         self._server.of_every_tenant(work)
 
     def holds(self, completions: Sequence[Completion]) -> Flags:
-        """For each completion, whether the same answer to the same query is stored."""
         wanted = [storable(completion) for completion in completions]
         return self._server.of_every_tenant(
             lambda connection: [rows.row_of_same(connection, one) is not None for one in wanted], patient=True
         )
 
     def restore(self, completions: Sequence[Completion], embedder: EmbedderIdentity | None) -> RowIds:
-        """Store completions with their times and counters, all or none; existing ones keep the larger of each.
-
-        Returns their ids, 0 for a refused one. Raises CacheError.
-        """
         given = [storable(completion) for completion in completions]
         fitting = [not self._refuses(one) for one in given]
 
@@ -192,7 +176,6 @@ class PostgresStore:
         return ids
 
     def list(self, selection: Selection = ALL, limit: int | None = None) -> Completions:
-        """The selected completions, newest first."""
 
         def work(connection: Connection) -> list[rows.Row]:
             return list(islice(rows.selected(connection, selection, "DESC"), limit))
@@ -200,7 +183,6 @@ class PostgresStore:
         return self._undamaged.completions(map(rows.decoded, self._reading(selection, work)))
 
     def records(self, selection: Selection, after_id: int, limit: int) -> Completions:
-        """At most `limit` selected completions above an id with their vectors, in increasing order; no damaged ones."""
 
         def work(connection: Connection) -> Completions:
             found = map(rows.record_in, rows.selected(connection, selection, "ASC", after_id))
@@ -209,11 +191,6 @@ class PostgresStore:
         return self._reading(selection, work)
 
     def forget(self, selection: Selection) -> int:
-        """Erase the selected completions and rewrite the table without them; returns their number.
-
-        Raises CacheError if the store is read-only, nothing is selected, or another session keeps the table locked
-        (the completions are forgotten nevertheless).
-        """
         if selection.everything:
             raise CacheError("forget needs a condition: tenant, before, containing or ids")
         self._check_writable("nothing can be forgotten in it")
@@ -224,11 +201,9 @@ class PostgresStore:
         return number
 
     def verify(self) -> VerifyReport:
-        """Check every record and vector against its checksum."""
         return VerifyReport.of(self._server.name, self._server.of_every_tenant(rows.check, patient=True))
 
     def compact(self) -> tuple[int, int]:
-        """Free the space of removed records in the table; returns its bytes on disk before and after."""
         self._check_writable("it cannot be compacted")
         before = self.stats().file_bytes
         self._rewrite()
@@ -249,7 +224,6 @@ class PostgresStore:
                 connection.execute("RESET lock_timeout")
 
     def stats(self) -> CacheStats:
-        """A summary of the cache."""
         sums = "count(*), sum(length(token_ids) / 4), sum(size), sum(hits), sum(accepted), sum(rejected)"
         query = f"SELECT tenant, {sums} FROM {rows.TABLE} GROUP BY tenant ORDER BY sum(size) DESC, tenant"
         size = f"SELECT pg_total_relation_size('{rows.TABLE}')"
@@ -269,7 +243,6 @@ class PostgresStore:
         )
 
     def close(self) -> None:
-        """Close all connections; may be called again."""
         self._server.close()
 
     def _reading(self, selection: Selection, work: Work[Result]) -> Result:

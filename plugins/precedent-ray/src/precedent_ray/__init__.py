@@ -1,6 +1,6 @@
 """Precedent's server as a Ray Serve application: `serve run precedent_ray:app model=… cache=postgresql://…`.
 
-The modules that decide (`settings`, `routing`, `merging`, `scaling`, `replica`, `ingress`) import no Ray.
+The modules that decide (`settings`, `routing`, `scaling`, `replica`, `ingress`) import no Ray.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from precedent_ray.ingress import IMPORT_PATH, VARIABLE
-from precedent_ray.merging import merged
-from precedent_ray.replica import Replica
+from precedent_ray.replica import Replica, merged
 from precedent_ray.settings import Settings
 
 log = logging.getLogger("precedent.ray")

@@ -1,4 +1,4 @@
-"""What one replica holds, reads before its first request, and tells; knows nothing of Ray."""
+"""What one replica holds, reads before its first request, and tells, and the metrics of all; knows nothing of Ray."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 from starlette.requests import HTTPConnection
@@ -22,6 +21,7 @@ from precedent_ray.settings import Settings
 from precedent_server.access import LOOPBACK
 from precedent_server.app import server_app
 from precedent_server.errors import DENIED, ApiError
+from precedent_server.prometheus import metric_text
 from precedent_server.serving import Serving, opened
 
 log = logging.getLogger("precedent.ray")
@@ -52,9 +52,7 @@ class Replica:
             self._held = held.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._serving.closed = True
         self._held.close()
 
@@ -77,7 +75,9 @@ class Replica:
 
     async def metrics(self) -> str:
         """The server's metrics, and what concerns this replica's part in the shared memory."""
-        return await self._serving.metrics_text() + gauges(self._own_figures())
+        return await self._serving.metrics_text() + "".join(
+            metric_text(name, "gauge", help_text, value) for name, (value, help_text) in self._own_figures().items()
+        )
 
     def _own_figures(self) -> dict[str, tuple[float, str]]:
         held = [served.engine.recall.held() for served in self._serving.models.values() if served.engine.recall]
@@ -116,14 +116,6 @@ def _is_local(connection: HTTPConnection) -> bool:
     return connection.client is not None and connection.client.host in LOOPBACK
 
 
-def gauges(replica: Mapping[str, tuple[float, str]]) -> str:
-    """Gauges of a replica, each with its help, by name."""
-    return "".join(
-        f"# HELP {name} {help_text}\n# TYPE {name} gauge\n{name} {value}\n"
-        for name, (value, help_text) in replica.items()
-    )
-
-
 def worth_reading(tenants: Iterable[TenantStats], max_bytes: int) -> Iterator[str]:
     """The tenants whose completions saved most tokens, as far as all fit into `max_bytes` of drafting memory."""
     left = max_bytes
@@ -154,3 +146,38 @@ def read_ahead(
     except CacheError as error:
         log.warning("nothing more is read ahead, completions are read with the first requests: %s", error)
     return number
+
+
+_OF_HISTOGRAMS = ("_bucket", "_sum", "_count")
+"""How the names of a histogram's series end."""
+
+
+def merged(texts: Mapping[str, str]) -> str:
+    """Prometheus texts by replica as one, each series with the label `replica`; HELP and TYPE stand once per name.
+
+    Nothing is added up: sums over counters of replicas that come and go are Prometheus's to make (`sum by …`).
+    """
+    heads: dict[str, list[str]] = {}
+    series: dict[str, list[str]] = {}
+    for replica, text in texts.items():
+        for line in text.splitlines():
+            if line.startswith("#"):
+                name = line.split(" ", 3)[2]
+                lines = heads.setdefault(name, [])
+                lines += [line] if line not in lines else []
+            elif line:
+                name = line.partition("{")[0].partition(" ")[0]
+                family = name.rpartition("_")[0] if name.endswith(_OF_HISTOGRAMS) else name
+                name = family if family in heads else name
+                series.setdefault(name, []).append(_labelled(line, replica))
+    names = [*heads, *(name for name in series if name not in heads)]
+    return "".join(f"{line}\n" for name in names for line in [*heads.get(name, []), *series.get(name, [])])
+
+
+def _labelled(line: str, replica: str) -> str:
+    label = f'replica="{replica}"'
+    name, brace, rest = line.partition("{")
+    if brace:
+        return f"{name}{{{label},{rest}"
+    name, _, value = line.partition(" ")
+    return f"{name}{{{label}}} {value}"

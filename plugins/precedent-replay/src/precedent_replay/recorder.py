@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -15,26 +16,18 @@ from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import BaseMessage
-from langchain_core.outputs import LLMResult
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
 
 from precedent.errors import ConfigError
 from precedent.langchain.recent import Recent
 from precedent.runtime.process import Lock
 from precedent.text.traces import TORN_MARK
-from precedent_run_ahead.recording import (
-    Plain,
-    Redact,
-    answer_of,
-    model_name,
-    plain_messages,
-    plain_tools,
-    prefix_digests,
-    redacted,
-    token_usage,
-)
+from precedent_run_ahead.recording import Plain, plain_messages, plain_tools
 
 _log = logging.getLogger(__name__)
+
+Redact = Callable[[str], str]
 
 REMEMBERED = 10_000
 """Most open calls, running chains and conversations to remember; the oldest are forgotten first."""
@@ -153,32 +146,32 @@ class PrecedentRecorder(BaseCallbackHandler):
             self._calls.pop(run_id, None)
 
     def _record(self, call: _Call, response: LLMResult, run_id: UUID) -> None:
-        answer = answer_of(response)
+        answer = _answer_of(response)
         if answer is None:
             return
         messages, (said,) = plain_messages(call.messages), plain_messages([answer])
         conversation = self._conversation(call, [*messages, said], run_id)
         if self._redact is not None:
-            messages = [redacted(message, self._redact) for message in messages]
-            said = redacted(said, self._redact)
+            messages = [_redacted(message, self._redact) for message in messages]
+            said = _redacted(said, self._redact)
         record = {
             "id": str(run_id),
             "conversation_id": conversation,
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "seconds": round(monotonic() - call.started, 3),
-            "model": model_name(answer, call.parameters, call.metadata),
+            "model": _model_name(answer, call.parameters, call.metadata),
             "group": call.metadata.get(self._group_by) if self._group_by else None,
             "workflow_step": call.metadata.get("langgraph_node"),
             "messages": messages,
             "tools": plain_tools(call.parameters),
             "response": said,
-            "usage": token_usage(answer),
+            "usage": _token_usage(answer),
         }
         self._write({key: value for key, value in record.items() if value is not None})
 
     def _conversation(self, call: _Call, talk: Sequence[Plain], run_id: UUID) -> str:
         """The conversation named by the call's metadata, else that of its agent run, else the one that it continues."""
-        digests = prefix_digests(talk)
+        digests = _prefix_digests(talk)
         with self._lock:
             known = self._conversations
             earlier = [digest for digest, said in zip(digests[:-1], talk, strict=False) if said["role"] == "assistant"]
@@ -227,3 +220,63 @@ def _opened(path: Path) -> int:
     except OSError as error:
         raise ConfigError(f"cannot write the log {path}: {error.strerror or error}") from error
     return file
+
+
+def _answer_of(result: LLMResult) -> AIMessage | None:
+    """The message that a call returned; None if there is none."""
+    for generation in result.generations[0] if result.generations else ():
+        if isinstance(generation, ChatGeneration) and isinstance(generation.message, AIMessage):
+            return generation.message
+    return None
+
+
+def _model_name(answer: AIMessage, parameters: Mapping[str, Any], metadata: Mapping[str, Any]) -> str | None:
+    """The model's name from the provider's answer, else from the request."""
+    said = answer.response_metadata
+    asked = parameters.get("model") or parameters.get("model_name") or metadata.get("ls_model_name")
+    found = said.get("model_name") or said.get("model") or asked
+    return str(found) if found else None
+
+
+def _token_usage(answer: AIMessage) -> dict[str, int] | None:
+    """Token counts under OpenAI's names; None if the model reported none."""
+    usage = answer.usage_metadata
+    if usage is None:
+        return None
+    return {
+        "prompt_tokens": usage["input_tokens"],
+        "completion_tokens": usage["output_tokens"],
+        "total_tokens": usage["total_tokens"],
+    }
+
+
+def _prefix_digests(messages: Sequence[Plain]) -> list[bytes]:
+    """For each message, a digest of the conversation up to and including it."""
+    digests, running = [], hashlib.blake2b(digest_size=16)
+    for message in messages:
+        functions = [call["function"] for call in message.get("tool_calls") or ()]
+        said = (message["role"], message["content"], [(one["name"], one["arguments"]) for one in functions])
+        running.update(json.dumps(said, sort_keys=True, default=str).encode())
+        digests.append(running.digest())
+    return digests
+
+
+def _redacted(message: Plain, redact: Redact) -> Plain:
+    """The message with every text and every call's arguments passed through `redact`."""
+    changed = {**message, "content": _each_text(message["content"], redact)}
+    if message.get("tool_calls"):
+        changed["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": _each_text(call["function"]["arguments"], redact)}}
+            for call in message["tool_calls"]
+        ]
+    return changed
+
+
+def _each_text(value: Any, redact: Redact) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, list):
+        return [_each_text(part, redact) for part in value]
+    if isinstance(value, Mapping):
+        return {key: part if key == "type" else _each_text(part, redact) for key, part in value.items()}
+    return value

@@ -39,7 +39,6 @@ from precedent_run_ahead.beside import (
     under_approval,
 )
 from precedent_run_ahead.marks import ReadOnlyList, Tools, lost_mark, unfit
-from precedent_run_ahead.recording import Redact
 from precedent_run_ahead.running import MEMORY, Aids, Predictor, Shared, ashow, awaited, handed_over, key_of, show
 from precedent_run_ahead.turn import Answered, Turn
 
@@ -79,9 +78,9 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
     output. Predictions come from the model's own stream, from the `cache`'s earlier runs of the same `tenant`, and from
     `predict(state)`. A call starts if its probability times the seconds that it saves exceeds its `price`. At most
     `at_once` run at a time, `most_per_run` in a run, and a result may be used for `time_to_live` seconds. `harmless`
-    names other middleware that never blocks a call. `listen` makes a model stream, by default only ours. `redact` says
-    what callbacks and traces see of the arguments, by default nothing. A fault of all this fails and delays no run:
-    after three within a minute the part that failed is switched off for a while, and `degraded` names it.
+    names other middleware that never blocks a call. `listen` makes a model stream, by default only ours. A fault of all
+    this fails and delays no run: after three within a minute the part that failed is switched off for a while, and
+    `degraded` names it.
 
     Raises UnsupportedError for a tool that cannot run ahead, ConfigError for another wrong setting.
     """
@@ -103,7 +102,6 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         most_per_run: int = 100,
         time_to_live: float = 30.0,
         listen: bool | None = None,
-        redact: Redact | None = None,
         learn_from: Callable[[AgentState[Any]], bool] | None = ended_well,
     ) -> None:
         super().__init__()
@@ -118,7 +116,7 @@ class RunAheadMiddleware(AgentMiddleware[RunAheadState, Any, Any]):
         self.ledger = Ledger(at_once=at_once, most_per_run=most_per_run, time_to_live=time_to_live)
         """The pending results; `ledger.counts` says what became of them, `ledger.void()` voids them all."""
         self._shared = Shared(
-            self, self._allowed, opened, predict, listen, self.ledger, self._aids, self._worth, redact, self._strike
+            self, self._allowed, opened, predict, listen, self.ledger, self._aids, self._worth, self._strike
         )
 
     @property

@@ -1,17 +1,13 @@
-"""Converts the parts of a finished chat model call to plain data for an OpenAI-format log."""
+"""Messages and tools of LangChain as plain data in OpenAI's format."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
-from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-Redact = Callable[[str], str]
 Plain = dict[str, Any]
 
 
@@ -38,14 +34,6 @@ def _plain(message: BaseMessage) -> Plain:
     return plain
 
 
-def answer_of(result: LLMResult) -> AIMessage | None:
-    """The message that a call returned; None if there is none."""
-    for generation in result.generations[0] if result.generations else ():
-        if isinstance(generation, ChatGeneration) and isinstance(generation.message, AIMessage):
-            return generation.message
-    return None
-
-
 def plain_tools(parameters: Mapping[str, Any]) -> list[Plain]:
     """A call's tool schemas in OpenAI's format; a schema that cannot be converted stays as it is."""
     found = parameters.get("tools") or parameters.get("functions") or ()
@@ -57,55 +45,3 @@ def _plain_tool(tool: Any) -> Plain:
         return dict(convert_to_openai_tool(tool))
     except Exception:  # a provider's built-in tool, such as web search, is not a function
         return dict(tool) if isinstance(tool, Mapping) else {"type": str(tool)}
-
-
-def model_name(answer: AIMessage, parameters: Mapping[str, Any], metadata: Mapping[str, Any]) -> str | None:
-    """The model's name from the provider's answer, else from the request."""
-    said = answer.response_metadata
-    asked = parameters.get("model") or parameters.get("model_name") or metadata.get("ls_model_name")
-    found = said.get("model_name") or said.get("model") or asked
-    return str(found) if found else None
-
-
-def token_usage(answer: AIMessage) -> dict[str, int] | None:
-    """Token counts under OpenAI's names; None if the model reported none."""
-    usage = answer.usage_metadata
-    if usage is None:
-        return None
-    return {
-        "prompt_tokens": usage["input_tokens"],
-        "completion_tokens": usage["output_tokens"],
-        "total_tokens": usage["total_tokens"],
-    }
-
-
-def prefix_digests(messages: Sequence[Plain]) -> list[bytes]:
-    """For each message, a digest of the conversation up to and including it."""
-    digests, running = [], hashlib.blake2b(digest_size=16)
-    for message in messages:
-        functions = [call["function"] for call in message.get("tool_calls") or ()]
-        said = (message["role"], message["content"], [(one["name"], one["arguments"]) for one in functions])
-        running.update(json.dumps(said, sort_keys=True, default=str).encode())
-        digests.append(running.digest())
-    return digests
-
-
-def redacted(message: Plain, redact: Redact) -> Plain:
-    """The message with every text and every call's arguments passed through `redact`."""
-    changed = {**message, "content": _each_text(message["content"], redact)}
-    if message.get("tool_calls"):
-        changed["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": _each_text(call["function"]["arguments"], redact)}}
-            for call in message["tool_calls"]
-        ]
-    return changed
-
-
-def _each_text(value: Any, redact: Redact) -> Any:
-    if isinstance(value, str):
-        return redact(value)
-    if isinstance(value, list):
-        return [_each_text(part, redact) for part in value]
-    if isinstance(value, Mapping):
-        return {key: part if key == "type" else _each_text(part, redact) for key, part in value.items()}
-    return value

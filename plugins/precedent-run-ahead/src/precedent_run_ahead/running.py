@@ -39,7 +39,6 @@ from precedent_run_ahead.actions.calls import Call, canonical
 from precedent_run_ahead.actions.ledger import Ledger, Pending
 from precedent_run_ahead.actions.price import TrackRecord, Worth
 from precedent_run_ahead.marks import ReadOnlyList
-from precedent_run_ahead.recording import Redact
 
 FLAG = "precedent_run_ahead"
 """Key of the metadata, and tag, of everything that a run ahead shows in callbacks and traces."""
@@ -100,7 +99,6 @@ class Shared:
     ledger: Ledger
     aids: Aids
     worth: Worth
-    redact: Redact | None
     refuse: Callable[[str, str], None]
     record: TrackRecord = field(default_factory=TrackRecord)
 
@@ -188,7 +186,7 @@ class Ahead:
     def _run(self) -> None:
         try:
             manager = CallbackManager.configure(**self._flagged())
-            shown = manager.on_tool_start({"name": self.call.name}, self._shown(), inputs={})
+            shown = manager.on_tool_start({"name": self.call.name}, "", inputs={})
             with self._settling():
                 node = ToolNode([self.tool], wrap_tool_call=self._wrapper(self._catch, self._let, "wrap_tool_call"))
                 node.invoke(_input(self._tool_call, self.state), self._config())
@@ -201,7 +199,7 @@ class Ahead:
     async def _arun(self) -> None:
         try:
             manager = AsyncCallbackManager.configure(**self._flagged())
-            shown = await manager.on_tool_start({"name": self.call.name}, self._shown(), inputs={})
+            shown = await manager.on_tool_start({"name": self.call.name}, "", inputs={})
         except Exception as error:
             self._failed_around(error)
             return
@@ -256,7 +254,7 @@ class Ahead:
         self.shared.ledger.drop(self.pending, "failed")
 
     def _failed_around(self, error: Exception) -> None:
-        """Take note of a fault outside of the tool, such as of `redact`: nobody waits for the result any longer."""
+        """Take note of a fault outside of the tool, such as of a callback: nobody waits for the result any longer."""
         self.shared.aids.fences.of(RUN_AHEAD).fault(error)
         if not self.pending.result.done():
             self._fail(error)
@@ -390,13 +388,8 @@ class Ahead:
             "inheritable_metadata": {**(self.config.get("metadata") or {}), FLAG: True},
         }
 
-    def _shown(self) -> str:
-        """What callbacks and traces see of the arguments: nothing, unless `redact` says what may be seen."""
-        redact = self.shared.redact
-        return "" if redact is None else redact(canonical(self.call.arguments) or "")
-
     def _outcome(self) -> str:
-        """What they see of the answer: that there is one."""
+        """What callbacks and traces see of the answer: that there is one. Of the arguments they see nothing."""
         if not self.pending.result.done():
             return "stopped"
         return "failed" if self.pending.result.exception() is not None else "finished"

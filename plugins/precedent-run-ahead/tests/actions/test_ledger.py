@@ -31,33 +31,6 @@ def taken_while_running(ledger: Ledger) -> Pending:
     return pending
 
 
-def test_a_change_voids_what_was_taken_and_is_still_waited_for() -> None:
-    ledger = Ledger()
-    pending = taken_while_running(ledger)
-    with ledger.change():
-        pending.result.set_result("read before the change was over")
-    assert ledger.wait(pending) is None
-
-
-def test_a_change_that_fails_is_over_too() -> None:
-    ledger = Ledger()
-    with pytest.raises(ZeroDivisionError), ledger.change():
-        raise ZeroDivisionError
-    assert starts(ledger)
-
-
-def test_a_result_that_is_too_old_after_waiting_or_that_became_another_is_not_used() -> None:
-    now = [0.0]
-    ledger = Ledger(time_to_live=5.0, clock=lambda: now[0])
-    late, changed = taken_while_running(ledger), taken_while_running(ledger)
-    late.result.set_result("late")
-    changed.key = "[]"
-    changed.result.set_result("found for other arguments")
-    assert ledger.wait(changed) is None
-    now[0] = 5.1
-    assert ledger.wait(late) is None
-
-
 def test_a_call_that_hangs_fails_or_ends_without_a_result_has_none() -> None:
     ledger = Ledger(time_to_live=0.01)
     assert ledger.wait(taken_while_running(ledger)) is None
@@ -77,15 +50,6 @@ def test_so_many_run_at_once_and_so_many_in_a_run_and_none_twice() -> None:
     ledger.ended(begun(ledger, lane, "3"))
     assert not starts(ledger, lane, "4")
     assert starts(ledger, key="4")
-
-
-def test_a_discarded_call_that_still_runs_keeps_its_place() -> None:
-    ledger, lane = Ledger(at_once=1), Lane()
-    hung = begun(ledger, lane)
-    ledger.discard(lane, "cancelled")
-    assert not starts(ledger)
-    ledger.ended(hung)
-    assert starts(ledger)
 
 
 def test_a_tool_that_still_runs_keeps_the_place_of_its_ended_call_and_does_not_start_again() -> None:

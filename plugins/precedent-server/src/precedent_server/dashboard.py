@@ -23,7 +23,7 @@ from precedent.cache import SpeculationCache
 from precedent.cache.records import MAX_COUNT
 from precedent.errors import CacheError
 from precedent.pages.colours import Palette
-from precedent.pages.tree_picture import SeenTree, tree_svg
+from precedent.pages.tree_picture import tree_svg
 from precedent.runtime.plain_values import shown
 from precedent_server.access import check_local
 from precedent_server.bodies import fits, parsed
@@ -164,7 +164,7 @@ async def last_steps(serving: Serving, caller: Caller, request: Request) -> Resp
 
 
 def _step(step: SeenStep, served: Served, palette: Palette) -> dict[str, Any]:
-    seen = SeenTree(step.tree, step.path, step.before, step.estimates)
+    seen = step.seen
 
     def text(token_ids: Any) -> str:
         return str(served.engine.tokenizer.decode(list(token_ids)))
@@ -174,8 +174,8 @@ def _step(step: SeenStep, served: Served, palette: Palette) -> dict[str, Any]:
         chance = seen.path_probability(node)
         return {
             "text": text([token]),
-            "parent": step.tree.parents[node],
-            "sources": list(step.tree.sources[node]),
+            "parent": seen.tree.parents[node],
+            "sources": list(seen.tree.sources[node]),
             "estimate": round(seen.estimates[node], 4) if node < len(seen.estimates) else None,
             "path_probability": None if chance is None else round(chance, 4),
             "accepted": node in seen.path,
@@ -183,12 +183,12 @@ def _step(step: SeenStep, served: Served, palette: Palette) -> dict[str, Any]:
 
     return {
         "number": step.number,
-        "before": text(step.before),
+        "before": text(seen.before),
         "next": text([step.next_token]),
-        "num_accepted": len(step.path),
+        "num_accepted": len(seen.path),
         "expected_tokens": round(step.expected_tokens, 3),
         "picture": tree_svg(seen, text, palette),
-        "nodes": [candidate(node, token) for node, token in enumerate(step.tree.token_ids)],
+        "nodes": [candidate(node, token) for node, token in enumerate(seen.tree.token_ids)],
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from time import monotonic
-from types import TracebackType
 from typing import Self
 
 from precedent.cache import SpeculationCache
@@ -67,7 +66,5 @@ class Following:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

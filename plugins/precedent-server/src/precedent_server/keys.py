@@ -232,18 +232,14 @@ def _parsed(path: Path, content: bytes) -> list[StoredKey]:
     trouble, keys = "", list[StoredKey]()
     try:
         found = from_json(content)
-        number = found.get("format") if isinstance(found, dict) else None
-        if isinstance(number, int) and number > 1:
+        if isinstance(found, dict) and isinstance(found.get("format"), int) and found["format"] > 1:
             trouble = "is of a newer format: update Precedent"
         else:
             keys = _Content.model_validate_json(content).keys
-    except ValidationError as error:
-        places = (part for part in error.errors(include_input=False)[0]["loc"] if isinstance(part, int))
-        trouble = (
-            f"is damaged{''.join(f' at entry {part + 1}' for part in places)}: restore a copy, or repair it by hand"
-        )
-    except ValueError:
-        trouble = "is damaged, it is not whole JSON: restore a copy, or repair it by hand"
+    except ValueError as error:  # pydantic's ValidationError is one
+        places = error.errors(include_input=False)[0]["loc"] if isinstance(error, ValidationError) else ()
+        entry = "".join(f" at entry {part + 1}" for part in places if isinstance(part, int))
+        trouble = f"is damaged{entry}: restore a copy, or repair it by hand"
     if len({one.name for one in keys}) < len(keys):
         trouble = "has two keys of one name: rename or delete one by hand"
     if len({one.sha256 for one in keys}) < len(keys):

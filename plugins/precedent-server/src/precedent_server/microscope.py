@@ -7,26 +7,19 @@ from collections import deque
 from dataclasses import dataclass
 
 from precedent.decoding.verification import Verified
-from precedent.tree import CandidateTree
-
-CONTEXT_TOKENS = 8
+from precedent.pages.tree_picture import CONTEXT_TOKENS, SeenTree
 
 
 @dataclass(frozen=True, slots=True)
 class SeenStep:
-    """One sequence's part of a step: its tree, the accepted path, and the target's own token after it.
+    """One sequence's part of a step: its tree, and the target's own token after the accepted path.
 
-    `before` are the last committed tokens above the tree. `estimates` `[num_fixed]` are the probabilities for which the
-    planner chose the fixed candidates, which come first in the tree: that a node is accepted once its parent is.
-    `expected_tokens` is how many tokens it expected of the fixed candidates and the target's own token.
+    `expected_tokens` is how many tokens the planner expected of the fixed candidates and the target's own token.
     """
 
     number: int
-    tree: CandidateTree
-    path: tuple[int, ...]
+    seen: SeenTree
     next_token: int
-    before: tuple[int, ...]
-    estimates: tuple[float, ...]
     expected_tokens: float
 
 
@@ -48,16 +41,8 @@ class Microscope:
             return
         sequence, plan = verified.sequence, verified.proposal.plan
         output = sequence.output_ids[: len(sequence.output_ids) - len(token_ids)][-CONTEXT_TOKENS:]
+        before = (*sequence.request.prompt_ids[-CONTEXT_TOKENS:], *output)[-CONTEXT_TOKENS:]
+        seen = SeenTree(verified.rows.tree, verified.accepted, before, tuple(plan.estimates.tolist()))
         with self._lock:
             self._number += 1
-            self._steps.append(
-                SeenStep(
-                    number=self._number,
-                    tree=verified.rows.tree,
-                    path=verified.accepted,
-                    next_token=verified.verdict.next_token,
-                    before=(*sequence.request.prompt_ids[-CONTEXT_TOKENS:], *output)[-CONTEXT_TOKENS:],
-                    estimates=tuple(plan.estimates.tolist()),
-                    expected_tokens=plan.expected_tokens,
-                )
-            )
+            self._steps.append(SeenStep(self._number, seen, verified.verdict.next_token, plan.expected_tokens))

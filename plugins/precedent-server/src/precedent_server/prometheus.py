@@ -58,9 +58,9 @@ def prometheus_text(engines: Iterable[Engine]) -> str:
     return "\n".join([*_lines(seen), ""])
 
 
-def counter_text(name: str, help_text: str, value: float) -> str:
-    """One counter without labels."""
-    return f"# HELP {name} {help_text}\n# TYPE {name} counter\n{name} {value}\n"
+def metric_text(name: str, kind: str, help_text: str, value: float) -> str:
+    """One series without labels."""
+    return f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n{name} {value}\n"
 
 
 def _lines(seen: list[tuple[str, EngineMetrics]]) -> Iterator[str]:

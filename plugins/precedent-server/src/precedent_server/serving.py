@@ -33,7 +33,7 @@ from precedent_server.errors import BUSY, FAILED, ApiError, stopping
 from precedent_server.following import Following
 from precedent_server.keys import Caller, KeyFile
 from precedent_server.microscope import Microscope
-from precedent_server.prometheus import counter_text, prometheus_text
+from precedent_server.prometheus import metric_text, prometheus_text
 from precedent_server.settings import ServerLimits
 
 Result = TypeVar("Result")
@@ -168,7 +168,7 @@ class Serving:
 
     async def metrics_text(self) -> str:
         """Metrics of all models in Prometheus's text format."""
-        ignored = counter_text(IGNORED, IGNORED_HELP, self.num_ignored)
+        ignored = metric_text(IGNORED, "counter", IGNORED_HELP, self.num_ignored)
         engines = {id(served.engine): served.engine for served in self.models.values()}  # aliases share one
         return prometheus_text(engines.values()) + ignored
 

@@ -99,15 +99,6 @@ def test_completions_are_searched_and_forgotten(start: Start, opened: Open) -> N
     page.get_by_text("Completions 1 to 1").wait_for()
 
 
-def test_figures_follow_the_requests(start: Start, opened: Open) -> None:
-    page = opened(start(answer))
-    ask(page, "Where is order 1042?")
-    ask(page, "Where is order 1042?")
-    answered = page.locator("#figures-models div", has=page.get_by_text("Answered", exact=True)).locator("dd")
-    answered.get_by_text("2", exact=True).wait_for()
-    page.locator("#figures-models table").get_by_text("recall").wait_for()
-
-
 def test_a_key_is_asked_for_and_kept_nowhere(start: Start, opened: Open, tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     user, admin = add_key(keys, "desk", "shop"), add_key(keys, "boss", "shop", "admin")
@@ -146,12 +137,6 @@ def test_a_step_under_the_microscope(start: Start, opened: Open) -> None:
     image = page.locator("#step img")
     assert image.evaluate("one => one.decode().then(() => one.naturalWidth)") > 100
     take_picture(page, "#steps", "microscope")
-
-
-def test_steps_that_are_not_kept(start: Start, opened: Open) -> None:
-    page = opened(start(answer))
-    page.get_by_role("button", name="Show the last steps").click()
-    page.get_by_text("start the server with --inspect").wait_for()
 
 
 def test_everything_can_be_done_with_the_keyboard(start: Start, opened: Open) -> None:

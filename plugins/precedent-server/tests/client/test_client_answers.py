@@ -87,15 +87,6 @@ def test_calls_come_whole_and_in_pieces(way: str) -> None:
     assert message.response_metadata["speculation"] == SPECULATION
 
 
-def test_logprobs_come_in_openais_form() -> None:
-    logprobs = {"content": [{"token": "Hi", "bytes": [72, 105], "logprob": -0.5, "top_logprobs": []}], "refusal": None}
-    whole, pieces = completion(content="Hi"), chunks({"content": "Hi"})
-    whole["choices"][0]["logprobs"] = pieces[1]["choices"][0]["logprobs"] = logprobs
-    llm = server_of({**HELLO, "logprobs": True}, whole, pieces).client(logprobs=True)
-    for message in (llm.invoke("hello"), streamed(llm, "hello")):
-        assert message.response_metadata["logprobs"]["content"] == logprobs["content"]
-
-
 def test_a_broken_call_stays_as_it_was_written_and_invoke_can_stream() -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"number": '}}
     server = FakeServer(({**HELLO, "tools": [LOOK_UP]}, completion(tool_calls=[call])))
@@ -139,13 +130,6 @@ def test_the_default_method_is_json_schema_with_raw_answers_and_a_cut_one_is_an_
     server = FakeServer((body_of_order(), completion("length", content='{"numb')))
     with pytest.raises(OutputParserException, match="allow more with max_tokens="):
         server.client().with_structured_output(Order).invoke("hello")
-
-
-def test_a_format_goes_beside_tools_that_are_not_strict() -> None:
-    body = {**body_of_order(), "tools": [LOOK_UP]}
-    server = server_of(body, completion(content='{"number": 7}'), chunks({"content": '{"number": 7}'}))
-    llm = server.client().bind_tools([look_up], response_format=Order)
-    assert llm.invoke("hello").content == streamed(llm, "hello").content == '{"number": 7}'
 
 
 def body_of_order() -> dict[str, Any]:

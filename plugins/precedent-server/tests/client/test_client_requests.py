@@ -10,8 +10,7 @@ from helpers.request_bodies import ONLY_IN_CALLS, SETTINGS, look_up
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import ConfigurableField
 
-from precedent import Templates
-from precedent.errors import ConfigError, UnsupportedError
+from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.arguments import OF_THE_CALL
 from precedent.langchain.fields import OF_THE_ENGINE as OF_THE_ENGINE_IN_PROCESS
@@ -37,11 +36,6 @@ async def test_an_argument_of_a_call_arrives_whichever_way_it_goes(given: dict[s
     assert server.bodies == [{**HELLO, **sent}, {**HELLO, **sent, **STREAMED}]
 
 
-def test_every_setting_is_in_these_tables() -> None:
-    shown = {name for given, _ in [*SETTINGS, *ONLY_IN_CALLS] for name in given}
-    assert set(OF_THE_REQUEST) <= shown
-
-
 def test_the_fields_are_those_of_the_model_in_this_process() -> None:
     of_its_process = {"tenant", "tenant_from", "engines", "sampling"}  # a server has defaults of its own
     in_process = set(ChatPrecedent.model_fields) - of_its_process
@@ -58,12 +52,6 @@ def test_a_call_overrides_the_fields_and_stop_strings_add_up() -> None:
     call = {"temperature": 0.2, "top_p": 1.0, "stop": ["B"], "speculation": True, "templates": [], "max_tokens": 3}
     sent = {"temperature": 0.2, "top_p": 1.0, "max_completion_tokens": 3, "stop": ["A", "B"]}
     assert Echo().body_of(fields=fields, **call) == {**HELLO, **sent}
-
-
-def test_none_in_a_call_is_the_field() -> None:
-    fields = {"temperature": 0.7, "seed": 3, "drafters": ["prompt"], "reasoning": "low"}
-    sent = {"temperature": 0.7, "seed": 3, "speculation": {"drafters": ["prompt"]}, "reasoning_effort": "low"}
-    assert Echo().body_of(fields=fields, **dict.fromkeys(fields)) == {**HELLO, **sent}
 
 
 THINKING = {"chat_template_kwargs": {"thinking": False}}
@@ -91,13 +79,6 @@ def test_reasoning_is_sent_once_and_the_call_decides(
 ) -> None:
     """The server knows the name of its template's switch, and refuses to be told twice."""
     assert Echo().body_of(fields=fields, **call) == {**HELLO, **sent}
-
-
-def test_thinking_is_set_once() -> None:
-    with pytest.raises(ConfigError, match="both set 'enable_thinking'"):
-        Echo().client(reasoning=True, chat_template_kwargs={"enable_thinking": False})
-    with pytest.raises(ConfigError, match="both set 'reasoning_effort'"):
-        Echo().client(reasoning="low", **EFFORT)
 
 
 @pytest.mark.parametrize("name", ["gpt-5-mine", "o1-mine", "gpt-6-x", "gpt-5-pro", "codex"])
@@ -165,11 +146,6 @@ def test_a_bound_choice_is_checked_at_once() -> None:
         llm.bind_tools([look_up], tool_choice="look")
     with pytest.raises(ConfigError, match="strict='yes' must be"):
         llm.bind_tools([look_up], strict="yes")
-
-
-def test_a_template_that_no_text_expresses_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="which a request cannot carry"):
-        Echo().client(templates=Templates(["It is {state}."], choices={"state": ["open"]}))
 
 
 @pytest.mark.parametrize(

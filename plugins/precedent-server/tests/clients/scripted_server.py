@@ -1,7 +1,7 @@
 """A real server on models that follow scripts: `python scripted_server.py KEYS` prints its address; SIGTERM ends it.
 
-`echo` says the last turn again, counts ("Count to 9"), or waits until somebody has written its answer into a FIFO
-("Wait for PATH"). `scripted-model` and `other-model` answer LangChain's standard tests.
+`echo` says the last turn again, or counts ("Count to 9"). `scripted-model` and `other-model` answer LangChain's
+standard tests.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ def echo(prompt: str) -> str:
     said = turn.partition("\n")[2].partition("<|im_end|>")[0].strip()
     if counted := re.fullmatch(r"Count to (\d+)", said):
         return " ".join(map(str, range(1, int(counted[1]) + 1)))
-    if waited := re.fullmatch(r"Wait for (.+)", said):
-        return Path(waited[1]).read_text()
     return said
 
 

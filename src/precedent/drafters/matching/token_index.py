@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from precedent.drafters.matching.context_order import MAX_MATCH, START, merge, sort_positions, sorted_by_context
-from precedent.drafters.matching.occurrences import Occurrences, Text, VoteWeights, find
+from precedent.drafters.matching.occurrences import Text
 from precedent.drafters.matching.vote_tree import MAX_DEPTH
 from precedent.runtime.compiled import Int32s
 
@@ -59,9 +59,7 @@ class TokenIndex:
         """The slot of a sequence, or None if the index does not hold it."""
         return self._slot_of.get(sequence_id)
 
-    @property
-    def num_sequences(self) -> int:
-        """Number of sequences in the index."""
+    def __len__(self) -> int:
         return len(self._slot_of)
 
     def lengths(self) -> dict[int, int]:
@@ -133,13 +131,6 @@ class TokenIndex:
         """Sort the positions of some sequences into a separate order, to search in addition to the whole."""
         spans = [np.arange(begin, end - 1, dtype=np.int32) for begin, end in (self._spans[slot] for slot in slots)]
         return sort_positions(self.text.tokens, np.concatenate(spans)) if spans else NOWHERE
-
-    def match(self, recent: Int32s, weights: VoteWeights, limit: int, near: Int32s = NOWHERE) -> Occurrences:
-        """At most `limit` places where the longest known suffixes of a context continue.
-
-        `recent` is the context, newest token first; `near` is an order of positions to search first (`order_of`).
-        """
-        return find(self.text, near, self.order, recent, weights, limit)
 
     def _with_room(self, size: int) -> Text:
         """The text with `size` tokens in use: the same arrays, or larger copies."""

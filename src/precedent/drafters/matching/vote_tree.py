@@ -126,7 +126,6 @@ def _most_likely(waiting: Ranges, num_waiting: int) -> int:
 
 @compiled
 def _weights(votes: Occurrences) -> Floats:
-    """The weights of the votes, relative to the heaviest one."""
     weights = np.empty(votes.size)
     for i in range(votes.size):
         weights[i] = LENGTH_WEIGHT * votes[i].score + votes[i].weight

@@ -90,7 +90,6 @@ class DecoderPlace(OwnPlace):
         self._slot, self._is_read = self._model.new_slot(), False
 
     def _text(self) -> list[int]:
-        """The decoder's tokens."""
         return [*self._model.answer_start, *self._context[self._num_prompt :]]
 
 

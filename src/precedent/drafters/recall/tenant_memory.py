@@ -52,11 +52,6 @@ class TenantMemory:
         return self._epoch is None
 
     @property
-    def num_completions(self) -> int:
-        """Completions in memory, without those that were erased."""
-        return self.index.num_sequences
-
-    @property
     def num_bytes(self) -> int:
         """Estimated bytes in use, as counted against the bound."""
         return cost(len(self.index.sequence_ids), self.index.num_tokens + self.index.num_forgotten)
@@ -109,7 +104,6 @@ class TenantMemory:
         return self._slots_by_prompt.get(fingerprint.encode(), ())
 
     def _erase_gone(self, epoch: int, cache: SpeculationCache, tokenizer: str) -> None:
-        """Erase the completions removed after `epoch`."""
         now = cache.epoch()
         if epoch == now:
             return
@@ -180,7 +174,7 @@ class TenantMemories:
         """Completions in all memories, and their estimated bytes."""
         with self._lock:
             memories = list(self._current.values())
-        return sum(memory.num_completions for memory in memories), sum(memory.num_bytes for memory in memories)
+        return sum(len(memory.index) for memory in memories), sum(memory.num_bytes for memory in memories)
 
     def need_tidying(self, tenant: str) -> bool:
         """Whether `tidy` has anything to do; cheap to call."""

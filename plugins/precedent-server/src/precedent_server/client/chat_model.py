@@ -1,10 +1,15 @@
-"""`ChatPrecedentServer`, a LangChain chat model whose weights are in a server's process."""
+"""`ChatPrecedentServer`, a LangChain chat model whose weights are in a server's process.
+
+Its HTTP clients know only what they are told: `openai` would take keys and headers from OPENAI_… variables.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 import openai
 from langchain_core.language_models import ModelProfile
@@ -25,11 +30,18 @@ from precedent.langchain.messages import checked_input, media_of
 from precedent.langchain.structured_output import structured
 from precedent.langchain.tools import ToolChoice, ToolLike, allowed_tools, openai_tools, tool_choice_of
 from precedent.runtime.plain_values import shown
-from precedent_server.client.connection import checked_key, checked_url, connected, with_environment
 from precedent_server.client.names import CLIENTS, call_settings, fields_of
 from precedent_server.client.request import plain_speculation, request_fields, template_texts, wire_messages
 
 PROVIDER = "precedent"
+
+NO_KEY = "no-key"
+"""Sent where there is no key: a server on the loopback address asks for none, but `openai` always sends one."""
+
+FROM_ENVIRONMENT = {"model": "PRECEDENT_MODEL", "api_key": "PRECEDENT_API_KEY"}
+"""Fields that are not given, and the environment variables that fill them in."""
+
+Client = TypeVar("Client", openai.OpenAI, openai.AsyncOpenAI)
 
 
 class ChatPrecedentServer(ChatFields, BaseChatOpenAI):  # type: ignore[misc]  # the parent's fields are of other types
@@ -57,10 +69,10 @@ class ChatPrecedentServer(ChatFields, BaseChatOpenAI):  # type: ignore[misc]  # 
         """Check the settings. Raises ConfigError or UnsupportedError, with what to write instead."""
         fields = BaseChatOpenAI.model_fields.items()
         inherited = {name: field.get_default(call_default_factory=True) for name, field in fields}
-        given = with_environment(fields_of(kwargs, inherited, type(self).__name__))
+        given = _with_environment(fields_of(kwargs, inherited, type(self).__name__))
         if given.get("model") is None:
             raise ConfigError("model is missing: give the name under which the server has it as model=…")
-        given |= {"base_url": checked_url(given.get("base_url")), "api_key": checked_key(given.get("api_key"))}
+        given |= {"base_url": _checked_url(given.get("base_url")), "api_key": _checked_key(given.get("api_key"))}
         plain = {"speculation": plain_speculation(given.get("speculation", True))}
         plain["templates"] = template_texts(given.get("templates"))
         with settings_in_our_words(given):
@@ -123,8 +135,8 @@ class ChatPrecedentServer(ChatFields, BaseChatOpenAI):  # type: ignore[misc]  # 
             "default_query": self.default_query,
             **({} if self.max_retries is None else {"max_retries": self.max_retries}),
         }
-        self.root_client = connected(openai.OpenAI, self.openai_api_key, self.http_client, **settings)
-        self.root_async_client = connected(openai.AsyncOpenAI, self.openai_api_key, self.http_async_client, **settings)
+        self.root_client = _connected(openai.OpenAI, self.openai_api_key, self.http_client, **settings)
+        self.root_async_client = _connected(openai.AsyncOpenAI, self.openai_api_key, self.http_async_client, **settings)
         self.client, self.async_client = self.root_client.chat.completions, self.root_async_client.chat.completions
 
     # What LangChain asks of the model
@@ -295,7 +307,40 @@ def _complete(message: BaseMessage, answer: Mapping[str, Any], said: Mapping[str
         usage["output_token_details"] = {**usage.get("output_token_details", {}), "accepted_prediction": accepted}
 
 
-def _drop_none(found: dict[str, Any] | None, name: str) -> None:
-    """Remove an entry that says nothing, as OpenAI's `"logprobs": null`."""
-    if found is not None and found.get(name) is None:
-        found.pop(name, None)
+def _with_environment(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, completed from the environment."""
+    found = {name: os.environ.get(variable) for name, variable in FROM_ENVIRONMENT.items() if fields.get(name) is None}
+    return {**fields, **{name: value for name, value in found.items() if value}}
+
+
+def _checked_key(key: Any) -> Any:
+    """A key that can stand in a header, as a secret; functions that return one pass. ConfigError never shows it."""
+    if key is None or callable(key):
+        return key
+    text = key.get_secret_value() if isinstance(key, SecretStr) else key
+    if not isinstance(text, str):
+        raise ConfigError(f"api_key is a {type(key).__name__}: give a text, or a function that returns one")
+    if not text or not text.isascii() or not text.isprintable() or " " in text:
+        raise ConfigError("api_key is empty, or holds spaces, line breaks or letters that no header may have")
+    return SecretStr(text)
+
+
+def _checked_url(url: Any) -> str:
+    """The URL below which the server has `/chat/completions`; one without a path gets `/v1`. Raises ConfigError."""
+    if url is None:
+        raise ConfigError('base_url is missing: give the server\'s, as base_url="http://127.0.0.1:8000"')
+    parts = urlsplit(str(url))
+    if parts.username or parts.password:
+        raise ConfigError("base_url holds a user name or a password: leave them out, and write api_key=")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ConfigError(f'base_url={shown(str(url))} must be like "http://127.0.0.1:8000"')
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
+
+
+def _connected(kind: type[Client], key: Any, http_client: Any, **settings: Any) -> Client:
+    """A client without what `openai` finds in OPENAI_… variables: another company's account, keys and headers."""
+    plain = key.get_secret_value() if isinstance(key, SecretStr) else NO_KEY if key is None else key
+    client = kind(api_key=plain, http_client=http_client, **settings)
+    client.organization = client.project = client.admin_api_key = client.webhook_secret = None
+    client._custom_headers = dict(settings.get("default_headers") or {})
+    return client
