@@ -187,7 +187,7 @@ def _dot_neon(code: Code, total: Any, codes: Any, inputs: Any, signed: bool) -> 
     return _call(code, "llvm.aarch64.neon.sdot.v4i32.v16i8", total.type, arguments)
 
 
-_PART_DOTS = {"avxvnni": _dot_avxvnni, "avx2": _dot_avx2, "dotprod": _dot_neon}
+_PART_DOTS: dict[str, Callable[..., Any]] = {"avxvnni": _dot_avxvnni, "avx2": _dot_avx2, "dotprod": _dot_neon}
 
 
 def _looked_up(code: Code, indices: Any, table: Any) -> Any:

@@ -56,7 +56,7 @@ class Rows(NamedTuple):
 
     records: int
     record_stride: int
-    count: int
+    num_rows: int
     outputs: int
     output_stride: int
 
@@ -89,13 +89,15 @@ def quantise_row(numbers: int, count: int, records: int) -> None:
 @compiled
 def bands_of(weight: int) -> int:
     """How many bands a weight has."""
-    return (read_long(weight + _OUTS) + OUTS - 1) // OUTS
+    bands: int = (read_long(weight + _OUTS) + OUTS - 1) // OUTS
+    return bands
 
 
 @compiled
 def band_place(weight: int, band: int) -> int:
     """The address of a band."""
-    return read_long(weight + _BASE) + band * read_long(weight + _BAND_BYTES)
+    place: int = read_long(weight + _BASE) + band * read_long(weight + _BAND_BYTES)
+    return place
 
 
 @kernel(*[types.intp] * 10)
@@ -108,12 +110,12 @@ def _call_entry(code: Code, entry: Any, *arguments: Any) -> None:
 def band_product(weight: int, band: int, ahead: int, rows: Rows, room: int) -> None:
     """Outputs `OUTS * band` and on of every row; meanwhile prefetch the band at `ahead` (0: none).
 
-    `weight` is the address of its `FIELDS`. Rows of records beyond `count`, up to a multiple of `TILE_ROWS`, are read,
+    `weight` is the address of its `FIELDS`. Rows of records beyond `num_rows`, up to a multiple of `TILE_ROWS`, are read,
     and one record after each row; `room` has `quantised_room` bytes and is not shared.
     """
     _call_entry(
         read_long(weight + _ENTRY), weight, band, ahead if ahead else band_place(weight, band), rows.records,
-        rows.record_stride, rows.count, rows.outputs, rows.output_stride, room,
+        rows.record_stride, rows.num_rows, rows.outputs, rows.output_stride, room,
     )  # fmt: skip
 
 

@@ -272,7 +272,7 @@ def _level(numbers: Int64s, bits: int, codes: int, block: int, out: int, k: int)
     place, half, pair, byte = codes + block * OUTS * BLOCK * bits // 8, out // 16, k // 4, out % 16 * 4 + k % 4
     if bits == 8:
         code = read_byte(place + CACHE_LINE * (2 * pair + half) + byte)
-        return (code ^ 128) - 128 if SIGNED else code - numbers[_OFFSET]
+        return int((code ^ 128) - 128 if SIGNED else code - numbers[_OFFSET])
     code = read_byte(place + CACHE_LINE * pair + byte) >> 4 * half & 15
     if bits > 4:
         high = bits - 4
@@ -281,5 +281,5 @@ def _level(numbers: Int64s, bits: int, codes: int, block: int, out: int, k: int)
         code |= (plane >> high * (vector % shared) & (1 << high) - 1) << 4
     elif numbers[_TABLE]:
         level = read_byte(numbers[_TABLE] + code)
-        return (level ^ 128) - 128 if SIGNED else level - numbers[_OFFSET]
-    return code - numbers[_OFFSET]
+        return int((level ^ 128) - 128 if SIGNED else level - numbers[_OFFSET])
+    return int(code - numbers[_OFFSET])

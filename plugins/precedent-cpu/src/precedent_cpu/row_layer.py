@@ -63,7 +63,7 @@ def job_of(
     shape: LayerShape,
     dtype: torch.dtype,
     constants: Sequence[float],
-    products: Sequence[Tensor] | Sequence[Int64s],
+    products: Sequence[Tensor | Int64s],
     biases: Sequence[Tensor | None],
     norms: Sequence[tuple[Tensor, float] | None],
 ) -> Int64s:
