@@ -66,6 +66,19 @@ class Agreement:
     text: dict[str, float]
     """Negative log-likelihood of the text by model, over the positions whose next token is known."""
 
+    def add(self, nats: dict[str, Tensor], following: Tensor) -> None:
+        """Count some positions; `following` are the tokens after them, without one at the end of a page."""
+        best = nats["float32"].topk(2).values
+        clear = best[:, 0] - best[:, 1] > MARGIN
+        self.clear += int(clear.sum())
+        for pair in PAIRS:
+            one, other = (nats[name] for name in pair.split(" and "))
+            self.divergence[pair] += float((other.exp() * (other - one)).sum())
+            self.same_top[pair] += int((one.argmax(-1) == other.argmax(-1))[clear].sum())
+        for name, rows in nats.items():
+            chosen = rows[: len(following)].gather(1, following[:, None]).sum()
+            self.text[name] = self.text.get(name, 0.0) - float(chosen)
+
     @property
     def perplexity(self) -> dict[str, float]:
         return {name: float(torch.tensor(nats).exp()) for name, nats in self.text.items()}
@@ -89,31 +102,21 @@ def agreement(file: Path) -> Agreement:
         verbose=False,
     )
     found = Agreement(0, dict.fromkeys(PAIRS, 0.0), 0, dict.fromkeys(PAIRS, 0), {})
-    known = 0
     with closing(llama), torch.inference_mode():
         for ids in pages(file):
             llama.reset()
             llama.eval(ids)
             logits = {
                 "float32": dense(torch.tensor([ids])).logits[0],
-                "llama.cpp": torch.from_numpy(llama.scores[: len(ids)]).clone(),
+                "llama.cpp": torch.from_numpy(llama.scores[: len(ids)]),
                 "ours": rows_of(target, ids),
             }
-            nats = {name: of_page.float().log_softmax(-1) for name, of_page in logits.items()}
-            best = nats["float32"].topk(2).values
-            clear = best[:, 0] - best[:, 1] > MARGIN
             found.positions += len(ids)
-            found.clear += int(clear.sum())
-            known += len(ids) - 1
-            for pair in PAIRS:
-                one, other = pair.split(" and ")
-                found.divergence[pair] += float((nats[other].exp() * (nats[other] - nats[one])).sum())
-                found.same_top[pair] += int((nats[one].argmax(-1) == nats[other].argmax(-1))[clear].sum())
-            for name, of_page in nats.items():
-                chosen = of_page[:-1].gather(1, torch.tensor(ids[1:])[:, None]).sum()
-                found.text[name] = found.text.get(name, 0.0) - float(chosen)
+            for start in range(0, len(ids), AT_ONCE):  # vocabularies are large
+                piece = {name: rows[start : start + AT_ONCE].log_softmax(-1) for name, rows in logits.items()}
+                found.add(piece, torch.tensor(ids[start + 1 : start + 1 + AT_ONCE]))
     found.divergence = {pair: total / found.positions for pair, total in found.divergence.items()}
-    found.text = {name: total / known for name, total in found.text.items()}
+    found.text = {name: total / (found.positions - len(PAGES)) for name, total in found.text.items()}
     print(f"\n{file.stem}: {found.positions} positions, {found.clear} with a clear first token")
     for pair in PAIRS:
         print(f"  {pair}: {found.divergence[pair]:.6f} nats, the same first token {found.same_top[pair]} times")

@@ -20,6 +20,7 @@ from precedent.target.kv.cache import KVCache
 from precedent.target.kv.layer_kinds import MISFITS, why_only_chains
 from precedent.target.kv.rows import ForwardPass, chain_rows, tree_rows
 from precedent.target.kv.shape import KVShape, ShapeObserver
+from precedent.target.quantised import is_quantised
 from precedent.target.runner import Runner, use_tree_attention
 from precedent.target.support import LayerState
 from precedent.tree import ROOT, TreeBuilder, chain
@@ -176,7 +177,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 def tolerance(model: PreTrainedModel, layer_state: LayerState) -> float:
     """The relative difference that rounding may cause in a correct forward of this model."""
-    if getattr(model.config, "quantization_config", None) is not None:
+    if getattr(model.config, "quantization_config", None) is not None or is_quantised(model):
         return LOW_PRECISION
     in_float32 = model.dtype == torch.float64 and layer_state.stateful
     return TOLERANCE.get(torch.float32 if in_float32 else model.dtype, LOW_PRECISION)

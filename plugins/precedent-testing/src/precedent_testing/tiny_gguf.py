@@ -96,7 +96,7 @@ def _random(kind: Any, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
     import gguf
 
     sample = gguf.quants.dequantize(random_blocks(kind.name, 16, shape[1], rng, 1.0), kind)
-    return random_blocks(kind.name, *shape, rng, SPREAD / sample.std())
+    return random_blocks(kind.name, shape[0], shape[1], rng, SPREAD / sample.std())
 
 
 def _add_config(writer: Any, config: Any) -> None:
