@@ -157,10 +157,10 @@ def expected_accepted(weights: RowWeights, rows: TargetRows, node: int = ROOT, d
         acceptance = weights.acceptance(node, ordinal)
         if acceptance > 0.0:
             chance, tokens = expected_accepted(weights, rows, candidate.child, depth + 1)
-            if not weights.is_lazy(candidate.child):
+            if not weights.lazy:
                 chance, tokens = acceptance, acceptance * tokens
             total, survival = total + survival * tokens, survival * (1.0 - chance)
-    end = 1.0 if node == ROOT or not weights.is_lazy(node) else weights.remaining(node)
+    end = 1.0 if node == ROOT or not weights.lazy else weights.remaining(node)
     total += survival * end * (depth + expected_descent(weights, rows, node))
     return 1.0 - survival * (1.0 - end), total
 

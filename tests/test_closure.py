@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers.saved_models import saved
 
 from precedent_testing.tiny_models import tiny_causal_lm
@@ -41,6 +42,7 @@ for name, lines in sorted(sizes.items()):
 """
 
 
+@pytest.mark.slow
 def test_a_default_call_with_a_cache_and_a_tool_loads_a_bounded_part_of_the_code(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", tiny_causal_lm())
     command = [sys.executable, "-W", "ignore", "-c", CALL, str(folder)]

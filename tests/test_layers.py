@@ -210,16 +210,11 @@ def loaded_by(statements: str) -> set[str]:
             {"torch", "transformers", "numba", "faiss", "numpy", "precedent.engine", "precedent.cache"},
         ),
         ("precedent.drafters", {"torch", "transformers"}),
-        ("precedent.planning", {"torch", "transformers"}),
         (
             "precedent_engines",
             {"torch", "transformers", "faiss", "sentence_transformers", "langchain_core", "tokenizers"},
         ),
         ("precedent.cache", {"torch", "transformers", "faiss", "sentence_transformers"}),
-        (
-            "precedent_run_ahead.actions.memory",
-            {"torch", "transformers", "faiss", "sentence_transformers", "langchain_core"},
-        ),
         ("precedent.verify", {"transformers", "faiss", "langchain_core"}),
         ("precedent_server.keys", {"torch", "numba", "transformers", "langchain", "langchain_core", "fastapi"}),
     ],

@@ -349,8 +349,7 @@ def main(folder: Path, files: int, seed: int) -> None:
         except AssertionError as error:
             raise AssertionError(f"{last}: {error}") from None
         status = child.wait()
-        child.close()
-        assert status == 0, f"ended by signal {status} (14: it hung) after {last}"
+        assert status == 0, f"ended by signal {status} (-14: it hung) after {last}"
         shutil.rmtree(place)
     assert outcomes.total() == files
     print(json.dumps({"files": files, **outcomes}))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -28,6 +29,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import ClassVar
 
@@ -46,46 +48,36 @@ PATIENCE = 300.0
 TENANTS = ("a", "b")
 
 
+FORK = multiprocessing.get_context("fork")
+
+
 class Child:
     """Runs `work(say)` in a forked process; what it raises is said as `failed`."""
 
     def __init__(self, work: Callable[[Say], object]) -> None:
-        hear, speak = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.close(hear)
+        self._hear, speak = FORK.Pipe(duplex=False)
+        self.process = FORK.Process(target=self._run, args=(work, speak))
+        self.process.start()
+        speak.close()
 
-            def say(*words: object) -> None:
-                os.write(speak, (json.dumps(words) + "\n").encode())
+    @staticmethod
+    def _run(work: Callable[[Say], object], speak: Connection) -> None:
+        try:
+            work(lambda *words: speak.send(words))
+        except BaseException:
+            speak.send(("failed", traceback.format_exc()))
 
-            try:
-                work(say)
-            except BaseException:
-                say("failed", traceback.format_exc())
-            os._exit(0)
-        os.close(speak)
-        self._said = os.fdopen(hear, "rb")
-
-    def heard(self) -> Iterator[list]:
-        """What it says, until it has ended; a line that a kill cut short is left out."""
-        for line in self._said:
-            if line.endswith(b"\n"):
-                words = json.loads(line)
+    def heard(self) -> Iterator[tuple]:
+        """What it says, until it has ended; what a kill cut short is left out."""
+        with contextlib.suppress(EOFError, OSError):
+            while words := self._hear.recv():
                 assert words[0] != "failed", words[1]
                 yield words
 
-    def has_ended(self) -> bool:
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)  # one that is dead already is not waited for yet
-
     def wait(self) -> int:
-        """The status with which it ended."""
-        return os.waitpid(self.pid, 0)[1]
-
-    def close(self) -> None:
-        self._said.close()
+        """Its exit status, negative for a signal."""
+        self.process.join()
+        return self.process.exitcode
 
 
 def record(key: str, tenant: str = "a") -> Completion:
@@ -345,7 +337,7 @@ def killed(aim: Checkpoint, folder: Path, choose: random.Random) -> Iterator[lis
     next(said)
     wanted, before, give_up = choose.randint(*aim.changes), aim.seen(folder), time.monotonic() + PATIENCE
     try:
-        while wanted and not child.has_ended():
+        while wanted and child.process.is_alive():
             assert time.monotonic() < give_up, "nothing happened"
             now = aim.seen(folder)
             if now != before:
@@ -353,10 +345,9 @@ def killed(aim: Checkpoint, folder: Path, choose: random.Random) -> Iterator[lis
         for _ in range(choose.choice((0, 0, 0, 30, 300, 3000))):
             choose.random()
     finally:
-        child.kill()
+        child.process.kill()
         child.wait()
     yield from said
-    child.close()
 
 
 def aimed(name: str, folder: Path, kills: int, choose: random.Random) -> dict[str, int]:
@@ -418,13 +409,12 @@ def at_any_moment(folder: Path, kills: int, choose: random.Random) -> dict[str, 
         choose.shuffle(children)
         for child in children:
             time.sleep(choose.uniform(0.01, 0.25))
-            child.kill()
+            child.process.kill()
         before = expected.acknowledged
         for child in children:
             child.wait()
             for words in child.heard():
                 expected.take(*words)
-            child.close()
         acknowledged += expected.acknowledged - before
         expected.check(cache)
     return {"kills": rounds * PROCESSES, "acknowledged": acknowledged}
@@ -483,7 +473,6 @@ def full_disks(folder: Path, disks: int, choose: random.Random) -> dict[str, int
         for words in child.heard():
             expected.take(*words)
         child.wait()
-        child.close()
         counts["torn"] += unreadable_without_its_log(main_file(cache))
         if number % 4 > 1:
             take_all_space(disk)

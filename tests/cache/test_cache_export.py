@@ -215,6 +215,14 @@ def test_a_line_of_another_kind_is_refused(exported: Path, line: str, place: int
     assert "completions.jsonl is not what an export wrote" in refused(exported)
 
 
+@pytest.mark.parametrize(
+    "embedder", [{}, [], "x", {"name": 1, "fingerprint": "x", "dimension": -4}, {"deep": [[[[]]]]}]
+)
+def test_an_embedder_of_another_kind_is_refused(exported: Path, embedder: Any) -> None:
+    rewritten(exported, lambda lines: lines[0].update(embedder=embedder))
+    assert "its record of the embedder is" in refused(exported)
+
+
 def test_another_format_is_refused(exported: Path) -> None:
     rewritten(exported, lambda lines: lines[0].update(version=2))
     with pytest.raises(CacheMismatchError, match="format 2"):

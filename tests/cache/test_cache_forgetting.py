@@ -109,6 +109,7 @@ def test_a_cache_can_forget_after_a_full_disk_without_opening_it_again(tmp_path)
     assert "free some disk space" in first
     assert (refused, again, left) == (0, 1, False)
     assert stored > 0, "it stores again, too"
+    assert sum("is read-only" in line for line in said) == 1
     assert any("can be written again" in line for line in said)
 
 

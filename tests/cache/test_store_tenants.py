@@ -98,10 +98,6 @@ def fuzz_tenants(path: Path, operations: int) -> int:
     return tenants.operations
 
 
-def test_fifty_tenants_find_their_own_and_never_anothers(tmp_path):
-    assert fuzz_tenants(tmp_path, 1_500) == 1_500
-
-
-@pytest.mark.stress
-def test_fifty_tenants_for_a_hundred_thousand_operations(tmp_path):
-    assert fuzz_tenants(tmp_path, 100_000) == 100_000
+@pytest.mark.parametrize("operations", [1_500, pytest.param(100_000, marks=pytest.mark.stress)])
+def test_fifty_tenants_find_their_own_and_never_anothers(tmp_path, operations):
+    assert fuzz_tenants(tmp_path, operations) == operations

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from helpers.cache_commands import run, run_json
 
-from precedent.cache import Completion, SpeculationCache
+from precedent.cache import Completion, SpeculationCache, SQLiteStore
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.tiny_models import byte_tokenizer
 
@@ -177,6 +177,19 @@ def test_an_export_comes_back_in_another_folder(folder, tmp_path):
     (only,) = run_json(tmp_path, "list", tmp_path / "other")["completions"]
     (same,) = run_json(tmp_path, "list", folder, "--tenant", "shop")["completions"]
     assert only == same
+
+
+def test_filling_a_cache_evicts_nothing(folder, tmp_path, monkeypatch):
+    asked = []
+
+    def opening(where, **settings):
+        asked.append(settings["bounds"].max_bytes)
+        return SQLiteStore.open(where, **settings)
+
+    run("export", folder, tmp_path / "out")
+    monkeypatch.setattr("precedent.cli.cache.open_store", opening)
+    assert run("import", tmp_path / "other", tmp_path / "out").exit_code == 0
+    assert asked == [2**62]
 
 
 @pytest.fixture

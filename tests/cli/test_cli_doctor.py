@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import precedent
+from helpers.packed_checkpoints import write_packed
 from helpers.saved_models import assert_one_clear_line
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -119,17 +120,31 @@ def test_a_base_model_that_cannot_be_asked_in_chatml_can_be_used_without_convers
     assert examined(model, "--chat-template", "gemma")[1]["chat template"][0] == "yes"
 
 
-def test_a_gguf_file_is_examined_by_its_header(tmp_path: Path, examined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gguf_file_is_examined_by_its_header(tmp_path: Path, examined: Any) -> None:
+    """Each type of tensors is named, with what becomes of it; nothing is written."""
     pytest.importorskip("gguf")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    tiny, tokenizer = tiny_causal_lm(vocab_size=260, dtype=torch.bfloat16), byte_tokenizer((("t", "h"),))
-    file = write_gguf(tmp_path / "model.gguf", tiny, tokenizer, tokenizer__ggml__eot_token_id=97)
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    tiny, tokenizer = tiny_causal_lm(vocab_size=260, dtype=torch.float32, **sizes), byte_tokenizer((("t", "h"),))
+    kinds = {"ffn_down": "Q6_K", "attn_v": "TQ2_0", "": "Q8_0"}
+    file = write_gguf(tmp_path / "model.gguf", tiny, tokenizer, kind=kinds, tokenizer__ggml__eot_token_id=97)
     status, found = examined(file)
     assert (status, found["usable"], found["file"][0]) == (0, True, "note")
+    assert found["type Q6_K"][1] == "2 tensors of 0.000 GB: run as stored"
+    assert found["type Q8_0"][1] == "12 tensors of 0.001 GB: run as stored"
+    assert found["type TQ2_0"][1] == "2 tensors of 0.000 GB: ordinary weights of 0.000 GB on cpu"
+    assert found["type F32"][1].startswith("5 tensors")
+    assert "weights 0.00 GB" in found["memory"][1]
     assert found["chat template"] == ("yes", "the model's own")
     assert "(97: eot_token_id)" in found["end tokens"][1]
     assert "<|im_end|> (259: eos_token_id, tokenizer, name)" in found["end tokens"][1]
-    assert not (tmp_path / "caches").exists()
+    assert {path.suffix for path in tmp_path.iterdir()} == {".gguf", ".json"}
+
+
+def test_a_quantised_checkpoint_that_is_read_as_stored_needs_no_package(tmp_path: Path, examined: Any) -> None:
+    write_packed(tmp_path / "model", "awq")
+    status, found = examined(tmp_path / "model", "--device", "cpu")
+    assert (status, found["usable"]) == (0, True)
+    assert found["quantised"] == ("note", "awq: run as stored, without its package")
 
 
 def test_an_encoder_decoder_model_works_without_chat(tmp_path: Path, examined: Any) -> None:

@@ -102,6 +102,7 @@ def test_an_oracle_needs_few_steps_and_an_adversary_no_more_than_plain(target: T
 
 
 @pytest.mark.parametrize("penalties", [{}, *PENALTIES], ids=str)
+@pytest.mark.sampled(3)
 def test_a_seed_fixes_the_text_whatever_is_proposed(
     target: TargetModel, twin: DraftModelDrafter, penalties: dict[str, Any]
 ) -> None:

@@ -21,6 +21,7 @@ from precedent.engine.shared import running_engines, shared_engine
 from precedent.errors import PrecedentError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
 from precedent.langchain.fields import OF_THE_ENGINE
+from precedent.target.quantised import is_quantised
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_engine import ScriptedEngine
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -66,6 +67,9 @@ def effect_of(name: str, folder: Path) -> Effect:
         "device": Effect({"device": "nowhere"}, refused="device='nowhere' cannot be used"),
         "draft_device": Effect(elsewhere, refused="draft_device='nowhere' cannot"),
         "dtype": Effect({"dtype": "float64"}, lambda engine: engine.target.model.dtype == torch.float64),
+        "quantization": Effect(
+            {"device": "cpu", "quantization": "int8"}, lambda engine: is_quantised(engine.target.model)
+        ),
         "model_kwargs": Effect({"model_kwargs": {"tp_size": 2}}, refused="model_kwargs cannot hold 'tp_size'"),
         "chat_template": Effect(
             {"chat_template": "gemma"}, lambda engine: "<start_of_turn>" in str(engine.tokenizer.chat_template)

@@ -442,19 +442,6 @@ def test_metrics_that_fail_change_no_answer(trial: Trial, call: str, monkeypatch
     assert engine.metrics().faults == {"metrics": 3}
 
 
-@pytest.mark.parametrize("number", [NAN, INFINITY, 1e300, None], ids=str)
-def test_times_that_cannot_be_change_no_answer(trial: Trial, number: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Statistics of a request are what the metrics read."""
-    ended = MetricsRecorder.ended
-
-    def of_other_times(self: MetricsRecorder, how: str, stats: Any, *others: Any) -> None:
-        stats.queue_seconds = stats.first_token_seconds = stats.total_seconds = stats.plain_seconds = number
-        ended(self, how, stats, *others)
-
-    monkeypatch.setattr(MetricsRecorder, "ended", of_other_times)
-    trial.check(trial.engine())
-
-
 COSTS: dict[str, Any] = {
     "raises": raises,
     "nothing": answers(None),

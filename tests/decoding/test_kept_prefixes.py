@@ -132,6 +132,7 @@ def test_another_surrounding_gets_nothing(
     assert restored(cache, target, **changed) is None
 
 
+@pytest.mark.slow
 def test_a_new_process_finds_what_another_kept(cache: SpeculationCache, target: TargetModel) -> None:
     """What a model is known by does not depend on the process: no order of a set, no address, no random seed."""
     keep(cache, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -96,6 +97,14 @@ def test_an_argument_of_another_kind_is_refused_by_name(engine: Engine, value: A
             engine.submit(**given)
     with pytest.raises(ConfigError, match=r"^template"):
         engine.submit(PROMPT, SHORT, templates=value)
+
+
+@pytest.mark.parametrize("ids", [[1.5], ["ok"], {1: 1}, [None]], ids=repr)
+def test_token_ids_are_whole_numbers(engine: Engine, ids: Any) -> None:
+    with pytest.raises(PromptError, match=rf"^prompt_ids={re.escape(repr(ids))} must be a list of token ids"):
+        engine.submit(ids, SHORT)
+    with pytest.raises(ConfigError, match=rf"^prediction={re.escape(repr(ids))} must be a text or a list of token ids"):
+        engine.submit(PROMPT, SHORT, prediction=ids)
 
 
 def test_a_prompt_beyond_the_context_is_refused_before_it_is_read(engine: Engine) -> None:

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 from helpers.hybrids import prefilled
+from helpers.random_trees import toy_model
+from helpers.stepping import start
+from helpers.tabled_model import TabledModel
 from helpers.tiny_architectures import settings_of
 from torch import Tensor
 
@@ -49,13 +52,6 @@ def beginning(model: TargetModel, prompt: Sequence[int], sampling: SamplingParam
     session = DraftModelDrafter(model).begin(Request("r", tuple(prompt), sampling, mode=mode))
     assert isinstance(session, DrawSession)
     return session
-
-
-def fresh_row(model: TargetModel, token_ids: Sequence[int]) -> Tensor:
-    """Logits after a text, without any cache."""
-    with torch.inference_mode():
-        row: Tensor = model.model(input_ids=torch.tensor([list(token_ids)]), use_cache=False).logits[0, -1]
-        return row
 
 
 def test_a_row_that_holds_nan_is_not_drawn_from() -> None:
@@ -196,31 +192,31 @@ class RngOf:
 
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
 def test_two_answers_drafted_in_step_have_the_product_of_the_targets_distributions(mode: str) -> None:
-    """Every branch of the real loop over two requests, two tokens each (tiny transformers): to 1e-9."""
-    shape = {"vocab_size": 3, "num_hidden_layers": 1, "hidden_size": 16, "scale": 0.3}
-    target, draft = (TargetModel(tiny_causal_lm("llama", seed=seed, **shape)) for seed in (8, 9))
-    sampling, prompts = SamplingParams(temperature=1.0, max_tokens=2), ([1, 2], [2, 0, 1])
+    """Every branch of the real loop over two requests, two tokens each: to 1e-9."""
+    row_of, draft_row_of = (toy_model(name, 3, plain=True) for name in ("target", "draft"))
+    target, draft = (TabledModel(lambda token_ids, of=of: of(token_ids).log()) for of in (row_of, draft_row_of))
+    sampling, prompts = SamplingParams(temperature=1.0, max_tokens=2), ((1, 2), (2, 0, 1))
 
     def answers(rng: Rng) -> tuple[tuple[int, ...], ...]:
-        drafter, running = DraftModelDrafter(draft), []
-        for number, prompt in enumerate(prompts):
-            request = Request(str(number), tuple(prompt), sampling, mode=mode)
-            rng_of, drafting = partial(RngOf, rng, number), {"draft-model": drafter.begin(request)}
-            running.append(DecodingSequence(request, prefilled(target, prompt), 2, rng_of, sessions=drafting))
+        drafters, given = [DraftModelDrafter(draft)], {"mode": mode, "ends": frozenset()}
+        running = [
+            start(target, drafters, sampling, prompt=prompt, rng_of=partial(RngOf, rng, number), **given)
+            for number, prompt in enumerate(prompts)
+        ]
         while left := [each for each in running if not each.finished]:
             DecodeLoop(target, AlwaysDraws([1])).step(left)
         assert all(each.error is None for each in running)
         return tuple(tuple(each.output_ids) for each in running)
 
-    def plain(prompt: list[int], text: Sequence[int]) -> float:
-        rows = (fresh_row(target, [*prompt, *text[:place]]).softmax(-1) for place in range(2))
-        return float(torch.stack([row[token] for row, token in zip(rows, text, strict=True)]).prod())
-
     found: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
-    for probability, texts in enumerate_outcomes(answers):
-        found[texts] += probability
-    texts = list(itertools.product(range(3), repeat=2))
-    expected = {(a, b): plain(prompts[0], a) * plain(prompts[1], b) for a, b in itertools.product(texts, texts)}
+    with torch.inference_mode():
+        for probability, texts in enumerate_outcomes(answers):
+            found[texts] += probability
+    plain = [
+        {text: float(row_of(prompt)[text[0]] * row_of((*prompt, text[0]))[text[1]]) for text in pairs}
+        for prompt, pairs in zip(prompts, [list(itertools.product(range(3), repeat=2))] * 2, strict=True)
+    ]
+    expected = {(a, b): plain[0][a] * plain[1][b] for a, b in itertools.product(*plain)}
     assert found == pytest.approx(expected, abs=1e-9)
 
 

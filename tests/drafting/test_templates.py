@@ -10,7 +10,7 @@ from helpers.answer_parts import whole_parts
 
 from precedent.errors import ConfigError
 from precedent.text.templates import Hole, Template, Templates, tool_templates
-from precedent.text.tool_formats.events import ParsedCall
+from precedent.text.tool_formats.calls import ParsedCall
 from precedent.text.tool_formats.formats import HERMES
 from precedent.text.tool_formats.parser import TaggedParser
 

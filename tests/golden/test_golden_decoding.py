@@ -30,8 +30,11 @@ WINDOW = {"sliding_window": 16}
 EVERY_OTHER = {**WINDOW, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 12}
 
-SLOW = ("attention-sinks", "hybrid-delta-rule", "hybrid-mamba")
-"""Those that take ten seconds each; they run with the exhaustive tests."""
+SLOW = (
+    *("attention-sinks", "hybrid-delta-rule", "hybrid-mamba"),
+    *("sliding-and-full", "encoder-decoder-with-relative-positions"),
+)
+"""Those that take long, or of whose kind there is another; they run with the exhaustive tests."""
 
 TARGETS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: tiny_causal_lm("llama", seed=21),

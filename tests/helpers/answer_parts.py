@@ -15,7 +15,7 @@ from precedent.text.tool_formats import (
     ReasoningPiece,
     TextPiece,
 )
-from precedent.text.tool_formats.events import ParsedCall, joined
+from precedent.text.tool_formats.calls import ParsedCall, joined
 
 Part = TextPiece | ReasoningPiece | ParsedCall | InvalidCall
 

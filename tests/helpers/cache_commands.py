@@ -11,11 +11,6 @@ import pytest
 
 from helpers.command_line import precedent
 
-COMPLETION_KEYS = {
-    "id", "token_ids", "tokenizer", "model", "tenant", "query", "prompt_fingerprint", "tools", "workflow_step", "text",
-    "created", "count", "hits", "accepted", "rejected",
-}  # fmt: skip
-
 
 @dataclass
 class Result:

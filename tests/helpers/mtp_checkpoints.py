@@ -20,9 +20,6 @@ from precedent_testing.tiny_models import byte_tokenizer
 LIKE_DEEPSEEK = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
 LIKE_QWEN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
-LAST_PRODUCTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
-"""The last product of each part of a layer: without it the part adds nothing."""
-
 Weights = dict[str, Tensor]
 
 
@@ -172,18 +169,3 @@ def rewritten(folder: Path, other: Path, change: Callable[[Weights], Weights], *
     config = json.loads((other / "config.json").read_text()) | settings
     (other / "config.json").write_text(json.dumps(config))
     return other
-
-
-def settling(folder: Path, other: Path) -> Path:
-    """A checkpoint whose next token depends on the last one alone, and whose head computes the same from that token."""
-    model = loaded(folder)
-    projection, embedding_norm, _, norm = around(model)
-
-    def change(weights: Weights) -> Weights:
-        changed = {name: weight * (not name.endswith(LAST_PRODUCTS)) for name, weight in weights.items()}
-        size = changed[norm].shape[0]
-        changed[projection] = torch.eye(size, 2 * size, dtype=torch.float64)
-        changed[embedding_norm] = torch.full_like(changed[embedding_norm], norm_weight(model))
-        return changed | {norm: changed["model.norm.weight"].clone()}
-
-    return rewritten(folder, other, change)

@@ -27,11 +27,6 @@ def scripted(*answers: str, **engine: Any) -> ChatPrecedent:
     return ChatPrecedent.from_engine(ScriptedEngine(TOKENIZER, answers, **engine))
 
 
-def engine_of(model: ChatPrecedent) -> ScriptedEngine:
-    assert isinstance(model.engine, ScriptedEngine)
-    return model.engine
-
-
 def merged(chunks: list[AIMessageChunk]) -> AIMessageChunk:
     total = chunks[0]
     for chunk in chunks[1:]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.packages import graph_settings
 from precedent.config import SamplingParams
@@ -15,8 +18,11 @@ from precedent.decoding.sequence import DecodingSequence
 from precedent.decoding.verification import Forward, Verified
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.request import Request
+from precedent.grammar import GrammarConstraint
+from precedent.grammar.guidance import Words
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Planner
+from precedent.sampling.constraints import constraints_for
 from precedent.sampling.probabilities import probs_of
 from precedent.sampling.rng import entropy_rng
 from precedent.sampling.row_shaper import RowShaper
@@ -91,3 +97,52 @@ def fixed_tree(seed: int) -> CandidateTree:
         builder.add_fixed(node, other, "cache")
         node = builder.add_fixed(node, likely, "cache")
     return builder.build()
+
+
+class EvenIds:
+    """Even and odd ids in turns."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    def allowed(self) -> Words:
+        return np.full(8, 0x55555555 << self._taken % 2, dtype=np.uint32).view(np.int32)
+
+    def advance(self, token_ids: Sequence[int]) -> int:
+        for number, token in enumerate(token_ids):
+            if token % 2 != self._taken % 2:
+                return number
+            self._taken += 1
+        return len(token_ids)
+
+    def go_back(self, num_tokens: int) -> None:
+        self._taken -= num_tokens
+
+    def forced(self) -> list[int]:
+        return []
+
+
+def grammar_and_penalties(prompt_ids: Sequence[int]) -> RowShaper:
+    """The grammar, a bias and all penalties."""
+    params = SamplingParams(
+        repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2, logit_bias={4: 1, 5: -1}
+    )
+    found = constraints_for(params, prompt_ids, GrammarConstraint(EvenIds(), [0]))
+    assert found is not None
+    return found
+
+
+class Operations(TorchDispatchMode):
+    """Notes every operation inside: all `names`, and the `launched`, which compute or copy something."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
+        self.names: list[str] = []
+        self.launched: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        self.names.append(name)
+        if not func.is_view and "empty" not in name:
+            self.launched.append(name)
+        return func(*args, **(kwargs or {}))

@@ -48,27 +48,31 @@ SPECFORGE: dict[str, Any] = {
 }  # fmt: skip
 """SpecForge's configs/qwen3-235B-A22B-eagle3.json."""
 
-SPECULATORS: dict[str, Any] = {
-    "architectures": ["Eagle3DraftModel"], "draft_vocab_size": len(COVERED), "dtype": "float32",
-    "eagle_aux_hidden_state_layer_ids": [1, 2, 3], "embed_requires_grad": False, "fc_norm": False,
-    "norm_before_fc": False, "norm_before_residual": True, "norm_output": False,
-    "speculators_config": {
-        "algorithm": "eagle3", "default_proposal_method": "greedy",
-        "proposal_methods": [
-            {"accept_tolerance": 0.0, "proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1}
-        ],
-        "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "somebody/a-llama"},
-    },
-    "speculators_model_type": "eagle3", "speculators_version": "0.9.0", "target_hidden_size": None,
-    "transformer_layer_config": {
-        "attention_bias": False, "head_dim": DIM, "hidden_size": HIDDEN, "intermediate_size": INNER,
-        "max_position_embeddings": 64, "model_type": "llama", "num_attention_heads": HEADS, "num_hidden_layers": 1,
-        "num_key_value_heads": KV_HEADS, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"},
-        "vocab_size": VOCAB,
-    },
-    "transformers_version": "5.19.0",
-}  # fmt: skip
-"""What `speculators` writes; tests/speculators compares it with the library itself."""
+
+def _of_speculators(kind: str, tokens: int, layers: dict[str, Any], **own: Any) -> dict[str, Any]:
+    """What `speculators` writes; tests/speculators reads what the library itself writes."""
+    method = {"accept_tolerance": 0.0, "proposal_type": "greedy", "speculative_tokens": tokens, "verifier_accept_k": 1}
+    return {
+        "draft_vocab_size": len(COVERED), "dtype": "float32",
+        "speculators_config": {
+            "algorithm": kind, "default_proposal_method": "greedy", "proposal_methods": [method],
+            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "somebody/a-llama"},
+        },
+        "speculators_model_type": kind, "speculators_version": "0.9.0", "target_hidden_size": None,
+        "transformer_layer_config": {
+            "attention_bias": False, "hidden_size": HIDDEN, "intermediate_size": INNER, "max_position_embeddings": 64,
+            "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "vocab_size": VOCAB,
+            "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}, **layers,
+        },
+        "transformers_version": "5.19.0", **own,
+    }  # fmt: skip
+
+
+SPECULATORS = _of_speculators(
+    "eagle3", 3, {"head_dim": DIM, "model_type": "llama", "num_hidden_layers": 1}, architectures=["Eagle3DraftModel"],
+    eagle_aux_hidden_state_layer_ids=[1, 2, 3], embed_requires_grad=False, fc_norm=False, norm_before_fc=False,
+    norm_before_residual=True, norm_output=False,
+)  # fmt: skip
 
 ZLAB: dict[str, Any] = {
     "architectures": ["DFlashDraftModel"], "attention_bias": False, "attention_dropout": 0.0,
@@ -83,27 +87,11 @@ ZLAB: dict[str, Any] = {
 }  # fmt: skip
 """SpecForge's configs/qwen3-8b-dflash.json, with the settings that z-lab's published configs add."""
 
-DFLASH: dict[str, Any] = {
-    "architectures": ["DFlashDraftModel"], "aux_hidden_state_layer_ids": [1, 3], "block_size": 5,
-    "draft_vocab_size": len(COVERED), "dtype": "float32", "mask_token_id": MASK, "sample_from_anchor": False,
-    "sliding_window_non_causal": False,
-    "speculators_config": {
-        "algorithm": "dflash", "default_proposal_method": "greedy",
-        "proposal_methods": [
-            {"accept_tolerance": 0.0, "proposal_type": "greedy", "speculative_tokens": 4, "verifier_accept_k": 1}
-        ],
-        "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "somebody/a-llama"},
-    },
-    "speculators_model_type": "dflash", "speculators_version": "0.9.0", "target_hidden_size": None,
-    "transformer_layer_config": {
-        "attention_bias": False, "head_dim": BLOCK_DIM, "hidden_size": HIDDEN, "intermediate_size": INNER,
-        "max_position_embeddings": 64, "model_type": "qwen3", "num_attention_heads": HEADS, "num_hidden_layers": 2,
-        "num_key_value_heads": KV_HEADS, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"},
-        "vocab_size": VOCAB,
-    },
-    "transformers_version": "5.19.0",
-}  # fmt: skip
-"""What `speculators` writes; tests/speculators compares it with the library itself."""
+DFLASH = _of_speculators(
+    "dflash", 4, {"head_dim": BLOCK_DIM, "model_type": "qwen3", "num_hidden_layers": 2},
+    architectures=["DFlashDraftModel"], aux_hidden_state_layer_ids=[1, 3], block_size=5, mask_token_id=MASK,
+    sample_from_anchor=False, sliding_window_non_causal=False,
+)  # fmt: skip
 
 FORMS = {"SafeAILab": SAFEAILAB, "SpecForge": SPECFORGE, "speculators": SPECULATORS}
 BLOCK_FORMS = {"z-lab": ZLAB, "speculators": DFLASH}

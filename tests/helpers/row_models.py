@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import cycle
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from precedent.runtime.team import Team
 from precedent.target import Slot, TargetModel
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 from precedent_cpu.kernel_code import LANES
@@ -96,3 +99,22 @@ def scored(target: TargetModel, sizes: tuple[int, ...]) -> tuple[list[Tensor], l
 def stored(slot: Slot) -> list[Tensor]:
     """Keys and values of every layer."""
     return [each.clone() for layer in range(3) for each in slot.kv.layer(layer).rows(0, slot.kv.length)]
+
+
+class GivenTeam(Team):
+    """Teams of the given sizes, over and over."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(read=lambda: None, quota=lambda: None)
+        self._sizes: Iterator[int] = cycle(sizes)
+        self.chosen: list[int] = []
+
+    def size(self, most: int) -> int:
+        """The next size, at most `most`."""
+        self.chosen.append(min(most, next(self._sizes)))
+        return self.chosen[-1]
+
+
+def equal(some: Iterable, others: Iterable) -> bool:
+    """Whether tensors agree to the bit."""
+    return all(one.equal(other) for one, other in zip(some, others, strict=True))

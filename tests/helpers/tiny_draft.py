@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from precedent_drafts.training.chain import ChainRecipe
+from precedent_drafts.training.chains import ChainRecipe
 from precedent_drafts.training.training import Plan, Recipe, TrainedDraft, Training
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 

@@ -241,15 +241,14 @@ def by_schema(client: OpenAI) -> str:
 
 def desk_runs(server: VllmServer, key: str, number: int, *, first: int = 0, streaming: bool = False) -> list[list[Any]]:
     """What the assistant said and called in an agent's runs over the order desk, ChatOpenAI being its model."""
-    from precedent_demo.conversation import MAX_TOKENS_PER_TURN, run_request
-    from precedent_demo.desk import OrderDesk
+    from precedent_demo import MAX_TOKENS_PER_TURN, make_database, run_request
     from precedent_demo.workflows import generate_requests
 
     model = ChatOpenAI(
         base_url=f"{server.url}/v1", api_key=key, model=NAME, temperature=0.0, max_tokens=MAX_TOKENS_PER_TURN,
         max_retries=0, streaming=streaming,
     )  # fmt: skip
-    desk = OrderDesk.from_seed(7)
+    desk = make_database(7)
     try:
         runs = [
             run_request(model, request, desk)

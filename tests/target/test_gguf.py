@@ -24,7 +24,7 @@ pytest.importorskip("gguf")
 from precedent import Engine
 from precedent.cache import model_fingerprint
 from precedent.config import SamplingParams
-from precedent.errors import ConfigError, ModelLoadError, PrecedentError
+from precedent.errors import ConfigError, ModelLoadError, PrecedentError, UnsupportedError
 from precedent.target import TargetModel
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, weights_digest
 from precedent.target.load.loading import load_config, load_draft, load_target, load_tokenizer
@@ -194,6 +194,27 @@ def test_factors_of_rotary_frequencies_are_applied(tmp_path: Path) -> None:
     torch.testing.assert_close(load_target(file)[0].model.rotary_emb.inv_freq, plain / factors)
 
 
+def test_scaling_of_rotary_embeddings_is_read_from_the_header(tmp_path: Path) -> None:
+    """Of Gemma's layers, by those that see everything."""
+    fields = {"rope__scaling__factor": 8.0, "rope__scaling__original_context_length": 256}
+
+    def config(model: Any, architecture: str, kind: str) -> Any:
+        given = {f"{architecture}__{name}": value for name, value in {**fields, "rope__scaling__type": kind}.items()}
+        file = write_gguf(
+            tmp_path / f"{architecture}-{kind}.gguf", model, TOKENIZER, architecture=architecture, **given
+        )
+        return load_config(file).rope_parameters
+
+    linear = config(tiny("gemma3_text"), "gemma3", "linear")
+    assert linear["full_attention"] | {"rope_type": "linear", "factor": 8.0} == linear["full_attention"]
+    assert linear["sliding_attention"]["rope_type"] == "default"
+    yarn = config(tiny("qwen2"), "qwen2", "yarn")
+    assert yarn | {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256} == yarn
+    assert config(tiny(), "llama", "none")["rope_type"] == "default"
+    with pytest.raises(UnsupportedError, match="scales rotary embeddings by 'longrope'"):
+        config(tiny(), "llama", "longrope")
+
+
 def test_config_and_tokenizer_are_read_without_weights(file: Path) -> None:
     assert load_config(file).num_hidden_layers == 3
     assert load_tokenizer(file)(TEXT).input_ids == TOKENIZER(TEXT).input_ids
@@ -321,3 +342,15 @@ def test_a_damaged_header_is_one_line_or_a_model(
     file.write_bytes(whole[:at] + bytes([byte]) + whole[at + 1 :])
     with contextlib.suppress(PrecedentError):
         assert load_config(file).model_type
+
+
+def test_a_draft_trained_for_the_dequantised_model_drafts_for_the_file(tmp_path: Path) -> None:
+    """Its embeddings are the file's, and its head some of their rows."""
+    drafts = pytest.importorskip("precedent_drafts.heads")
+    file = write_gguf(tmp_path / "model.gguf", tiny(**WIDE), TOKENIZER, kind="Q8_0")
+    target, dense = load_target(file)[0], load_target(file, dtype="float32")[0]
+    ids, hidden = torch.tensor([3, 5, 250]), torch.randn(2, 64)
+    heads = [drafts.RestrictedHead.of(model.get_output_embeddings(), ids)(hidden) for model in (target, dense)]
+    tables = [drafts.RawEmbeddings(model.get_input_embeddings())(ids) for model in (target, dense)]
+    assert torch.equal(*heads)
+    assert torch.equal(*tables)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precedent.text.tool_formats import Event, EventParser, InvalidCall, ReasoningPiece, TextPiece
-from precedent.text.tool_formats.events import ParsedCall
+from precedent.text.tool_formats.calls import ParsedCall
 from precedent.text.tool_formats.formats import BUILTIN, REASONING
 from precedent.text.tool_formats.parser import HarmonyParser, TaggedParser
 

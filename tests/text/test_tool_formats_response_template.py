@@ -15,7 +15,7 @@ from precedent.errors import ConfigError
 from precedent.langchain import ChatPrecedent
 from precedent.text.tool_formats import InvalidCall, ReasoningPiece, TextPiece, ToolFormat
 from precedent.text.tool_formats import formats as registry
-from precedent.text.tool_formats.events import ParsedCall
+from precedent.text.tool_formats.calls import ParsedCall
 from precedent.text.tool_formats.formats import BUILTIN, HERMES, tagged_json
 from precedent.text.tool_formats.parser import TaggedParser
 from precedent.text.tool_formats.response_template import ResponseTemplateParser

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from functools import cache
 
 import pytest
 import torch
@@ -59,18 +60,26 @@ def answer(target: TabledModel, draft: TabledModel, entropy: int, mode: str, loo
     return run(target, sequence, loop)
 
 
-def g_statistic(mode: str, count: int, bend: float = 0.0) -> float:
-    """2 sum observed log(observed / expected) over all answers; `bend` is how far what is expected is moved."""
+@cache
+def observed(mode: str, count: int) -> Counter[tuple[int, ...]]:
+    """How often each answer came."""
     target, draft = tabled(8), tabled(9)
     loop = DecodeLoop(target, AllCandidates(2))
     with torch.inference_mode():
-        observed = Counter(answer(target, draft, entropy, mode, loop) for entropy in range(count))
+        return Counter(answer(target, draft, entropy, mode, loop) for entropy in range(count))
+
+
+def g_statistic(mode: str, count: int, bend: float = 0.0) -> float:
+    """2 sum observed log(observed / expected) over all answers; `bend` is how far what is expected is moved."""
+    target = tabled(8)
     distribution = {string: _probability(target, string) for string in STRINGS}
     for half, moved in ((STRINGS[::2], -bend), (STRINGS[1::2], bend)):  # for its total variation the hardest to see
         share = moved / sum(distribution[string] for string in half)
         for string in half:
             distribution[string] *= 1.0 + share
-    return 2 * sum(seen * math.log(seen / (count * distribution[string])) for string, seen in observed.items())
+    return 2 * sum(
+        seen * math.log(seen / (count * distribution[string])) for string, seen in observed(mode, count).items()
+    )
 
 
 def _probability(target: TabledModel, string: tuple[int, ...]) -> float:

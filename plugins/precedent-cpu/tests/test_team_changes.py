@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from helpers.row_models import BY_ROWS, DIM, PROMPT, fused_layers, model_by_rows, stored, wide_tree
-from helpers.teams import GivenTeam, equal
+from helpers.row_models import BY_ROWS, DIM, PROMPT, GivenTeam, equal, fused_layers, model_by_rows, stored, wide_tree
 
 from precedent.target import TargetModel
 from precedent_cpu.row_attention import fits

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 from helpers.enumeration import toy_rows
-from helpers.even_ids import grammar_and_penalties
 from helpers.known_weights import WAYS, verifier_of
-from helpers.operations import Operations
 from helpers.prefilled import (
     PROMPT,
     VOCABULARY,
+    Operations,
     as_on_a_gpu,
     fixed_tree,
+    grammar_and_penalties,
     noting_probabilities,
     sequences,
     static_target,

@@ -197,11 +197,8 @@ def test_the_memory_alone_is_measured_in_full() -> None:
     assert (alone.name, alone.drafters, alone.cache) == ("recall-only", ("recall",), "A")
     assert [way.name for way in ways_of(0.0, full=False)] == NAMES
     assert "both, topdown" in [way.name for way in ways_of(0.7, full=False)]
-
-
-def test_another_draft_model_is_measured_beside_the_first() -> None:
-    names = [way.name for way in ways_of(0.0, False, other_draft=True)]
-    assert names[len(NAMES) :] == ["draft-only, other", "both, other"]
+    with_another = [way.name for way in ways_of(0.0, False, other_draft=True)]
+    assert with_another[len(NAMES) :] == ["draft-only, other", "both, other"]
 
 
 def turn(sources: Sequence[str]) -> Turn:

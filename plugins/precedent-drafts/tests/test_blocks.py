@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,14 +32,12 @@ from transformers import PreTrainedModel
 
 from precedent.config import SamplingParams
 from precedent.drafters import Drafter, Request, load_draft
-from precedent.drafters.base import Asked
 from precedent.engine.engine import Engine
-from precedent.errors import ConfigError, GenerationError, ModelLoadError
+from precedent.errors import ConfigError, ModelLoadError
 from precedent.planning.costs import CostCurve
-from precedent.planning.planner import Limits, Planner
 from precedent.target import Slot, TargetModel
 from precedent_drafts.block_draft import BlockDraft, load_block_draft, save_block_draft
-from precedent_drafts.block_drafter import BlockDrafter, BlockModel, Filled, best_first, chances
+from precedent_drafts.block_drafter import BlockDrafter, BlockModel, best_first
 from precedent_drafts.training.blocks import block_rows
 from precedent_drafts.training.lessons import Teacher, Text
 from precedent_testing.drafter_contract import DrafterContract
@@ -72,13 +69,6 @@ def test_the_tree_holds_the_likeliest_paths(seed: int, budget: int) -> None:
             later = (steps[depth - 1, path[depth - 1], path[depth]] for depth in range(1, len(path)))
             known[path] = float(np.prod([first[path[0]], *later]))
     assert paths_of(first, steps, ends, budget) == sorted(known, key=lambda path: -known[path])[:budget]
-
-
-def test_nothing_impossible_is_taken() -> None:
-    """Probability 0 ends the tree before its budget, and equals come in the order of their parents."""
-    first, steps = np.array([0.5, 0.5, 0.0]), np.zeros((1, 3, 3))
-    steps[0, 1, 2] = 1.0
-    assert paths_of(first, steps, np.zeros((2, 3), np.bool_), 9) == [(0,), (1,), (1, 2)]
 
 
 # What a block believes
@@ -161,48 +151,6 @@ def test_further_iterations_fill_in_what_is_surest() -> None:
     torch.testing.assert_close(found.logits.double(), expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_estimates_are_the_blocks_with_its_markov_term(temperature: float) -> None:
-    """With a head as small as the number of choices nothing is left out: they are softmaxes of the biased rows."""
-    target = tiny_pair()[0]
-    ids = [*range(0, 40, 2), 250, 251]
-    model = BlockModel(tiny_block_draft(target.model, ids), target)
-    slot = prefilled(target, random_ids(8, 20))
-    (block,) = model.fill([(model.place_beside(lambda: slot, 21), slot.pending)])
-    tokens, first, steps = chances(model, slot.pending, block, temperature, None)
-    markov, logits = model.draft.markov, block.logits.double()
-    column = {token: place for place, token in enumerate(ids)}
-
-    def expected(position: int, previous: int) -> list[float]:
-        with torch.no_grad():
-            bias = markov(torch.tensor(column.get(previous, len(ids))))
-        row = ((logits[position] + bias) / temperature).softmax(-1)
-        return [float(row[column[token]]) for token in tokens[position]]
-
-    np.testing.assert_allclose(first, expected(0, slot.pending), atol=1e-4)
-    for position in range(1, 4):
-        for place, previous in enumerate(tokens[position - 1]):
-            np.testing.assert_allclose(steps[position - 1, place], expected(position, int(previous)), atol=1e-4)
-
-
-def test_chances_without_a_markov_term_are_those_of_one_that_says_nothing() -> None:
-    """Over a vocabulary that the tokenizer does not fill, at any temperature; NaN is an error either way."""
-    block = Filled(torch.randn(5, 60, dtype=torch.float64) * 3, torch.full((5,), 0.5))
-    ids = torch.arange(0, 120, 2)
-
-    def model(rank: int) -> Any:
-        left, right = torch.zeros(61, rank, dtype=torch.float64), torch.zeros(rank, 60, dtype=torch.float64)
-        settings = SimpleNamespace(markov_rank=rank)
-        return SimpleNamespace(
-            settings=settings, token_ids=ids, left=left, right=right, links=lambda before: right.sum(0)
-        )
-
-    for found, expected in zip(*(chances(model(rank), 4, block, 0.7, 100) for rank in (0, 2)), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
-    with pytest.raises(GenerationError, match="logits hold NaN"):
-        chances(model(0), 4, Filled(block.logits * torch.nan, block.confidence), 1.0, None)
-
-
 # Candidates
 
 
@@ -222,40 +170,6 @@ def test_candidates_are_tokens_that_head_and_tokenizer_cover(tmp_path: Path) -> 
     candidates = BlockDrafter(model).begin(request_on(prefilled(target, random_ids(9, 20)), num_tokens=5)).match(64)
     assert len(candidates) > 0
     assert max(candidates.token_ids) < 5
-
-
-def test_sessions_run_together_as_alone() -> None:
-    """One forward for all; a budget of 0 takes no part."""
-    target, model = tiny_pair()
-    drafter = BlockDrafter(model)
-    slots = [prefilled(target, random_ids(seed, 15 + seed)) for seed in range(3)]
-    alone = [drafter.begin(request_on(slot)).match(9) for slot in slots]
-    asked = [Asked(drafter.begin(request_on(slot)), 9) for slot in slots]
-    asked.insert(1, Asked(drafter.begin(request_on(slots[0])), 0))
-    asked[0].session.match_together(asked)
-    assert [each.error for each in asked] == [None] * 4
-    for found, expected in zip([asked[0], *asked[2:]], alone, strict=True):
-        assert found.candidates.token_ids == expected.token_ids
-        np.testing.assert_allclose(found.candidates.estimates, expected.estimates, atol=1e-6)
-    assert len(asked[1].candidates) == 0
-
-
-def test_the_planner_asks_only_where_a_forward_pays() -> None:
-    """Cheap forwards that bring much are asked for, dear ones are not, and not where everything is known."""
-    limits, curve = Limits(16, 0, 20, frozenset()), CostCurve.through({1: 10.0, 32: 10.0})
-    without = Planner(curve).without([], limits)
-    assert (without.expected, without.rows, without.open_mass) == (1.0, 0, 1.0)
-
-    def asked(milliseconds: float, gain: float, open_mass: float) -> bool:
-        planner = Planner(curve)
-        for _ in range(4):  # the first steps only try
-            planner.forward_pays("block-draft", 1, without._replace(open_mass=1.0), limits)
-            planner.observe_draws("block-draft", 1, 1, milliseconds)
-        planner.gates["block-draft"].tokens = gain
-        return planner.forward_pays("block-draft", 1, without._replace(open_mass=open_mass), limits)
-
-    cases = ((2.0, 1.0, 1.0), (12.0, 1.0, 1.0), (2.0, 0.1, 1.0), (2.0, 1.0, 0.05))
-    assert [asked(*case) for case in cases] == [True, False, False, False]
 
 
 @cache
@@ -350,7 +264,7 @@ def test_drafts_that_do_not_fit_are_refused(model: PreTrainedModel, tmp_path: Pa
     config = tmp_path / "config.json"
     good = config.read_text(encoding="utf-8")
     for old, new, says in (
-        ('"format": 1', '"format": 2', "of format 2"),
+        ('"format": 1', '"format": 2', "has format 2"),
         ('"markov_rank": 6', '"markov_rank": 7', r"do not fit its config: markov"),
         ('"num_head_tokens": 259', '"num_head_tokens": 200', r"do not fit its config: head.token_ids"),
         ('"block_size": 4', '"block_size": 40', "must lie between 2 and 16"),

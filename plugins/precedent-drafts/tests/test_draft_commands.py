@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 import torch
 from helpers.command_line import precedent
-from helpers.tiny_block import tiny_block_draft
 from helpers.tiny_draft import PROMPTS, tiny_target
 
 from precedent.drafters import Candidates
 from precedent.target.load.first_layers import first_layers
-from precedent_drafts.training.blocks import block_rows
-from precedent_drafts.training.lessons import Author, Teacher, Text
-from precedent_drafts.training.measure import BlockReport, DraftReport, Measurement, expected_tokens, matched_tokens
+from precedent_drafts.training.lessons import Author, Text
+from precedent_drafts.training.measure import Measurement, expected_tokens, matched_tokens
 from precedent_drafts.training.training import Plan
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -77,7 +75,6 @@ def test_every_kind_is_trained_reported_and_measured(
         (None, ["--resume"], "there is nothing to resume"),
         ("training/plan.json", [], "continue it with --resume"),
         ("letter.txt", [], "is not empty"),
-        (None, ["--start", "middle"], "must be ends, first, last or a draft's folder"),
         (None, ["--temperature", "0"], "temperature=0.0 must be greater than 0"),
         (None, ["--kind", "exit", "--iterations", "2"], "--iterations is for --kind block, and this is --kind exit"),
         (None, ["--kind", "exit", "--rounds", "2"], "--rounds is for --kind chain, and this is --kind exit"),
@@ -85,7 +82,6 @@ def test_every_kind_is_trained_reported_and_measured(
         (None, ["--kind", "block", "--iterations", "9"], "iterations=9 must lie between 1 and block_size"),
         (None, ["--mask-top-k", "3"], "--mask-top-k is for --kind chain --condition target, and this is --kind chain"),
         (None, ["--condition", "target", "--passes", "1", "--mask-top-k", "3"], "mask_top_k leaves tokens out of"),
-        (None, ["--condition", "target", "--fusion", "loud"], "fusion='loud' must be linear or token-guided"),
     ],
 )
 def test_a_command_that_cannot_be_meant_is_one_line(
@@ -113,14 +109,6 @@ def texts() -> list[Text]:
     return texts
 
 
-def test_a_target_accepts_all_of_itself(texts: list[Text]) -> None:
-    target = tiny_target()
-    report = Measurement(target, texts).report("itself", target)
-    assert isinstance(report, DraftReport)
-    assert report.acceptance == pytest.approx(1.0)
-    assert (report.agreement, report.positions, report.prompts) == (1.0, 18, 2)
-
-
 def test_acceptance_is_one_minus_total_variation(texts: list[Text]) -> None:
     target = tiny_target()
     draft = first_layers(target, 1)
@@ -133,34 +121,8 @@ def test_acceptance_is_one_minus_total_variation(texts: list[Text]) -> None:
         distributions = [(each / 0.7).softmax(-1) for each in rows]
         overlaps += (1 - 0.5 * (distributions[0] - distributions[1]).abs().sum(-1)).tolist()
         agreed += (rows[0].argmax(-1) == rows[1].argmax(-1)).tolist()
-    assert isinstance(found, DraftReport)
-    assert found.acceptance == pytest.approx(float(np.mean(overlaps)), abs=1e-9)
-    assert found.agreement == pytest.approx(float(np.mean(agreed)))
-
-
-def test_acceptance_of_a_block_is_that_by_position(texts: list[Text]) -> None:
-    """Against the rows of every block, with the Markov term of the true token before, at the report's temperature."""
-    target, ids = tiny_target(), [*range(30, 120), 257]
-    draft = tiny_block_draft(target, ids, context_tokens=24)
-    found = Measurement(target, texts, temperature=0.7).report("block", draft)
-    overlaps: list[list[float]] = [[] for _ in range(4)]
-    columns = {token: place for place, token in enumerate(ids)}
-    for text, lesson in zip(texts, Teacher(target, (1, 3), 24).shard(texts).lessons, strict=True):
-        with torch.no_grad():
-            true = (target(torch.tensor([text.token_ids])).logits[0] / 0.7).softmax(-1)[:, ids]
-        for anchor in lesson.anchors:
-            tokens = torch.tensor([[text.token_ids[anchor], *[draft.inputs.mask_id] * 4]])
-            with torch.no_grad():
-                rows = block_rows(draft, lesson.states, tokens, torch.tensor([anchor - lesson.first]))[0, 1:]
-                for depth, row in enumerate(draft.head.rows(rows)):
-                    if anchor + depth + 1 < len(text.token_ids):
-                        before = columns.get(text.token_ids[anchor + depth], len(ids))
-                        probs = ((row + draft.markov(torch.tensor(before))) / 0.7).softmax(-1)
-                        overlaps[depth].append(float(torch.minimum(probs, true[anchor + depth]).sum()))
-    assert isinstance(found, BlockReport)
-    assert found.acceptance == pytest.approx([sum(each) / len(each) for each in overlaps], abs=1e-6)
-    assert (found.positions, found.prompts, found.nodes) == (18, 2, 16)
-    assert found.tokens_per_step >= 1.0
+    assert found["acceptance"] == pytest.approx(float(np.mean(overlaps)), abs=1e-9)
+    assert found["agreement"] == pytest.approx(float(np.mean(agreed)))
 
 
 def test_expected_tokens_of_chains_and_the_matched_path_of_a_tree() -> None:

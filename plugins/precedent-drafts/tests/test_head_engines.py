@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.conditioned import opinionated_weights, random_conditioned
 from helpers.hybrids import random_ids
-from helpers.mtp_checkpoints import checkpoint, loaded, settling
+from helpers.mtp_checkpoints import checkpoint, loaded
 from helpers.packages import graph_settings
 from helpers.published_heads import (
     COVERED,
@@ -34,7 +34,6 @@ from precedent.grammar import JsonSchema
 from precedent.planning.costs import CostCurve
 from precedent.runtime.background import Background
 from precedent.target import TargetModel
-from precedent.text.end_tokens import end_token_ids
 from precedent_drafts.kinds import MTP_HEADS
 from precedent_drafts.trained import TOKEN_GUIDED
 from precedent_testing.embedders import HashEmbedder
@@ -66,12 +65,8 @@ class Head:
         return SpeculationConfig(drafters=(self.drafter,))
 
 
-def mtp(family: str, *, settled: bool = False) -> Head:
-    def model(folder: Path) -> Any:
-        made = checkpoint(folder / family, family)
-        return loaded(settling(made, folder / "settled") if settled else made)
-
-    return Head("mtp", model)
+def mtp(family: str) -> Head:
+    return Head("mtp", lambda folder: loaded(checkpoint(folder / family, family)))
 
 
 def conditioned(model: Any, folder: Path) -> Any:
@@ -100,8 +95,8 @@ HEADS: dict[str, Head] = {
 EACH = pytest.mark.parametrize("name", HEADS)
 
 SAMPLINGS = {
-    "greedy": SamplingParams(max_tokens=20),
-    "seeded": SamplingParams(temperature=0.9, seed=7, max_tokens=20),
+    "greedy": SamplingParams(max_tokens=12),
+    "seeded": SamplingParams(temperature=0.9, seed=7, max_tokens=12),
 }
 SCHEMA = JsonSchema.of({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
 
@@ -163,18 +158,6 @@ def test_grammars_hold(made: tuple[Head, Engine], temperature: float) -> None:
     assert len(drafted.token_ids) > 5
     if not temperature:
         assert drafted.token_ids == plain.token_ids
-
-
-@pytest.mark.sampled(3)
-def test_a_cancelled_request_leaves_the_next_one_as_it_was(made: tuple[Head, Engine]) -> None:
-    """In the middle of its answer, while another one runs."""
-    head, engine = made
-    sampling = SamplingParams(max_tokens=60)
-    expected = engine.submit(PROMPT[:20], sampling, speculation=PLAIN).result().token_ids
-    cancelled, kept = (engine.submit(prompt, sampling, speculation=head.alone) for prompt in (PROMPT, PROMPT[:20]))
-    next(iter(cancelled))
-    cancelled.cancel()
-    assert kept.result().token_ids == expected
 
 
 @pytest.mark.parametrize("name", ["EAGLE-3", "MTP like DeepSeek", "MTP like Qwen", "block"])
@@ -243,69 +226,22 @@ def test_a_target_that_keeps_no_states_is_refused(name: str, tmp_path: Path) -> 
         kind.beside(target, draft)
 
 
-# Heads that know their targets
-
-
+@pytest.mark.parametrize("name", ["EAGLE-3", "MTP like DeepSeek", "MTP like Qwen", "conditioned", "block"])
 @torch.no_grad()
-def eagle_that_knows(model: Any, folder: Path) -> Path:
-    """Let a target look at its last token alone, and write a head that knows what it says.
-
-    Each key is the same but for its position, so a row attends to itself alone; what it reads there is its own normed
-    embedding, which the target's head reads as well, and its states are normed to nothing.
-    """
-    for layer in model.base_model.layers:
-        layer.self_attn.o_proj.weight.zero_()
-        layer.mlp.down_proj.weight.zero_()
-    zero, same = torch.zeros(48, 96, dtype=torch.float64), torch.full((48,), 30.0, dtype=torch.float64)
-    weights = random_weights(SPECFORGE, range(259)) | {
-        "midlayer.hidden_norm.weight": torch.zeros(48, dtype=torch.float64),
-        "lm_head.weight": model.get_output_embeddings().weight.clone(),
-        "norm.weight": model.base_model.norm.weight.clone(),
-        "midlayer.input_layernorm.weight": torch.ones(48, dtype=torch.float64),
-        "midlayer.self_attn.v_proj.weight": torch.eye(48, 96, dtype=torch.float64),
-        "midlayer.self_attn.o_proj.weight": torch.eye(48, dtype=torch.float64),
-        "midlayer.mlp.down_proj.weight": torch.zeros(48, 40, dtype=torch.float64),
-    }
-    weights |= {f"midlayer.self_attn.{name}_proj.weight": zero.clone() for name in ("q", "k")}
-    biases = {"q": same, "k": same, "v": zero[:, 0], "o": zero[:, 0]}
-    weights |= {f"midlayer.self_attn.{name}_proj.bias": bias.clone() for name, bias in biases.items()}
-    sizes = {"num_key_value_heads": 4, "draft_vocab_size": 259}
-    return write_head(folder, SPECFORGE | {"attention_bias": True, "norm_before_residual": True} | sizes, weights)
-
-
-@torch.no_grad()
-def block_that_knows(model: Any, folder: Path) -> Any:
-    """Let a target repeat one token for ever, and make a draft whose Markov term says so."""
-    model.get_output_embeddings().weight.zero_()  # all rows are equal, so the lowest id wins
-    draft = tiny_block_draft(model)
-    draft.markov.left.fill_(1.0)
-    draft.markov.right.zero_()
-    draft.markov.right[:, 0] = 5.0
-    draft.head.rows.weight.zero_()
-    return draft
-
-
-KNOWING = {
-    "EAGLE-3": Head("eagle", lambda folder: small_target(), eagle_that_knows),
-    "MTP like DeepSeek": mtp("glm4_moe", settled=True),
-    "MTP like Qwen": mtp("qwen3_next", settled=True),
-    "block": Head("block-draft", lambda folder: tiny_causal_lm(scale=1.5), block_that_knows),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "temperature"), [*((name, 0.0) for name in KNOWING), ("EAGLE-3", 0.7), ("MTP like DeepSeek", 0.7)]
-)
-def test_a_head_that_knows_its_target_saves_steps(name: str, tmp_path: Path, temperature: float) -> None:
-    """End tokens are forbidden: a sampled answer that happens to end early has too few steps to say anything."""
-    head = KNOWING[name]
-    engine = engine_on(head, tmp_path)
-    sampling = SamplingParams(
-        temperature=temperature,
-        max_tokens=40,
-        logit_bias=dict.fromkeys(end_token_ids(engine.target.model, engine.tokenizer), -100.0),
-    )
-    stats = engine.submit(PROMPT, sampling, speculation=head.alone).result().stats
+def test_a_head_that_knows_its_target_saves_steps(name: str, tmp_path: Path) -> None:
+    """Both find all tokens equally likely, so each says the lowest one for ever."""
+    head = HEADS[name]
+    model = head.model(tmp_path)
+    model.get_output_embeddings().weight.zero_()
+    draft = head.draft(model, tmp_path)
+    if name == "EAGLE-3":
+        weights = random_weights(SPECFORGE)
+        draft = write_head(tmp_path, SPECFORGE, weights | {"lm_head.weight": weights["lm_head.weight"] * 0.0})
+    elif name == "block":
+        draft.markov.left.fill_(1.0)
+        draft.markov.right.copy_(5.0 * (torch.arange(draft.markov.right.shape[1]) == 0))
+    engine = engine_on(head, tmp_path, model, draft)
+    stats = engine.submit(PROMPT, SamplingParams(max_tokens=40), speculation=head.alone).result().stats
     engine.close()
     assert stats.tokens_per_step > 4
     assert stats.accepted_by_source[head.drafter] >= 3 * stats.num_steps

@@ -33,7 +33,7 @@ from torch import Tensor
 from transformers.modeling_layers import MtpModel
 
 from precedent.config import SamplingParams
-from precedent.drafters.base import Drafter, Draw
+from precedent.drafters.base import Drafter
 from precedent.drafters.request import Request
 from precedent.errors import ConfigError
 from precedent.sampling.rng import CounterRng
@@ -173,21 +173,6 @@ def test_drafts_continue_from_the_heads_own_output(name: str) -> None:
 
 
 @FEW
-def test_accepted_drafts_are_computed_again_from_the_targets_states(name: str) -> None:
-    """Entries that read the head's own output do not stay, also where every draft was accepted."""
-    head = head_of(name)
-    slot = prefilled(head.target, random_ids(4, 20))
-    session = head.drafter().begin(request_on(slot))
-    for _ in range(3):
-        tree = chain(drawn(session, 3))
-        head.target.score([(slot, tree)])
-        head.target.commit(slot, tree, [0, 1, 2], 5)
-        session.committed([*tree.token_ids, 5])
-        assert session.behind == 4
-    assert drawn(session) == head.formula.draws([*slot.token_ids, slot.pending], 4)
-
-
-@FEW
 def test_the_next_turn_continues_the_heads_cache(name: str) -> None:
     """Of the same tenant and the same text from its first token on; drafts are those of a fresh start."""
     head, ids = head_of(name), random_ids(5, 60)
@@ -205,42 +190,6 @@ def test_the_next_turn_continues_the_heads_cache(name: str) -> None:
     assert drafter.begin(request_on(other)).behind == len(again) - 1
     stranger = replace(request_on(slot), tenant="another")
     assert drafter.begin(stranger).behind == len(again) - 1
-
-
-@FEW
-def test_drafted_entries_are_lent_to_nobody(name: str) -> None:
-    """A request whose prompt is another's text with its drafts, while that one still runs."""
-    head, ids = head_of(name), random_ids(14, 20)
-    drafter = head.drafter()
-    longer = [*ids, *drawn(drafter.begin(request_on(prefilled(head.target, ids)))), 7]
-    second = drafter.begin(request_on(prefilled(head.target, longer)))
-    assert second.behind == len(longer) - 1
-    assert drawn(second) == head.formula.draws(longer, 4)
-
-
-@FEW
-def test_a_rewound_target_is_followed(name: str) -> None:
-    """A head that has drawn behind a text, and a request on the same text cut short."""
-    head, ids = head_of(name), random_ids(12, 50)
-    drafter, slot = head.drafter(), prefilled(head.target, ids)
-    first = drafter.begin(request_on(slot))
-    drawn(first)
-    first.end()
-    head.target.prefill(slot, ids[:30])
-    assert drawn(drafter.begin(request_on(slot))) == head.formula.draws(ids[:30], 4)
-
-
-@pytest.mark.parametrize("name", ["speculators", "glm4_moe", "qwen3_next"])
-def test_several_requests_draw_what_each_draws_alone(name: str) -> None:
-    """Ragged texts, one of a single token, from which nothing can be drawn."""
-    head = head_of(name)
-    drafter, texts = head.drafter(), [random_ids(7, 50), random_ids(8, 1), random_ids(9, 2), random_ids(10, 13)]
-    sessions = [drafter.begin(request_on(prefilled(head.target, text))) for text in texts]
-    draws = [Draw(session, TreeBuilder(), 3, CounterRng(3, 0)) for session in sessions]
-    sessions[0].draw_together(draws)
-    assert [draw.error for draw in draws] == [None] * 4
-    expected = [head.formula.draws(text, 3) if len(text) > 1 else [] for text in texts]
-    assert [list(draw.builder.token_ids) for draw in draws] == expected
 
 
 def test_texts_longer_than_the_heads_config_names_are_drafted() -> None:

@@ -27,7 +27,6 @@ from helpers.published_heads import (
     write_head,
 )
 from helpers.saved_models import assert_one_clear_line, saved
-from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from precedent.drafters import kind_of, load_draft
@@ -223,21 +222,6 @@ def test_a_folder_without_weights_says_so(tmp_path: Path, model: PreTrainedModel
     (folder / "model.safetensors").write_bytes(b"cut short")
     with pytest.raises(ModelLoadError, match="cannot load the draft model"):
         load_draft(folder, model, byte_tokenizer())
-
-
-def test_sharded_files_are_read(tmp_path: Path, model: PreTrainedModel) -> None:
-    """With an index, as large drafts are published."""
-    whole = load_head(write_head(tmp_path / "whole", SPECFORGE, random_weights(SPECFORGE)), model)
-    folder, weights = tmp_path / "sharded", random_weights(SPECFORGE)
-    write_head(folder, SPECFORGE, {})
-    (folder / "model.safetensors").unlink()
-    parts = {"a.safetensors": {"fc.weight"}, "b.safetensors": weights.keys() - {"fc.weight"}}
-    for file, names in parts.items():
-        save_file({name: weights[name].contiguous() for name in names}, folder / file)
-    places = {name: file for file, names in parts.items() for name in names}
-    (folder / "model.safetensors.index.json").write_text(f'{{"weight_map": {str(places).replace(chr(39), chr(34))}}}')
-    again = load_head(folder, model)
-    assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in whole.state_dict().items())
 
 
 def load_head(folder: Path, model: PreTrainedModel) -> EagleHead:

@@ -9,12 +9,13 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.conditioned import opinionated_weights, random_conditioned
 from helpers.tiny_architectures import settings_of
 from helpers.tiny_draft import PLAN, PROMPTS, RECIPE, tiny_target, train_tiny
-from safetensors.torch import load, load_file, save
+from safetensors.torch import load, save
 from transformers import PreTrainedModel
 
 from precedent.cache import Completion, SQLiteStore, tokenizer_fingerprint
@@ -26,22 +27,20 @@ from precedent.errors import CacheError, ConfigError, ModelLoadError, PromptErro
 from precedent.target import TargetModel
 from precedent.target.load.first_layers import base_of, first_layers
 from precedent_drafts.heads import HEAD_TOKENS
-from precedent_drafts.trained import TOKEN_GUIDED, conditioned_beside, draft_beside, fusion_of, initial_weights
+from precedent_drafts.trained import TOKEN_GUIDED, draft_beside, initial_weights
 from precedent_drafts.training.blocks import BlockRecipe
-from precedent_drafts.training.chain import ChainRecipe
-from precedent_drafts.training.conditioned import ConditionedRecipe
-from precedent_drafts.training.exits import ExitRecipe
-from precedent_drafts.training.lessons import Author, OutputHead, Reader, Shard, Teacher, Text, check_trainable
+from precedent_drafts.training.chains import ConditionedRecipe, ExitRecipe
+from precedent_drafts.training.lessons import Author, OutputHead, Reader, Text, check_trainable
 from precedent_drafts.training.measure import Measurement
 from precedent_drafts.training.prompts import read_completions, read_prompts, split
-from precedent_drafts.training.training import Plan, Recipe, most_frequent
+from precedent_drafts.training.training import Plan, Recipe
 from precedent_testing.drafter_contract import DrafterContract
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 TOKENIZER = byte_tokenizer()
 COMMON: dict[str, Any] = {"head_tokens": 96, "answer_tokens": 12, "chunk_prompts": 8, "learning_rate": 3e-3}
 SHAPE = {"layers": 1, "context_tokens": 8} | COMMON
-BLOCK = BlockRecipe(num_reads=2, block_size=3, markov_rank=8, anchors=6, **SHAPE)
+BLOCK = BlockRecipe(block_size=3, **SHAPE)
 RECIPES: dict[str, Recipe] = {
     "chain": RECIPE,
     "exit": ExitRecipe(exit_layer=2, exit_width=24, batch_texts=4, **COMMON),
@@ -94,11 +93,11 @@ def test_training_raises_acceptance(name: str, tmp_path: Path) -> None:
         measurement.report("draft", draft) for draft in (untrained(name, target, tmp_path / "before"), trained.draft)
     )
     assert trained.num_tokens == plan.chunks * 8 * 12
-    assert after.positions == 8 * 12
-    first = [each.acceptance[0] if isinstance(each.acceptance, list) else each.acceptance for each in (before, after)]
+    assert after["positions"] == 8 * 12
+    first = [float(np.ravel(each["acceptance"])[0]) for each in (before, after)]
     assert first[1] > first[0] + 0.05
     if name == "conditioned":
-        later = [each.acceptance_by_draw[1] for each in (before, after)]  # type: ignore[union-attr]
+        later = [each["acceptance_by_draw"][1] for each in (before, after)]
         assert later[1] > later[0]
 
 
@@ -163,62 +162,11 @@ def test_it_says_what_it_will_cost_before_it_starts(tmp_path: Path) -> None:
     assert said.index("training") > cost
 
 
-def test_minutes_become_a_plan() -> None:
-    """Collecting and training together take the time that was given."""
-    plan = Plan.of(10, 3, chunk_seconds=5, step_seconds=0.5)
-    assert plan.chunks * 5 + 2 * plan.rollouts * 5 + plan.steps * 0.5 == pytest.approx(600, abs=5)
-    assert Plan.of(0.01, 3, chunk_seconds=60, step_seconds=9) == Plan(1, 1, 3, 3, 1)
-    assert Plan.of(1, 3, chunk_seconds=90, step_seconds=1).steps == 33  # of 33 seconds that are its share
-    assert Plan.of(0.01, 1, chunk_seconds=60, step_seconds=9) == Plan(1, 1, 1)
-
-
-def test_a_chain_is_trained_on_from_another_one(folders: Path, tmp_path: Path) -> None:
-    """It begins with that draft's layers, as many, beside a target of the same embeddings."""
-    target = tiny_target()
-    recipe = replace(RECIPE, start=str(folders / "chain"))
-    begun, before = recipe.student(target, None).weights(), load_file(folders / "chain" / "draft.safetensors")
-    layers = [name for name in before if name.startswith("layers.")]
-    assert layers
-    assert all(torch.equal(begun[name].float(), before[name].float()) for name in layers)
-    for changed, beside, error, says in (
-        (replace(recipe, layers=2), target, ConfigError, "has 1 layers, not 2"),
-        (recipe, tiny_target(seed=9), ModelLoadError, "uses its embeddings"),
-        (replace(recipe, start=str(folders / "exit")), target, ConfigError, "only a chain of tokens alone"),
-        (replace(RECIPE, layers=3), target, ConfigError, "not smaller than its target of 3"),
-    ):
-        with pytest.raises(error, match=says):
-            train_tiny(tmp_path / "draft", changed, target=beside)
-
-
-def test_a_block_draft_is_trained_on(folders: Path, tmp_path: Path) -> None:
-    """It starts with the other draft's weights and head; another shape and other layers are refused."""
-    on = replace(BLOCK, start=str(folders / "block"), learning_rate=1e-9, head_tokens=40)
-    train_tiny(tmp_path / "on", on, Plan(1, 0, 1))
-    before, after = (load_file(place / "model.safetensors") for place in (folders / "block", tmp_path / "on"))
-    assert before.keys() == after.keys()
-    assert all(torch.allclose(after[name], weight, rtol=0, atol=1e-7) for name, weight in before.items())
-    with pytest.raises(ModelLoadError, match="do not fit its config"):
-        train_tiny(tmp_path / "other", replace(on, markov_rank=4), Plan(1, 0, 1))
-    with pytest.raises(ConfigError, match="reads other layers than"):
-        train_tiny(tmp_path / "reads", replace(on, num_reads=1), Plan(1, 0, 1))
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (ChainRecipe, {"layers": 4}), (ChainRecipe, {"head_tokens": -1}), (ChainRecipe, {"rounds": 0}),
-        (ExitRecipe, {"exit_width": 0}), (ConditionedRecipe, {"start": "elsewhere"}),
-        (BlockRecipe, {"block_size": 17}), (BlockRecipe, {"start": "first"}),
-    ],
-)  # fmt: skip
-def test_a_recipe_out_of_range_is_refused_by_the_setting(kind: type[Recipe], settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(settings))):
-        kind(**settings)
-
-
 def test_targets_that_cannot_have_such_drafts_are_refused(tmp_path: Path) -> None:
     """Logits that are more than a head's, an exit behind the last layer, and masks that are made by hand."""
     target = tiny_target()
+    with pytest.raises(ConfigError, match="not smaller than its target of 3"):
+        train_tiny(tmp_path, replace(RECIPE, layers=3))
     with pytest.raises(ConfigError, match="exit_layer=3: an exit of this target stands behind layer 1 to 2"):
         train_tiny(tmp_path, replace(RECIPES["exit"], exit_layer=3))  # type: ignore[call-arg]
     with pytest.raises(UnsupportedError, match="is trained on full attention alone"):
@@ -248,30 +196,6 @@ def test_the_head_and_the_texts_are_read_as_the_model_does(architecture: str) ->
         found = reader.last([*start, *tail], count)
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(OutputHead(model, torch.float64)(found), logits)
-
-
-def test_lessons_are_read_back_as_they_were_written(tmp_path: Path) -> None:
-    """With the text's marks, which say what is learned; damage is named."""
-    texts = [Text((5, 6, 7, 8, 9, 3), 4, (False, True, True, False)), Text((9, 9, 1), 1)]
-    shard = Teacher(tiny_target(), (1, 3), 8).shard(texts)
-    shard.save(tmp_path / "shard.safetensors")
-    read = Shard.load(tmp_path / "shard.safetensors")
-    assert [lesson.text for lesson in read.lessons] == texts
-    assert [lesson.anchors for lesson in read.lessons] == [[2, 3], [1]]
-    assert read.num_tokens == 3
-    assert float(read.frequencies.sum()) == pytest.approx(3.0, abs=1e-4)  # each position gives away one
-    for one, other in zip(shard.lessons, read.lessons, strict=True):
-        assert torch.equal(one.states, other.states)
-        assert torch.equal(one.hidden, other.hidden)
-    (tmp_path / "shard.safetensors").write_bytes(b"half")
-    with pytest.raises(ModelLoadError, match="delete it, and --resume rewrites it"):
-        Shard.load(tmp_path / "shard.safetensors")
-
-
-def test_the_most_frequent_tokens_are_kept_and_the_end_always() -> None:
-    frequencies = torch.tensor([0.5, 3.0, 0.0, 3.0, 2.0])
-    assert most_frequent(frequencies, 2, frozenset({2})).tolist() == [1, 2, 3]
-    assert most_frequent(torch.zeros(4), 2, frozenset()).tolist() == [0, 1]
 
 
 # Prompts and completions
@@ -361,15 +285,6 @@ def test_a_trained_draft_drafts_for_its_target(folders: Path) -> None:
     assert result.stats.num_draft_tokens > 0
 
 
-def test_nothing_but_the_layers_is_the_drafts_own(folders: Path) -> None:
-    target = tiny_target()
-    draft = load_draft(folders / "chain", target, TOKENIZER)
-    theirs = {parameter.data_ptr() for parameter in target.parameters()}
-    own = {name for name, weight in draft.named_parameters() if weight.data_ptr() not in theirs}
-    saved = load_file(folders / "chain" / "draft.safetensors").keys() - {HEAD_TOKENS}
-    assert own == {"lm_head.rows.weight", *(f"model.{name}" for name in saved)}
-
-
 # The restricted head
 
 
@@ -387,18 +302,6 @@ class TestRestrictedHead(DrafterContract):
         return DraftModelDrafter(restricted()[1])
 
 
-def test_the_restricted_distribution_is_the_full_one_on_the_tokens_that_are_known() -> None:
-    target, draft = restricted()
-    full = draft_beside(target.model, (0,), initial_weights(target.model, (0,)))
-    tokens = torch.tensor([[3, 1, 4, 1, 5]])
-    with torch.inference_mode():
-        found, expected = (model(tokens).logits for model in (draft.model, full))
-    known = torch.arange(6) * 2
-    torch.testing.assert_close(found[..., known], expected[..., known])
-    assert torch.isneginf(found[..., 1::2]).all()
-    assert torch.isneginf(found[..., 12:]).all()
-
-
 # Refusals
 
 
@@ -409,7 +312,7 @@ def test_a_damaged_draft_is_one_clear_line(folders: Path, tmp_path: Path) -> Non
     for number, (changed, says) in enumerate(
         (
             ({"draft.safetensors": whole[:-100]}, "cannot load the draft model"),
-            ({"draft.json": settings.replace(b'"format": 1', b'"format": 9')}, "format 9, this version reads 1"),
+            ({"draft.json": settings.replace(b'"format": 1', b'"format": 9')}, "has format 9, this version reads 1"),
             ({"draft.json": b"{"}, "cannot be read"),
             ({"draft.safetensors": save(torn)}, "mlp.up_proj.weight"),
         )
@@ -439,10 +342,6 @@ def test_a_target_of_the_same_embeddings_may_use_it_and_is_told(
     assert ["fewer of its tokens will be accepted" in message for message in caplog.messages] == [True]
 
 
-def test_precision_does_not_tell_targets_apart(folders: Path) -> None:
-    assert load_draft(folders / "chain", tiny_target().to(torch.bfloat16), TOKENIZER).dtype == torch.bfloat16
-
-
 # Drafts that read hidden states
 
 
@@ -462,12 +361,3 @@ def test_engines_that_share_a_draft_do_not_mix_their_states() -> None:
         assert not torch.equal(inputs(tokens), bare)
         inputs.give([])
         assert torch.equal(inputs(tokens), bare)
-
-
-def test_weights_that_do_not_fit_are_refused() -> None:
-    """Missing ones, and a fusion of a later version."""
-    model = tiny_causal_lm()
-    with pytest.raises(ModelLoadError, match=r"the weights fusion\.\* of the draft model do not fit"):
-        conditioned_beside(model, (0,), TOKEN_GUIDED, initial_weights(model, (0,)))
-    with pytest.raises(ModelLoadError, match="does not know: 'loud'"):
-        fusion_of("loud", 8)

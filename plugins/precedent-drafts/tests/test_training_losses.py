@@ -10,35 +10,31 @@ import pytest
 import torch
 from helpers.conditioned import random_conditioned
 from helpers.hybrids import prefilled
-from helpers.tiny_block import settings_for, tiny_block_draft
+from helpers.tiny_block import tiny_block_draft
 from helpers.tiny_draft import PROMPTS, tiny_target, train_tiny
 from torch import Tensor
-from torch.nn.functional import silu, smooth_l1_loss
+from torch.nn.functional import silu
 
 from precedent.drafters import load_draft
 from precedent.target import TargetModel
-from precedent.target.load.first_layers import base_of, first_layers
+from precedent.target.load.first_layers import first_layers
 from precedent.tree import EMPTY_TREE
 from precedent_drafts.block_drafter import BlockModel
 from precedent_drafts.heads import HEAD_TOKENS, reading_hidden_states
 from precedent_drafts.trained import (
-    FUSION,
     TOKEN_GUIDED,
-    TokenGuidedFusion,
-    conditioned_beside,
-    draft_beside,
     exit_beside,
-    fusion_of,
-    initial_weights,
 )
-from precedent_drafts.training.blocks import BlockRecipe, BlockStudent, block_rows, blocks_of, initial_layers
-from precedent_drafts.training.chain import ChainRecipe, ChainStudent
-from precedent_drafts.training.conditioned import (
+from precedent_drafts.training.blocks import block_rows, blocks_of
+from precedent_drafts.training.chains import (
+    ChainRecipe,
+    ChainStudent,
     ConditionedRecipe,
     ConditionedStudent,
+    ExitRecipe,
+    ExitStudent,
     entries_of,
 )
-from precedent_drafts.training.exits import ExitRecipe, ExitStudent
 from precedent_drafts.training.lessons import Lesson, Teacher, Text
 from precedent_drafts.training.training import Plan, Student
 from precedent_testing.tiny_models import byte_tokenizer
@@ -80,7 +76,7 @@ def check_gradients(student: Student, lessons: Sequence[Lesson], expected: Any, 
 def test_a_chain_learns_the_forward_divergence(head_tokens: Tensor | None) -> None:
     """On the whole vocabulary with the target's own logits, of the tokens to learn alone."""
     target = tiny_target()
-    student = ChainStudent(target, (1,), head_tokens, 1e-3, initial_weights(target, (1,)), 512)
+    student = ChainStudent(target, head_tokens, ChainRecipe(layers=1))
     known = torch.arange(259) if head_tokens is None else head_tokens
     learned = [place for place in range(7) if place != 3]
 
@@ -95,22 +91,10 @@ def test_a_chain_learns_the_forward_divergence(head_tokens: Tensor | None) -> No
     check_gradients(student, [lesson_of(target)], expected)
 
 
-@pytest.mark.parametrize(
-    ("start", "count", "chosen"),
-    [("ends", 2, (0, 29)), ("ends", 3, (0, 14, 29)), ("first", 2, (0, 1)), ("last", 1, (29,))],
-)
-def test_the_layers_with_which_a_chain_begins(start: str, count: int, chosen: tuple[int, ...]) -> None:
-    from precedent_drafts.training.chain import initial_layers as of_a_chain
-
-    assert of_a_chain(start, count, 30) == chosen
-    assert ChainRecipe().layers == 2
-
-
-@pytest.mark.parametrize("layerwise", [0.0, 0.7])
-def test_an_exit_learns_divergence_and_distance(layerwise: float) -> None:
+def test_an_exit_learns_divergence_and_distance() -> None:
     """Cross-entropy, and distance of final hidden states."""
     target = tiny_target()
-    student = ExitStudent(target, IDS, ExitRecipe(exit_layer=2, exit_width=16, layerwise=layerwise))
+    student = ExitStudent(target, IDS, ExitRecipe(exit_layer=2, exit_width=16))
     opinionated(student)
 
     def expected() -> Tensor:
@@ -126,7 +110,7 @@ def test_an_exit_learns_divergence_and_distance(layerwise: float) -> None:
                 hidden = target.model.norm(changed)
                 probs, log_probs = run.logits[0, token - 1].softmax(-1)[IDS], target.lm_head.weight[IDS] @ hidden
                 crossed = -(probs * log_probs.log_softmax(-1)).sum()
-                terms.append(crossed + layerwise * (hidden - wanted).square().sum() / wanted.square().sum())
+                terms.append(crossed + (hidden - wanted).square().sum() / wanted.square().sum())
         return torch.stack(terms).mean()
 
     check_gradients(student, Teacher(target, (2,)).shard([TEXT, OTHER]).lessons, expected)
@@ -153,77 +137,9 @@ def test_an_untrained_exit_is_the_first_layers_and_a_trained_one_runs_as_it_was_
 
 def conditioned(target: Any, **settings: Any) -> ConditionedStudent:
     """A student whose fusion has opinions."""
-    student = ConditionedStudent(target, (0, 2), IDS, ConditionedRecipe(fusion=TOKEN_GUIDED, **settings))
+    student = ConditionedStudent(target, IDS, ConditionedRecipe(layers=2, fusion=TOKEN_GUIDED, **settings))
     opinionated(student)
     return student
-
-
-def outputs_one_by_one(student: ConditionedStudent, draft: Any, entries: Any, number: int) -> list[Tensor]:
-    """Every entry of every pass, each from a forward of its own over what drafting would have read."""
-    found: list[Tensor] = []
-    for done in range(number):
-        rows = []
-        for place in range(len(entries.states)):
-            states = entries.states.clone()
-            for back in range(min(done, place)):  # the entry's own state is of the pass before, and so on
-                states[place - back] = found[done - 1 - back][place - back - 1].detach()
-            fused = student.inputs.fusion(student.inputs.embeddings(entries.token_ids), states)[: place + 1]
-            rows.append(base_of(draft)(inputs_embeds=fused[None], use_cache=False)[0][0, -1])
-        found.append(torch.stack(rows))
-    return found
-
-
-@pytest.mark.parametrize("mask_top_k", [0, 6])
-def test_a_conditioned_chain_learns_the_written_loss(mask_top_k: int) -> None:
-    """On forwards of single entries: mean over passes of divergence and smooth L1, masked."""
-    target = tiny_target()
-    student, lesson = conditioned(target, passes=3, mask_top_k=mask_top_k), lesson_of(target, None)
-    entries, counts = entries_of(lesson), list[int]()
-
-    def expected() -> Tensor:
-        outputs = outputs_one_by_one(student, student.model, entries, 3)
-        with torch.no_grad():
-            probs = target(torch.tensor([TEXT.token_ids])).logits[0, 1:-1].softmax(-1)
-        total, counted = torch.zeros((), dtype=torch.float64), entries.learned
-        for number, rows in enumerate(outputs):
-            logits = rows @ target.lm_head.weight[IDS].T
-            if number:
-                before = outputs[number - 1] @ target.lm_head.weight[IDS].T
-                likely = torch.tensor([
-                    not mask_top_k or int(entries.next_ids[place]) in IDS[before[place].topk(mask_top_k).indices]
-                    for place in range(8)
-                ])  # fmt: skip
-                after = torch.tensor([False, *counted[:-1].tolist()])
-                counted = entries.learned & after & likely
-            counts.append(int(counted.sum()))
-            crossed = -(probs[:, IDS] * logits.log_softmax(-1)).sum(-1)
-            distance = smooth_l1_loss(rows, entries.wanted, reduction="none").mean(-1)
-            total = total + (crossed + distance)[counted].mean() / 3
-        return total
-
-    check_gradients(student, [lesson], expected, rtol=1e-6)
-    assert counts == [6, 4, 2] if not mask_top_k else counts[2] > 0 and sum(counts) < 12
-
-
-def test_the_fusion_is_the_written_one_and_begins_with_the_token_alone() -> None:
-    """`W [e; f] + D silu(U [norm f; e])`; a new one gives what the same layers draft without the target."""
-    torch.manual_seed(0)
-    fusion = TokenGuidedFusion(4).double()
-    with torch.no_grad():
-        fusion.down_proj.weight.normal_()
-        fusion.norm.weight.uniform_(0.5, 2.0)
-    embedded, hidden = torch.randn(2, 4, dtype=torch.float64)
-    normed = hidden / (hidden.square().mean() + 1e-6).sqrt() * fusion.norm.weight
-    expected = fusion.map_proj.weight @ torch.cat([embedded, hidden])
-    expected = expected + fusion.down_proj.weight @ silu(fusion.up_proj.weight @ torch.cat([normed, embedded]))
-    torch.testing.assert_close(fusion(embedded, hidden), expected)
-    target, tokens = tiny_target(), torch.tensor([[3, 1, 4, 1, 5]])
-    weights = initial_weights(target, (0,))
-    fused = {f"{FUSION}{name}": weight for name, weight in fusion_of(TOKEN_GUIDED, 32).state_dict().items()}
-    draft: Any = conditioned_beside(target, (0,), TOKEN_GUIDED, weights | fused)
-    draft.get_input_embeddings().give([torch.randn(5, 32, dtype=torch.float64)])
-    with torch.no_grad():
-        torch.testing.assert_close(draft(tokens).logits, draft_beside(target, (0,), weights)(tokens).logits)
 
 
 def test_passes_of_a_conditioned_chain_are_its_draws() -> None:
@@ -283,72 +199,3 @@ def test_blocks_learn_only_the_targets_words() -> None:
     assert blocks.counts[by_start[7]].tolist() == [True, True, False, False]
     assert blocks.before[by_start[2]].tolist() == [7, 30, 31, 5]
     assert blocks.rows[by_start[2]].tolist() == [0, 1, 2, 3]
-
-
-def test_some_blocks_are_partly_known() -> None:
-    """Known positions hold the true token and are not learned."""
-    target = tiny_target()
-    lesson, draft = lesson_of(target, (1, 3)), tiny_block_draft(target, **SHAPE)
-    blocks = blocks_of(lesson, draft, 9, 1.0, np.random.default_rng(1))
-    known = blocks.tokens[:, 1:] != draft.inputs.mask_id
-    assert known.any()
-    assert not known.all()
-    ids = torch.tensor([*TEXT.token_ids, *[0] * 9])
-    places = blocks.starts[:, None] + lesson.first + 1 + torch.arange(4)
-    assert torch.equal(blocks.tokens[:, 1:][known], ids[places][known])
-    assert bool(blocks.counts.any(1).all())
-
-
-@pytest.mark.parametrize("condition", ["target", "none"])
-def test_a_block_draft_learns_the_written_loss(condition: str) -> None:
-    """Half the cross-entropy and half the total variation to the target's own logits, faded by depth.
-
-    The gradient reaches what the layers make of the text, not only of the block.
-    """
-    target = tiny_target()
-    settings = settings_for(target, IDS.numel(), condition=condition, **SHAPE)
-    student = BlockStudent(target, BlockRecipe(layers=2), IDS, settings)
-    lesson = lesson_of(target, settings.reads)
-    with torch.no_grad():
-        student.draft.markov.right.normal_()
-    blocks = blocks_of(lesson, student.draft, 6, 0.0, np.random.default_rng(2))
-    read = lesson.states if settings.reads else lesson.read_ids
-    kept = [
-        tuple(part.detach().requires_grad_(True) for part in pair) for pair in student.draft.keys_and_values(read, 0)
-    ]
-    student.draft.keys_and_values = lambda *_: kept  # type: ignore[method-assign,assignment,return-value]
-    loss = student.loss(lesson, blocks)
-    loss.backward()
-    assert all(part.grad is not None and float(part.grad.abs().sum()) > 0 for pair in kept for part in pair)
-    with torch.no_grad():
-        true = target(torch.tensor([TEXT.token_ids])).logits[0].softmax(-1)
-        hidden = block_rows(student.draft, read, blocks.tokens, blocks.starts)[:, 1:]
-        total = weight = torch.zeros((), dtype=torch.float64)
-        for block, start in enumerate(blocks.starts.tolist()):
-            for depth in blocks.counts[block].nonzero()[:, 0].tolist():
-                place = lesson.first + start + depth  # the token before the position
-                column = IDS.tolist().index(TEXT.token_ids[place]) if TEXT.token_ids[place] in IDS.tolist() else 8
-                bias = student.draft.markov.left[column] @ student.draft.markov.right
-                draft = (target.lm_head.weight[IDS] @ hidden[block, depth] + bias).softmax(-1)
-                full = torch.zeros(259, dtype=torch.float64)
-                full[IDS] = draft
-                varied = 0.5 * (full - true[place]).abs().sum()
-                crossed = -(true[place][IDS] * draft.log()).sum()
-                sure = student.draft.head.confidence(hidden[block, depth]).sigmoid()
-                doubt = -((1 - varied) * sure.log() + varied * (1 - sure).log()).sum()
-                fading = torch.exp(torch.tensor(-depth / 4.0, dtype=torch.float64))
-                total = total + fading * (0.5 * crossed + 0.5 * varied + 0.1 * doubt)
-                weight = weight + fading
-    assert float(loss.detach()) == pytest.approx(float(total / weight), abs=1e-6)
-
-
-def test_a_block_draft_begins_with_the_targets_layers() -> None:
-    """Those whose shapes fit, evenly spaced; it reads layers of the later half."""
-    target = tiny_target()
-    draft = BlockStudent(target, BlockRecipe(), torch.arange(259)).draft
-    first: Any = draft.model.layers[0]
-    assert torch.equal(first.mlp.up_proj.weight, target.model.layers[0].mlp.up_proj.weight)
-    assert [initial_layers(count, 30) for count in (1, 2, 3)] == [(0,), (0, 29), (0, 15, 29)]
-    assert [BlockRecipe(num_reads=2).reads(30), BlockRecipe().reads(30), BlockRecipe().reads(3)] == [
-        (15, 27), (15, 21, 27), (2, 3),
-    ]  # fmt: skip

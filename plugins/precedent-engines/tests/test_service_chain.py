@@ -96,14 +96,6 @@ def test_where_width_costs_the_chain_has_the_best_rate_of_all_paths(seed: int) -
     assert plan.expected_tokens == pytest.approx(1.0 + gain(found, known))
 
 
-def test_a_path_that_is_best_as_a_whole_gives_way_where_its_beginning_does_not_pay() -> None:
-    """The likelier first token is verified where only one pays, the longer path where width is free."""
-    proposal = Candidates.of("memory", [(1, ROOT, 0.5, 1), (2, ROOT, 0.4, 2), (3, 1, 0.99, 3), (4, 2, 0.99, 4)])
-    dear = CostCurve.through({1: 10.0, 2: 10.1, 3: 100.0})
-    assert chain(Planner(dear).plan_fixed([proposal], LIMITS)) == (1,)
-    assert chain(Planner(FREE).plan_fixed([proposal], LIMITS)) == (2, 3, 4)
-
-
 def test_a_chain_ends_with_an_end_token_and_at_the_limits() -> None:
     proposal = Candidates.of("memory", [(1, ROOT, 0.9, 1), (2, 0, 0.9, 2), (3, 1, 0.9, 3)])
     planner = Planner(FREE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 from helpers.services import END, Scripted, Serve, added, left_in, store
 
@@ -33,20 +32,6 @@ def test_a_stored_answer_is_drafted_followed_and_resumed(serve: Serve) -> None:
     session.committed([43])
     assert session.chain(16) == [44, 45, END]
     assert session.chain(0) == []
-
-
-def test_tokens_may_be_committed_in_pieces(serve: Serve) -> None:
-    service = serve()
-    store(service, ORDER)
-    whole, pieces = (service.begin(name, [1, 2, 3], **ASKED) for name in "ab")
-    for session in (whole, pieces):
-        session.chain(16)
-    whole.committed([40, 41, 42])
-    pieces.committed([40])
-    pieces.committed([])
-    pieces.committed(np.array([41, 42]))
-    assert whole.chain(16) == pieces.chain(16) == [43, 44, 45, END]
-    assert service.metrics().accepted_by_source == {"recall": 6}
 
 
 def test_the_prompt_and_a_prediction_are_drafted_from_without_a_store(serve: Serve, tokenizer: Any) -> None:
@@ -113,17 +98,6 @@ def test_an_accepted_draft_is_credited_to_the_completion_and_counted(serve: Serv
     assert (found.running, found.num_requests) == (0, 1)
     (kept,) = cache.list()
     assert (kept.accepted, kept.rejected) == (3, 1)
-
-
-def test_an_ended_session_drafts_nothing_and_its_id_is_free(serve: Serve) -> None:
-    service = serve()
-    store(service, ORDER)
-    session = service.begin("a", [1, 2], **ASKED)
-    session.end()
-    session.committed([40])
-    assert session.chain(16) == []
-    assert len(session.tree(16)) == 0
-    assert service.begin("a", [1, 2], **ASKED).chain(16) == ORDER
 
 
 def test_a_request_id_that_comes_twice_is_refused_and_the_first_goes_on(serve: Serve) -> None:

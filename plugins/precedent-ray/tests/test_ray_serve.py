@@ -130,17 +130,6 @@ def pid_of(cluster: RayCluster, replica: str) -> int:
     raise AssertionError(f"no process of replica {replica!r}")
 
 
-def test_a_new_replica_has_read_the_shared_memory_before_its_first_request(
-    cluster: RayCluster, keys: dict[str, str]
-) -> None:
-    """The one that replaced the killed one."""
-    found = cluster.figures(keys[TENANTS[0]])
-    fresh = [one for one in found.values() if one[ANSWERED] == 0]
-    assert fresh
-    assert all(one[AHEAD] == len(TENANTS) for one in fresh)
-    assert all(one[HELD] >= 200 for one in fresh)
-
-
 def test_a_replica_killed_in_the_middle_loses_nothing_that_was_acknowledged(
     cluster: RayCluster, keys: dict[str, str], plain: Plain, database: TemporaryServer
 ) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,11 +18,9 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters import Request
 from precedent.drafters.model.distribution import DraftedToken
-from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.engine.engine import Engine
-from precedent.errors import ConfigError, GenerationError, RequestCancelled, UnsupportedError
+from precedent.errors import ConfigError, GenerationError, UnsupportedError
 from precedent.planning.costs import CostCurve
-from precedent.planning.gate import PROBE_STEPS
 from precedent.planning.planner import Limits
 from precedent.runtime.background import AtOnce, Background
 from precedent.runtime.fence import Fences
@@ -32,7 +28,7 @@ from precedent.sampling.rng import Rng
 from precedent.target import TargetModel
 from precedent.target.load.first_layers import first_layers, layers_of
 from precedent.target.load.loading import load_draft
-from precedent.tree import Fixed, Sampled
+from precedent.tree import Fixed
 from precedent_research import pearl as pearl_module
 from precedent_research.pearl import PearlDrafter, PearlLoop, PearlPlanner, PearlSession, PearlSource
 from precedent_testing.drafters import OracleDrafter, RandomDrafter
@@ -244,15 +240,6 @@ def num_draws(planner: PearlPlanner, behind: int, at_hand: int) -> int:
     return planner.plan([], {"draft-model": PearlSource(behind, at_hand=at_hand)}, LIMITS).draws["draft-model"]
 
 
-@pytest.mark.parametrize(("acceptance", "milliseconds"), [(0.9, 0.0), (0.5, 0.2), (0.7, 4.0)])
-def test_what_is_shown_is_the_best_number_as_far_as_it_is_there(acceptance: float, milliseconds: float) -> None:
-    """Never another number because fewer are at hand; and what samples cost when they were made does not count."""
-    planner = planner_that_knows(acceptance, milliseconds)
-    shown = [num_draws(planner, 1, ready) for ready in range(1, 9)]
-    assert shown == [min(shown[-1], ready) for ready in range(1, 9)]
-    assert shown[-1] > 0
-
-
 def planner_that_knows(acceptance: float, milliseconds: float) -> PearlPlanner:
     """Forwards take 10 milliseconds and a twentieth more per row; a sample is known to take so long."""
     planner = PearlPlanner(CostCurve())
@@ -270,38 +257,6 @@ def test_a_cheap_draft_is_waited_for_and_a_dear_one_is_not() -> None:
         planner = planner_that_knows(0.8, milliseconds)
         assert bool(num_draws(planner, 1, 0)) == waits
         assert num_draws(planner, 400, 0) == 0
-
-
-def simulated_rate(acceptance: float, number: int, milliseconds: float, *, waits: bool) -> float:
-    """Tokens per millisecond of one way to go on when nothing is at hand, by simulation."""
-    choose, tokens, time, ready = random.Random(0), 0, 0.0, False
-    for _ in range(60_000):
-        shown = number if ready or waits else 0
-        time += 10.0 + 0.5 * shown + (0.0 if ready else milliseconds * shown)
-        accepted = next((i for i in range(shown + 1) if choose.random() >= acceptance), shown + 1)
-        tokens, ready = tokens + min(accepted, shown) + 1, accepted == shown + 1
-    return tokens / time
-
-
-@pytest.mark.parametrize("acceptance", [0.5, 0.8])
-@pytest.mark.parametrize("milliseconds", [0.2, 0.8, 1.6, 3.0])
-def test_waiting_or_not_is_decided_as_a_simulation_decides(acceptance: float, milliseconds: float) -> None:
-    """The closed form against the simulation, where the two ways differ by more than its noise."""
-    planner = planner_that_knows(acceptance, milliseconds)
-    waiting, beside = (simulated_rate(acceptance, 4, milliseconds, waits=waits) for waits in (True, False))
-    if abs(waiting / beside - 1.0) > 0.02:
-        assert planner._pays_to_wait("draft-model", 4, 1, 4 * milliseconds) == (waiting > beside)
-
-
-def test_a_draft_model_that_is_waited_for_in_vain_is_left_alone() -> None:
-    """After some steps; one whose samples are accepted is not, if the waits are short."""
-    for acceptance, waited, goes_on in ((0.01, 5.0, False), (0.8, 0.5, True)):
-        planner = planner_that_knows(acceptance, 1.0)
-        for _ in range(PROBE_STEPS):
-            assert planner.num_draws_ahead("draft-model", 1, LIMITS) == 7
-            planner.observe_wait("draft-model", 1, waited)
-        assert bool(planner.num_draws_ahead("draft-model", 1, LIMITS)) == goes_on
-    assert planner.num_draws_ahead("draft-model", 1, Limits(8, 0, 40, frozenset())) == 0
 
 
 # Engines
@@ -335,25 +290,6 @@ def test_an_engine_answers_as_without(sampling: SamplingParams, monkeypatch: pyt
         assert [result.token_ids for result in results] == [plain] * 3
     assert all(result.stats.extra["num_lookaheads_used"] > 0 for result in results)  # in place: whatever the clock says
     assert all(result.stats.accepted_by_source["draft-model"] > 0 for result in results)
-
-
-def test_a_cancelled_request_leaves_an_engine_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cancelled in the middle of an answer, while the draft model is ahead; the next one is the plain one."""
-    model, draft = tiny_causal_lm(scale=2.0), tiny_causal_lm(scale=2.0)
-    long, short = SamplingParams(max_tokens=400), SamplingParams(max_tokens=24)
-    with engine_on(model, None) as engine:
-        plain = engine.submit(PROMPT_OF_ENGINE, short).result().token_ids
-    with engine_on(model, draft, loop="pearl") as engine:
-        generation = engine.submit(PROMPT_OF_ENGINE, long)
-        for _ in generation:
-            break
-        with pytest.raises(RequestCancelled):
-            generation.result()
-        while engine.metrics().num_requests_running:
-            time.sleep(0.001)  # its caller knows before its place is free
-        assert engine.submit(PROMPT_OF_ENGINE, short).result().token_ids == plain
-        kept = engine._drafters["draft-model"].pool  # type: ignore[attr-defined]
-        assert len(kept._idle) == 1  # the second request went on where the first one was left
 
 
 def test_the_thread_ends_with_the_engine() -> None:
@@ -397,13 +333,6 @@ def test_what_a_draft_shares_with_its_target_is_copied_to_another_device() -> No
     assert layers_of(beside)[0] is layers_of(model)[0]
     assert {parameter.device.type for parameter in elsewhere.parameters()} == {"meta"}
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
-
-
-def test_distributions_are_handed_on_to_where_the_target_verifies() -> None:
-    """The row moves, what was excluded stays."""
-    drafter = DraftModelDrafter(TargetModel(tiny_causal_lm()), hand_to=torch.device("meta"))
-    distribution = drafter.handed_on(Sampled(torch.tensor([0.5, 0.5]), (1,)))
-    assert (distribution.row.device.type, distribution.excluded) == ("meta", (1,))
 
 
 # On a GPU

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -26,28 +25,24 @@ from helpers.tiny_judge import (
     train_tiny_judge,
     value_of,
 )
-from sklearn.metrics import roc_auc_score
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, ModelLoadError, PromptError, UnsupportedError
 from precedent.planning.costs import CostCurve
-from precedent.target.fingerprints import name_of
 from precedent.text.prompt import render_prompt
 from precedent.text.traces import Trajectory
 from precedent_research.fitting import (
     Examples,
     area_under_curve,
-    cross_validated,
     fit,
     folded,
-    interval_of_area,
     probabilities_of,
     threshold_of,
 )
 from precedent_research.judge import JUDGE_FILE, OF_ROWS, Rejected, TrainedJudge, features_of
-from precedent_research.judge_training import LABELS_FOLDER, WORK_FOLDER, JudgeRecipe, Piece, report_of
+from precedent_research.judge_training import LABELS_FOLDER, WORK_FOLDER, Piece, report_of
 from precedent_research.reruns import Replaced, RerunEngine, Turn, last_lines, load_outcome, prompts_of
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -162,21 +157,6 @@ def test_a_judge_learns_anew_from_earlier_labels(folder: Path, tmp_path: Path) -
         train_tiny_judge(tmp_path / "none", labels=tmp_path)
 
 
-@pytest.mark.parametrize("keep", [0.6, 0.9])
-def test_a_judge_of_one_number_clips_it_where_the_wanted_share_stays_rejected(
-    keep: float, folder: Path, tmp_path: Path
-) -> None:
-    """Of the examples that it learned from; all that it overrules lie on one side of the others."""
-    recipe = replace(RECIPE, features=("divergence",), keep=keep)
-    trained = train_tiny_judge(tmp_path / "judge", recipe, labels=folder / LABELS_FOLDER)
-    judge, learned = TrainedJudge.load(tmp_path / "judge"), trained.learned
-    overruled = [judge.probability(values) < judge.threshold for values in learned.features.tolist()]
-    changing = [found for found, label in zip(overruled, learned.labels.tolist(), strict=True) if label]
-    assert sum(changing) == int((1.0 - keep) * len(changing) + 1e-9)
-    ranked = [found for _, found in sorted(zip(learned.features[:, 0].tolist(), overruled, strict=True))]
-    assert ranked in (sorted(ranked), sorted(ranked, reverse=True))
-
-
 def test_a_run_that_fails_without_a_draft_is_left_out(tmp_path: Path) -> None:
     def failing(run: Trajectory, model: Any) -> object:
         return None if run.number == 1 else outcome(run, model)
@@ -224,7 +204,7 @@ def test_the_report_says_what_was_learned_and_what_is_let_through(folder: Path) 
     recipe = replace(RECIPE, features=(*OF_ROWS, "hidden"))
     trained = train_tiny_judge(folder.parent / "again", recipe, labels=folder / LABELS_FOLDER)
     report = report_of(trained, recipe)
-    assert [each["features"] for each in report["areas"]] == ["all", "all of rows", *OF_ROWS, "hidden"]
+    assert report["interval"][0] <= report["area"] <= report["interval"][1]
     assert report["learned"]["labels"] + report["held_out"]["labels"] == 24
     assert report["held_out"]["tasks"] == 2
     overruled = [
@@ -234,12 +214,6 @@ def test_the_report_says_what_was_learned_and_what_is_let_through(folder: Path) 
         if each.mismatch.features in [tuple(row) for row in trained.held_out.features.tolist()]
     ]
     assert report["held_out"]["overruled_changed"] == [overruled.count((True, True)), sum(c for _, c in overruled)]
-
-
-def test_a_saved_judge_names_what_it_was_trained_on(folder: Path) -> None:
-    judge = TrainedJudge.load(folder)
-    assert (judge.target, judge.draft, judge.outcome) == (name_of(tiny_target()), name_of(tiny_draft()), "tiny")
-    assert value_of("a", "b") == (97 + 98) % 3
 
 
 # Reruns
@@ -350,17 +324,6 @@ def examples(number: int = 120, width: int = 3, seed: int = 0) -> Examples:
     return Examples(features, labels, np.arange(number) % 12)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_area_is_that_of_scikit_learn(seed: int) -> None:
-    """With many ties, few of them, and none."""
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(2, size=40)
-    labels[:2] = 0, 1
-    for scores in (rng.normal(size=40), rng.integers(5, size=40).astype(float), np.zeros(40)):
-        assert area_under_curve(scores, labels) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
-    assert math.isnan(area_under_curve(np.zeros(3), np.ones(3, dtype=np.int64)))
-
-
 def test_the_folded_weights_are_the_fit_of_standardised_features() -> None:
     """With a penalty of 1 / strength where the likelihood is flat; a constant feature gets no weight."""
     known, strength = examples(), 0.3
@@ -376,16 +339,6 @@ def test_the_folded_weights_are_the_fit_of_standardised_features() -> None:
     assert area_under_curve(probabilities, known.labels) > 0.8
 
 
-def test_no_example_is_scored_by_a_fit_that_has_seen_its_task() -> None:
-    """If every task has labels of its own, unseen tasks are scored by chance; seen ones would not be."""
-    rng = np.random.default_rng(3)
-    tasks = np.repeat(np.arange(30), 4)
-    known = Examples(np.eye(30)[tasks], rng.integers(2, size=30)[tasks].astype(np.int64), tasks)
-    fitted = fit(known, 1.0)
-    assert area_under_curve(probabilities_of(fitted, known.features), known.labels) == 1.0
-    assert cross_validated(known, 1.0).area == pytest.approx(0.5, abs=0.05)
-
-
 @pytest.mark.parametrize(("keep", "lost"), [(1.0, 0), (0.9, 1), (0.75, 2), (0.5, 5)])
 def test_the_threshold_leaves_the_wanted_share_rejected_and_no_more(keep: float, lost: int) -> None:
     """Of ten examples that change the outcome, at most `lost` lie below it; a higher one would lose another."""
@@ -397,18 +350,6 @@ def test_the_threshold_leaves_the_wanted_share_rejected_and_no_more(keep: float,
     assert (probabilities[:10] <= threshold).sum() == lost + 1
 
 
-def test_the_interval_of_the_area_narrows_with_the_number_of_tasks() -> None:
-    """It holds the area, and resampling is repeatable."""
-    widths = []
-    for number in (60, 600):
-        known = examples(number)
-        low, high = interval_of_area(known.features[:, 0], known, 0)
-        assert (low, high) == interval_of_area(known.features[:, 0], known, 0)
-        assert low < area_under_curve(known.features[:, 0], known.labels) < high
-        widths.append(high - low)
-    assert widths[1] < widths[0] / 2
-
-
 def test_both_labels_must_occur_in_two_tasks() -> None:
     known = examples(6)
     for label, meaning in ((1, "leave the outcome as it is occur in 1"), (0, "change the outcome occur in 1")):
@@ -416,23 +357,6 @@ def test_both_labels_must_occur_in_two_tasks() -> None:
         labels[3] = 1 - label
         with pytest.raises(ConfigError, match=f"mismatches that {meaning} of the tasks"):
             Examples(known.features, labels, known.tasks).check()
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"features": ()}, "must be distinct names of log_prob, .*hidden"),
-        ({"features": ("margin", "margin")}, "must be distinct names"),
-        ({"features": ("colour",)}, "features=colour must be"),
-        ({"mismatches": 9}, "mismatches=9 must be at least 10"),
-        ({"strength": 0.0}, "strength=0.0 must be above 0"),
-        ({"held_out": 1.0}, "held_out=1.0 must lie between 0 and 1"),
-        ({"keep": math.nan}, "keep=nan must be above 0 and at most 1"),
-    ],
-)
-def test_a_recipe_that_cannot_be_is_refused(setting: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        JudgeRecipe(**setting)  # type: ignore[arg-type]
 
 
 # The command

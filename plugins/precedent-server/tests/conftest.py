@@ -17,6 +17,7 @@ from openai import AsyncOpenAI
 from pytest_socket import enable_socket
 
 from precedent.cache import SpeculationCache
+from precedent_server.access import NO_RULES, AccessRules
 from precedent_server.app import server_app
 from precedent_server.keys import KeyFile
 from precedent_server.serving import Served, Serving
@@ -87,9 +88,9 @@ def start_process() -> Callable[..., AbstractContextManager[tuple[Program, int]]
 
 def served_by(
     held: ExitStack, script: Any, *, limits: ServerLimits | None = None, keys: KeyFile | None = None,
-    kept_steps: int = 0, **engine: Any,
+    access: AccessRules = NO_RULES, kept_steps: int = 0, **engine: Any,
 ) -> Client:  # fmt: skip
     cache = held.enter_context(SpeculationCache.open(None, embedder=HashEmbedder()))
     running = held.enter_context(closing(scripted_model_engine(script, name="scripted", cache=cache, **engine)))
     served = Served.of("scripted", running, kept_steps=kept_steps)
-    return Client(held.enter_context(closing(Serving({"scripted": served}, limits, keys))))
+    return Client(held.enter_context(closing(Serving({"scripted": served}, limits, keys, access=access))))

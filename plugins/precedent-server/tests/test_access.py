@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from precedent_server.access import AccessRules
-from precedent_server.app import server_app
 from precedent_server.keys import KeyFile, add_key
-from precedent_server.serving import Served, Serving
+from precedent_server.serving import Served
 from precedent_testing.scripted_model import scripted_model_engine
 
 ASKED = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
 CHAT = "/v1/chat/completions"
 APP = "https://app.example.org"
-
-
-@pytest.fixture
-def serve() -> Iterator[Any]:
-    """Makes a client of a server under rules of access."""
-    with ExitStack() as held:
-
-        def served(*, keys: Any = None, hosts: Any = (), origins: Any = (), models: Any = None) -> httpx.AsyncClient:
-            if models is None:
-                engine = held.enter_context(closing(scripted_model_engine(lambda prompt: "x", name="scripted")))
-                models = {"scripted": Served.of("scripted", engine)}
-            access = AccessRules(tuple(hosts), tuple(origins))
-            serving = held.enter_context(closing(Serving(models, keys=keys, access=access)))
-            transport = httpx.ASGITransport(server_app(serving), raise_app_exceptions=False)
-            return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
-
-        yield served
 
 
 @pytest.mark.parametrize(
@@ -56,7 +36,7 @@ async def test_a_host_is_answered_if_it_is_allowed(
     serve: Any, path: Path, hosts: Any, answered: Any, refused: Any, with_key: bool
 ) -> None:
     headers = {"Authorization": f"Bearer {add_key(path, 'desk', 'shop')}"} if with_key else {}
-    client = serve(hosts=hosts, keys=KeyFile(path) if with_key else None)
+    client = serve(lambda prompt: "x", access=AccessRules(hosts), keys=KeyFile(path) if with_key else None)
     for host in (*answered, *refused):
         answer = await client.post(CHAT, json=ASKED, headers={**headers, "Host": host})
         allowed = host in answered or (with_key and not hosts)
@@ -67,13 +47,15 @@ async def test_a_host_is_answered_if_it_is_allowed(
 async def test_health_is_told_under_any_name_and_without_a_key(serve: Any, path: Path, hosts: Any) -> None:
     add_key(path, "desk", "shop")
     for keys in (None, KeyFile(path)):
-        answer = await serve(hosts=hosts, keys=keys).get("/health", headers={"Host": "10.0.0.7:8000"})
+        answer = await serve(["x"], access=AccessRules(hosts), keys=keys).get(
+            "/health", headers={"Host": "10.0.0.7:8000"}
+        )
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
 
 
 @pytest.mark.parametrize(("origin", "allowed"), [(APP, True), ("https://evil.org", False), (f"{APP}.evil.org", False)])
 async def test_a_page_of_an_allowed_origin_reads_answers(serve: Any, origin: str, allowed: bool) -> None:
-    client = serve(origins=[APP])
+    client = serve(lambda prompt: "x", access=AccessRules(cors_origins=(APP,)))
     wanted = {"Origin": origin, "Access-Control-Request-Method": "POST"}
     asked = {"Access-Control-Request-Headers": "authorization,content-type"}
     before = await client.options(CHAT, headers=wanted | asked)
@@ -107,15 +89,13 @@ async def test_a_redirect_does_not_lead_to_the_clients_host(client: Any, path: s
 
 
 async def test_an_unhandled_error_is_logged_as_500_with_its_id(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
-    class Failing(dict[str, Served]):
-        def __contains__(self, name: object) -> bool:
-            raise RuntimeError("unforeseen")
-
+    client = serve(["x"])
+    client.serving.models = None
     with caplog.at_level(logging.INFO, logger="precedent"):
-        answer = await serve(models=Failing()).post(CHAT, json=ASKED, headers={"X-Request-ID": "mine-1"})
+        answer = await client.post(CHAT, json=ASKED, headers={"X-Request-ID": "mine-1"})
     assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine-1")
     assert answer.json()["error"]["type"] == "server_error"
-    assert "unforeseen" not in answer.text
+    assert "NoneType" not in answer.text
     lines = [record.request for record in caplog.records if hasattr(record, "request")]
     assert [(line["status"], line["request_id"]) for line in lines] == [(500, "mine-1")]
     (failure,) = [record for record in caplog.records if record.levelno == logging.ERROR]
@@ -123,17 +103,15 @@ async def test_an_unhandled_error_is_logged_as_500_with_its_id(serve: Any, caplo
 
 
 async def test_a_model_says_what_it_can_do_and_its_other_names(serve: Any) -> None:
-    with (
-        closing(scripted_model_engine(lambda prompt: "x", name="desk")) as engine,
-        closing(scripted_model_engine(lambda prompt: "x", name="other")) as other,
-    ):
+    client = serve(lambda prompt: "x")
+    engine = client.serving.models["scripted"].engine
+    with closing(scripted_model_engine(lambda prompt: "x", name="other")) as other:
         named = (("desk", engine), ("alias", engine), ("other", other))
-        client = serve(models={name: Served.of(name, one) for name, one in named})
+        client.serving.models = {name: Served.of(name, one) for name, one in named}
         found = {one["id"]: one for one in (await client.get("/v1/models")).json()["data"]}
         metrics = (await client.get("/metrics")).text
     assert {name: one["aliases"] for name, one in found.items()} == {"desk": ["alias"], "alias": ["desk"], "other": []}
     assert {one["max_model_len"] for one in found.values()} == {engine.context_length}
-    can = {"tools": True, "structured_output": True, "reasoning": False, "embeddings": False}
-    assert found["desk"]["capabilities"] == can
+    can = {"tools": True, "structured_output": True, "reasoning": False, "embeddings": True}
+    assert (found["desk"]["capabilities"], found["other"]["capabilities"]["embeddings"]) == (can, False)
     assert metrics.count("vllm:num_requests_running{") == 2
-    assert 'model_name="desk"' in metrics

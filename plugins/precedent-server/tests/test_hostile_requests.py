@@ -173,7 +173,7 @@ def resident_mebibytes(process: Any) -> float:
     return int(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-@pytest.mark.parametrize("number", [100, pytest.param(10_000, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("number", [60, pytest.param(10_000, marks=pytest.mark.stress)])
 def test_a_server_under_fire(start_process: Any, number: int) -> None:
     ended, memory = Counter[str](), list[float]()
     with start_process(limits=LIMITS) as (process, port), ThreadPoolExecutor(8) as pool:

@@ -59,17 +59,6 @@ def test_without_a_tenants_completion_sglangs_arrays_pass_as_they_are(hook: Hook
     assert sorted(scheduler.proposed["a"]) == [[0], [0], [0], [0], [91, 92], [93]]
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_result_processed_between_two_steps_is_counted_once(schedule: Schedule, overlap: bool) -> None:
-    """As when a prefill runs in between: the last step's tokens are in `output_ids` and in `spec_info`."""
-    scheduler = schedule(overlap=overlap, width=3)
-    scheduler.add("a", [1, 2, 3], ORDER)
-    scheduler.step()
-    scheduler.add("b", [1, 2], ORDER)
-    assert scheduler.step() == {"a": 2, "b": 2}
-    assert scheduler.proposed == {"a": [[44, 45]], "b": [[41, 42]]}
-
-
 def test_each_tenant_has_its_own_server(service: DraftingService) -> None:
     """Another tenant's answer is never proposed, nor any without a tenant."""
     for tenant, accepted in (("north", 0), ("south", 3), (None, 0)):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.scripted_talk import NOT_CHATML, TALK, TOKENIZER, call, look_up, model
+from helpers.scripted_talk import NOT_CHATML, TOKENIZER, look_up, model
 from langchain.agents import create_agent
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
 from precedent.errors import ConfigError, GenerationError
 from precedent.langchain import ChatPrecedent
@@ -56,15 +55,6 @@ def test_an_agent_that_does_not_follow_it_is_told_where(place: int, line: tuple[
         return
     with pytest.raises(GenerationError, match=said):
         agent.invoke(QUESTION)
-
-
-def test_a_history_that_is_not_the_scripts_is_refused() -> None:
-    history = [*TALK[:1], HumanMessage("Where is order 7?"), AIMessage("", tool_calls=[call("7")])]
-    asked = [*history, ToolMessage("order 7 is open", tool_call_id="call 7")]
-    assert model(SCRIPT).invoke(asked).content == "It is open."
-    asked[2] = AIMessage("", tool_calls=[call("8")])
-    with pytest.raises(GenerationError, match="lacks the assistant message"):
-        model(SCRIPT).invoke(asked)
 
 
 def test_a_conversation_that_is_over_has_no_more_answers() -> None:

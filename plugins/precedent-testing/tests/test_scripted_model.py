@@ -19,7 +19,7 @@ from precedent.langchain import ChatPrecedent
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.lossless import assert_lossless as check
 from precedent_testing.pytest_plugin import EngineMaker, LosslessAssertion
-from precedent_testing.scripted_engine import ScriptedEngine, ScriptedText, pieces_of
+from precedent_testing.scripted_engine import ScriptedEngine
 from precedent_testing.scripted_model import scripted_tokenizer
 
 TOKENIZER = scripted_tokenizer()
@@ -54,51 +54,6 @@ def test_a_script_that_is_used_up_fails_the_request(precedent_engine: EngineMake
     engine = precedent_engine([])
     with pytest.raises(GenerationError, match="the script's 0 answers are used up"):
         engine.submit(ids("hi"), SamplingParams()).result()
-
-
-# Where an answer stands in its script
-
-
-def wishes(answer: str, said: str) -> list[str]:
-    """What may come next behind `said`, the best first."""
-    pieces = pieces_of(TOKENIZER)
-    return [pieces[token].decode() for token in ScriptedText(TOKENIZER, 0, answer).wishes(ids(said))]
-
-
-def lost(answer: str, said: list[int]) -> str | None:
-    return ScriptedText(TOKENIZER, 0, answer).lost(said)
-
-
-@given(st.text(max_size=40))
-def test_every_token_of_the_script_follows_the_ones_before(answer: str) -> None:
-    expected = (*ids(answer), END)
-    script = ScriptedText(TOKENIZER, 2, answer)
-    assert tuple(script.wishes((0, 0, *expected[:n]))[0] for n in range(len(expected))) == expected
-    assert not any(script.lost((0, 0, *expected[:n])) for n in range(len(expected) + 1))
-
-
-def test_layout_may_be_left_out_or_added() -> None:
-    assert [wish[0] for wish in wishes('{"a": 1}', '{"a":')[:2]] == [" ", "1"]
-    assert wishes('{"a": 1}', '{"a":1')[0] == "}"
-    assert wishes('{"a":1}', '{ "a" :\n')[0].startswith("1")
-    assert {" ", "\n"} < set(wishes('{"a":1}', '{"a":'))
-    assert not {" ", "\n"} & set(wishes('{"a":1}', '{"a": ')), "once at a place"
-
-
-@pytest.mark.parametrize(("answer", "said"), [("a b", "a"), ('{"a": "b c"}', '{"a": "b'), ("1 2", "1")])
-def test_other_white_space_is_part_of_the_answer(answer: str, said: str) -> None:
-    without = answer.replace(" ", "")
-    assert not any(wish.isspace() for wish in wishes(without, said.replace(" ", "")))
-    assert lost(answer, ids(without))
-    assert lost(without, ids(answer))
-
-
-def test_an_answer_that_left_the_script_ends() -> None:
-    assert wishes("abc", "abx") == ["<|im_end|>", '"', "}", "]"]
-    assert wishes("abc", "abc")[0] == "<|im_end|>"
-    assert lost("abc", ids("abx")) == "c"
-    assert lost("abc", [*ids("ab"), END]) == "c"
-    assert lost("abc", [*ids("abc"), END, *ids("behind the end")]) is None
 
 
 # Under a grammar: the script, or an error

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.scripted_talk import NOT_CHATML, TALK, TOKENIZER, Turns, damaged, look_up, model
+from helpers.scripted_talk import NOT_CHATML, TALK, TOKENIZER, Turns, damaged, model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from langchain.agents import create_agent
 from langchain_core.caches import InMemoryCache
 from langchain_core.messages import (
     AIMessage,
@@ -105,19 +104,6 @@ async def test_every_way_into_the_model_is_overheard(
     damaged(monkeypatch, DAMAGES["no earlier answer"])
     with pytest.raises(AssertionError, match="lacks the assistant message"):
         await ask()
-
-
-def test_an_agents_lost_results_do_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the script looks at: this one looks at nothing."""
-    calls = "".join(
-        f'<tool_call>\n{{"name": "look_up", "arguments": {{"number": "{n}"}}}}\n</tool_call>' for n in (7, 8)
-    )
-    agent = create_agent(model([calls, "Both are open."]), [look_up])
-    assert agent.invoke({"messages": [("user", "7 and 8?")]})["messages"][-1].content == "Both are open."
-    damaged(monkeypatch, lambda turns: [{**turn, "content": ""} if turn["role"] == "tool" else turn for turn in turns])
-    agent = create_agent(model([calls, "Both are open."]), [look_up])
-    with pytest.raises(AssertionError, match=r"lacks the tool message.*order 7 is open"):
-        agent.invoke({"messages": [("user", "7 and 8?")]})
 
 
 def test_a_prompt_that_is_not_chatml_is_searched_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 
 from precedent.errors import CacheError, UnsupportedError
 from precedent_engines import DraftingService
-from precedent_testing.scripted_model import scripted_tokenizer
 from precedent_vllm import Drafter
 from precedent_vllm.note import MAX_CHARACTERS, Note, seal
 from precedent_vllm.settings import Settings
@@ -27,14 +25,6 @@ def test_what_was_sampled_may_come_in_any_array(drafter: Drafter, runner: FakeRu
     runner.add("a", [1, 2, 3], NORTH)
     assert runner.step(drafter, {"a": [40]}, kind=kind) == {"a": [41, 42, 43, 44, 45, END]}
     assert runner.step(drafter, {"a": [41, 42, 43]}, kind=kind) == {"a": [44, 45, END]}
-
-
-def test_a_part_of_a_prompt_gets_no_draft_and_begins_its_search(drafter: Drafter, runner: FakeRunner) -> None:
-    """Nothing is sampled from it: its row is empty, the other rows are drafted for."""
-    runner.add("a", [1, 2, 3], NORTH)
-    runner.add("b", [1, 2], NORTH)
-    assert runner.step(drafter, {"b": [40, 41]}) == {"a": [], "b": [42, 43, 44, 45, END]}
-    assert runner.step(drafter, {"a": [40], "b": [42]}) == {"a": [41, 42, 43, 44, 45, END], "b": [43, 44, 45, END]}
 
 
 def test_the_search_begins_before_the_prompt_is_computed(
@@ -254,17 +244,6 @@ def test_a_store_that_is_away_leaves_the_prompt(
     assert drafter.counts()["precedent:store_failures"][""] >= 3
     runner.add("d", [1, 2, 3], NORTH)
     assert runner.step(drafter, {"d": [40]})["d"][:2] == [41, 42]
-
-
-@pytest.mark.parametrize(("of_two", "drafts"), [(1.1, True), (1e6, False)])
-def test_a_given_step_cost_decides_what_pays(tmp_path: Path, runner: FakeRunner, of_two: float, drafts: bool) -> None:
-    scripted_tokenizer().save_pretrained(tmp_path)
-    given = config()
-    given.model_config.tokenizer = str(tmp_path)
-    drafter = Drafter(given, FakeVllm(), Settings(step_cost={1: 1.0, 2: of_two}, secret=SECRET))
-    runner.add("a", [60, 61, 62, 63, 60, 61], NORTH)
-    assert bool(runner.step(drafter, {"a": [62]})["a"]) is drafts
-    drafter.close()
 
 
 @pytest.mark.parametrize("version", ["0.29.0", "0.32.0", "0.32.1+cpu", "0.33.0", "0.33.1rc1"])

@@ -227,10 +227,3 @@ def test_counts_are_written_where_they_changed(tmp_path: Path) -> None:
     assert f'precedent:spec_decode_num_accepted_tokens_total{{process="{process}",source="recall"}} 5\n' in text
     assert f'precedent:refused_requests_total{{process="{process}"}} 1\n' in text
     assert prometheus_text(None) == prometheus_text(tmp_path / "none") == ""
-
-
-def test_a_folder_that_is_gone_ends_the_counting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    publisher = Publisher(tmp_path / "gone", lambda: {"precedent:failed_steps": {"": 0}}, seconds=1e6)
-    publisher.write()
-    publisher.close()
-    assert caplog.text.count("cannot be written") == 1

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from helpers.vllm_fakes import ANSWER, ASK, PROMPT, SECRET, FakeServer, Wrap, asked, closed, kept, noted
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from precedent_testing.embedders import HashEmbedder
 from precedent_vllm.answers import Events, Gathered
@@ -248,27 +244,6 @@ async def test_the_end_of_the_server_waits_for_what_is_to_be_stored(wrap: Wrap, 
     assert kept(tmp_path) == [("north", tuple(ANSWER))]
 
 
-class Noting(HashEmbedder):
-    """Notes what it embedded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        self.texts += texts
-        return super().embed(texts)
-
-
-async def test_the_store_is_open_and_its_embedder_loaded_before_the_first_answer(wrap: Wrap, tmp_path: Path) -> None:
-    """An embedding model takes seconds to load: the second request would come before the first answer is stored."""
-    embedder = Noting()
-    app, server = wrap(tenant="north", embedder=embedder)
-    await asked(app, type="lifespan", state=server.state)
-    assert len(embedder.texts) == 1
-    assert kept(tmp_path) == []
-
-
 def test_a_store_that_is_not_ready_at_the_start_is_tried_again(
     tmp_path: Path, model_folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -281,19 +256,6 @@ def test_a_store_that_is_not_ready_at_the_start_is_tried_again(
     keeper.close()
     assert caplog.text.count("the store is not ready") == 1
     assert kept(tmp_path) == [("north", tuple(ANSWER))]
-
-
-def test_a_store_that_does_not_open_loses_answers_and_nothing_else(
-    tmp_path: Path, model_folder: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "cache.db").write_text("something else's")
-    settings = Settings(store=str(tmp_path / "cache.db"), embedder=HashEmbedder(), secret=SECRET)
-    keeper = Keeper(settings, model_folder)
-    keeper.keep([(PROMPT, ANSWER)], Note(tenant="north"), "m")
-    keeper.close()
-    counts = keeper.counts()
-    assert (counts["precedent:stored_answers"], counts["precedent:unstored_answers"]) == ({"": 0}, {"": 1})
-    assert "an answer was not stored" in caplog.text
 
 
 async def test_pieces_of_a_stream_may_end_anywhere(wrap: Wrap, model_folder: str) -> None:
@@ -312,16 +274,3 @@ async def test_pieces_of_a_stream_may_end_anywhere(wrap: Wrap, model_folder: str
         assert list(gathered.whole()) == [(PROMPT, ANSWER)]
 
     check()
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(),
-        lambda part: st.lists(part) | st.dictionaries(st.text(), part),
-    )
-)
-def test_any_answer_can_be_looked_at(answer: Any) -> None:
-    """What vLLM may come to answer one day is passed on, whatever it is."""
-    gathered = Gathered(shows_ids=False)
-    gathered.take(json.loads(json.dumps(answer)))
-    list(gathered.whole())

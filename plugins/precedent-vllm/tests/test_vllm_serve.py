@@ -159,15 +159,6 @@ def test_tenants_draft_from_their_own_answers_alone(server: VllmServer, plain: P
     assert settled(server, keys["lab"], before)[RECALLED] > 15
 
 
-def test_after_a_restart_the_store_is_drafted_from(server: VllmServer, plain: Plain, keys: dict[str, str]) -> None:
-    server.stop()
-    server.start()
-    before = server.resting()
-    assert chat(server.client(keys["desk"]), QUESTIONS[1]) == plain.answers[QUESTIONS[1]]
-    chat(server.client(keys["desk"]), QUESTIONS[1])  # the first may have ended before the store was read
-    assert settled(server, keys["desk"], before, 2)[RECALLED] > 15
-
-
 def test_a_killed_server_starts_again_over_a_whole_store(
     server: VllmServer, plain: Plain, keys: dict[str, str], place: Path
 ) -> None:

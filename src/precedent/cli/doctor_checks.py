@@ -27,7 +27,7 @@ from precedent.target.kv.layer_kinds import (
 from precedent.target.load import chat_template as templates
 from precedent.target.load.draft_folders import check_readable
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
-from precedent.target.load.gguf import read_end_tokens
+from precedent.target.load.gguf import KindInUse, kinds_in_use, open_gguf, read_end_tokens
 from precedent.target.load.loading import (
     auto_class,
     check_same_vocabulary,
@@ -36,6 +36,7 @@ from precedent.target.load.loading import (
     load_tokenizer,
     sampling_defaults,
 )
+from precedent.target.load.quantised_checkpoint import reads
 from precedent.target.load.source import find_source, gguf_file, with_base
 from precedent.target.load.weight_files import DISTRIBUTIONS, PACKAGES, faults_of, loads_dense, quant_method
 from precedent.target.support import check_loadable
@@ -73,10 +74,14 @@ def examine_files(
 ) -> Iterator[Finding]:
     """All findings about a model. Raises ModelLoadError if its config cannot be loaded."""
     config = load_config(model)
-    yield from _weights(model, config)
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    file = gguf_file(model)
+    kinds = [] if file is None else kinds_in_use(open_gguf(file), place)
+    yield from _weights(model, config, place)
+    yield from _kinds(kinds, place)
     yield from _layers(config)
     yield from _context(config)
-    yield from _memory(config, device)
+    yield from _memory(config, place, sum(kind.held for kind in kinds) or None)
     try:
         tokenizer = load_tokenizer(model, chat_template)
     except ModelLoadError as error:
@@ -93,16 +98,29 @@ def examine_files(
     yield _draft(draft_model, tokenizer, config)
 
 
-def _weights(model: str, config: Any) -> Iterator[Finding]:
+def _read_as_stored(model: str, config: Any, place: torch.device) -> bool:
+    """Whether a checkpoint in a folder is quantised in a way that is run without its package."""
+    folder = Path(model).expanduser()
+    if place.type != "cpu" or quant_method(config) is None or not folder.is_dir():
+        return False
+    try:
+        return reads(folder, config)
+    except ModelLoadError:  # what is wrong with the files is said elsewhere
+        return False
+
+
+def _weights(model: str, config: Any, place: torch.device) -> Iterator[Finding]:
     file, method = gguf_file(model), quant_method(config)
     if file is not None:
         yield Finding("file", "note", "GGUF, read as it is")
-    package = PACKAGES.get(method or "")
-    if method is not None and package is not None and importlib.util.find_spec(package) is None:
+    package, ours = PACKAGES.get(method or ""), _read_as_stored(model, config, place)
+    if ours:
+        yield Finding("quantised", "note", f"{method}: run as stored, without its package")
+    if method is not None and not ours and package is not None and importlib.util.find_spec(package) is None:
         said = f"weights in {method} need another package: pip install {DISTRIBUTIONS.get(package, package)}"
         yield Finding("quantised", "no", said, needed=True)
     if file is not None:
-        yield Finding("weights", "yes", "the header fits the file's size", needed=True)  # or the config was refused
+        yield Finding("weights", "yes", "every tensor lies in the file", needed=True)  # or the config was refused
         return
     source, adapter = with_base(find_source(model))
     if adapter is not None:
@@ -115,6 +133,14 @@ def _weights(model: str, config: Any) -> Iterator[Finding]:
         yield Finding("weights", "no", fault, needed=True)
     if not faults:
         yield Finding("weights", "yes", "the files are complete, and have the layers of the config", needed=True)
+
+
+def _kinds(kinds: list[KindInUse], place: torch.device) -> Iterator[Finding]:
+    """Each type of tensors in a GGUF file, and how it runs."""
+    for one in kinds:
+        stored = f"{one.count} tensors of {one.stored / GIGABYTE:.3f} GB"
+        how = "run as stored" if one.as_stored else f"ordinary weights of {one.held / GIGABYTE:.3f} GB on {place}"
+        yield Finding(f"type {one.kind}", "note", f"{stored}: {how}")
 
 
 def _layers(config: Any) -> Iterator[Finding]:
@@ -146,10 +172,11 @@ def _context(config: Any) -> Iterator[Finding]:
         yield Finding("context", "yes", f"{length:,} tokens for {both}")
 
 
-def _memory(config: Any, device: str | None) -> Iterator[Finding]:
-    place, method = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")), quant_method(config)
+def _memory(config: Any, place: torch.device, held: int | None) -> Iterator[Finding]:
+    """Whether the weights fit, and how many tokens beside them; `held` are their bytes where the file says them."""
+    method = quant_method(config)
     free, dense = free_bytes(place), method is None or loads_dense(method, place)
-    weights = _weight_bytes(config) if dense else None
+    weights = held or (_weight_bytes(config) if dense else None)
     if weights is None:
         why = "the config does not tell how large the weights are" if dense else f"weights packed by {method}"
         yield Finding("memory", "note", why)
@@ -157,10 +184,7 @@ def _memory(config: Any, device: str | None) -> Iterator[Finding]:
     if method is not None:
         said = f"stored in {method}, and dequantised on {place}: {weights / GIGABYTE:.2f} GB in memory"
         yield Finding("quantised", "note", said)
-    said, per_token = (
-        f"weights {weights / GIGABYTE:.2f} GB, {free / GIGABYTE:.2f} GB free on {place}",
-        _per_token(config),
-    )
+    said = f"weights {weights / GIGABYTE:.2f} GB, {free / GIGABYTE:.2f} GB free on {place}"
     if weights > free:
         yield Finding("memory", "no", f"{said}: use a smaller or a quantised model", needed=True)
         return

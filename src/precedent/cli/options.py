@@ -48,6 +48,10 @@ DtypeOption = Annotated[
     str | None,
     typer.Option("--dtype", help="float32, bfloat16, float16 or float64. Default: the stored dtype."),
 ]
+QuantizationOption = Annotated[
+    Literal["int8", "int4"] | None,
+    typer.Option("--quantization", help="Quantise the weights of a checkpoint while it is loaded, on a CPU."),
+]
 ChatTemplateOption = Annotated[
     str | None,
     typer.Option(

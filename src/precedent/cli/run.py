@@ -33,6 +33,7 @@ def run(
     loop: options.LoopOption = None,
     device: options.DeviceOption = None,
     dtype: options.DtypeOption = None,
+    quantization: options.QuantizationOption = None,
     chat_template: options.ChatTemplateOption = None,
     bitwise: Annotated[
         bool,
@@ -77,8 +78,8 @@ def run(
     with ExitStack() as stack:
         chosen = EngineOptions(
             draft_model=draft_model, cache=stack.enter_context(SpeculationCache.open(cache)) if cache else None,
-            device=device, draft_device=draft_device, dtype=dtype, chat_template=chat_template, bitwise=bitwise,
-            cuda_graphs=cuda_graphs, loop=loop,
+            device=device, draft_device=draft_device, dtype=dtype, quantization=quantization,
+            chat_template=chat_template, bitwise=bitwise, cuda_graphs=cuda_graphs, loop=loop,
         )  # fmt: skip
         progress.show(f"loading {target}")
         engine = stack.enter_context(closing(Engine.load(target, chosen)))

@@ -14,6 +14,7 @@ from precedent.decoding.stats import TARGET
 from precedent.langchain.telemetry import PROVIDER, Span, describe_result
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.text.answers import AnswerPieces, CallPiece, Piece
+from precedent.text.assembly import UNFINISHED
 from precedent.text.tool_formats import ReasoningPiece, TextPiece
 from precedent.text.tool_formats.json_text import ARGUMENTS, WHOLE, seal_of
 
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 
     from precedent.engine.engine import Emission, GenerationResult
     from precedent.text.answers import AnswerSyntax
-
-
-UNFINISHED = "�"
-"""The text of a token that holds only part of a character."""
 
 
 class AnswerChunks:

@@ -28,13 +28,14 @@ class EngineHolder:
     """Keeps the engines of one chat model, and of all copies made of it, alive.
 
     Copies share the holder, so an engine loaded for a short-lived copy stays loaded. `identity` is empty for models
-    loaded by name, else unique, so that two sets of weights of one name are never confused.
+    loaded by name, else unique, so that two sets of weights of one name are never confused. `told_of_no_tenant`: a
+    warning was given for a run without a tenant.
     """
 
     def __init__(self, *, engine: Engine | None = None, weights: tuple[Any, Any] | None = None) -> None:
         self._given, self.weights = engine, weights
         self._engines: dict[Hashable, Engine] = {}
-        self._said: set[str] = set()
+        self.told_of_no_tenant = False
         self.identity = uuid.uuid4().hex if engine is not None or weights is not None else ""
         with _NOTING:
             _HOLDERS.add(self)
@@ -55,12 +56,6 @@ class EngineHolder:
                 "pass model=NAME, and it is loaded where it arrives"
             )
         return type(self), ()
-
-    def once(self, say: Callable[[str], None], text: str) -> None:
-        """Call `say` with a text unless this model or a copy of it said the same before."""
-        if text not in self._said:
-            self._said.add(text)
-            say(text)
 
     def loaded(self, model: str, options: EngineOptions) -> Engine | None:
         """The engine of a model, None if it is not loaded yet."""

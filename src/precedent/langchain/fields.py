@@ -82,6 +82,7 @@ class EngineFields(CallFields):
     device: str | None = None
     draft_device: str | None = None
     dtype: str | None = None
+    quantization: str | None = None
     model_kwargs: dict[str, Any] | None = None
     chat_template: str | Path | None = None
     bitwise: StrictBool | None = None

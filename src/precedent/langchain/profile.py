@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.language_models import ModelProfile
 
@@ -28,30 +28,29 @@ if TYPE_CHECKING:
 CONFIG, ADAPTER_CONFIG, TOKENIZER_CONFIG = "config.json", "adapter_config.json", "tokenizer_config.json"
 
 
-class _Known(NamedTuple):
-    context_length: int
-    template: str
-    has_chatml: bool
+_Known = tuple[int, str, bool]
+"""Context length, the chat template for calls with tools, and whether the tokenizer has ChatML's tokens."""
 
-    def profile(self) -> ModelProfile:
-        """The profile of a model that is asked with tools by its own template or by the shipped one."""
-        own = re.search(r"\btools\b", self.template) is not None
-        form = format_of_template(self.template if own else hermes_template())
-        takes_tools = own or self.has_chatml
-        held = is_installed() and not (form is not None and form.channels)  # no grammar constrains answers in channels
-        found = {
-            "text_inputs": True,
-            **dict.fromkeys(("image_inputs", "pdf_inputs", "audio_inputs", "video_inputs"), False),
-            "text_outputs": True,
-            **dict.fromkeys(("image_outputs", "audio_outputs", "video_outputs"), False),
-            "temperature": True,
-            **dict.fromkeys(("max_input_tokens", "max_output_tokens"), self.context_length),
-            "tool_calling": takes_tools,
-            "structured_output": held,
-            "tool_choice": takes_tools and held and form is not None and form.arguments == "json",
-            "reasoning_output": any(tags.close in self.template for tags in REASONING),
-        }
-        return cast("ModelProfile", found)
+
+def _profile(context_length: int, template: str, has_chatml: bool) -> ModelProfile:
+    """The profile of a model that is asked with tools by its own template or by the shipped one."""
+    own = re.search(r"\btools\b", template) is not None
+    form = format_of_template(template if own else hermes_template())
+    takes_tools = own or has_chatml
+    held = is_installed() and not (form is not None and form.channels)  # no grammar constrains answers in channels
+    found = {
+        "text_inputs": True,
+        **dict.fromkeys(("image_inputs", "pdf_inputs", "audio_inputs", "video_inputs"), False),
+        "text_outputs": True,
+        **dict.fromkeys(("image_outputs", "audio_outputs", "video_outputs"), False),
+        "temperature": True,
+        **dict.fromkeys(("max_input_tokens", "max_output_tokens"), context_length),
+        "tool_calling": takes_tools,
+        "structured_output": held,
+        "tool_choice": takes_tools and held and form is not None and form.arguments == "json",
+        "reasoning_output": any(tags.close in template for tags in REASONING),
+    }
+    return cast("ModelProfile", found)
 
 
 def profile_of_engine(engine: Engine) -> ModelProfile:
@@ -67,7 +66,7 @@ def profile_of_weights(model: Any, tokenizer: PreTrainedTokenizerBase) -> ModelP
 
 
 def _of_tokenizer(length: int, tokenizer: PreTrainedTokenizerBase) -> ModelProfile:
-    return _Known(length, _with_tools(tokenizer.chat_template), knows_chatml(tokenizer)).profile()
+    return _profile(length, _with_tools(tokenizer.chat_template), knows_chatml(tokenizer))
 
 
 def profile_of_files(
@@ -82,9 +81,10 @@ def profile_of_files(
 
     try:
         known = _known(name, model_kwargs or {})
-        if known is not None and chat_template is not None:
-            known = known._replace(template=read_chat_template(chat_template))
-        return None if known is None else known.profile()
+        if known is None:
+            return None
+        length, template, has_chatml = known
+        return _profile(length, template if chat_template is None else read_chat_template(chat_template), has_chatml)
     except (ModelLoadError, ConfigError, OSError, ValueError):  # loading the model says what is wrong
         return None
 
@@ -99,7 +99,7 @@ def _known(name: str, model_kwargs: Mapping[str, Any]) -> _Known | None:
     if folder is None or not is_adapter(folder):
         return None if folder is None else _of_folder(folder, (folder / CONFIG).stat().st_mtime_ns)
     base, has_tokenizer = _known(base_of_adapter(folder), {}), (folder / TOKENIZER_CONFIG).is_file()
-    return _Known(base.context_length, *_tokenizer_in(folder)) if base is not None and has_tokenizer else base
+    return (base[0], *_tokenizer_in(folder)) if base is not None and has_tokenizer else base
 
 
 def _downloaded(name: str, model_kwargs: Mapping[str, Any]) -> Path | None:
@@ -123,7 +123,7 @@ def _of_folder(folder: Path, changed: int) -> _Known:
 
     with quiet():
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    return _Known(context_length(config.get_text_config()), *_tokenizer_in(folder))
+    return context_length(config.get_text_config()), *_tokenizer_in(folder)
 
 
 def _tokenizer_in(folder: Path) -> tuple[str, bool]:
@@ -154,4 +154,4 @@ def _of_gguf(file: Path, changed: int) -> _Known:
     if not isinstance(length, int):
         raise ModelLoadError(f"{file} does not say its context length")
     has_chatml = CHATML in header.get("tokenizer.ggml.tokens", ())
-    return _Known(length, str(header.get("tokenizer.chat_template", "")), has_chatml)
+    return length, str(header.get("tokenizer.chat_template", "")), has_chatml

@@ -56,15 +56,6 @@ def _wrapping(schema: Any) -> Mapping[str, Any] | None:
     return schema if "schema" in schema and "name" in schema else None
 
 
-def schema_of(response_format: Any) -> tuple[Mapping[str, Any] | None, bool | None]:
-    """The JSON Schema that a `response_format` asks for (None for text), and its `strict`.
-
-    Raises ConfigError for what `asked_format` cannot read.
-    """
-    kind, schema, strict = asked_format(response_format)
-    return {"type": "object"} if kind == "json_object" else schema, strict
-
-
 def asked_format(response_format: Any) -> tuple[str, Mapping[str, Any] | None, bool | None]:
     """The type, "text", "json_object" or "json_schema", with the schema of the last and its `strict`.
 

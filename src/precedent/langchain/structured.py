@@ -22,7 +22,7 @@ from precedent.grammar import (
     unenforceable,
 )
 from precedent.langchain.arguments import parallel_calls, strictness
-from precedent.langchain.schemas import schema_of
+from precedent.langchain.schemas import asked_format
 from precedent.langchain.tools import ANY, AUTO
 from precedent.runtime.plain_values import check_plain
 
@@ -100,7 +100,8 @@ class AnswerRules:
         return own if self.strict == "auto" and isinstance(own, bool) else self.strict
 
     def _content(self) -> JsonSchema | None:
-        schema, own = schema_of(self.response_format)
+        kind, schema, own = asked_format(self.response_format)
+        schema = {"type": "object"} if kind == "json_object" else schema
         if schema is None:
             return None
         return self._schema(schema, "the schema of response_format", own or self._strictness({"strict": own}))

@@ -54,8 +54,9 @@ def tenant_of(model: EngineFields, settings: Mapping[str, Any], metadata: Mappin
     if model.tenant_from is None:
         return model.tenant
     named = usable_tenant(metadata)
-    if named is None:
-        model.engines.once(log.warning, "a run's metadata names no tenant: it neither reads nor writes the cache")
+    if named is None and not model.engines.told_of_no_tenant:
+        model.engines.told_of_no_tenant = True
+        log.warning("a run's metadata names no tenant: it neither reads nor writes the cache")
     return named or UnsharedTenant.new()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,18 +16,11 @@ while the forward that computes them may still be running.
 """
 
 
-@runtime_checkable
-class ForcesTokens(Protocol):
-    """A constraint that can tell cheaply where it allows only one token. Optional for a constraint."""
-
-    def forced(self, output_ids: Sequence[int]) -> tuple[int, ...]:
-        """The tokens that must follow `output_ids`, in order, up to the first place with a choice.
-
-        Each is the only token that the constraint does not mask after those before it. `()` is always correct, just
-        slower. Called once per step; the constraint's effect on rows must not depend on it.
-        """
-
-
 def forced_tokens(constraint: RowShaper, output_ids: Sequence[int]) -> tuple[int, ...]:
-    """The tokens that a constraint forces after `output_ids`; empty if it cannot tell."""
-    return tuple(constraint.forced(output_ids)) if isinstance(constraint, ForcesTokens) else ()
+    """The tokens that must follow `output_ids`, in order, up to the first place with a choice.
+
+    Asks the constraint's method `forced(output_ids)`, once per step; empty if it has none. Each token is the only one
+    that the constraint does not mask after those before it; an empty answer is always correct, just slower.
+    """
+    forced = getattr(constraint, "forced", None)
+    return () if forced is None else tuple(forced(output_ids))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -215,6 +215,15 @@ class QuantisedEmbedding(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}weight"] = self.quantised
+
+
+def rows_of(module: Any, ids: Tensor | slice) -> Tensor:
+    """Rows of the weight of a linear layer or an embedding, `[rows, in_features]`; in float32 where it is quantised."""
+    weight = getattr(module, "quantised", None)
+    if not isinstance(weight, QuantisedWeight):
+        return cast(Tensor, module.weight.detach()[ids])
+    found = torch.from_numpy(dequantised_rows(weight, ids if isinstance(ids, slice) else ids.reshape(-1).cpu().numpy()))
+    return found if isinstance(ids, slice) else found.view(*ids.shape, weight.in_features)
 
 
 def quantised_weights(model: nn.Module) -> dict[str, QuantisedWeight]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ import jinja2
 
 from precedent.errors import PromptError, UnsupportedError
 from precedent.runtime.plain_values import check_plain
-from precedent.runtime.process import Lock
 from precedent.text.codec import check_length
 from precedent.text.control_tokens import Markers
 from precedent.text.end_tokens import end_tokens
@@ -154,7 +152,7 @@ def template_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
     """
     own = _own_template(tokenizer, has_tools)
     needs_tools = has_tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
-    if own is not None and (not needs_tools or _takes_tools(own)):
+    if own is not None and (not needs_tools or re.search(r"\btools\b", own)):
         if has_tools and format_of_template(own) is None and not reads_calls(tokenizer):
             known = ", ".join(form.name for form in known_formats())
             raise UnsupportedError(
@@ -194,10 +192,6 @@ def _own_template(tokenizer: PreTrainedTokenizerBase, has_tools: bool) -> str | 
     if isinstance(own, Mapping):  # several named templates
         own = (own.get("tool_use") if has_tools else None) or own.get("default")
     return None if own is None else str(own)
-
-
-def _takes_tools(template: str) -> bool:
-    return re.search(r"\btools\b", template) is not None
 
 
 def _check_messages(messages: Sequence[Message]) -> None:
@@ -308,8 +302,7 @@ class FixedPart:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._known: OrderedDict[str, list[int]] = OrderedDict()
-        self._lock = Lock()
+        self._known: dict[str, list[int]] = {}
 
     def length(
         self,
@@ -321,11 +314,11 @@ class FixedPart:
         """Number of tokens of a rendered prompt's fixed beginning; 0 if it does not begin as others would."""
         system = list(takewhile(lambda message: message["role"] == "system", messages))
         key = json.dumps([system, tools, repr(settings)], default=str)
-        with self._lock:
-            beginning = self._known.get(key)
+        beginning = self._known.get(key)
         if beginning is None or not _begins(prompt_ids, beginning):  # a template may write today's date
-            beginning = self._common(system, tools, settings)
-            self._remember(key, beginning)
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            beginning = self._known[key] = self._common(system, tools, settings)
         return len(beginning) if _begins(prompt_ids, beginning) else 0
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -344,13 +337,6 @@ class FixedPart:
             return []
         pairs = takewhile(lambda pair: pair[0] == pair[1], zip(*prompts, strict=False))
         return [token for token, _ in pairs]
-
-    def _remember(self, key: str, beginning: list[int]) -> None:
-        with self._lock:
-            self._known[key] = beginning
-            self._known.move_to_end(key)
-            while len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
 
 
 def _begins(prompt_ids: Sequence[int], beginning: list[int]) -> bool:

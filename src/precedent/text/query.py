@@ -21,7 +21,8 @@ _BLANK = re.compile(r"\s+")
 
 def recall_query(messages: Sequence[Mapping[str, Any]]) -> str:
     """Build the query for messages (`role`, `content`, `tool_calls`): recent actions, then the last messages."""
-    actions = _recent_actions(messages)
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
+    actions = [call["function"]["name"] for call in calls[-NUM_ACTIONS:]]
     spoken = [message for message in messages if message["role"] != "system" and message["content"].strip()]
     lines = [f"actions: {' '.join(actions)}"] if actions else []
     for message in reversed(spoken[-NUM_MESSAGES:]):
@@ -32,11 +33,6 @@ def recall_query(messages: Sequence[Mapping[str, Any]]) -> str:
 def prompt_query(text: str) -> str:
     """Build the query for a prompt of which only the text is known: from its end, as if a user had said it."""
     return recall_query([{"role": "user", "content": text.strip()[-CHARACTERS_PER_MESSAGE:]}])
-
-
-def _recent_actions(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = [call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()]
-    return names[-NUM_ACTIONS:]
 
 
 def _without_slots(text: str) -> str:

@@ -58,7 +58,8 @@ class TemplateSettings:
             if name in _reserved(tokenizer):
                 raise ConfigError(f"chat_template_kwargs cannot replace {name!r}, which comes from the conversation")
             if name not in readable:
-                raise ConfigError(f"the model's chat template does not read {name!r}; {_hint(name, readable)}")
+                known = ", ".join(readable) or "no variable of a caller"
+                raise ConfigError(f"the model's chat template does not read {name!r}; it reads {known}")
         switched = {} if self.reasoning is None else {_switch(self.reasoning, readable): self.reasoning}
         if twice := switched.keys() & self.variables.keys():
             raise ConfigError(f"reasoning= and chat_template_kwargs both set {min(twice)!r}: give one of them")
@@ -116,7 +117,3 @@ def _switch(reasoning: bool | str, readable: list[str]) -> str:
         f"reasoning={reasoning!r}: this model's chat template has no switch for thinking "
         f"({', '.join((*SWITCHES, EFFORT))}): leave it out"
     )
-
-
-def _hint(name: str, readable: list[str]) -> str:
-    return f"it reads {', '.join(readable) or 'no variable of a caller'}"

@@ -140,7 +140,7 @@ class RowWeights(Weights):
         return state.after_rejecting_fixed(self.tree.token_ids[candidate.child])
 
     def _entering(self, node: int) -> float:
-        if node == ROOT or not self.is_lazy(node):
+        if node == ROOT or not self.lazy:
             return 1.0
         return self.acceptance(self.tree.parents[node], self._first_test[node])
 

@@ -54,10 +54,6 @@ class Weights(ABC):
         """Ordinal of the first of its parent's tests that proposes `node`."""
         return self._first_test[node]
 
-    def is_lazy(self, node: int) -> bool:
-        """Whether `node` is tested after its subtree rather than before it."""
-        return self.lazy
-
     @abstractmethod
     def acceptance(self, node: int, ordinal: int) -> float:
         """Probability w that this test below `node` accepts, given that all earlier ones rejected."""
@@ -94,11 +90,11 @@ def walk(weights: Weights, rng: Rng, start: int = ROOT) -> Verdict:
         if ordinal < len(tests):
             child, acceptance = tests[ordinal].child, weights.acceptance(node, ordinal)
             purpose = ACCEPT if acceptance > 0.0 and weights.first_test(child) == ordinal else f"{ACCEPT} {ordinal}"
-            if acceptance > 0.0 and (weights.is_lazy(child) or rng.bernoulli(acceptance, child, purpose)):
+            if acceptance > 0.0 and (weights.lazy or rng.bernoulli(acceptance, child, purpose)):
                 node, ordinal = child, 0
             else:
                 ordinal += 1
-        elif node == start or not weights.is_lazy(node) or rng.bernoulli(weights.remaining(node), node, ACCEPT):
+        elif node == start or not weights.lazy or rng.bernoulli(weights.remaining(node), node, ACCEPT):
             return _finish(weights, node, rng)
         else:
             node, ordinal = weights.tree.parents[node], weights.first_test(node) + 1

@@ -51,7 +51,7 @@ def schedule(weights: Weights, first_row: int, first_slot: int) -> Iterator[Sche
         for ordinal, candidate in enumerate(candidates):
             when = (stage + ordinal, 0 if ordinal else level)
             is_live = candidate.child != NULL and weights.first_test(candidate.child) == ordinal
-            is_deferred = is_live and weights.is_lazy(candidate.child)
+            is_deferred = is_live and weights.lazy
             if is_deferred:
                 known[candidate.child] = (when[0], when[1] + 1)
             token = weights.tree.token_ids[candidate.child] if candidate.child != NULL else 0

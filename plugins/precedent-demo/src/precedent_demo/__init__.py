@@ -7,9 +7,12 @@ for request in make_requests("B", full=False, seed=0):
 
 from __future__ import annotations
 
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
-from precedent_demo import workflows
+from precedent.errors import ConfigError
+from precedent_demo import database
 from precedent_demo.conversation import (
     MAX_TOKENS_PER_TURN,
     SYSTEM_PROMPT,
@@ -20,6 +23,7 @@ from precedent_demo.conversation import (
 from precedent_demo.desk import OrderDesk, PolicyError
 from precedent_demo.requests import Call, Goal, Request
 from precedent_demo.tools import READ_ONLY, make_tools
+from precedent_demo.workflows import SIZES, generate_requests
 
 __all__ = [
     "MAX_TOKENS_PER_TURN",
@@ -47,7 +51,7 @@ def make_database(seed: int, split: str = "held-out") -> OrderDesk:
 
     The adapter is trained on the split "train". Raises ConfigError for an unknown split.
     """
-    return OrderDesk.from_seed(seed, split)
+    return OrderDesk(database.build(seed, split))
 
 
 def make_requests(set_name: str, full: bool = False, seed: int = 0) -> list[Request]:
@@ -55,11 +59,10 @@ def make_requests(set_name: str, full: bool = False, seed: int = 0) -> list[Requ
 
     Raises ConfigError for an unknown set name.
     """
-    desk = make_database(seed)
-    try:
-        return workflows.make_requests(set_name, full, seed, desk)
-    finally:
-        desk.close()
+    if set_name not in SIZES:
+        raise ConfigError(f"there is no request set {set_name!r}; choose A or B")
+    with closing(make_database(seed)) as desk:
+        return list(islice(generate_requests(set_name, seed, desk), SIZES[set_name][full]))
 
 
 def adapted_target(adapter: Path | None = None) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -122,16 +122,21 @@ def show(console: Console, results: Results) -> None:
     machine, plain = results["machine"], results["runs"][0]
     setting = f"{machine['target']}, {machine['dtype']}, {machine['device']}, temperature {results['temperature']}"
     title = f"{requests(plain['requests'])}, {plain['tokens']} tokens\n{setting}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    table.add_column("run", no_wrap=True)
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows(results):
-        table.add_row(*row)
-    console.print(table)
+    console.print(table_of(title, HEADINGS, rows(results)))
     for line in (*_sources(results), *_differences(results)):
         console.print(line, highlight=False)
     console.print(f"\n{verdict(results)}", soft_wrap=True, highlight=False)
+
+
+def table_of(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table whose first column names the run."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("run", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _sources(results: Results) -> Iterator[str]:

@@ -9,21 +9,20 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from precedent.cli.options import write_json
 from precedent.cli.progress import Progress
 from precedent_demo import READ_ONLY, CustomerInTheLoop, Request, Transcript, make_database, make_requests, run_request
 from precedent_demo.demo import Asked
+from precedent_demo.demo_report import table_of
 from precedent_demo.demo_runs import TENANT, Bench, Sample, loaded, rotated, speedup_keys, warm
 from precedent_run_ahead import RunAheadMiddleware
 
 WAYS = {"neither": "plain", "tokens only": "both", "tools only": "plain", "both": "both"}
 """The ways to measure, and the engine of each (`precedent_demo.demo_runs.WAYS`)."""
 
-HEADINGS = ("run", "s per\nrequest", "speed", "used of\nstarted", "used of\ncalls", "wasted", "equal", "solved")
+HEADINGS = ("s per\nrequest", "speed", "used of\nstarted", "used of\ncalls", "wasted", "equal", "solved")
 
 
 @dataclass(slots=True)
@@ -116,17 +115,8 @@ def show(console: Console, found: dict[str, Any]) -> None:
     """Print the table and what it says in words."""
     machine, rows = found["machine"], {row["name"]: row for row in found["runs"]}
     setting = f"{machine['target']}, {machine['dtype']}, reading takes {found['tool_latency']:g} s"
-    table = Table(title=f"{rows['neither']['requests']} requests\n{setting}", box=box.SIMPLE_HEAD, padding=0)
-    for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading == "run" else "right", no_wrap=True)
-    for row in found["runs"]:
-        ahead = row.get("run_ahead")
-        used = (f"{ahead['used']}/{ahead['started']}", f"{ahead['used']}/{ahead['calls']}") if ahead else ("–", "–")
-        times = f"{row['seconds_per_request']:.2f}", f"{row['speedup']:.2f}x"
-        same, of = row["equal_transcripts"]
-        outcome = f"{same}/{of}", f"{row['solved']}/{row['requests']}"
-        table.add_row(row["name"], *times, *used, str(row.get("wasted", "–")), *outcome)
-    console.print(table)
+    title = f"{rows['neither']['requests']} requests\n{setting}"
+    console.print(table_of(title, HEADINGS, map(_cells, found["runs"])))
     both, tokens = rows["both"], rows["tokens only"]
     less = 1 - both["seconds_per_request"] / tokens["seconds_per_request"]
     hidden, sources = both["share_of_reading_time_hidden"], both["run_ahead"]["by_source"].items()
@@ -137,3 +127,11 @@ def show(console: Console, found: dict[str, Any]) -> None:
         + ("." if hidden is None else f"; {hidden:.0%} of the reading time is hidden."),
         highlight=False,
     )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    ahead, (same, of) = row.get("run_ahead"), row["equal_transcripts"]
+    used = (f"{ahead['used']}/{ahead['started']}", f"{ahead['used']}/{ahead['calls']}") if ahead else ("–", "–")
+    times = f"{row['seconds_per_request']:.2f}", f"{row['speedup']:.2f}x"
+    outcome = f"{same}/{of}", f"{row['solved']}/{row['requests']}"
+    return [row["name"], *times, *used, str(row.get("wasted", "–")), *outcome]

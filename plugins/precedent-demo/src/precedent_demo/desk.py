@@ -7,7 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 from precedent.errors import PrecedentError
 from precedent_demo import database
@@ -26,11 +26,6 @@ class OrderDesk:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._lock = threading.RLock()
-
-    @classmethod
-    def from_seed(cls, seed: int, split: str = "held-out") -> Self:
-        """A desk with a new database (about 400 orders). Raises ConfigError for an unknown split."""
-        return cls(database.build(seed, split))
 
     def copy(self) -> OrderDesk:
         """An independent desk with the same rows."""

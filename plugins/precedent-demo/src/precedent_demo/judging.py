@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precedent.errors import PromptError
+from precedent_demo import make_database
 from precedent_demo.conversation import run_request
 from precedent_demo.desk import OrderDesk
 from precedent_demo.requests import Request
@@ -41,7 +42,7 @@ class DeskOutcome:
             raise PromptError(f"run {run.task!r} is none of the order desk: its task id is A01, or A01/7 with seed 7")
         set_name, number, seed = found["set"], int(found["number"]), int(found["seed"] or 0)
         if (set_name, seed) not in self._desks:
-            self._desks[set_name, seed] = OrderDesk.from_seed(seed, SPLITS[set_name]), []
+            self._desks[set_name, seed] = make_database(seed, SPLITS[set_name]), []
         desk, known = self._desks[set_name, seed]
         if len(known) < number:
             known[:] = islice(generate_requests(set_name, seed, desk), number)

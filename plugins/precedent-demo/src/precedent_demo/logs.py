@@ -17,6 +17,7 @@ from typing import Any
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from precedent.text.prompt import Message
+from precedent_demo import make_database
 from precedent_demo.conversation import SYSTEM_PROMPT
 from precedent_demo.desk import OrderDesk
 from precedent_demo.expert import Expert, Said, outcome
@@ -51,7 +52,7 @@ def expert_messages(request: Request, desk: OrderDesk, rng: random.Random) -> li
 @lru_cache(maxsize=1)
 def tool_schemas() -> tuple[dict[str, Any], ...]:
     """The tools in the form in which `create_agent` gives them to a chat model."""
-    desk = OrderDesk.from_seed(0)
+    desk = make_database(0)
     try:
         return tuple(convert_to_openai_tool(tool) for tool in make_tools(desk))
     finally:
@@ -60,7 +61,7 @@ def tool_schemas() -> tuple[dict[str, Any], ...]:
 
 def logged(set_name: str, seed: int) -> Iterator[dict[str, Any]]:
     """Endless conversations of a set on the database of `seed`; their task ids tell set, number and seed."""
-    desk, rng = OrderDesk.from_seed(seed, SPLITS[set_name]), random.Random(f"log {set_name} {seed}")
+    desk, rng = make_database(seed, SPLITS[set_name]), random.Random(f"log {set_name} {seed}")
     for request in generate_requests(set_name, seed, desk):
         yield {
             "task_id": f"{request.request_id}/{seed}" if seed else request.request_id,

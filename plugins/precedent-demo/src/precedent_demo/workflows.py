@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 from precedent.errors import ConfigError
@@ -64,16 +64,6 @@ WORKFLOWS: dict[str, Workflow] = {
 }
 ABOUT_CUSTOMER = ("list orders", "my address", "my number")
 CHANGING = ("change address", "cancel", "return", "exchange")
-
-
-def make_requests(set_name: str, full: bool, seed: int, desk: OrderDesk) -> list[Request]:
-    """The requests of set "A" or "B" for the database of `desk`: 60 or 40 with `full`, else the first 30 or 15.
-
-    Raises ConfigError for an unknown set name.
-    """
-    if set_name not in SIZES:
-        raise ConfigError(f"there is no request set {set_name!r}; choose A or B")
-    return list(islice(generate_requests(set_name, seed, desk), SIZES[set_name][full]))
 
 
 def generate_requests(set_name: str, seed: int, desk: OrderDesk) -> Iterator[Request]:

@@ -22,8 +22,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from precedent.errors import ModelLoadError
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.kv.layer_kinds import context_length
+from precedent.target.quantised import rows_of
 from precedent_drafts.heads import HEAD_TOKENS, check_on_one_device, linear
-from precedent_drafts.trained import save_json, save_tensors
+from precedent_drafts.trained import read_as, save_json, save_tensors
 
 SETTINGS_FILE = "config.json"
 
@@ -87,18 +88,7 @@ class BlockSettings:
     @classmethod
     def read(cls, folder: Path) -> Self:
         """The settings in a folder. Raises ModelLoadError if this version does not understand them."""
-        try:
-            found: dict[str, Any] = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
-            if (found["kind"], found["format"]) != (KIND, FORMAT):
-                raise ModelLoadError(
-                    f"{folder} holds a {found['kind']} of format {found['format']}, and this reads {KIND} {FORMAT}: "
-                    "train it again"
-                )
-            return cls(**{**found, "reads": tuple(found["reads"])})
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ModelLoadError(
-                f"{folder / SETTINGS_FILE} cannot be read ({error!r}); train the draft again"
-            ) from error
+        return read_as(cls, folder / SETTINGS_FILE, kind=KIND, format=FORMAT)
 
 
 def holds_block_draft(place: str | Path) -> bool:
@@ -115,7 +105,7 @@ class MaskedInputs(nn.Module):
 
     def __init__(self, embeddings: Any, hidden_size: int, place: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        self.mask_id = int(embeddings.weight.shape[0])
+        self.mask_id = int(embeddings.num_embeddings)
         self.mask = nn.Parameter(torch.zeros(hidden_size, device=place, dtype=dtype))
         self._embeddings = (embeddings,)  # in a tuple: the target's, no part of this module's state
 
@@ -285,8 +275,8 @@ def new_block_draft(
         rope_parameters={"rope_type": "default", "rope_theta": settings.rope_theta},
     )  # fmt: skip
     head: Any = target.get_output_embeddings()
-    ids = token_ids.to(head.weight.device, torch.long)
-    rows = linear(head.weight.detach()[ids].to(dtype))
+    found = rows_of(head, token_ids.long())
+    rows, ids = linear(found.to(dtype)), token_ids.to(found.device, torch.long)
     draft = assembled(LlamaBlockDraft(config), settings, target.get_input_embeddings(), rows, ids, dtype)
     _initialise(draft)
     return draft

@@ -137,11 +137,11 @@ def _reads(draft: PublishedDraft, num_layers: int) -> tuple[int, ...]:
 def _parts_it_lacks(made: BlockDraft, draft: PublishedDraft, table: Any) -> Weights:
     """The mask, out of the embeddings; no Markov term, and a confidence that says nothing."""
     mask = value(draft, "mask_token_id")
-    if not isinstance(mask, int) or not 0 <= mask < table.weight.shape[0]:
+    if not isinstance(mask, int) or not 0 <= mask < table.num_embeddings:
         raise ModelLoadError(
-            f"{draft} has the mask token {mask!r}, and the embeddings have {table.weight.shape[0]} rows: give the "
+            f"{draft} has the mask token {mask!r}, and the embeddings have {table.num_embeddings} rows: give the "
             "target that it was trained for"
         )
     own = made.own_weights()
     nothing = {name: torch.zeros_like(own[name]) for name in own if name.startswith(("markov.", "confidence."))}
-    return nothing | {"mask": table.weight[mask].detach()}
+    return nothing | {"mask": table(torch.tensor(mask))}

@@ -14,11 +14,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from precedent.drafters.model.drafter import DraftModelDrafter
-from precedent.drafters.model.place import CATCH_UP_LIMIT, SlotOf
+from precedent.drafters.model.place import OwnPlace, SlotOf
 from precedent.drafters.request import Request
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import common_prefix
@@ -26,7 +25,8 @@ from precedent.target.contract import Slot
 from precedent.target.kv.cache import KVCache
 from precedent.target.model import TargetModel
 from precedent.target.prefix_pool import PrefixPool
-from precedent.tree import CandidateTree, chain
+from precedent.target.quantised import rows_of
+from precedent.tree import CandidateTree
 
 HEAD_TOKENS = "head.token_ids"
 """The tensor of a draft's folder with the token ids of its head, `[num_head_tokens]`, in increasing order."""
@@ -43,14 +43,23 @@ class RawEmbeddings(nn.Module):
         self._module = (module,)
 
     @property
-    def weight(self) -> Tensor:
-        """The table, `[vocab_size, hidden_size]`."""
-        weight: Tensor = self._module[0].weight
-        return weight
+    def weight(self) -> Any:
+        """The table, whose device is where token ids go; None where it is quantised."""
+        return getattr(self._module[0], "weight", None)
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the table."""
+        return int(self._module[0].num_embeddings)
+
+    @property
+    def embedding_dim(self) -> int:
+        """Width of the table."""
+        return int(self._module[0].embedding_dim)
 
     def or_own(self, table: Tensor) -> RawEmbeddings:
         """Embeddings of this table, `[vocab_size, hidden_size]`; these where it equals theirs in their dtype."""
-        theirs = self.weight
+        theirs = rows_of(self._module[0], slice(None))
         own = table.to(theirs.device, theirs.dtype)
         if own.shape == theirs.shape and torch.equal(own, theirs):
             return self
@@ -60,7 +69,7 @@ class RawEmbeddings(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Token ids `[...]` to their rows, `[..., hidden_size]`."""
-        return embedding(input_ids, self.weight)
+        return rows_of(self._module[0], input_ids)
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
@@ -85,9 +94,10 @@ class RestrictedHead(nn.Module):
     @classmethod
     def of(cls, head: Any, token_ids: Tensor) -> Self:
         """Some rows of a target's head, copied."""
-        ids = token_ids.to(head.weight.device, torch.long)
+        rows = rows_of(head, token_ids.long())
+        ids = token_ids.to(rows.device, torch.long)
         bias = None if head.bias is None else head.bias.detach()[ids]
-        return cls(linear(head.weight.detach()[ids], bias), ids, head.weight.shape[0])
+        return cls(linear(rows, bias), ids, head.out_features)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`[..., hidden_size]` to `[..., width]`, minus infinity for tokens that the head does not cover."""
@@ -120,8 +130,8 @@ class GivenStates(nn.Module):
 
     @property
     def weight(self) -> Any:
-        """The embeddings' weight, whose device is where token ids go."""
-        return self.embeddings.weight
+        """The embeddings' weight, whose device is where token ids go; None where it is quantised."""
+        return getattr(self.embeddings, "weight", None)
 
     def give(self, states: Sequence[Tensor]) -> None:
         """Hand in the states `[rows, hidden_size]` of each sequence; replaces what is left of earlier ones."""
@@ -193,7 +203,7 @@ def reading_hidden_states(head: PreTrainedModel, target: TargetModel, *, feeds_b
     return HeadModel(head, target.keep_hidden_states().of, feeds_back_normed=feeds_back_normed)
 
 
-class HeadPlace:
+class HeadPlace(OwnPlace):
     """A head's KV cache. It begins with a text's second token: each entry also reads what is before.
 
     Entries that read the target's states stay; those of drafted tokens are computed again once committed. A cache is
@@ -203,9 +213,7 @@ class HeadPlace:
     def __init__(
         self, model: HeadModel, pool: PrefixPool, tenant: str, context: list[int], target_slot: SlotOf
     ) -> None:
-        self._model, self._pool, self._context = model, pool, context
-        self._tenant = f"{context[0] if context else ''} {tenant}"
-        self._slot = pool.acquire(self._tenant, context[1:])
+        super().__init__(model, pool, f"{context[0] if context else ''} {tenant}", context)
         pool.drop(self._slot)  # never lent while in use: its end may be drafted
         self._settled = len(self._slot.token_ids)
         model.bind(self._slot, target_slot)
@@ -213,28 +221,27 @@ class HeadPlace:
     @property
     def behind(self) -> int:
         """Number of committed tokens that the KV cache lacks."""
-        text = self._context[1:]
-        return len(text) - min(self._settled, common_prefix(self._slot.token_ids, text))
+        return len(text := self._text()) - min(self._settled, common_prefix(self._slot.token_ids, text))
 
     def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree] | None:
-        """Rewind to what the target's states gave; returns what `OwnPlace` does, None after a single token."""
+        """Rewind to what the target's states gave; None after a single token."""
         assert not drafted, "a head drafts between two forwards of its target, never ahead"
-        text = self._context[1:]
-        if not text:
+        if not self._text():
             return None
-        known = min(self._settled, common_prefix(self._slot.token_ids, text[:-1]))
-        self._model.rewind(self._slot, known)
-        if len(text) - known > CATCH_UP_LIMIT:
-            self._model.prefill(self._slot, text)
-        self._slot.pending, *missed = text[len(self._slot.token_ids) :]
-        self._settled = len(text)
-        return self._slot, chain(missed)
+        self._drop_drafted()
+        found, self._settled = super().caught_up(drafted), len(self._text())
+        return found
 
     def leave(self) -> None:
         """Keep the KV cache for the conversation's next turn, without drafted tokens."""
-        slot, self._slot = self._slot, self._model.new_slot()
-        self._model.rewind(slot, min(self._settled, len(slot.token_ids)))
-        self._pool.release(self._tenant, slot)
+        self._drop_drafted()
+        super().leave()
+
+    def _drop_drafted(self) -> None:
+        self._model.rewind(self._slot, min(self._settled, len(self._slot.token_ids)))
+
+    def _text(self) -> list[int]:
+        return self._context[1:]
 
 
 class HeadDrafter(DraftModelDrafter):

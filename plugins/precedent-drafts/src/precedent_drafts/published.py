@@ -217,9 +217,9 @@ def own_or_borrowed_embeddings(
 ) -> RawEmbeddings:
     """A draft's own embeddings, or the target's where it has none, or equal ones. Takes them out of `weights`."""
     theirs, own = RawEmbeddings(target.get_input_embeddings()), weights.pop(EMBEDDINGS, None)
-    if own is None and theirs.weight.shape[1] != hidden_size:
+    if own is None and theirs.embedding_dim != hidden_size:
         raise ModelLoadError(
-            f"{draft} has no {EMBEDDINGS}, and the target's embeddings have {theirs.weight.shape[1]} numbers where it "
+            f"{draft} has no {EMBEDDINGS}, and the target's embeddings have {theirs.embedding_dim} numbers where it "
             f"reads {hidden_size}: give the target that it was trained for"
         )
     expected = target.config.get_text_config().vocab_size, hidden_size
@@ -239,7 +239,7 @@ def own_or_borrowed_rows(
     for name in (D2T, T2D):
         weights.pop(name, None)
     if own is None:
-        return (theirs if num_rows == width else RestrictedHead.of(theirs, ids).rows), ids
+        return (theirs if num_rows == width and hasattr(theirs, "weight") else RestrictedHead.of(theirs, ids).rows), ids
     if own.shape[1] != hidden_size:
         raise misshapen(draft, HEAD, own, (num_rows, hidden_size))
     return linear(own.to(target.device, target.dtype)), ids

@@ -48,6 +48,13 @@ class Condition(StrEnum):
     NONE = "none"
 
 
+class Fusion(StrEnum):
+    """How a chain that reads its target fuses its inputs."""
+
+    LINEAR = "linear"
+    TOKEN_GUIDED = "token-guided"
+
+
 CHAIN, CONDITIONED, BLOCK, EXIT = (
     "--kind chain", "--kind chain --condition target", "--kind block", "--kind exit",
 )  # fmt: skip
@@ -94,12 +101,6 @@ def train_draft(
         ),
     ] = None,
     layers: Annotated[int, typer.Option(min=1, max=3, help="Layers of a chain or block draft.")] = 2,
-    start: Annotated[
-        str,
-        typer.Option(
-            help="Its initial weights: the target's ends, or (a chain's) first or last layers, or a draft's folder."
-        ),
-    ] = "ends",
     head_tokens: Annotated[
         int, typer.Option(min=0, help="Size of its head, for the most frequent tokens; 0 is the whole vocabulary.")
     ] = 8192,
@@ -116,9 +117,7 @@ def train_draft(
         int,
         typer.Option(min=0, help="A token counts in a later pass if it was among so many likeliest; 0 counts all."),
     ] = 0,
-    fusion: Annotated[
-        str, typer.Option(help="How such a chain fuses tokens and states: linear or token-guided.")
-    ] = "linear",
+    fusion: Annotated[Fusion, typer.Option(help="How such a chain fuses tokens and states.")] = Fusion.LINEAR,
     block_size: Annotated[int, typer.Option(min=2, max=16, help="Positions of a block.")] = 8,
     iterations: Annotated[int, typer.Option(min=1, help="Forwards in which a block draft fills a block.")] = 1,
     context_tokens: Annotated[
@@ -173,9 +172,7 @@ def train_draft(
 def recipe_of(context: typer.Context, kind: Kind, condition: Condition | None) -> Recipe:
     """The recipe of the options. Raises ConfigError for a value out of range, and for an option of another kind."""
     from precedent_drafts.training.blocks import BlockRecipe
-    from precedent_drafts.training.chain import ChainRecipe
-    from precedent_drafts.training.conditioned import ConditionedRecipe
-    from precedent_drafts.training.exits import ExitRecipe
+    from precedent_drafts.training.chains import ChainRecipe, ConditionedRecipe, ExitRecipe
 
     recipes: Mapping[str, type[Recipe]] = {
         CHAIN: ChainRecipe, CONDITIONED: ConditionedRecipe, BLOCK: BlockRecipe, EXIT: ExitRecipe,
@@ -256,8 +253,11 @@ def _load(
     progress: Progress, target: str, device: str | None, dtype: str | None, chat_template: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     from precedent.target.load.loading import load_target
+    from precedent.target.load.source import gguf_file
 
     progress.show(f"loading {target}")
+    if dtype is None and gguf_file(target) is not None:
+        dtype = "bfloat16"  # gradients need ordinary weights
     return load_target(target, device=device, dtype=dtype, chat_template=chat_template)
 
 
@@ -295,7 +295,7 @@ def report_on(
     """The reports on drafts of any kind, on the target's answers to held-out prompts."""
     from precedent.target.fingerprints import name_of
     from precedent_drafts.training.lessons import Author
-    from precedent_drafts.training.measure import BlockReport, Measurement
+    from precedent_drafts.training.measure import Measurement
 
     others, first_seed = OtherPrograms(), seed + HELD_OUT_SEED
     progress.show("answering held-out prompts", 0, len(held_out))
@@ -305,19 +305,15 @@ def report_on(
     measurement = Measurement(model, texts, temperature)
     for name, draft in drafts.items():
         found = measurement.report(name, draft, partial(progress.show, f"measuring {name}"))
-        report.setdefault("blocks" if isinstance(found, BlockReport) else "drafts", []).append(
-            dataclasses.asdict(found)
-        )
+        report.setdefault("blocks" if "nodes" in found else "drafts", []).append(found)
     share = others.share()
     return report | {"others_cpu_share": None if share is None else round(share, 3)}
 
 
 def show_report(report: Mapping[str, Any]) -> None:
-    """Tables of a report."""
-    if "drafts" in report:
-        _show_chains(report["target"], report["drafts"])
-    if "blocks" in report:
-        _show_blocks(report["blocks"])
+    """A table of a report, and a warning if other programs disturbed it."""
+    if reports := [*report.get("drafts", ()), *report.get("blocks", ())]:
+        Console().print(_table(report["target"], reports))
     busy = report["others_cpu_share"]
     if busy is not None and busy > BUSY_SHARE:
         Console().print(
@@ -327,38 +323,19 @@ def show_report(report: Mapping[str, Any]) -> None:
         )
 
 
-def _show_chains(target: str, reports: Sequence[dict[str, Any]]) -> None:
-    table = _table(
-        f"target {target}: {reports[0]['target_milliseconds']:.1f} ms per step",
-        ("draft", "accepted", "same", "ms", "cost", "draws", "per step", "speed"),
-    )
+def _table(target: str, reports: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title=f"target {target}: {reports[0]['target_milliseconds']:.1f} ms per step")
+    for column in ("draft", "accepted", "same", "ms", "cost", "draws", "per step", "speed"):
+        table.add_column(column, justify="left" if column == "draft" else "right")
     for each in reports:
-        by_draw = each["acceptance_by_draw"]
+        if "nodes" in each:
+            accepted, same, draws = each["acceptance"], "", f"{each['nodes']} nodes"
+        else:
+            accepted, same, draws = each["acceptance_by_draw"], f"{each['agreement']:.3f}", str(each["best_draws"])
         table.add_row(
             Path(each["draft"]).name,
-            f"{by_draw[0]:.3f}" if len(by_draw) == 1 else " ".join(f"{share:.2f}" for share in by_draw),
-            f"{each['agreement']:.3f}", f"{each['draw_milliseconds']:.1f}", f"1/{1 / each['cost']:.1f}",
-            str(each["best_draws"]), f"{each['tokens_per_step']:.2f}", f"{each['speed']:.2f}x",
-        )  # fmt: skip
-    Console().print(table)
-
-
-def _show_blocks(reports: Sequence[dict[str, Any]]) -> None:
-    table = _table(
-        f"block drafts, target: {reports[0]['target_milliseconds']:.1f} ms per step",
-        ("draft", "accepted, by position", "ms", "cost", "nodes", "per step", "speed"),
-    )
-    for each in reports:
-        table.add_row(
-            Path(each["draft"]).name, " ".join(f"{share:.2f}" for share in each["acceptance"]),
-            f"{each['forward_milliseconds']:.1f}", f"1/{1 / each['cost']:.1f}", str(each["nodes"]),
+            " ".join(f"{share:.2f}" for share in accepted) if len(accepted) > 1 else f"{accepted[0]:.3f}",
+            same, f"{each['cost'] * each['target_milliseconds']:.1f}", f"1/{1 / each['cost']:.1f}", draws,
             f"{each['tokens_per_step']:.2f}", f"{each['speed']:.2f}x",
         )  # fmt: skip
-    Console().print(table)
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title)
-    for column in columns:
-        table.add_column(column, justify="left" if column == "draft" else "right")
     return table

@@ -20,14 +20,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from precedent.errors import ModelLoadError, UnsupportedError
+from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.load.first_layers import base_of, first_layers, frame_of, layers_of, whole
 from precedent_drafts.heads import HEAD_TOKENS, GivenStates, check_on_one_device, restrict_head
@@ -41,12 +41,13 @@ ADAPTER, FUSION = "adapter.", "fusion."
 """How the names of an adapter's and a fusion's weights begin in a draft's folder."""
 
 LINEAR, TOKEN_GUIDED = "linear", "token-guided"
-FUSIONS = (LINEAR, TOKEN_GUIDED)
 """How a draft fuses its inputs: EAGLE's linear map, or GRIFFIN's with a correction (2502.11018)."""
 
 EPSILON = 1e-6
 
 Weights = Mapping[str, Tensor]
+
+Settings = TypeVar("Settings")
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,18 @@ def save_tensors(path: Path, tensors: Weights, **metadata: str) -> None:
     with replacing(path) as partial:
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(kept, partial, {"format": "pt"} | metadata)
+
+
+def read_as(made: type[Settings], path: Path, /, **expected: Any) -> Settings:
+    """The settings in a JSON file. Raises ModelLoadError if it is damaged or does not have the `expected` values."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        for name, value in expected.items():
+            if found[name] != value:
+                raise ModelLoadError(f"{path} has {name} {found[name]}, this version reads {value}; train it again")
+        return made(**{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
+        raise ModelLoadError(f"{path} cannot be read ({error!r}); train it again") from error
 
 
 # Folders
@@ -126,15 +139,7 @@ def holds_draft(place: str | Path) -> bool:
 
 def read_settings(folder: Path) -> DraftSettings:
     """The content of `draft.json`. Raises ModelLoadError if this version does not understand it."""
-    try:
-        found = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
-        if found["format"] != FORMAT:
-            raise ModelLoadError(
-                f"the draft model {folder} has format {found['format']}, this version reads {FORMAT}; train it again"
-            )
-        return DraftSettings(**{**found, "initial_layers": tuple(found["initial_layers"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelLoadError(f"{folder / SETTINGS_FILE} cannot be read ({error!r}); train the draft again") from error
+    return read_as(DraftSettings, folder / SETTINGS_FILE, format=FORMAT)
 
 
 def load_weights(folder: Path, target: PreTrainedModel) -> tuple[DraftSettings, dict[str, Tensor]]:
@@ -199,6 +204,11 @@ def draft_beside(
     if HEAD_TOKENS in weights:
         restrict_head(draft, target, weights[HEAD_TOKENS])
     return whole(draft, target)
+
+
+def initial_layers(count: int, of: int) -> tuple[int, ...]:
+    """The layers with which training begins, of a target with so many: evenly spaced from first to last."""
+    return tuple(round(place * (of - 1) / max(1, count - 1)) for place in range(count))
 
 
 def initial_weights(target: PreTrainedModel, initial_layers: Sequence[int]) -> dict[str, Tensor]:
@@ -327,9 +337,10 @@ class ConditionedInputs(GivenStates):
 
 def fusion_of(kind: str, hidden_size: int) -> LinearFusion:
     """A fusion with new weights, of torch's global generator. Raises ModelLoadError for an unknown kind."""
-    if kind not in FUSIONS:
+    fusions = {LINEAR: LinearFusion, TOKEN_GUIDED: TokenGuidedFusion}
+    if kind not in fusions:
         raise ModelLoadError(f"the draft fuses its inputs in a way that this version does not know: {kind!r}")
-    return LinearFusion(hidden_size) if kind == LINEAR else TokenGuidedFusion(hidden_size)
+    return fusions[kind](hidden_size)
 
 
 def reads_hidden_states(model: Any) -> bool:

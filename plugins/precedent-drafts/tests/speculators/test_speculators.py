@@ -6,7 +6,6 @@ drafting: each reads the one before. `make test-speculators` runs this in an env
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -186,49 +185,6 @@ def test_eagle_heads_that_the_library_wrote(
     draft = eagle_of_the_library(target_folder, **EAGLES[variant])
     draft.save_pretrained(tmp_path / "head")
     compared(tmp_path / "head", draft, plain)
-
-
-def test_the_fixtures_are_what_the_library_writes(target_folder: Path, tmp_path: Path) -> None:
-    """Fields of configs and names of tensors in tests/helpers, which the other tests rely on."""
-    from safetensors.torch import load_file
-
-    drafts = {
-        "eagle3": (
-            eagle_of_the_library(target_folder, "llama", norm_before_residual=True),
-            published_heads.SPECULATORS,
-            published_heads.random_weights(published_heads.SPECULATORS),
-            {"embed_tokens.weight"},
-        ),
-        "dflash": (
-            dflash_of_the_library(target_folder),
-            published_heads.DFLASH,
-            published_heads.block_weights(published_heads.DFLASH, COVERED),
-            set(),
-        ),
-    }
-    for name, (draft, config, weights, besides) in drafts.items():
-        draft.save_pretrained(tmp_path / name)
-        written = json.loads((tmp_path / name / "config.json").read_text())
-        assert config.keys() <= written.keys(), name
-        assert config["speculators_config"].keys() == written["speculators_config"].keys()
-        assert load_file(tmp_path / name / "model.safetensors").keys() == weights.keys() | besides, name
-
-
-def test_the_library_reads_the_fixtures(target_folder: Path, plain: PreTrainedModel, tmp_path: Path) -> None:
-    """And computes from them what we do."""
-    from speculators import SpeculatorModel
-
-    config = json.loads(json.dumps(published_heads.SPECULATORS))
-    config["speculators_config"]["verifier"]["name_or_path"] = str(target_folder)
-    config["eagle_aux_hidden_state_layer_ids"] = list(READS)
-    weights = {
-        name: weight.float() if weight.is_floating_point() else weight
-        for name, weight in published_heads.random_weights(config).items()
-    }
-    folder = write_head(tmp_path, config, weights)
-    draft = SpeculatorModel.from_pretrained(str(folder), attn_implementation="eager")
-    draft.config.transformer_layer_config._attn_implementation = "eager"
-    compared(folder, eagerly(draft), plain)
 
 
 def eagerly(draft: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -16,7 +17,7 @@ from precedent.cache.records import check_tenant
 from precedent.cache.store_url import Place
 from precedent.config import SamplingParams
 from precedent.drafters import DrafterParts, Request, load_drafters
-from precedent.errors import ConfigError, EngineClosedError
+from precedent.errors import CacheError, CacheMismatchError, ConfigError, EngineClosedError
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Planner
 from precedent.planning.warm_up import compile_drafting
@@ -25,8 +26,6 @@ from precedent.runtime.fence import Fences
 from precedent.runtime.plain_values import shown
 from precedent.runtime.process import OfOneProcess, check_fork
 from precedent.text.templates import Template, Templates
-from precedent_engines.clock import Clock
-from precedent_engines.health import StoreHealth, check_tokenizer
 from precedent_engines.requests import (
     check_drafters,
     curve_of,
@@ -36,11 +35,13 @@ from precedent_engines.requests import (
     token_ids_of,
     whole_number,
 )
-from precedent_engines.session import Batch, DraftingSession
+from precedent_engines.session import Batch, Clock, DraftingSession
 from precedent_engines.tokenizer import codec_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_log = logging.getLogger(__name__)
 
 DRAFTERS = ("recall", "prompt", "template", "prediction")
 """The drafters of a service. Those that need a target model or its rows (draft-model, grammar) are refused."""
@@ -299,3 +300,47 @@ def _opened(store: SpeculationCache | Place | None, embedder: str | Embedder | N
     if embedder is not None:
         raise ConfigError("embedder is for a store given by its place: an open cache has one already, leave it out")
     return store
+
+
+class StoreHealth:
+    """Hears of every finished call to the store, on any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.failures, self.away = 0, False
+
+    def report(self, work: Future[Any]) -> None:
+        """Take note of a finished call; a cancelled one says nothing."""
+        if not work.cancelled():
+            self.note(work.exception())
+
+    def note(self, error: BaseException | None) -> None:
+        """Count a failure, and log the first one after a success; log as well when the store answers again."""
+        with self._lock:
+            was_away, self.away = self.away, error is not None
+            self.failures += self.away
+        if error is not None and not was_away:
+            _log.warning("the store failed, drafting goes on with what the requests bring: %s", error)
+        elif was_away and error is None:
+            _log.info("the store answers again")
+
+
+def check_tokenizer(cache: SpeculationCache, fingerprint: str, health: StoreHealth) -> None:
+    """Raise CacheMismatchError if a store holds completions of other tokenizers only.
+
+    A store that does not answer is noted as away; its completions have their tokenizer's fingerprint, so none of
+    another tokenizer is ever drafted from.
+    """
+    try:
+        stored = cache.tokenizers()
+    except CacheMismatchError:
+        raise
+    except CacheError as error:
+        health.note(error)
+        return
+    if stored and fingerprint not in stored:
+        others = ", ".join(sorted(stored)[:3])
+        raise CacheMismatchError(
+            f"the store holds completions of other tokenizers only ({others}; this one is {fingerprint}): "
+            "give the tokenizer that wrote them, or another store"
+        )

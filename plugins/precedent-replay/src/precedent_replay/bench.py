@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ def bench(
     loop: options.LoopOption = None,
     device: options.DeviceOption = None,
     dtype: options.DtypeOption = None,
+    quantization: options.QuantizationOption = None,
     chat_template: options.ChatTemplateOption = None,
     cuda_graphs: options.CudaGraphsOption = False,
     modes: Annotated[
@@ -73,8 +74,9 @@ def bench(
     """
     if rows:
         if traces or topics or modes or concurrency or draft_model:
-            raise ConfigError("--rows times steps alone: give it --target, --context, --device, --dtype and --json")
-        _measure_rows(ctx.obj, _row_counts(rows), context, target, device, dtype, cuda_graphs, json)
+            raise ConfigError("--rows times steps alone: give it --target and how it is loaded, --context and --json")
+        loading = {"device": device, "dtype": dtype, "quantization": quantization}
+        _measure_rows(ctx.obj, _row_counts(rows), context, target, loading, cuda_graphs, json)
         return
     chosen = _chosen_modes(modes, draft_model, only_named=bool(concurrency))
     if not draft_model and draft_device is not None:
@@ -91,8 +93,8 @@ def bench(
     progress: Progress = ctx.obj
     progress.show(f"loading {target}")
     given = EngineOptions(
-        draft_model=draft_model, device=device, draft_device=draft_device, dtype=dtype, chat_template=chat_template,
-        cuda_graphs=cuda_graphs, loop=loop,
+        draft_model=draft_model, device=device, draft_device=draft_device, dtype=dtype, quantization=quantization,
+        chat_template=chat_template, cuda_graphs=cuda_graphs, loop=loop,
     )  # fmt: skip
     with closing(bench_lineup.Lineup(target, given, max_tokens)) as lineup:
         if traces is not None:
@@ -123,8 +125,7 @@ def _measure_rows(
     rows: Sequence[int],
     context: int,
     name: str,
-    device: str | None,
-    dtype: str | None,
+    loading: Mapping[str, Any],
     cuda_graphs: bool,
     json: Path | None,
 ) -> None:
@@ -134,7 +135,7 @@ def _measure_rows(
     from precedent_replay.step_times import step_times, table
 
     progress.show(f"loading {name}")
-    model, _ = load_target(name, device=device, dtype=dtype)
+    model, _ = load_target(name, **loading)
     target = TargetModel(model, cuda_graphs=cuda_graphs)
     found = step_times(target, name, rows, context, partial(progress.show, "measuring"))
     progress.rest()

@@ -25,7 +25,7 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.drafters import DraftSession, Request
 from precedent.drafters.registry import kind_of, load_draft
 from precedent.engine.engine import Engine
-from precedent.engine.options import EngineOptions
+from precedent.engine.options import OF_LOADING, EngineOptions
 from precedent.errors import ConfigError
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
@@ -201,7 +201,7 @@ class Lineup:
 
     def _loaded(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         given = self._options
-        return load_target(self._target, device=given.device, dtype=given.dtype, chat_template=given.chat_template)
+        return load_target(self._target, **{name: getattr(given, name) for name in OF_LOADING})
 
     def ours(self, cache: SpeculationCache | None = None, **settings: Any) -> OurContestant:
         """A contestant with its own engine. The first engine measures the cost curve; the others start from a copy."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -123,11 +124,7 @@ def area_under_curve(scores: Numbers, labels: NDArray[np.int64]) -> float:
 
     NaN unless both kinds occur.
     """
-    changing, others = scores[labels == 1], np.sort(scores[labels == 0])
-    if not len(changing) or not len(others):
-        return math.nan
-    below, not_above = (np.searchsorted(others, changing, side).sum() for side in ("left", "right"))
-    return float((below + not_above) / 2.0 / (len(changing) * len(others)))
+    return float(roc_auc_score(labels, scores)) if len(set(labels.tolist())) == 2 else math.nan
 
 
 def interval_of_area(scores: Numbers, examples: Examples, seed: int) -> tuple[float, float]:

@@ -9,20 +9,19 @@ variation.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from precedent.errors import ConfigError, ModelLoadError
+from precedent.errors import ConfigError
 from precedent.runtime.plugins import installed, load_plugin
 from precedent.sampling.rng import Rng
 from precedent.sampling.target_rows import TargetRows
@@ -30,7 +29,7 @@ from precedent.target import Target
 from precedent.target.fingerprints import name_of
 from precedent.tree import NULL, ROOT, CandidateTree, Sampled
 from precedent.verify import Decide, RowWeights, Verdict, Verifier, walk
-from precedent_drafts.trained import save_json
+from precedent_drafts.trained import read_as, save_json
 from precedent_research.lossy import mode_text, number
 
 log = logging.getLogger(__name__)
@@ -233,6 +232,7 @@ class TrainedJudge:
     target: str = ""
     draft: str = ""
     outcome: str = ""
+    format: int = FORMAT
 
     def __post_init__(self) -> None:
         check_features(self.features)
@@ -273,24 +273,12 @@ class TrainedJudge:
 
     def save(self, folder: Path) -> None:
         """Write the judge into a folder."""
-        save_json(folder / JUDGE_FILE, {"format": FORMAT, **dataclasses.asdict(self)})
+        save_json(folder / JUDGE_FILE, dataclasses.asdict(self))
 
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Read a judge from its folder. Raises ModelLoadError if there is none, or if it cannot be read."""
-        path = folder / JUDGE_FILE
-        try:
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if found.pop("format") != FORMAT:
-                raise ModelLoadError(f"{path} was written by another version of Precedent: train the judge again")
-            fields: dict[str, Any] = {
-                key: tuple(value) if isinstance(value, list) else value for key, value in found.items()
-            }
-            return cls(**fields)
-        except OSError as error:
-            raise ModelLoadError(f"there is no judge in {folder}: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-            raise ModelLoadError(f"{path} is not a judge ({error}): train it again") from error
+        return read_as(cls, folder / JUDGE_FILE, format=FORMAT)
 
 
 def draft_logits_of(tree: CandidateTree, node: int) -> Tensor | None:

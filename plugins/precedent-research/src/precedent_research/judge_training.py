@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
@@ -43,7 +43,6 @@ from precedent_research.fitting import (
     fit,
     folded,
     interval_of_area,
-    probabilities_of,
     threshold_of,
 )
 from precedent_research.judge import HIDDEN, OF_ROWS, Rejected, TrainedJudge, check_features, features_of, widths_of
@@ -254,13 +253,13 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class TrainedOn:
-    """A judge, the examples that it learned from and those held out, and the strength that was chosen."""
+    """A judge, the examples that it learned from and those held out, and its cross-validation."""
 
     judge: TrainedJudge
     pieces: tuple[Piece, ...]
     learned: Examples
     held_out: Examples
-    strength: float
+    crossed: CrossValidated
 
 
 class JudgeTraining:
@@ -364,8 +363,11 @@ class JudgeTraining:
 
     def _learned(self, pieces: tuple[Piece, ...]) -> TrainedOn:
         examples = _examples(pieces, self._tasks)
-        columns = columns_of(self._labelled, examples.features.shape[1])
-        examples = examples.columns([column for name in self._recipe.features for column in columns[name]])
+        widths = widths_of(self._labelled, examples.features.shape[1])
+        ends = dict(zip(self._labelled, np.cumsum(widths).tolist(), strict=True))
+        width = dict(zip(self._labelled, widths, strict=True))
+        columns = [range(ends[name] - width[name], ends[name]) for name in self._recipe.features]
+        examples = examples.columns([column for some in columns for column in some])
         order = np.random.default_rng(self._recipe.seed).permutation(len(self._tasks))
         kept_out = order[: max(1, round(self._recipe.held_out * len(order)))]
         held_out = np.isin(examples.tasks, kept_out)
@@ -378,7 +380,7 @@ class JudgeTraining:
             name_of(self._target), name_of(self._draft), self._agent.name,
         )  # fmt: skip
         judge = never.at(threshold_of(_for_threshold(never, crossed, learned), learned.labels, self._recipe.keep))
-        return TrainedOn(judge, pieces, learned, examples.where(held_out), crossed.strength)
+        return TrainedOn(judge, pieces, learned, examples.where(held_out), crossed)
 
 
 class _Labeller:
@@ -452,13 +454,6 @@ def _for_threshold(judge: TrainedJudge, crossed: CrossValidated, learned: Exampl
     return np.array([judge.probability(values) for values in learned.features.tolist()])
 
 
-def columns_of(names: Sequence[str], num_values: int) -> dict[str, list[int]]:
-    """The columns of each feature among so many numbers."""
-    widths = widths_of(names, num_values)
-    ends = np.cumsum(widths).tolist()
-    return {name: list(range(end - width, end)) for name, end, width in zip(names, ends, widths, strict=True)}
-
-
 def _examples(pieces: Sequence[Piece], tasks: Sequence[str]) -> Examples:
     labels = [(each, tasks.index(piece.task)) for piece in pieces for each in piece.labels]
     if not labels:
@@ -473,14 +468,11 @@ def _examples(pieces: Sequence[Piece], tasks: Sequence[str]) -> Examples:
     )
 
 
-# The report
-
-ALL, ROWS = "all", "all of rows"
-
-
 def report_of(trained: TrainedOn, recipe: JudgeRecipe) -> dict[str, Any]:
-    """The report, ready for JSON. An outcome is `changed` or not; `areas` says how well features tell which."""
-    judge, pieces = trained.judge, trained.pieces
+    """The report, ready for JSON. An outcome is `changed` or not; `area` says how well the judge tells which."""
+    judge, pieces, held_out = trained.judge, trained.pieces, trained.held_out
+    unseen = np.array([judge.probability(values) for values in held_out.features.tolist()])
+    overruled, changed = unseen < judge.threshold, held_out.labels == 1
     return {
         "target": judge.target, "draft": judge.draft, "outcome": judge.outcome,
         "runs": len(pieces),
@@ -489,11 +481,16 @@ def report_of(trained: TrainedOn, recipe: JudgeRecipe) -> dict[str, Any]:
         "mismatches": sum(piece.mismatches for piece in pieces),
         "labelling_seconds": round(sum(piece.seconds for piece in pieces), 1),
         "learned": _counts(trained.learned),
-        "held_out": {**_counts(trained.held_out), **let_through(trained)},
+        "held_out": _counts(held_out) | {
+            "overruled_unchanged": [int((overruled & ~changed).sum()), int((~changed).sum())],
+            "overruled_changed": [int((overruled & changed).sum()), int(changed.sum())],
+        },
         "threshold": judge.threshold,
-        "strength": trained.strength,
-        "areas": [{"features": name, **_areas(trained, columns, recipe)} for name, columns in _groups(trained)],
-        "recipe": asdict(recipe),
+        "strength": trained.crossed.strength,
+        "area": area_under_curve(unseen, held_out.labels),
+        "interval": list(interval_of_area(unseen, held_out, recipe.seed)),
+        "cross_validated": trained.crossed.area,
+        "recipe": dataclasses.asdict(recipe),
     }  # fmt: skip
 
 
@@ -502,35 +499,4 @@ def _counts(examples: Examples) -> dict[str, int]:
         "tasks": len(set(examples.tasks.tolist())),
         "labels": len(examples.labels),
         "changed": int(examples.labels.sum()),
-    }
-
-
-def let_through(trained: TrainedOn) -> dict[str, list[int]]:
-    """How many of the held-out mismatches that leave the outcome as it is the judge overrules, and of the others."""
-    examples, judge = trained.held_out, trained.judge
-    overruled = np.array([judge.probability(values) < judge.threshold for values in examples.features.tolist()])
-    kinds = {"overruled_unchanged": examples.labels == 0, "overruled_changed": examples.labels == 1}
-    return {name: [int((overruled & kind).sum()), int(kind.sum())] for name, kind in kinds.items()}
-
-
-def _groups(trained: TrainedOn) -> Iterator[tuple[str, list[int]]]:
-    """Features to compare, by name, and their columns: all, all of rows, and each alone."""
-    names, count = trained.judge.features, len(trained.judge.weights)
-    columns = columns_of(names, count)
-    if len(names) > 1:
-        yield ALL, list(range(count))
-    if HIDDEN in names and len(names) > 2:
-        yield ROWS, [column for name in names if name != HIDDEN for column in columns[name]]
-    yield from columns.items()
-
-
-def _areas(trained: TrainedOn, columns: Sequence[int], recipe: JudgeRecipe) -> dict[str, Any]:
-    learned, held_out = (each.columns(columns) for each in (trained.learned, trained.held_out))
-    crossed = cross_validated(learned, recipe.strength)
-    unseen = probabilities_of(fit(learned, crossed.strength), held_out.features)
-    return {
-        "area": area_under_curve(unseen, held_out.labels),
-        "interval": list(interval_of_area(unseen, held_out, recipe.seed)),
-        "cross_validated": crossed.area,
-        "strength": crossed.strength,
     }

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from precedent.cli.options import ChatTemplateOption, DeviceOption, DtypeOption, JsonOption, write_json
 from precedent.cli.progress import Progress
@@ -88,7 +87,9 @@ def train_judge(
     progress: Progress = ctx.obj
     check_folder(out, resume)
     recorded = _runs(runs)
-    agent = Agent(outcome, _outcome(outcome, load_outcome), partial(_chat_model, max_tokens=max_tokens), max_tokens)
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # so that module:factory finds a file beside the caller
+    agent = Agent(outcome, load_outcome(outcome), partial(_chat_model, max_tokens=max_tokens), max_tokens)
     model, draft, tokenizer = _models(progress, target, draft_model, device, dtype, chat_template)
     training = JudgeTraining(
         model, draft, tokenizer, recorded, agent, recipe, out,
@@ -109,12 +110,6 @@ def _features(text: str) -> tuple[str, ...]:
 
     names = [name.strip() for name in text.split(",")]
     return tuple(each for name in names for each in (OF_ROWS if name == "rows" else (name,)))
-
-
-def _outcome(name: str, load: Any) -> Any:
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # so that module:factory finds a file beside the caller
-    return load(name)
 
 
 def _runs(paths: list[Path]) -> list[Trajectory]:
@@ -169,14 +164,11 @@ def _show(report: dict[str, Any]) -> None:
         f"{report['runs']} runs, {report['failed_runs']} of which failed and were left out; {report['mismatches']} "
         f"mismatches in {report['tokens']} tokens; {labels} labelled, {changed} of which change the outcome"
     )
-    table = Table(title="area under the curve")
-    for column in ("features", "held out (95 % interval)", "cross-validated"):
-        table.add_column(column, justify="left" if column == "features" else "right")
-    for each in report["areas"]:
-        low, high = each["interval"]
-        held = f"{each['area']:.3f} ({low:.3f} to {high:.3f})"
-        table.add_row(each["features"], held, f"{each['cross_validated']:.3f}")
-    console.print(table)
+    low, high = report["interval"]
+    console.print(
+        f"area under the curve: {report['area']:.3f} of held-out tasks ({low:.3f} to {high:.3f}), "
+        f"{report['cross_validated']:.3f} cross-validated"
+    )
     right, wrong = held_out["overruled_unchanged"], held_out["overruled_changed"]
     console.print(
         f"threshold {report['threshold']:.3f}: of held-out mismatches it overrules {right[0]} of {right[1]} that leave "

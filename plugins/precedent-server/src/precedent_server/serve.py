@@ -16,6 +16,7 @@ from precedent.cli.options import (
     DraftDeviceOption,
     DraftModelOption,
     DtypeOption,
+    QuantizationOption,
     SamplingOption,
 )
 from precedent.cli.progress import Progress
@@ -60,6 +61,7 @@ def serve(
     draft_device: DraftDeviceOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    quantization: QuantizationOption = None,
     chat_template: ChatTemplateOption = None,
     sampling: SamplingOption = "precedent",
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Exactly the tokens of plain decoding.")] = False,
@@ -135,8 +137,9 @@ def serve(
     check_address(host, has_keys=api_keys is not None, rules=access)
     keys = None if api_keys is None else KeyFile(api_keys)
     options = EngineOptions(
-        draft_model=draft_model, draft_device=draft_device, device=device, dtype=dtype, bitwise=bitwise,
-        cuda_graphs=cuda_graphs, keep_prefixes=keep_prefixes, chat_template=chat_template,
+        draft_model=draft_model, draft_device=draft_device, device=device, dtype=dtype,
+        quantization=quantization, bitwise=bitwise, cuda_graphs=cuda_graphs, keep_prefixes=keep_prefixes,
+        chat_template=chat_template,
     )  # fmt: skip
     given = {"max_bytes": max_cache_bytes, "max_tenant_bytes": max_tenant_bytes, "max_age": max_age}
     asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

@@ -137,7 +137,8 @@ def _check(args: Any) -> None:
         if getattr(args, name) > 1:
             raise UnsupportedError(
                 f"SGLang runs with {name}={getattr(args, name)}: its processes draft each for itself and must agree, "
-                "which drafts from a store cannot promise. Set PRECEDENT_SGLANG=off there"
+                "which drafts from a store cannot promise. Set PRECEDENT_SGLANG=off there; external corpora "
+                "(precedent_sglang.Corpora) work with it"
             )
 
 

@@ -48,13 +48,13 @@ def write_gguf(
     kind: str | Mapping[str, str] = "F32",
     parts: int = 1,
     more: Mapping[str, Tensor] | None = None,
-    **fields: int,
+    **fields: int | float | str,
 ) -> Path:
     """Write a model of Llama's, Gemma's or Qwen's family and its byte-level tokenizer, which must have merges.
 
     Matrices are stored in blocks of type `kind`, or of that of the first of its keys which their name contains; types
     that the package gguf cannot write, and models on the device `meta`, get random codes. `more` are tensors beside the
-    model's. Further `fields` set numeric metadata; `__` in a name means a dot. In several `parts`, the file is the
+    model's. Further `fields` set metadata; `__` in a name means a dot. In several `parts`, the file is the
     first. Unused tokens fill the vocabulary. Returns the file.
     """
     import gguf
@@ -65,7 +65,9 @@ def write_gguf(
     _add_tokenizer(found[0], tokenizer, pre, model.config.vocab_size)
     for name, value in fields.items():
         found[0].kv_data[0].pop(name.replace("__", "."), None)
-        found[0].add_uint32(name.replace("__", "."), value)
+        adders: dict[type, Any] = {str: found[0].add_string, float: found[0].add_float32}
+        add = adders.get(type(value), found[0].add_uint32)
+        add(name.replace("__", "."), value)
     places = [file]
     if parts > 1:
         places = [file.with_name(f"{file.stem}-{number:05}-of-{parts:05}.gguf") for number in range(1, parts + 1)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from precedent_engines import DRAFTERS, DraftingService, DraftingSession
 from precedent_engines.followed import Followed, FollowedRequests
@@ -12,12 +12,8 @@ from precedent_vllm.engine import Vllm
 from precedent_vllm.note import NAME, NOTHING, OFF, Note, unseal
 from precedent_vllm.settings import Settings
 
-
-class RequestState(Protocol):
-    """What is read of vLLM's `CachedRequestState`: one object per request, until vLLM forgets it."""
-
-    prompt_token_ids: Sequence[int] | None
-    sampling_params: Any
+RequestState = Any
+"""vLLM's `CachedRequestState`, one object per request until vLLM forgets it: `prompt_token_ids`, `sampling_params`."""
 
 
 class Drafter:

@@ -38,14 +38,14 @@ class OwnPlace:
 
     def __init__(self, model: TargetModel, pool: PrefixPool, tenant: str, context: list[int]) -> None:
         self._model, self._pool, self._tenant, self._context = model, pool, tenant, context
-        self._slot = pool.acquire(tenant, context)
+        self._slot = pool.acquire(tenant, self._text())
 
     @property
     def behind(self) -> int:
         """Number of committed tokens that the KV cache lacks."""
         return len(text := self._text()) - common_prefix(self._slot.token_ids, text)
 
-    def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree]:
+    def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree] | None:
         """Rewind to the committed text plus the drafted tokens.
 
         The first missing token becomes pending; the others are returned as a chain.
@@ -78,7 +78,7 @@ class DecoderPlace(OwnPlace):
         """Number of tokens to compute, those of a prompt that has not been read yet included."""
         return super().behind if self._is_read else len(self._context)
 
-    def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree]:
+    def caught_up(self, drafted: Sequence[int]) -> tuple[Slot, CandidateTree] | None:
         """Rewind to the committed answer plus the drafted tokens."""
         if not self._is_read:
             self._model.prefill(self._slot, self._context[: self._num_prompt])

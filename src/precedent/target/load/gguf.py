@@ -7,10 +7,11 @@ import importlib.util
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -35,7 +36,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from precedent.errors import ConfigError, ModelLoadError, PrecedentError
+from precedent.errors import ConfigError, ModelLoadError, PrecedentError, UnsupportedError
 from precedent.runtime.plain_values import in_one_line
 from precedent.target.load.gguf_header import TensorEntry, read_directory, read_header
 from precedent.target.load.gguf_weights import FORMATS, PLAIN, GgufWeight, MappedFile, dense, numbers_in
@@ -107,6 +108,33 @@ class GgufFile:
         return (
             STORED_DTYPES.get(largest, torch.float32) if self.nbytes_by_kind.keys() <= PLAIN.keys() else torch.float32
         )
+
+
+@dataclass(frozen=True, slots=True)
+class KindInUse:
+    """The tensors of one type in a file: bytes in the file, and in memory once they are loaded."""
+
+    kind: str
+    count: int
+    stored: int
+    held: int
+    as_stored: bool
+
+
+def kinds_in_use(content: GgufFile, device: torch.device) -> list[KindInUse]:
+    """The types of a file's tensors by their bytes, and what becomes of them on a device."""
+    whole, by_us = content.nbytes_by_kind.keys() <= PLAIN.keys(), not _read_by_transformers(content)
+    dtype = content.dtype if whole or device.type == "cpu" else torch.bfloat16
+    found: dict[tuple[str, bool], list[tuple[int, int]]] = {}
+    for _, entry in content.entries:
+        stays = by_us and device.type == "cpu" and entry.kind in FORMATS and len(entry.shape) == 2
+        held = entry.nbytes if stays else prod(entry.shape) * dtype.itemsize
+        found.setdefault((entry.kind, stays), []).append((entry.nbytes, held))
+    made = [
+        KindInUse(kind, len(each), sum(stored for stored, _ in each), sum(held for _, held in each), stays)
+        for (kind, stays), each in found.items()
+    ]
+    return sorted(made, key=lambda one: -one.stored)
 
 
 def parts_of(file: Path) -> list[Path]:
@@ -202,8 +230,8 @@ class _Filling:
         self.model.load_state_dict(self.found, strict=False, assign=True)
         self._tie()
         self._check_complete()
-        _fill_buffers(self.model, self.device)
-        self._scale_rotary()
+        fill_buffers(self.model, self.device)
+        self._divide_rotary()
         if self.unused:
             log.warning(
                 "%s: %s do not belong to this model", self.content.path.name, ", ".join(sorted(self.unused)[:4])
@@ -279,7 +307,7 @@ class _Filling:
                     "it again, or another file of the model"
                 )
 
-    def _scale_rotary(self) -> None:
+    def _divide_rotary(self) -> None:
         for path, entry in self.content.entries:
             if entry.name == ROPE_FACTORS:
                 factors = torch.from_numpy(numbers_in(self.files[path], entry, slice(None))[0]).to(self.device)
@@ -334,7 +362,7 @@ def _names_in(model: PreTrainedModel, processor: Any) -> dict[str, str]:
     return found
 
 
-def _fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
+def fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
     """Compute the buffers that no file holds, such as rotary frequencies, as transformers does after loading."""
     for parameter in model.parameters():
         parameter._is_hf_initialized = True  # type: ignore[attr-defined]
@@ -389,7 +417,7 @@ def read_config(file: Path) -> PreTrainedConfig:
     check_reader(file.name)
     content = open_gguf(file)
     try:
-        with _our_reader():
+        with _our_reader(content):
             config: PreTrainedConfig = AutoConfig.from_pretrained(**_in(content.path))
     except Exception as error:  # an unknown architecture, or missing metadata
         raise ModelLoadError(f"transformers cannot read the model in {file}: {in_one_line(error)}") from error
@@ -399,15 +427,38 @@ def read_config(file: Path) -> PreTrainedConfig:
         size = content.metadata.get(f"{architecture}.{key}")
         if isinstance(size, int) and hasattr(config, name):
             setattr(config, name, size)
+    _scale_rotary(config, content)
     return config
+
+
+def _scale_rotary(config: Any, content: GgufFile) -> None:
+    """Take over the scaling of rotary embeddings from the header, which transformers reads for few architectures.
+
+    Raises UnsupportedError for a kind that cannot be taken over.
+    """
+    prefix = f"{content.metadata.get('general.architecture')}.rope.scaling"
+    kind, factor = content.metadata.get(f"{prefix}.type", "none"), content.metadata.get(f"{prefix}.factor")
+    rotary: Any = getattr(config, "rope_parameters", None)
+    if kind == "none" or factor in (None, 0.0, 1.0) or not isinstance(rotary, dict):
+        return
+    own = rotary.get("full_attention", rotary)
+    if own.get("rope_type", "default") != "default":
+        return
+    if kind not in ("linear", "yarn"):
+        raise UnsupportedError(f"{content.path} scales rotary embeddings by {kind!r}, which is not supported")
+    own |= {"rope_type": kind, "factor": factor}
+    original = content.metadata.get(f"{prefix}.original_context_length")
+    if kind == "yarn" and original is not None:
+        own["original_max_position_embeddings"] = original
 
 
 def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     """The tokenizer, splitting numbers as the model was trained to. Raises ModelLoadError."""
     check_reader(file.name)
-    header = read_header(file)
+    content = open_gguf(file)
+    header = content.metadata
     kind = header.get("tokenizer.ggml.pre", "")
-    with _our_reader():
+    with _our_reader(content):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_in(file))
     if str(header.get("general.architecture")).startswith("gemma"):
         _match_runs_of_spaces(tokenizer)
@@ -423,6 +474,7 @@ def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     length = header.get(f"{header.get('general.architecture')}.context_length")
     if isinstance(length, int):
         tokenizer.model_max_length = length
+    tokenizer.name_or_path = str(file)
     return tokenizer
 
 
@@ -462,8 +514,7 @@ def _in(file: Path) -> dict[str, Any]:
 class _Reader:
     """A `gguf.GGUFReader` for transformers that reads a header in a hundredth of its time, and all parts of a model."""
 
-    def __init__(self, file: str | Path) -> None:
-        content = open_gguf(Path(file))
+    def __init__(self, content: GgufFile) -> None:
         self.fields = {key: _Field(value) for key, value in content.metadata.items()}
         self.tensors = [entry for _, entry in content.entries]
 
@@ -475,18 +526,36 @@ class _Field:
 
 
 @contextmanager
-def _our_reader() -> Iterator[None]:
-    """Let transformers read the headers of GGUF files by our reader."""
+def _our_reader(content: GgufFile) -> Iterator[None]:
+    """Let transformers read a file's header from what our reader found in it."""
     import gguf
 
-    package: Any = gguf
+    def metadata_of(file: object, texts: Container[str] = ()) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """As transformers' own reader: of texts that were not asked for, their number."""
+        metadata = content.metadata.items()
+        found = {key: len(value) if _are_texts(value) and key not in texts else value for key, value in metadata}
+        return found, tuple(entry.name for _, entry in content.entries)
+
+    ours: list[tuple[Any, str, Any]] = [
+        (gguf, "GGUFReader", lambda file: _Reader(content)),
+        (_GGUF_READER, "_gguf_parse_value", lambda value, types: value),
+    ]
+    for name in ("transformers.integrations.gguf", "transformers.integrations.gguf.reader"):
+        if importlib.util.find_spec("transformers.integrations.gguf"):  # older versions do not have it
+            ours.append((importlib.import_module(name), "read_gguf_metadata", metadata_of))
     with quiet(), _SWAPPING:
-        theirs, parse = package.GGUFReader, _GGUF_READER._gguf_parse_value
-        package.GGUFReader, _GGUF_READER._gguf_parse_value = _Reader, lambda value, types: value
+        theirs = [getattr(owner, name) for owner, name, _ in ours]
+        for owner, name, own in ours:
+            setattr(owner, name, own)
         try:
             yield
         finally:
-            package.GGUFReader, _GGUF_READER._gguf_parse_value = theirs, parse
+            for (owner, name, _), its in zip(ours, theirs, strict=True):
+                setattr(owner, name, its)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], str)
 
 
 @contextmanager

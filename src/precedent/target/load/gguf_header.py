@@ -38,6 +38,7 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 """Formats of `struct` by the type's number."""
 
 _TEXT, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q").unpack_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def _read(file: Path, *, with_tensors: bool) -> tuple[dict[str, Any], tuple[Tens
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             num_tensors, metadata = _metadata(content)
             tensors = _tensors(content, num_tensors, metadata.get(ALIGNMENT, 32)) if with_tensors else ()
-    except (OSError, ValueError, OverflowError) as error:
+    except (OSError, ValueError, OverflowError, struct.error) as error:
         raise ModelLoadError(f"{file} is no GGUF file that can be read ({error}): copy or download it again") from error
     return metadata, tensors
 
@@ -153,9 +154,24 @@ def _value(content: mmap.mmap, kind: int) -> Any:
         return _number(content, _format(kind))
     inner, count = _number(content, "I"), _number(content, "Q")
     if inner == _TEXT:
-        return [_text(content) for _ in range(count)]
+        return _texts(content, count)
     dtype = np.dtype(f"<{_format(inner)}")
     return np.frombuffer(_bytes(content, count * dtype.itemsize), dtype).tolist()
+
+
+def _texts(content: mmap.mmap, count: int) -> list[str]:
+    """Texts one after the other. A vocabulary has hundreds of thousands, so nothing is called that is not needed."""
+    found, place, end = [], content.tell(), len(content)
+    if count > end:
+        raise ValueError("it ends within its header")
+    for _ in range(count):
+        (length,) = _LENGTH(content, place)
+        first, place = place + 8, place + 8 + length
+        if place > end:
+            raise ValueError("it ends within its header")
+        found.append(str(content[first:place], "utf-8", "replace"))
+    content.seek(place)
+    return found
 
 
 def _text(content: mmap.mmap) -> str:

@@ -28,9 +28,11 @@ from precedent.target.load.chat_template import CHATML, read_chat_template, say_
 from precedent.target.load.draft_folders import check_readable, check_whole
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count, first_layers, layers_of
 from precedent.target.load.gguf import load_gguf, read_config, read_sampling, read_tokenizer
+from precedent.target.load.quantised_checkpoint import QUANTIZATIONS, load_made, load_packed
 from precedent.target.load.source import (
     DEMO_TARGET,
     explained,
+    files_of,
     find_source,
     is_file,
     merged,
@@ -67,13 +69,15 @@ def load_target(
     *,
     device: str | None = None,
     dtype: str | None = None,
+    quantization: str | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
     chat_template: str | Path | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a language model and its tokenizer from a Hugging Face id, a folder, a GGUF file or `DEMO_TARGET`.
 
     `device` None is cuda if available, else cpu; "auto" spreads the layers over all devices. `dtype` None or "auto"
-    keeps the dtype in which the weights are stored. `model_kwargs` go to transformers' `from_pretrained` unchanged
+    keeps the dtype in which the weights are stored. `quantization` "int8" or "int4" makes codes of these bits of a
+    checkpoint's linear layers on a CPU. `model_kwargs` go to transformers' `from_pretrained` unchanged
     (`device_map`, `max_memory`, `quantization_config`, ...). `chat_template` replaces the tokenizer's own: a text, a
     file or a family's name. Raises ConfigError for a wrong setting, ModelLoadError if nothing can be loaded,
     UnsupportedError for a model whose layers cannot be rewound.
@@ -84,10 +88,14 @@ def load_target(
         raise ConfigError(f"model_kwargs cannot hold {name!r}: {OURS[name]}")
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise ConfigError(f"quantization={quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
     if device == "auto":
         device = None
         settings.setdefault("device_map", "auto")
     place = device_named(device)
+    if quantization is not None:
+        _check_quantizable(quantization, place, dtype, settings)
     source, adapter = with_base(find_source(name_or_path, settings))
     if adapter is not None:  # these chose its files, and its base model has others
         settings = {name: value for name, value in settings.items() if name not in ("revision", "subfolder")}
@@ -97,7 +105,9 @@ def load_target(
         say_what_lacks(name_or_path, tokenizer.chat_template, has_chatml=CHATML in tokenizer.get_vocab())
     if adapter is not None and is_file(source) and dtype in (None, "auto"):
         dtype = "bfloat16"  # an adapter is merged into ordinary weights
-    model = _load_model(source, config, place, dtype or "auto", settings)
+    if quantization is not None and adapter is not None:
+        raise UnsupportedError(f"quantization={quantization!r} is not available for an adapter: merge it into a model")
+    model = _load_model(source, config, place, dtype or "auto", settings, quantization)
     return (model if adapter is None else merged(model, adapter)), tokenizer
 
 
@@ -162,8 +172,10 @@ def load_draft(
     source = source or find_source(spec)
     check_readable(source)
     check_same_vocabulary(str(spec), _load_tokenizer(source), tokenizer)
-    dtype = "auto" if is_file(source) or is_quantised(target) else target.dtype
-    return _with_width(_load_model(source, _checked_config(source, {}), place, dtype, {}), _width(target))
+    config = _checked_config(source, {})
+    keeps = is_file(source) or quant_method(config) is not None or is_quantised(target)
+    draft = _load_model(source, config, place, "auto" if keeps else target.dtype, {})
+    return _with_width(draft, _width(target))
 
 
 def copied_to(draft: PreTrainedModel, device: torch.device) -> PreTrainedModel:
@@ -216,11 +228,24 @@ def _load_model(
     device: torch.device,
     dtype: str | torch.dtype,
     settings: Mapping[str, Any],
+    quantization: str | None = None,
 ) -> PreTrainedModel:
+    placed, method, auto = dict(settings), quant_method(config), auto_class(config)
+    if quantization is not None and (is_file(source) or method is not None):
+        raise UnsupportedError(f"quantization={quantization!r} is not available for {source}: it is quantised already")
     if is_file(source):
         wanted = None if dtype == "auto" else dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
         return load_gguf(Path(source), config, device, wanted, settings)
-    placed, method, auto = dict(settings), quant_method(config), auto_class(config)
+    by_ours = auto is AutoModelForCausalLM and device.type == "cpu" and dtype == "auto"
+    if quantization is not None and not by_ours:
+        raise UnsupportedError(f"quantization={quantization!r} is not available for {config.model_type}")
+    if by_ours and (quantization or method) and settings.keys() <= {"attn_implementation", *WHERE_FROM} - {"subfolder"}:
+        with explained(source, "the model"):
+            folder = source if isinstance(source, Path) else files_of(source, _where(settings))
+            how = {name: settings[name] for name in settings if name == "attn_implementation"}
+            made = load_made(folder, config, quantization, how) if quantization else load_packed(folder, config, how)
+        if made is not None:
+            return made
     if method is not None or "quantization_config" in placed:
         placed.setdefault("device_map", {"": device})  # quantised weights load in place and are never moved
     with explained(source, "the model"):
@@ -243,6 +268,17 @@ def _load_model(
     if method is not None:
         say_if_dense(ready, method, source)
     return ready
+
+
+def _check_quantizable(quantization: str, device: torch.device, dtype: str | None, settings: Mapping[str, Any]) -> None:
+    """Raise UnsupportedError, naming what it cannot be given with."""
+    beside = sorted(settings.keys() - {"attn_implementation", *WHERE_FROM} | settings.keys() & {"subfolder"})
+    if device.type != "cpu":
+        raise UnsupportedError(f"quantization={quantization!r} is for a CPU, and the device is {device}: leave it out")
+    if dtype not in (None, "auto"):
+        raise UnsupportedError(f"quantization={quantization!r} computes in float32: leave dtype={dtype!r} out")
+    if beside:
+        raise UnsupportedError(f"quantization={quantization!r} cannot be given with model_kwargs {beside[0]!r}")
 
 
 def device_named(device: str | None, name: str = "device") -> torch.device:

@@ -139,6 +139,11 @@ def _fetched_before(name: str, where: Mapping[str, Any], silence: str) -> Path:
         ) from error
 
 
+def files_of(name: str, where: Mapping[str, Any]) -> Path:
+    """The folder of a model on the hub with its weights in safetensors files, downloaded where they are not here."""
+    return _snapshot(name, **where, allow_patterns=["*.safetensors", "*.json"])
+
+
 def _snapshot(name: str, **settings: Any) -> Path:
     return Path(snapshot_download(name, **settings))
 

@@ -1,6 +1,6 @@
 """Tool formats: how model families write reasoning and tool calls, parsed while the answer streams in."""
 
-from precedent.text.tool_formats.events import (
+from precedent.text.tool_formats.calls import (
     CallArguments,
     CallBegin,
     CallEnd,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from precedent.text.tool_formats.calls import CallReader, EndOfAnswer, Reading, held_tail
-from precedent.text.tool_formats.events import ParsedCall
+from precedent.text.tool_formats.calls import CallReader, EndOfAnswer, ParsedCall, Reading, held_tail
 from precedent.text.tool_formats.json_text import (
     JsonScanner,
     dump_json,

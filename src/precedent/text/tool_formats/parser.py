@@ -9,10 +9,8 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
-from precedent.text.tool_formats.calls import CallReader, Tools, held_tail
-from precedent.text.tool_formats.events import Event, ReasoningPiece, TextPiece, joined
+from precedent.text.tool_formats.calls import CallReader, Event, ReasoningPiece, TextPiece, Tools, held_tail, joined
 from precedent.text.tool_formats.formats import HARMONY, ReasoningTags, ToolFormat
 from precedent.text.tool_formats.json_calls import JsonCall
 
@@ -24,21 +22,11 @@ _HEADER_STARTS = (START, CHANNEL, MESSAGE, " to=")
 _BETWEEN = "\n\n"
 
 
-class EventParser(Protocol):
-    """A parser for one answer."""
+class EventParser(ABC):
+    """A parser for one answer: buffers unread text, which a subclass reads until it waits for more with a `yield`.
 
-    reasoning_spans: list[tuple[int, int]]
-    """Spans of reasoning in the answer's text, tags included: first character, last character + 1."""
-
-    def push(self, text: str) -> list[Event]:
-        """Take more text; return the events that it completes."""
-
-    def finish(self) -> list[Event]:
-        """Return the events of the held-back text; call it once, at the end of the answer."""
-
-
-class BufferedParser(ABC):
-    """Buffers unread text; a subclass reads it, and waits for more with a `yield` until the answer has ended."""
+    `reasoning_spans` are spans of reasoning in the answer's text, tags included: first character, last character + 1.
+    """
 
     def __init__(self) -> None:
         self.reasoning_spans: list[tuple[int, int]] = []
@@ -96,7 +84,7 @@ class BufferedParser(ABC):
         return head
 
 
-class TaggedParser(BufferedParser):
+class TaggedParser(EventParser):
     """Reads an answer whose reasoning and calls are enclosed in tags.
 
     The separator before a call and blank text around calls and reasoning belong to the format and are not text.
@@ -199,7 +187,7 @@ class TaggedParser(BufferedParser):
         return bool(text)
 
 
-class HarmonyParser(BufferedParser):
+class HarmonyParser(EventParser):
     """Reads gpt-oss: an answer is a sequence of messages with a channel, and a recipient if it is a call.
 
     <|channel|>analysis<|message|>I need the order.<|end|>

@@ -6,20 +6,20 @@ so such calls are not streamed piece by piece.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from precedent.text.tool_formats.calls import Tools
-from precedent.text.tool_formats.events import (
+from precedent.text.tool_formats.calls import (
     CallArguments,
     CallBegin,
     CallEnd,
-    Event,
     InvalidCall,
     ReasoningPiece,
     TextPiece,
-    joined,
+    Tools,
 )
 from precedent.text.tool_formats.json_text import dump_json
+from precedent.text.tool_formats.parser import EventParser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,78 +39,62 @@ def reads_calls(tokenizer: PreTrainedTokenizerBase) -> bool:
     return isinstance(template, dict) and CALLS in template.get("fields", {})
 
 
-class ResponseTemplateParser:
+class ResponseTemplateParser(EventParser):
     """Feeds transformers' parser one character at a time, because it raises on bad input without saying where.
 
     Text and reasoning are stripped at both ends, as the parser strips them.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: str, tools: Tools) -> None:
-        self._tokenizer = tokenizer
+        super().__init__()
+        self._tokenizer, self._prompt = tokenizer, prompt
         self._tools: Any = [dict(tool) for tool in tools] or None
-        self.reasoning_spans: list[tuple[int, int]] = []
-        self._events: list[Event] = []
         self._seen: list[str] = []
-        self._region_start = self._num_seen = 0
-        self._blank = ""
-        self._begun = False
-        self._parser: Any = self._new_parser(prompt)
-        for event in self._parser.initial_events:
-            self._follow(event)
+        self._region_start, self._blank, self._begun = 0, "", False
 
-    def push(self, text: str) -> list[Event]:
-        """Take more text; return the events that it completes."""
-        for char in text:
-            self._seen.append(char)
-            self._num_seen += 1
+    def _read(self) -> Iterator[None]:
+        parser = self._new_parser(self._prompt)
+        self._follow(parser.initial_events)
+        while self._buffer or not self._ended:
+            if not self._buffer:
+                yield
+                continue
+            self._seen.append(self._consume(1))
             try:
-                events = self._parser.feed(char)
-            except ValueError as error:
+                self._follow(parser.feed(self._seen[-1]))
+            except ValueError as error:  # the region cannot be parsed; the answer goes on after it
                 self._fail(error)
-            else:
-                for event in events:
-                    self._follow(event)
-        return self._take()
-
-    def finish(self) -> list[Event]:
-        """Return the events of the held-back text; call it once, at the end of the answer."""
+                parser = self._new_parser("")
         try:
-            for event in self._parser.finalize()[1]:
-                self._follow(event)
+            self._follow(parser.finalize()[1])
         except ValueError as error:
             self._fail(error)
-        return self._take()
 
     def _new_parser(self, prompt: str) -> Any:
         return self._tokenizer.get_response_parser(prefix=prompt, tools=self._tools)
 
-    def _take(self) -> list[Event]:
-        events, self._events = joined(self._events), []
-        return events
-
     def _fail(self, error: ValueError) -> None:
-        """Report a region that cannot be parsed, and continue after it."""
         self._events.append(InvalidCall("".join(self._seen), None, f"this is not a tool call: {error}"))
-        self._parser = self._new_parser("")
         self._seen.clear()
 
-    def _follow(self, event: dict[str, Any]) -> None:
-        kind = _KINDS.get(event["field"])
-        if event["type"] == "region_open":
-            self._begun, self._blank = False, ""
-        elif event["type"] == "region_chunk" and kind is not None:
-            self._show(kind, event["text"])
-        elif event["type"] == "region_close":
-            self._close(event, kind)
-            self._region_start = self._num_seen
+    def _follow(self, events: Iterable[dict[str, Any]]) -> None:
+        for event in events:
+            kind = _KINDS.get(event["field"])
+            if event["type"] == "region_open":
+                self._begun, self._blank = False, ""
+            elif event["type"] == "region_chunk" and kind is not None:
+                self._show(kind, event["text"])
+            elif event["type"] == "region_close":
+                self._close(event, kind)
+                self._region_start = self._taken_length
 
     def _close(self, event: dict[str, Any], kind: type[TextPiece] | type[ReasoningPiece] | None) -> None:
         if kind is ReasoningPiece:
-            self.reasoning_spans.append((self._region_start, self._num_seen))
+            self.reasoning_spans.append((self._region_start, self._taken_length))
         if event["field"] == CALLS:
             value = event["value"]
             for call in value if isinstance(value, list) else [value]:
-                self._call(call)
+                self._add_call(call)
         self._seen.clear()
 
     def _show(self, kind: type[TextPiece] | type[ReasoningPiece], text: str) -> None:
@@ -121,7 +105,7 @@ class ResponseTemplateParser:
             self._events.append(kind(shown))
             self._begun = True
 
-    def _call(self, call: Any) -> None:
+    def _add_call(self, call: Any) -> None:
         raw = "".join(self._seen)
         try:
             function = call["function"]

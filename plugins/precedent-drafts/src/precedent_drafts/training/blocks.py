@@ -7,7 +7,6 @@ because a position counts only if those before it were right (DFlash, 2602.06036
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,23 +23,20 @@ from precedent.runtime.instructions import native_bfloat16
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.load.first_layers import layers_of
 from precedent_drafts.block_draft import (
-    LARGEST,
     NONE,
-    SMALLEST,
     TARGET,
     BlockDraft,
     BlockSettings,
-    fill,
-    holds_block_draft,
     load_block_draft,
     new_block_draft,
     save_block_draft,
 )
+from precedent_drafts.trained import initial_layers
 from precedent_drafts.training.lessons import Lesson, Teacher
-from precedent_drafts.training.training import Recipe, Student, at_least, between, checked
+from precedent_drafts.training.training import Recipe, Student
 
-ENDS = "ends"
-"""The start at the target's layers, evenly spaced from first to last."""
+NUM_READS, MARKOV_RANK, BLOCKS = 3, 64, 24
+"""Layers of the target that a draft reads, the rank of its Markov term, and blocks of a text learned in a step."""
 
 FILLED = 0.5
 """Share of blocks with some true tokens in them, where several forwards fill a block."""
@@ -73,25 +69,18 @@ class Blocks:
 class BlockRecipe(Recipe):
     """How to train a block draft.
 
-    It reads `num_reads` of the target's layers, in their later half, or with `condition` "none" tokens alone, and fills
-    `block_size` positions with `layers` layers of its own and a Markov term of `markov_rank`; of a prompt it sees the
-    last `context_tokens`. A step learns `anchors` blocks of each text. Its layers start as the target's, or as those of
-    the block draft in the folder `start`, with its head.
+    It reads three of the target's layers, in their later half, or with `condition` "none" tokens alone, and fills
+    `block_size` positions in `iterations` forwards, with `layers` layers of its own, which start as the target's; of a
+    prompt it sees the last `context_tokens`.
     """
 
     kind = "block draft"
 
-    layers: int = between(1, 6, 2)
-    start: str = checked(
-        ENDS, lambda start: start == ENDS or holds_block_draft(start), "must be ends or a block draft's folder"
-    )
-    num_reads: int = between(1, 8, 3)
-    block_size: int = between(SMALLEST, LARGEST, 8)
-    markov_rank: int = at_least(1, 64)
-    context_tokens: int = at_least(1, 256)
-    iterations: int = at_least(1, 1)
-    condition: str = checked(TARGET, (TARGET, NONE).__contains__, f"must be {TARGET} or {NONE}")
-    anchors: int = at_least(1, 24)
+    layers: int = 2
+    block_size: int = 8
+    context_tokens: int = 256
+    iterations: int = 1
+    condition: str = TARGET
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,22 +95,15 @@ class BlockRecipe(Recipe):
         if self.condition == NONE:
             return ()
         first, last = -(-num_layers // 2), num_layers - num_layers // 10
-        gap = (last - first) / max(1, self.num_reads - 1)
-        return tuple(sorted({round(last - place * gap) for place in range(self.num_reads)}))
+        gap = (last - first) / (NUM_READS - 1)
+        return tuple(sorted({round(last - place * gap) for place in range(NUM_READS)}))
 
     def teacher(self, target: PreTrainedModel) -> Teacher:
         """The outputs of the layers that the draft reads."""
         return Teacher(target, self.reads(len(layers_of(target))), self.context_tokens)
 
     def student(self, target: PreTrainedModel, head_tokens: Tensor | None) -> Student:
-        """Layers of the target, or the draft `start`."""
-        if self.start != ENDS:
-            earlier = load_block_draft(Path(self.start).expanduser(), target)
-            student = BlockStudent(target, self, earlier.head.token_ids.cpu())
-            if earlier.settings.reads != (reads := student.draft.settings.reads):
-                raise ConfigError(f"the draft in {self.start} reads other layers than {reads}: leave start out")
-            fill(student.draft, earlier.own_weights(), f"the draft in {self.start}")
-            return student
+        """Layers of the target."""
         head: Any = target.get_output_embeddings()
         ids = torch.arange(head.weight.shape[0]) if head_tokens is None else head_tokens
         return BlockStudent(target, self, ids)
@@ -138,7 +120,7 @@ class BlockRecipe(Recipe):
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             rope_theta=float(rope.get("rope_theta", 10000.0)),
             rms_norm_eps=float(getattr(config, "rms_norm_eps", 1e-6)), num_layers=self.layers,
-            block_size=self.block_size, context_tokens=self.context_tokens, markov_rank=self.markov_rank,
+            block_size=self.block_size, context_tokens=self.context_tokens, markov_rank=MARKOV_RANK,
             iterations=self.iterations, condition=self.condition,
         )  # fmt: skip
 
@@ -146,16 +128,14 @@ class BlockRecipe(Recipe):
 class BlockStudent(Student):
     """A trainable block draft on a frozen target, with layers of the target where their shapes fit."""
 
-    def __init__(
-        self, target: PreTrainedModel, recipe: BlockRecipe, token_ids: Tensor, settings: BlockSettings | None = None
-    ) -> None:
+    def __init__(self, target: PreTrainedModel, recipe: BlockRecipe, token_ids: Tensor) -> None:
         super().__init__(target, token_ids)
         self._recipe = recipe
         with torch.random.fork_rng():
             torch.manual_seed(recipe.seed)
-            settings = settings or recipe.settings(target, token_ids.numel())
+            settings = recipe.settings(target, token_ids.numel())
             self.draft = new_block_draft(target, settings, token_ids, self.dtype)
-        _begin_with(self.draft, target, initial_layers(settings.num_layers, len(layers_of(target))))
+        _begin_with(self.draft, target)
         parameters = {weight.data_ptr(): weight for weight in self.draft.parameters()}
         own = {name: parameters[weight.data_ptr()] for name, weight in self.draft.own_weights().items()}
         self.trains(own, recipe.learning_rate)
@@ -168,7 +148,7 @@ class BlockStudent(Student):
         total, filled = 0.0, FILLED if self._recipe.iterations > 1 else 0.0
         for place, lesson in enumerate(lessons):
             random = np.random.default_rng([self._recipe.seed, number, place])
-            blocks = blocks_of(lesson, self.draft, self._recipe.anchors, filled, random)
+            blocks = blocks_of(lesson, self.draft, BLOCKS, filled, random)
             loss = self.loss(lesson, blocks) / len(lessons)
             loss.backward()
             total += float(loss.detach())
@@ -251,16 +231,12 @@ def _multiplies_bfloat16(target: PreTrainedModel) -> bool:
 
 
 @torch.no_grad()
-def _begin_with(draft: BlockDraft, target: PreTrainedModel, initial_layers: Sequence[int]) -> None:
+def _begin_with(draft: BlockDraft, target: PreTrainedModel) -> None:
     """Copy the target's layers into the draft's, as far as names and shapes agree."""
     model: Any = draft.model
-    for layer, index in zip(model.layers, initial_layers, strict=True):
+    chosen = initial_layers(draft.settings.num_layers, len(layers_of(target)))
+    for layer, index in zip(model.layers, chosen, strict=True):
         theirs = layers_of(target)[index].state_dict()
         for name, weight in layer.state_dict().items():
             if name in theirs and theirs[name].shape == weight.shape:
                 weight.copy_(theirs[name])
-
-
-def initial_layers(count: int, of: int) -> tuple[int, ...]:
-    """Layers of the target, evenly spaced from first to last."""
-    return tuple(math.floor(place * (of - 1) / max(1, count - 1) + 0.5) for place in range(count))

@@ -8,7 +8,6 @@ held-out prompts. Speeds assume that a wider step costs no more than a step of o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -51,53 +50,21 @@ Agreed = NDArray[np.bool_]
 Done = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """How well a draft serves a target.
+Report = dict[str, Any]
+"""How well a draft serves a target, ready for JSON.
 
-    A step of the target takes `target_milliseconds`; `cost` is a draw's or a forward's share of it. `tokens_per_step`
-    are expected, and decoding is `speed` times as fast as plain decoding.
-    """
+A step of the target takes `target_milliseconds`; `cost` is a draw's or a forward's share of it. `tokens_per_step` are
+expected, and decoding is `speed` times as fast as plain decoding.
 
-    draft: str
-    positions: int
-    prompts: int
-    temperature: float
-    target_milliseconds: float
-    cost: float
-    tokens_per_step: float
-    speed: float
+Of a draft model `acceptance` is the mean of one minus total variation at `temperature`, `agreement` the share of
+positions where both models have the same likeliest token; `acceptance_by_draw` is that of the first sample of a step,
+of the second behind the true token, and so on, for a draft that reads its own hidden states there; for others it is one
+number, since all samples have the same. A sample takes `draw_milliseconds` (forward pass, distribution and choice).
+With `best_draws` samples per step decoding is fastest.
 
-
-@dataclass(frozen=True, kw_only=True)
-class DraftReport(Report):
-    """A draft model's.
-
-    `acceptance` is the mean of one minus total variation at `temperature`, `agreement` the share of positions where
-    both models have the same likeliest token; `acceptance_by_draw` is that of the first sample of a step, of the second
-    behind the true token, and so on, for a draft that reads its own hidden states there; for others it is one number,
-    since all samples have the same. A sample takes `draw_milliseconds` (forward pass, distribution and choice). With
-    `best_draws` samples per step decoding is fastest.
-    """
-
-    acceptance: float
-    acceptance_by_draw: list[float]
-    agreement: float
-    draw_milliseconds: float
-    best_draws: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockReport(Report):
-    """A block draft's, for a tree of `nodes` per step.
-
-    `acceptance` `[block_size]` is the mean by position, given the true tokens before it. A forward takes
-    `forward_milliseconds`, candidates included.
-    """
-
-    acceptance: list[float]
-    forward_milliseconds: float
-    nodes: int
+Of a block draft, for a tree of `nodes` per step, `acceptance` `[block_size]` is the mean by position, given the true
+tokens before it. A forward takes `forward_milliseconds`, candidates included.
+"""
 
 
 class Measurement:
@@ -106,7 +73,7 @@ class Measurement:
     def __init__(self, target: PreTrainedModel, texts: Sequence[Text], temperature: float = 1.0) -> None:
         self._model, self._texts, self._sampling = target, texts, SamplingParams(temperature)
 
-    def report(self, name: str, draft: PreTrainedModel, done: Done = lambda *_: None) -> DraftReport | BlockReport:
+    def report(self, name: str, draft: PreTrainedModel, done: Done = lambda *_: None) -> Report:
         """Compare a draft with the target on every text, and time both."""
         target = TargetModel(self._model)  # another one each time: some drafts let it keep hidden states
         if isinstance(draft, BlockDraft):
@@ -115,7 +82,7 @@ class Measurement:
             return self._of_chain(name, target, reading_hidden_states(draft, target, feeds_back_normed=True), done)
         return self._of_chain(name, target, TargetModel(draft), done)
 
-    def _of_chain(self, name: str, target: TargetModel, draft: TargetModel, done: Done) -> DraftReport:
+    def _of_chain(self, name: str, target: TargetModel, draft: TargetModel, done: Done) -> Report:
         reads = isinstance(draft, HeadModel)
         acceptances, agreements = list[Floats](), list[Agreed]()
         for number, text in enumerate(self._texts):
@@ -137,13 +104,13 @@ class Measurement:
         expected = expected_tokens(acceptances, MOST_DRAWS)
         speeds = [tokens / (1 + number * draw / step) for number, tokens in enumerate(expected)]
         best, by_draw = int(np.argmax(speeds)), np.atleast_1d(np.nanmean(np.concatenate(acceptances), axis=0)).tolist()
-        return DraftReport(
-            **self._common(name, sum(map(len, acceptances)), draw, step), acceptance=by_draw[0],
-            acceptance_by_draw=by_draw, agreement=float(np.concatenate(agreements).mean()), draw_milliseconds=draw,
-            best_draws=best, tokens_per_step=expected[best], speed=speeds[best],
-        )  # fmt: skip
+        return self._common(name, sum(map(len, acceptances)), draw, step) | {
+            "acceptance": by_draw[0], "acceptance_by_draw": by_draw,
+            "agreement": float(np.concatenate(agreements).mean()), "draw_milliseconds": draw, "best_draws": best,
+            "tokens_per_step": expected[best], "speed": speeds[best],
+        }  # fmt: skip
 
-    def _of_block(self, name: str, target: TargetModel, model: BlockModel, done: Done) -> BlockReport:
+    def _of_block(self, name: str, target: TargetModel, model: BlockModel, done: Done) -> Report:
         sums, counts = torch.zeros(2, model.settings.block_size, dtype=torch.float64)
         matched = 0
         for number, text in enumerate(self._texts):
@@ -153,12 +120,12 @@ class Measurement:
         session.match(NODES)  # reads the prompt
         forward, step = self._timed(target, slot, lambda _: session.match(NODES))
         tokens = 1.0 + matched / int(counts[0])
-        return BlockReport(
-            **self._common(name, int(counts[0]), forward, step), acceptance=(sums / counts.clamp(min=1.0)).tolist(),
-            forward_milliseconds=forward, nodes=NODES, tokens_per_step=tokens, speed=tokens / (1.0 + forward / step),
-        )  # fmt: skip
+        return self._common(name, int(counts[0]), forward, step) | {
+            "acceptance": (sums / counts.clamp(min=1.0)).tolist(), "forward_milliseconds": forward, "nodes": NODES,
+            "tokens_per_step": tokens, "speed": tokens / (1.0 + forward / step),
+        }  # fmt: skip
 
-    def _common(self, name: str, positions: int, milliseconds: float, step: float) -> dict[str, Any]:
+    def _common(self, name: str, positions: int, milliseconds: float, step: float) -> Report:
         """What every report says, given the milliseconds of drafting and of a step of the target."""
         return {
             "draft": name, "positions": positions, "prompts": len(self._texts),

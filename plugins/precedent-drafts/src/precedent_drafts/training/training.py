@@ -14,7 +14,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar, Self
@@ -168,29 +168,9 @@ Progress = Callable[[str, int, int, float | None], None]
 """Called with the phase, the number done, the total, and the loss if there is one."""
 
 
-def checked(default: Any, holds: Callable[[Any], bool], rule: str) -> Any:
-    """A setting of a recipe with what must hold of it."""
-    return field(default=default, metadata={"holds": holds, "rule": rule})
-
-
-def at_least(least: float, default: float) -> Any:
-    """A setting with a lower bound."""
-    return checked(default, lambda value: value >= least, f"must be {least} or more")
-
-
-def between(least: float, most: float, default: float) -> Any:
-    """A setting with two bounds."""
-    return checked(default, lambda value: least <= value <= most, f"must lie between {least} and {most}")
-
-
-def above_zero(default: float) -> Any:
-    """A setting that is greater than 0."""
-    return checked(default, lambda value: value > 0, "must be greater than 0")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recipe(ABC):
-    """What kind of draft to train, and how. Raises ConfigError if a value is out of range.
+    """What kind of draft to train, and how. Raises ConfigError for values that cannot be.
 
     The draft's head covers the `head_tokens` most frequent tokens (0: all). The target answers `chunk_prompts` prompts
     at a time, with at most `answer_tokens` tokens at `temperature`. A step learns `batch_texts` texts.
@@ -202,17 +182,16 @@ class Recipe(ABC):
     rounds: ClassVar[int] = 1
     """Later rounds also learn from texts of the draft."""
 
-    head_tokens: int = at_least(0, 8192)
-    temperature: float = above_zero(1.0)
-    answer_tokens: int = at_least(1, 128)
-    chunk_prompts: int = at_least(1, 16)
-    batch_texts: int = at_least(1, 4)
-    learning_rate: float = above_zero(1e-3)
+    head_tokens: int = 8192
+    temperature: float = 1.0
+    answer_tokens: int = 128
+    chunk_prompts: int = 16
+    batch_texts: int = 4
+    learning_rate: float = 1e-3
     seed: int = 0
 
     def __post_init__(self) -> None:
-        checks = [(each.name, each.metadata) for each in dataclasses.fields(self) if each.metadata]
-        check_fields(self, ((name, check["holds"](getattr(self, name)), check["rule"]) for name, check in checks))
+        check_fields(self, [("temperature", self.temperature > 0.0, "must be greater than 0")])
 
     @abstractmethod
     def teacher(self, target: PreTrainedModel) -> Teacher:

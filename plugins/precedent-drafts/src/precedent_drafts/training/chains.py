@@ -1,12 +1,17 @@
-"""Trains a chain that also reads its target: passes over a text that read more and more of its own hidden states.
+"""Trains drafts that draw token after token: chains, chains that read their target, and exits.
 
-Drafting reads the target's hidden states of committed tokens, and the draft's own behind them. So does training: pass 0
-reads the target's, and every later one what the pass before it put out, a token further; what is behind it in the text
-it sees as earlier passes left it (HASS, 2408.15766). GRIFFIN (2502.11018) leaves a token out of a later pass unless the
-pass before had it among its likeliest ones, and its predecessor too: a draft would not have come there.
+A chain is a few layers between the target's embeddings and head. Its loss is the forward divergence to the target.
 
-The loss of a pass is the forward divergence to the target, plus the smooth L1 distance of the draft's hidden states
-from the target's, whose place they take.
+A chain that reads its target drafts with the target's hidden states of committed tokens, and its own behind them. So
+does training: pass 0 reads the target's, and every later one what the pass before it put out, a token further; what is
+behind it in the text it sees as earlier passes left it (HASS, 2408.15766). GRIFFIN (2502.11018) leaves a token out of a
+later pass unless the pass before had it among its likeliest ones, and its predecessor too: a draft would not have come
+there. The loss of a pass also has the smooth L1 distance of the draft's hidden states from the target's, whose place
+they take.
+
+An exit is an adapter behind frozen layers of the target, whose outputs are read once (FREE, 2310.05424). Its loss also
+has the distance of its final hidden state from the target's (`KD-last`): the squared one, relative to the length of the
+target's.
 """
 
 from __future__ import annotations
@@ -24,36 +29,102 @@ from precedent.target.fingerprints import name_of
 from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds
 from precedent.target.load.first_layers import base_of, layers_of
 from precedent_drafts.trained import (
+    ADAPTER,
     FUSION,
-    FUSIONS,
     LINEAR,
     ConditionedInputs,
+    ExitAdapter,
+    check_exits,
     conditioned_beside,
+    draft_beside,
     fusion_of,
+    initial_layers,
     initial_weights,
 )
-from precedent_drafts.training.chain import STARTS, initial_layers
 from precedent_drafts.training.lessons import Lesson, Teacher
-from precedent_drafts.training.training import Recipe, Student, at_least, between, checked, learn_divergence
+from precedent_drafts.training.training import Recipe, Student, learn_divergence
+
+
+def beginning(target: PreTrainedModel, count: int) -> tuple[int, ...]:
+    """The target's layers of which a chain begins as copies. Raises ConfigError if it would not be smaller."""
+    if len(layers_of(target)) <= count:
+        raise ConfigError(f"a draft of {count} layers is not smaller than its target of {len(layers_of(target))}")
+    return initial_layers(count, len(layers_of(target)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainRecipe(Recipe):
+    """How to train a chain of so many `layers`.
+
+    Each answer is seen with at most `context_tokens` tokens of context. In each of the `rounds` but the first it also
+    learns from its own texts.
+    """
+
+    kind = "chain"
+
+    layers: int = 2
+    context_tokens: int = 256
+    rounds: int = 3  # type: ignore[misc]  # a setting of this kind alone
+
+    def teacher(self, target: PreTrainedModel) -> Teacher:
+        """The target's distributions alone. Raises ConfigError if the draft would not be smaller than the target."""
+        beginning(target, self.layers)
+        return Teacher(target)
+
+    def student(self, target: PreTrainedModel, head_tokens: Tensor | None) -> Student:
+        """Layers of the target."""
+        return ChainStudent(target, head_tokens, self)
+
+
+class ChainStudent(Student):
+    """Trainable copies of some of the target's layers."""
+
+    def __init__(self, target: PreTrainedModel, head_tokens: Tensor | None, recipe: ChainRecipe) -> None:
+        super().__init__(target, head_tokens)
+        layers = beginning(target, recipe.layers)
+        self.own_settings, self._context_tokens = {"initial_layers": layers}, recipe.context_tokens
+        self._model = draft_beside(target, layers, initial_weights(target, layers), self.dtype).requires_grad_(False)
+        own = base_of(self._model).layers.named_parameters()
+        self.trains({f"layers.{name}": weight for name, weight in own}, recipe.learning_rate)
+
+    def learn(self, lessons: Sequence[Lesson], number: int) -> float:
+        """Add the gradient of the mean cross-entropy to the target, and return it."""
+        share = 1.0 / sum(len(lesson.text.places) for lesson in lessons)
+        return sum(self._learn(lesson, share) for lesson in lessons)
+
+    def _learn(self, lesson: Lesson, share: float) -> float:
+        text = lesson.text
+        start = max(0, text.num_context_tokens - self._context_tokens)
+        hidden = self.hidden(text.token_ids[start:-1])[-text.num_answer_tokens :][text.places]
+        rows = hidden.detach().requires_grad_(True)
+        loss = learn_divergence(self.head, rows, lesson.hidden[text.places], lesson.log_total[text.places], share)
+        hidden.backward(rows.grad)
+        return loss
+
+    def hidden(self, token_ids: Sequence[int]) -> Tensor:
+        """Final hidden states of one text, `[tokens, hidden_size]`."""
+        ids = torch.tensor([token_ids], device=self.target.device)
+        embedded = self.target.get_input_embeddings()(ids).to(self.dtype)
+        hidden: Tensor = base_of(self._model)(inputs_embeds=embedded, use_cache=False).last_hidden_state
+        return hidden[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionedRecipe(Recipe):
     """How to train a chain that reads its target's hidden states.
 
-    Its `layers` start as copies of the target's (`start`), behind a `fusion` of embeddings and hidden states. It learns
-    in `passes` passes over each text, with at most `context_tokens` tokens of context; with `mask_top_k` a token counts
-    in a later pass only if the pass before had it among so many likeliest ones (0: always).
+    Its `layers` start as copies of the target's, behind a `fusion` of embeddings and hidden states. It learns in
+    `passes` passes over each text, with at most `context_tokens` tokens of context; with `mask_top_k` a token counts in
+    a later pass only if the pass before had it among so many likeliest ones (0: always).
     """
 
     kind = "chain that reads its target"
 
-    layers: int = between(1, 3, 1)
-    start: str = checked("ends", STARTS.__contains__, f"must be {', '.join(STARTS)}")
-    fusion: str = checked(LINEAR, FUSIONS.__contains__, f"must be {' or '.join(FUSIONS)}")
-    passes: int = between(1, 8, 3)
-    mask_top_k: int = at_least(0, 0)
-    context_tokens: int = at_least(1, 256)
+    layers: int = 1
+    fusion: str = LINEAR
+    passes: int = 3
+    mask_top_k: int = 0
+    context_tokens: int = 256
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,8 +143,7 @@ class ConditionedRecipe(Recipe):
 
     def student(self, target: PreTrainedModel, head_tokens: Tensor | None) -> Student:
         """Layers of the target behind a fusion that reads the token alone."""
-        layers = initial_layers(self.start, self.layers, len(layers_of(target)))
-        return ConditionedStudent(target, layers, head_tokens, self)
+        return ConditionedStudent(target, head_tokens, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +166,10 @@ class Entries:
 class ConditionedStudent(Student):
     """Trainable layers and fusion on a frozen target."""
 
-    def __init__(
-        self, target: PreTrainedModel, layers: Sequence[int], head_tokens: Tensor | None, recipe: ConditionedRecipe
-    ) -> None:
+    def __init__(self, target: PreTrainedModel, head_tokens: Tensor | None, recipe: ConditionedRecipe) -> None:
         super().__init__(target, head_tokens)
-        self.own_settings = {"initial_layers": tuple(layers), "fusion": recipe.fusion}
+        layers = beginning(target, recipe.layers)
+        self.own_settings = {"initial_layers": layers, "fusion": recipe.fusion}
         self._passes, self._mask_top_k = recipe.passes, recipe.mask_top_k
         with torch.random.fork_rng():
             torch.manual_seed(recipe.seed)
@@ -221,3 +290,59 @@ def seen_in_pass(number: int, count: int) -> Tensor:
 def reached_next(learned: Tensor, counted: Tensor) -> Tensor:
     """Which learned tokens `[entries]` follow one that counted in the pass before."""
     return learned & torch.cat([counted.new_zeros(1), counted[:-1]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitRecipe(Recipe):
+    """How to train an exit.
+
+    It stands behind the target's layer `exit_layer`, counted from 1, with a gated unit of `exit_width`.
+    """
+
+    kind = "exit"
+
+    exit_layer: int = 4
+    exit_width: int = 1024
+    batch_texts: int = 8
+
+    def teacher(self, target: PreTrainedModel) -> Teacher:
+        """The outputs of the exit's layer. Raises ConfigError for a layer that is not before the target's last."""
+        last = len(layers_of(target)) - 1
+        if self.exit_layer > last:
+            raise ConfigError(f"exit_layer={self.exit_layer}: an exit of this target stands behind layer 1 to {last}")
+        return Teacher(target, (self.exit_layer,))
+
+    def student(self, target: PreTrainedModel, head_tokens: Tensor | None) -> Student:
+        """An adapter that changes nothing yet."""
+        return ExitStudent(target, head_tokens, self)
+
+
+class ExitStudent(Student):
+    """A trainable adapter on a frozen target. Raises UnsupportedError for a target without a place for one."""
+
+    def __init__(self, target: PreTrainedModel, head_tokens: Tensor | None, recipe: ExitRecipe) -> None:
+        check_exits(target)
+        super().__init__(target, head_tokens)
+        self.own_settings = {"exit_layer": recipe.exit_layer}
+        with torch.random.fork_rng():
+            torch.manual_seed(recipe.seed)
+            adapter = ExitAdapter(target.config.get_text_config().hidden_size, recipe.exit_width)
+        self.adapter: ExitAdapter = adapter.to(target.device, self.dtype)
+        own = self.adapter.named_parameters()
+        self.trains({f"{ADAPTER}{name}": weight for name, weight in own}, recipe.learning_rate)
+
+    def learn(self, lessons: Sequence[Lesson], number: int) -> float:
+        """Add the gradient of the mean loss over the tokens to learn, and return that loss.
+
+        Each lesson holds the output of the exit's layer before every token of its answer.
+        """
+        states, thought, log_total = (
+            torch.cat([getattr(lesson, name)[lesson.text.places] for lesson in lessons]).to(self.target.device)
+            for name in ("states", "hidden", "log_total")
+        )
+        hidden: Tensor = base_of(self.target).norm(self.adapter(states.to(self.dtype)))
+        rows, wanted = hidden.detach().requires_grad_(True), thought.to(self.dtype)
+        loss = learn_divergence(self.head, rows, thought, log_total, 1.0 / len(hidden))
+        distance = ((hidden - wanted).square().sum(-1) / wanted.square().sum(-1)).mean()
+        torch.autograd.backward([hidden, distance], [rows.grad, None])
+        return loss + float(distance.detach())

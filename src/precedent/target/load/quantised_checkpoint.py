@@ -1,0 +1,529 @@
+"""Checkpoints of Hugging Face with quantised linear layers on a CPU: packed by a quantiser, or made from their numbers.
+
+Packed codes are read where they lie, as GPTQ, AWQ, compressed-tensors and torchao store them in safetensors files; no
+package of theirs is needed. `quantization="int8"` and `"int4"` make codes of a checkpoint that has none, each time a
+band is read, so that nothing is kept beside the mapped files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+from precedent.errors import ModelLoadError, UnsupportedError
+from precedent.target.checkpoint import safetensors_files
+from precedent.target.load.gguf import fill_buffers
+from precedent.target.load.gguf_weights import MappedFile
+from precedent.target.quantised import Band, Layout, QuantisedEmbedding, QuantisedLinear, QuantisedWeight, Rows
+
+QUANTIZATIONS = ("int8", "int4")
+"""What `quantization` may be: eight bits with a scale for 32 inputs, or four bits with a scale and a minimum."""
+
+GROUP = 32
+
+DTYPES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I8": "i1", "U8": "u1",
+}  # fmt: skip
+"""Types of numbers in safetensors files, as numpy reads them; bfloat16 is the upper half of a float32."""
+
+AWQ_ORDER = np.array((0, 4, 1, 5, 2, 6, 3, 7))
+"""Which four bits of a word hold the output of a number, as AWQ interleaves eight of them."""
+
+LARGEST_GROUPS = (128, 64, 32, 16)
+"""Sizes of groups that kernels know; larger groups are read as several of these with one scale."""
+
+Numbers = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor in a mapped safetensors file."""
+
+    name: str
+    file: MappedFile
+    start: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def array(self) -> Numbers:
+        """Its numbers as they are stored."""
+        flat = self.file.content[self.start : self.start + self.nbytes]
+        return flat.view(DTYPES[self.dtype]).reshape(self.shape)
+
+    def floats(self, which: Any = ...) -> NDArray[np.float32]:
+        """Some of its numbers, which are floating-point. Raises ModelLoadError if one is not finite."""
+        found = self.array[which]
+        if self.dtype == "BF16":
+            found = (found.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        numbers: NDArray[np.float32] = found.astype(np.float32)
+        if not np.isfinite(numbers).all():
+            raise ModelLoadError(
+                f"the tensor {self.name} in {self.file.path} has numbers that are not finite: get the file again"
+            )
+        return numbers
+
+    @property
+    def precision(self) -> str:
+        """The name of its floating-point type."""
+        return {"F16": "float16", "BF16": "bfloat16"}.get(self.dtype, "float32")
+
+
+class CheckpointFiles:
+    """The tensors of a folder's safetensors files by name, mapped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tensors: dict[str, Stored] = {}
+        self.metadata: dict[str, str] = {}
+        for path in safetensors_files(folder):
+            self._read(MappedFile(path))
+
+    def _read(self, file: MappedFile) -> None:
+        try:
+            size = int(file.content[:8].view("<u8")[0])
+            header = json.loads(file.content[8 : 8 + size].tobytes())
+            self.metadata |= header.pop("__metadata__", {})
+            for name, entry in header.items():
+                first, last = entry["data_offsets"]
+                shape, dtype = tuple(entry["shape"]), entry["dtype"]
+                known = DTYPES.get(dtype)
+                if known is not None and last - first != prod(shape) * np.dtype(known).itemsize:
+                    raise ValueError(f"{name} has {last - first} bytes for the shape {shape}")
+                if not 0 <= first <= last <= len(file.content) - 8 - size:
+                    raise ValueError(f"{name} reaches beyond the file")
+                self.tensors[name] = Stored(name, file, 8 + size + first, last - first, dtype, shape)
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise ModelLoadError(f"{file.path} is damaged ({error}): get it again") from error
+
+    def get(self, name: str, *dtypes: str) -> Stored | None:
+        """A tensor of one of the types; None if there is no such tensor, or it has another type."""
+        found = self.tensors.get(name)
+        return found if found is not None and found.dtype in dtypes else None
+
+
+class PackedWeight(QuantisedWeight):
+    """A matrix whose codes, scales and zero points are tensors of their own.
+
+    `codes`, `scales` and `zeros` take the numbers of some outputs and give `[outputs, inputs]` codes, and
+    `[outputs, groups]` scales and zero points.
+    """
+
+    def __init__(
+        self, name: str, kind: str, shape: tuple[int, int], layout: Layout, parts: tuple[Stored, ...],
+        codes: Callable[[NDArray[np.int64]], NDArray[np.uint8]],
+        scales: Callable[[NDArray[np.int64]], NDArray[np.float32]],
+        zeros: Callable[[NDArray[np.int64]], Numbers] | None = None,
+        order: NDArray[np.int64] | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.kind, self.order = name, kind, order
+        self.out_features, self.in_features = shape
+        self._parts, self._codes, self._scales, self._zeros = parts, codes, scales, zeros
+        every, constant = np.arange(shape[0]), None
+        if zeros is not None:
+            found = zeros(every)
+            constant = int(found.flat[0]) if (found == found.flat[0]).all() else None
+            if constant is not None and constant == found.flat[0]:
+                self._zeros, layout = None, replace(layout, offset=constant)
+            else:
+                layout = replace(layout, offset=0, minima=True, scale_dtype="float32")
+        group = next((size for size in LARGEST_GROUPS if layout.group % size == 0), layout.group)
+        self._repeats, self.layout = layout.group // group, replace(layout, group=group)
+        if self.in_features % group:
+            raise ModelLoadError(f"{name} has {self.in_features} inputs, which are no groups of {group}")
+
+    def rows(self, which: Rows) -> Band:
+        """The codes of some outputs, with scales and minima."""
+        index = np.arange(self.out_features)[which]
+        scales = self._scales(index)
+        minima = None if self._zeros is None else np.repeat(-scales * self._zeros(index), self._repeats, 1)
+        return Band(self._codes(index), np.repeat(scales, self._repeats, 1), minima)
+
+    @property
+    def stored(self) -> Numbers:
+        """Bytes of all parts, one after the other."""
+        return np.concatenate([part.array.reshape(-1).view(np.uint8) for part in self._parts])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.nbytes for part in self._parts)
+
+    def release(self) -> None:
+        """Drop the files' pages from memory."""
+        for part in self._parts:
+            part.file.release(part.start, part.start + part.nbytes)
+
+
+class MadeWeight(QuantisedWeight):
+    """Codes that are made of a matrix of numbers whenever a band is read, the same ones each time."""
+
+    def __init__(self, numbers: Stored, kind: str) -> None:
+        self.name, self.kind, self._numbers = numbers.name, kind, numbers
+        self.out_features, self.in_features = numbers.shape
+        self.layout = Layout(8, GROUP, offset=128) if kind == "int8" else Layout(4, GROUP, minima=True)
+
+    def rows(self, which: Rows) -> Band:
+        """The codes of some outputs, with scales and minima."""
+        groups = self._numbers.floats(which).reshape(-1, self.in_features // GROUP, GROUP)
+        if self.kind == "int8":
+            scales = (np.abs(groups).max(-1) / np.float32(127)).astype(np.float16)
+            levels = groups * _inverse(scales)[..., None]
+            codes = np.clip(np.rint(levels), -127, 127) + 128
+            lows = None
+        else:
+            lowest, highest = np.minimum(groups.min(-1), 0), groups.max(-1)
+            lows = lowest.astype(np.float16)
+            scales = ((highest - lows) / np.float32(15)).astype(np.float16)
+            codes = np.clip(np.rint((groups - lows[..., None].astype(np.float32)) * _inverse(scales)[..., None]), 0, 15)
+        if not np.isfinite(scales).all():
+            raise ModelLoadError(
+                f"the tensor {self.name} has numbers beyond those of float16: it cannot be {self.kind}"
+            )
+        minima = None if lows is None else lows.astype(np.float32)
+        return Band(codes.astype(np.uint8).reshape(-1, self.in_features), scales.astype(np.float32), minima)
+
+    @property
+    def stored(self) -> Numbers:
+        """The numbers from which the codes are made."""
+        return self._numbers.array
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the codes take with their scales."""
+        return self.out_features * self.in_features // GROUP * (34 if self.kind == "int8" else 20)
+
+    def release(self) -> None:
+        """Drop the file's pages from memory."""
+        self._numbers.file.release(self._numbers.start, self._numbers.start + self._numbers.nbytes)
+
+
+def _inverse(scales: NDArray[np.float16]) -> NDArray[np.float32]:
+    wide = scales.astype(np.float32)
+    return np.divide(1, wide, out=np.zeros_like(wide), where=wide > 0)
+
+
+Reader = Callable[[str, tuple[int, int]], QuantisedWeight | None]
+"""Finds the quantised weight of a module by its name and shape; None where the checkpoint has none for it."""
+
+
+def reader_of(files: CheckpointFiles, settings: Mapping[str, Any]) -> Reader | None:
+    """What reads the weights of a quantiser's settings; None for settings that nothing here reads."""
+    method, bits = settings.get("quant_method"), settings.get("bits", settings.get("w_bit"))
+    if method == "gptq" and bits in (4, 8):
+        return lambda name, shape: _gptq(files, settings, int(bits), name, shape)
+    if method == "awq" and bits == 4 and str(settings.get("version", "gemm")).lower() == "gemm":
+        return lambda name, shape: _awq(files, name, shape)
+    if method == "compressed-tensors" and settings.get("format") in ("pack-quantized", "int-quantized"):
+        groups = settings.get("config_groups", {}).values()
+        if all(_is_integer(group.get("weights")) for group in groups):
+            return lambda name, shape: _compressed(files, name, shape)
+    if method == "torchao" and files.metadata.get("tensor_names"):
+        return lambda name, shape: _torchao(files, name, shape)
+    return None
+
+
+def quantiser_settings(config: Any) -> dict[str, Any]:
+    """What a config says of how its checkpoint was quantised; nothing for one that was not."""
+    settings = getattr(config, "quantization_config", None) or {}
+    return dict(settings if isinstance(settings, Mapping) else settings.to_dict())
+
+
+def reads(folder: Path, config: Any) -> bool:
+    """Whether the codes of a checkpoint's quantiser are of a kind that is read here."""
+    return reader_of(CheckpointFiles(folder), quantiser_settings(config)) is not None
+
+
+def _is_integer(weights: Any) -> bool:
+    return isinstance(weights, Mapping) and weights.get("type", "int") == "int" and weights.get("num_bits") in (4, 8)
+
+
+def _bits_of(words: Numbers, bits: int, axis: int) -> NDArray[np.uint8]:
+    """The codes in words of 32 bits, the lowest first, along an axis."""
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    moved = np.moveaxis(words.view(np.uint32), axis, -1)[..., None] >> shifts
+    codes = (moved & np.uint32((1 << bits) - 1)).astype(np.uint8)
+    return np.moveaxis(codes.reshape(*codes.shape[:-2], -1), -1, axis)
+
+
+def _gptq(
+    files: CheckpointFiles, settings: Mapping[str, Any], bits: int, name: str, shape: tuple[int, int]
+) -> QuantisedWeight | None:
+    """Words of codes along the inputs, zero points along the outputs, and the group of every input.
+
+    The first version of the format stores a zero point less one.
+    """
+    words, zeros = files.get(f"{name}.qweight", "I32"), files.get(f"{name}.qzeros", "I32")
+    scales = files.get(f"{name}.scales", "F16", "BF16", "F32")
+    if words is None or zeros is None or scales is None:
+        return None
+    outputs, inputs = shape
+    groups = scales.shape[0]
+    _check(words, (inputs * bits // 32, outputs))
+    _check(scales, (groups, outputs))
+    _check(zeros, (groups, outputs * bits // 32))
+    more = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
+    found = files.get(f"{name}.g_idx", "I32")
+    order = None if found is None else np.argsort(found.array, kind="stable")
+    if order is not None and found is not None:
+        _check(found, (inputs,))
+        if not np.array_equal(found.array[order], np.arange(inputs) // (inputs // groups)):
+            raise ModelLoadError(f"{found.name} in {found.file.path} does not put the inputs into groups of one size")
+        order = None if np.array_equal(order, np.arange(inputs)) else order
+
+    def codes(index: NDArray[np.int64]) -> NDArray[np.uint8]:
+        found = _bits_of(words.array[:, index], bits, 0).T
+        return np.ascontiguousarray(found if order is None else found[:, order])
+
+    def zero_points(index: NDArray[np.int64]) -> Numbers:
+        return ((_bits_of(zeros.array, bits, 1).T[index].astype(np.int32) + more) & ((1 << bits) - 1)).astype(
+            np.float32
+        )
+
+    layout = Layout(bits, inputs // groups, scale_dtype=scales.precision)
+    parts = tuple(part for part in (words, zeros, scales, found) if part is not None)
+    return PackedWeight(
+        name, f"GPTQ {bits}", shape, layout, parts, codes, lambda index: scales.floats((slice(None), index)).T,
+        zero_points, order,
+    )  # fmt: skip
+
+
+def _awq(files: CheckpointFiles, name: str, shape: tuple[int, int]) -> QuantisedWeight | None:
+    """Words of codes and of zero points along the outputs, in AWQ's order."""
+    words, zeros = files.get(f"{name}.qweight", "I32"), files.get(f"{name}.qzeros", "I32")
+    scales = files.get(f"{name}.scales", "F16", "BF16", "F32")
+    if words is None or zeros is None or scales is None:
+        return None
+    outputs, inputs = shape
+    groups = scales.shape[0]
+    _check(words, (inputs, outputs // 8))
+    _check(scales, (groups, outputs))
+    _check(zeros, (groups, outputs // 8))
+
+    def of_outputs(packed: Stored, index: NDArray[np.int64]) -> NDArray[np.uint8]:
+        shifts = (4 * AWQ_ORDER[index % 8]).astype(np.uint32)
+        found = packed.array[:, index // 8].view(np.uint32) >> shifts & np.uint32(15)
+        return np.ascontiguousarray(found.astype(np.uint8).T)
+
+    layout = Layout(4, inputs // groups, scale_dtype=scales.precision)
+    return PackedWeight(
+        name, "AWQ", shape, layout, (words, zeros, scales), lambda index: of_outputs(words, index),
+        lambda index: scales.floats((slice(None), index)).T,
+        lambda index: of_outputs(zeros, index).astype(np.float32),
+    )  # fmt: skip
+
+
+def _compressed(files: CheckpointFiles, name: str, shape: tuple[int, int]) -> QuantisedWeight | None:
+    """Signed codes, in bytes or packed in words with half of their range added; scales of groups or of outputs."""
+    words, plain = files.get(f"{name}.weight_packed", "I32"), files.get(f"{name}.weight", "I8")
+    scales = files.get(f"{name}.weight_scale", "F16", "BF16", "F32")
+    if scales is None or (words is None and plain is None):
+        return None
+    outputs, inputs = shape
+    source = words if words is not None else plain
+    assert source is not None
+    bits = 8 if words is None else words.shape[1] * 32 // inputs
+    if bits not in (4, 8):
+        raise ModelLoadError(f"{source.name} in {source.file.path} has the shape {source.shape} for {inputs} inputs")
+    _check(source, (outputs, inputs * bits // 32 if words is not None else inputs))
+    per_output = scales.array.reshape(outputs, -1).shape[1]
+    order = None
+    groups_of = files.get(f"{name}.weight_g_idx", "I32")
+    if groups_of is not None and (groups_of.array >= 0).all():
+        order = np.argsort(groups_of.array, kind="stable")
+        order = None if np.array_equal(order, np.arange(inputs)) else order
+    half, zeros = 1 << (bits - 1), files.get(f"{name}.weight_zero_point", "I32", "I8")
+
+    def codes(index: NDArray[np.int64]) -> NDArray[np.uint8]:
+        found = (
+            _bits_of(source.array[index], bits, 1) if words is not None else source.array[index].view(np.uint8) ^ 128
+        )
+        return np.ascontiguousarray(found if order is None else found[:, order])
+
+    def zero_points(index: NDArray[np.int64]) -> Numbers:
+        assert zeros is not None
+        if zeros.dtype == "I32":
+            return _bits_of(zeros.array.reshape(-1, per_output), bits, 0)[index].astype(np.float32)
+        return zeros.array.reshape(outputs, -1)[index].astype(np.float32) + np.float32(half)
+
+    layout = Layout(bits, inputs // per_output, offset=half, scale_dtype=scales.precision)
+    parts = tuple(part for part in (source, scales, zeros, groups_of) if part is not None)
+    return PackedWeight(
+        name, f"compressed-tensors {bits}", shape, layout, parts, codes,
+        lambda index: scales.floats(index).reshape(len(index), -1), None if zeros is None else zero_points, order,
+    )  # fmt: skip
+
+
+def _torchao(files: CheckpointFiles, name: str, shape: tuple[int, int]) -> QuantisedWeight | None:
+    """`Int4Tensor` and the tensors of eight bits: plain codes, and scales that come before the outputs in the former.
+
+    The number of an `Int4Tensor` is `(code - 8) * scale + zero`, of the others `(code - zero) * scale`.
+    """
+    described = files.metadata.get(f"{name}.weight")
+    said: dict[str, Any] = json.loads(described) if described else {}
+    kind, attributes = said.get("_type"), said.get("_data", {})
+    packed, scales = (
+        files.get(f"{name}._weight_qdata", "U8", "I8"),
+        files.get(f"{name}._weight_scale", "F16", "BF16", "F32"),
+    )
+    if packed is None or scales is None or kind not in ("Int4Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor"):
+        return None
+    if any(files.tensors.get(f"{name}._weight_{part}") for part in ("act_pre_scale", "act_quant_scale")):
+        return None
+    outputs, inputs = shape
+    zeros = files.get(f"{name}._weight_zero_point", "F16", "BF16", "F32", "I8", "I32")
+    if kind == "Int4Tensor":
+        _check(packed, (outputs, inputs // 2))
+        group = inputs // scales.shape[0]
+
+        def codes(index: NDArray[np.int64]) -> NDArray[np.uint8]:
+            found = packed.array[index].view(np.uint8)
+            signed = np.stack([found & 15, found >> 4], -1).reshape(len(index), inputs)
+            return signed ^ np.uint8(8)
+
+        layout = Layout(4, group, offset=8, scale_dtype=scales.precision)
+        parts = tuple(part for part in (packed, scales, zeros) if part is not None)
+        made = PackedWeight(
+            name, "torchao int4", shape, layout, parts, codes, lambda index: scales.floats((slice(None), index)).T
+        )
+        if zeros is None or not zeros.floats().any():
+            return made
+        return _WithMinima(made, lambda index: zeros.floats((slice(None), index)).T)
+    _check(packed, (outputs, inputs))
+    wide = scales.array.reshape(outputs, -1).shape[1] if scales.array.size % outputs == 0 else 0
+    if not wide or any(attributes.get(name) for name in ("act_quant_kwargs", "activation_quantization")):
+        return None
+    layout = Layout(8, inputs // wide, offset=128, scale_dtype=scales.precision)
+    parts = tuple(part for part in (packed, scales, zeros) if part is not None)
+
+    def zero_points(index: NDArray[np.int64]) -> Numbers:
+        assert zeros is not None
+        found = zeros.floats() if zeros.dtype in ("F16", "BF16", "F32") else zeros.array.astype(np.float32)
+        return found.reshape(outputs, -1)[index] + np.float32(128)
+
+    return PackedWeight(
+        name, "torchao int8", shape, layout, parts, lambda index: packed.array[index].view(np.uint8) ^ np.uint8(128),
+        lambda index: scales.floats(index).reshape(len(index), -1), None if zeros is None else zero_points,
+    )  # fmt: skip
+
+
+class _WithMinima(PackedWeight):
+    """A weight whose minima are stored beside `code - 8` levels."""
+
+    def __init__(self, base: PackedWeight, lows: Callable[[NDArray[np.int64]], NDArray[np.float32]]) -> None:
+        self.__dict__.update(base.__dict__)
+        self.layout, self._lows = replace(base.layout, minima=True), lows
+
+    def rows(self, which: Rows) -> Band:
+        """The codes of some outputs, with scales and minima."""
+        band = super().rows(which)
+        index = np.arange(self.out_features)[which]
+        return replace(band, minima=np.repeat(self._lows(index), self._repeats, 1))
+
+
+def _check(part: Stored, shape: tuple[int, ...]) -> None:
+    """Raise ModelLoadError, naming the tensor, if it has another shape than the model asks for."""
+    if part.shape != shape:
+        raise ModelLoadError(
+            f"the tensor {part.name} in {part.file.path} has the shape {part.shape}, and the model needs {shape}"
+        )
+
+
+def load_packed(folder: Path, config: PreTrainedConfig, how: Mapping[str, Any]) -> PreTrainedModel | None:
+    """A checkpoint that a quantiser packed, as a model whose linear layers read its codes.
+
+    None where nothing here reads its kind of codes, or not all of its weights.
+    """
+    files = CheckpointFiles(folder)
+    reader = reader_of(files, quantiser_settings(config))
+    if reader is None:
+        return None
+    found = _Assembly(folder, files, config, how).run(reader)
+    return found if found is not None and any(isinstance(part, QuantisedLinear) for part in found.modules()) else None
+
+
+def load_made(folder: Path, config: PreTrainedConfig, quantization: str, how: Mapping[str, Any]) -> PreTrainedModel:
+    """A checkpoint of ordinary numbers, quantised as it is read. Embeddings and head have eight bits in both ways.
+
+    Raises UnsupportedError, naming the model, for one whose weights are not under the names of its modules.
+    """
+    files = CheckpointFiles(folder)
+
+    def reader(name: str, shape: tuple[int, int]) -> QuantisedWeight | None:
+        stored = files.get(f"{name}.weight", "F32", "F16", "BF16")
+        if stored is None or stored.shape != shape or shape[1] % GROUP:
+            return None
+        return MadeWeight(stored, "int8" if name in ends else quantization)
+
+    assembly = _Assembly(folder, files, config, how)
+    ends = assembly.ends
+    found = assembly.run(reader)
+    if found is None:
+        raise UnsupportedError(
+            f"quantization={quantization!r} is not available for {config.model_type}: {assembly.missing} is not in "
+            f"{folder} under that name; give a checkpoint or GGUF file that is quantised already"
+        )
+    return found
+
+
+class _Assembly:
+    """A model on the meta device that is filled from a folder's files."""
+
+    def __init__(self, folder: Path, files: CheckpointFiles, config: PreTrainedConfig, how: Mapping[str, Any]) -> None:
+        self.folder, self.files, self.missing = folder, files, ""
+        with torch.device("meta"):
+            self.model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **how)
+        names = {module: name for name, module in self.model.named_modules()}
+        parts: Iterable[Any] = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
+        self.ends = tuple(names[part] for part in parts if part is not None)
+
+    def run(self, reader: Reader) -> PreTrainedModel | None:
+        """The model; None, and what is `missing`, if some weight is not under the name of its module."""
+        for name, module in list(self.model.named_modules()):
+            scale = getattr(module, "scalar_embed_scale", None)
+            linear, embedding = type(module) is nn.Linear, type(module) is nn.Embedding or scale is not None
+            if not (linear or embedding):
+                continue
+            weight = reader(name, tuple(module.weight.shape))
+            if weight is not None:
+                made = QuantisedLinear(weight, module.bias) if linear else QuantisedEmbedding(weight, scale or 1.0)
+                self.model.set_submodule(name, made)
+        self._tie()
+        found: dict[str, Tensor] = {}
+        for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
+            stored = self.files.get(name, "F32", "F16", "BF16")
+            if tensor.is_meta and stored is not None and stored.shape == tuple(tensor.shape):
+                found[name] = torch.from_numpy(stored.floats())
+                stored.file.release(stored.start, stored.start + stored.nbytes)
+        self.model.load_state_dict(found, strict=False, assign=True)
+        self._tie()
+        self.missing = next((name for name, tensor in self.model.named_parameters() if tensor.is_meta), "")
+        if self.missing:
+            return None
+        fill_buffers(self.model, torch.device("cpu"))
+        try:
+            self.model.generation_config = GenerationConfig.from_pretrained(self.folder)
+        except OSError:  # it has none
+            self.model.generation_config = GenerationConfig.from_model_config(self.model.config)
+        self.model.config._name_or_path = str(self.folder)
+        ready: PreTrainedModel = self.model.eval().requires_grad_(False)
+        return ready
+
+    def _tie(self) -> None:
+        head, embedding = self.model.get_output_embeddings(), self.model.get_input_embeddings()
+        if not self.model.config.tie_word_embeddings or not isinstance(head, nn.Linear) or not head.weight.is_meta:
+            return
+        if isinstance(embedding, QuantisedEmbedding):
+            self.model.set_output_embeddings(QuantisedLinear(embedding.quantised, head.bias))
+        elif not embedding.weight.is_meta:
+            head.weight = embedding.weight
