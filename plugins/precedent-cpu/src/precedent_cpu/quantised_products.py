@@ -110,8 +110,8 @@ def _call_entry(code: Code, entry: Any, *arguments: Any) -> None:
 def band_product(weight: int, band: int, ahead: int, rows: Rows, room: int) -> None:
     """Outputs `OUTS * band` and on of every row; meanwhile prefetch the band at `ahead` (0: none).
 
-    `weight` is the address of its `FIELDS`. Records of rows beyond `num_rows`, up to a multiple of `TILE_ROWS`, are read
-    too, and one record after each row; `room` has `quantised_room` bytes and is not shared.
+    `weight` is the address of its `FIELDS`. Records of rows beyond `num_rows`, up to a multiple of `TILE_ROWS`, are
+    read too, and one record after each row; `room` has `quantised_room` bytes and is not shared.
     """
     _call_entry(
         read_long(weight + _ENTRY), weight, band, ahead if ahead else band_place(weight, band), rows.records,
