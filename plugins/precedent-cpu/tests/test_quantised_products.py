@@ -16,12 +16,12 @@ from torch import Tensor
 from precedent.runtime.instructions import KERNELS
 from precedent.target.quantised import QuantisedEmbedding, QuantisedLinear, dequantised
 from precedent_cpu.quantised_linear import PackedQuantisedEmbedding, PackedQuantisedLinear, pack_quantised
-from precedent_cpu.quantised_weights import packable
+from precedent_cpu.quantised_weights import PackedWeight, packable
 from precedent_cpu.row_products import team
 
 pytestmark = pytest.mark.skipif(team() is None, reason="torch runs on other threads here, or lacks fused operations")
 
-OUTS, INPUTS, MOST_ROWS = 75, 512, 64
+OUTS, INPUTS, MOST_ROWS = 75, 512, 110
 
 
 def linear(layout: str, *, bias: bool = False, seed: int = 0) -> PackedQuantisedLinear:
@@ -61,13 +61,28 @@ def test_the_product_is_that_of_the_quantised_rows(layout: str) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_accurate_inputs_have_sixteen_bits(layout: str) -> None:
+    """Against float64 without quantised inputs; a row has the same bits alone."""
+    layer, rows = linear(layout, bias=True), rows_of(21)
+    layer.prepare(PackedWeight(layer.quantised), accurate=True)
+    weight = torch.from_numpy(dequantised(layer.quantised, 0, OUTS)).double()
+    assert layer.bias is not None
+    exact, sizes = rows.double() @ weight.T + layer.bias.double(), rows.double().abs() @ weight.abs().T
+    largest = rows.reshape(21, -1, 32).abs().amax(-1).repeat_interleave(32, 1).double() @ weight.abs().T
+    found = layer(rows)
+    assert ((found.double() - exact).abs() <= largest / (2 * 127 * 254) + 2**-19 * (sizes + 1)).all()
+    assert torch.equal(torch.cat([layer(row[None]) for row in rows]), found)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_row_has_the_same_bits_beside_any_other_rows(layout: str, threads: int) -> None:
     layer, rows, before = linear(layout), rows_of(MOST_ROWS), torch.get_num_threads()
     alone = torch.cat([layer(row[None]) for row in rows])
     try:
         torch.set_num_threads(threads)
-        for count in (*range(1, 20), 31, 32, 33, 47, MOST_ROWS):
+        for count in (*range(1, 20), 31, 32, 33, 47, 64, 65, 100, MOST_ROWS):
             assert torch.equal(layer(rows[-count:]), alone[-count:]), count
     finally:
         torch.set_num_threads(before)

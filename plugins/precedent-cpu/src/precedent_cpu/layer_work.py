@@ -31,7 +31,7 @@ from precedent_cpu.kernel_code import (
 from precedent_cpu.norm import norm_kernel
 from precedent_cpu.product_kernels import PIECE, product_piece
 from precedent_cpu.quantised_kernels import BLOCK, OUTS, RECORD
-from precedent_cpu.quantised_products import Rows, band_place, band_product, bands_of, quantise_row
+from precedent_cpu.quantised_products import Rows, piece_bands, piece_place, piece_product, pieces_of, quantise_row
 from precedent_cpu.row_attention import Piece, attend, exponential, finish
 from precedent_cpu.tile_products import DEPTH, close_tiles, open_tiles, pack_inputs, piece_by_tiles
 
@@ -283,45 +283,45 @@ def _pieces(num_outs: int) -> int:
 
 
 @compiled
-def _band(
-    job: Any, weight: int, band: int, ahead: int, inputs: int, length: int, outputs: int, num_outs: int, scratch: int
+def _piece(
+    job: Any, weight: int, piece: int, ahead: int, inputs: int, length: int, outputs: int, num_outs: int, scratch: int
 ) -> None:
-    """Compute one band of a quantised product for every row; meanwhile the band at `ahead` is prefetched."""
+    """Compute one piece of a quantised product for every row; meanwhile the bands at `ahead` are prefetched."""
     rows = Rows(inputs, (length // BLOCK + 1) * RECORD, job.rows, outputs, 4 * num_outs)
-    band_product(weight, band, ahead, rows, scratch)
+    piece_product(weight, piece, ahead, rows, scratch)
 
 
 @compiled
-def _projected_band(job: Any, number: int) -> tuple[int, int]:
-    """The weight and the band of piece `number` of queries, keys and values; 0 beyond the last."""
+def _projected_piece(job: Any, number: int) -> tuple[int, int]:
+    """The weight and the piece of it of number `number` among queries, keys and values; 0 beyond the last."""
     for weight in (job.query, job.key, job.value):
-        bands = bands_of(weight)
-        if number < bands:
+        pieces = pieces_of(weight, job.rows)
+        if number < pieces:
             return weight, number
-        number -= bands
+        number -= pieces
     return 0, 0
 
 
 @compiled
-def _project_bands(job: Any, part: int, scratch: int) -> None:
-    weight, band = _projected_band(job, _next(job, part))
+def _project_quantised(job: Any, part: int, scratch: int) -> None:
+    weight, piece = _projected_piece(job, _next(job, part))
     while weight:
-        following, beyond = _projected_band(job, _next(job, part))
-        ahead = band_place(following, beyond) if following else 0
+        following, beyond = _projected_piece(job, _next(job, part))
+        ahead = piece_place(following, beyond, job.rows) if following else 0
         if weight == job.query:
             outputs, num_outs = job.queried, job.heads * job.dim
         elif weight == job.key:
             outputs, num_outs = job.keyed, job.kv_heads * job.dim
         else:
             outputs, num_outs = job.valued, job.kv_heads * job.dim
-        _band(job, weight, band, ahead, job.normed, job.hidden, outputs, num_outs, scratch)
-        weight, band = following, beyond
+        _piece(job, weight, piece, ahead, job.normed, job.hidden, outputs, num_outs, scratch)
+        weight, piece = following, beyond
 
 
 @compiled
 def _project(job: Any, part: int, scratch: int) -> None:
     if job.quantised:
-        _project_bands(job, part, scratch)
+        _project_quantised(job, part, scratch)
         return
     _pack(job, job.normed, job.hidden, scratch)
     queries, keys = _pieces(job.heads * job.dim), _pieces(job.kv_heads * job.dim)
@@ -446,7 +446,7 @@ def _add_product(
 ) -> None:
     """Compute a product of every row and add it to `before`, the residual."""
     if job.quantised:
-        _add_bands(job, part, inputs, length, weight, before, outputs, scratch)
+        _add_quantised(job, part, inputs, length, weight, before, outputs, scratch)
         return
     _pack(job, inputs, length, scratch)
     size, pieces = _size(job), _pieces(job.hidden)
@@ -462,26 +462,27 @@ def _add_product(
 
 
 @compiled
-def _add_bands(
+def _add_quantised(
     job: Any, part: int, inputs: int, length: int, weight: int, before: int, outputs: int, scratch: int
 ) -> None:
     """`_add_product` of a quantised weight; nothing is added if `before` is 0."""
-    band, bands = _next(job, part), bands_of(weight)
-    while band < bands:
+    piece, pieces, width = _next(job, part), pieces_of(weight, job.rows), OUTS * piece_bands(weight, job.rows)
+    while piece < pieces:
         following = _next(job, part)
-        ahead = band_place(weight, following) if following < bands else 0
-        _band(job, weight, band, ahead, inputs, length, job.summand, job.hidden, scratch)
+        ahead = piece_place(weight, following, job.rows)
+        _piece(job, weight, piece, ahead, inputs, length, job.summand, job.hidden, scratch)
         if before:
+            count = min(width, job.hidden - piece * width)
             for row in range(job.rows):
-                at = 4 * (row * job.hidden + band * OUTS)
-                _add(True, before + at, job.summand + at, OUTS, outputs + at)
-        band = following
+                at = 4 * (row * job.hidden + piece * width)
+                _add(True, before + at, job.summand + at, count, outputs + at)
+        piece = following
 
 
 @compiled
 def _multiply(job: Any, part: int, inputs: int, length: int, weight: int, bias: int, scratch: int) -> None:
     if job.quantised:
-        _add_bands(job, part, inputs, length, weight, 0, 0, scratch)
+        _add_quantised(job, part, inputs, length, weight, 0, 0, scratch)
         return
     _pack(job, inputs, length, scratch)
     while True:
@@ -495,7 +496,7 @@ def _multiply(job: Any, part: int, inputs: int, length: int, weight: int, bias: 
 def _gate(job: Any, part: int, scratch: int) -> None:
     """Compute both products of the gated linear unit, and the gate."""
     if job.quantised:
-        _gate_bands(job, part, scratch)
+        _gate_quantised(job, part, scratch)
         return
     _pack(job, job.normed, job.hidden, scratch)
     size, pieces = _size(job), _pieces(job.inner)
@@ -513,18 +514,20 @@ def _gate(job: Any, part: int, scratch: int) -> None:
 
 
 @compiled
-def _gate_bands(job: Any, part: int, scratch: int) -> None:
+def _gate_quantised(job: Any, part: int, scratch: int) -> None:
     """`_gate` of quantised weights."""
-    band, bands = _next(job, part), bands_of(job.gate)
-    while band < bands:
+    width = OUTS * piece_bands(job.gate, job.rows)
+    piece, pieces = _next(job, part), pieces_of(job.gate, job.rows)
+    while piece < pieces:
         following = _next(job, part)
-        ahead = band_place(job.gate, following) if following < bands else 0
-        beside = band_place(job.up, band)
-        _band(job, job.gate, band, beside, job.normed, job.hidden, job.gates, job.inner, scratch)
-        _band(job, job.up, band, ahead, job.normed, job.hidden, job.ups, job.inner, scratch)
+        ahead, beside = piece_place(job.gate, following, job.rows), piece_place(job.up, piece, job.rows)
+        _piece(job, job.gate, piece, beside, job.normed, job.hidden, job.gates, job.inner, scratch)
+        _piece(job, job.up, piece, ahead, job.normed, job.hidden, job.ups, job.inner, scratch)
+        first = piece * width
+        count = min(width, job.inner - first)
         for row in range(job.rows):
-            at = 4 * (row * job.inner + band * OUTS)
-            gates, ups, target = job.gates + at, job.ups + at, _record(job.gated, job.inner, row, band * OUTS)
-            _gated(True, gates, ups, OUTS, job.gate_slope, job.gate_cubic, gates)
-            quantise_row(gates, OUTS, target)
-        band = following
+            at = 4 * (row * job.inner + first)
+            gates, ups, target = job.gates + at, job.ups + at, _record(job.gated, job.inner, row, first)
+            _gated(True, gates, ups, count, job.gate_slope, job.gate_cubic, gates)
+            quantise_row(gates, count, target)
+        piece = following

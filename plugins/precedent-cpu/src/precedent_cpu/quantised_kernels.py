@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 
 from precedent.runtime.instructions import FEATURES
 from precedent_cpu.kernel_code import CACHE_LINE, FLOAT, INT, LONG, Code, Emit, kernel, same
-from precedent_cpu.tile_products import configure_tiles, move_tile, tile_call, tile_kernel, tile_number
+from precedent_cpu.tile_products import configure_tiles, move_tile, tile_call, tile_number
 
 OUTS = BLOCK = 32
 """Outputs of a band, and inputs of a block."""
@@ -36,8 +36,8 @@ times the sum of the codes, float32, and the same for both halves."""
 TOGETHER = 4
 """Rows per kernel call at most."""
 
-TILE_ROWS = 8
-"""Rows that one call of the matrix unit's kernel computes."""
+TILE_ROWS, FEW_TILE_ROWS = 16, 8
+"""Rows that one call of the matrix unit's kernel computes: the last rows are computed by a kernel for fewer."""
 
 LARGEST = 127.0
 """The largest code of an input."""
@@ -239,20 +239,20 @@ def unpacked(code: Code, kind: Kind, place: Any, table: Any) -> list[Any]:
     return found
 
 
-Places = tuple[int, int, int, int, int, int, int, int, int, int]
+Places = tuple[int, int, int, int, int, int, int, int, int, int, int]
 """A band's codes, its number of blocks, its scales and minima as float32; records of inputs and the bytes between their
-rows; outputs and the bytes between their rows; the table of levels; what is added to a code (negative), and the address
-of the codes that are needed after these."""
+rows; outputs and the bytes between their rows; whether the outputs hold sums of earlier blocks; the table of levels;
+the offset of the codes; and the address of what is needed after these codes."""
 
 
 def _emit_rows(code: Code, kind: Kind, places: Any, rows: int) -> None:
     """Emit the products of one band with `rows` rows."""
-    codes, blocks, panel, records, r_stride, outputs, o_stride, table_at, offset, following_at = places
+    codes, blocks, panel, records, r_stride, outputs, o_stride, begun, table_at, offset, following_at = places
     builder = code.builder
     table = _table(code, table_at) if kind.table else None
     end = builder.add(codes, builder.mul(blocks, ir.Constant(LONG, kind.block_bytes)))
     jump = builder.sub(following_at, end)
-    starts = [same(_FLOATS, 0.0)] * (2 * rows)
+    starts = _starts(code, outputs, o_stride, begun, rows)
     rows_at = [code.offset(records, r_stride, row) for row in range(rows)]
     with code.steps(blocks, (codes, panel, *rows_at, *starts), by=1) as (_, carried, following):
         place, scales = carried[:2]
@@ -271,6 +271,15 @@ def _emit_rows(code: Code, kind: Kind, places: Any, rows: int) -> None:
         following.extend(sums)
     for number, total in enumerate(following[2 + rows :]):
         _store(code, total, code.offset(outputs, o_stride, number // 2), 4 * WIDE * (number % 2))
+
+
+def _starts(code: Code, outputs: Any, o_stride: Any, begun: Any, rows: int) -> list[Any]:
+    """Zeros, or the sums of earlier blocks."""
+    there = code.builder.icmp_signed("!=", begun, ir.Constant(LONG, 0))
+    stored = [
+        _load(code, code.offset(outputs, o_stride, row), 64 * half, _FLOATS) for row in range(rows) for half in (0, 1)
+    ]
+    return [code.builder.select(there, each, same(_FLOATS, 0.0)) for each in stored]
 
 
 AHEAD = 4096
@@ -343,13 +352,13 @@ def kind_kernel(*kinds: Any) -> Callable[[Emit], Callable[..., Any]]:
     return made
 
 
-@kind_kernel(types.intp, types.UniTuple(types.intp, 10))
+@kind_kernel(types.intp, types.UniTuple(types.intp, 11))
 def product_rows(code: Code, kind: Kind, rows: Any, places: Any) -> None:
     """The products of one band of a weight with `rows` rows, at most `TOGETHER`; see `Places`."""
     _emit_few(code, kind, rows, places)
 
 
-@kind_kernel(types.intp, types.UniTuple(types.intp, 10))
+@kind_kernel(types.intp, types.UniTuple(types.intp, 11))
 def product_unpacked(code: Code, kind: Kind, rows: Any, places: Any) -> None:
     """`product_rows` of a band that was unpacked."""
     _emit_few(code, kind.unpacked, rows, places)
@@ -423,6 +432,54 @@ def quantise(code: Code, numbers: Any, blocks: Any, records: Any) -> None:
 
 
 @kernel(*[types.intp] * 4)
+def rest_of(code: Code, numbers: Any, blocks: Any, records: Any, rest: Any) -> None:
+    """Write what records leave of the numbers that they were made from."""
+    builder = code.builder
+    with code.steps(blocks, (numbers, records, rest), by=1) as (_, (place, record, to), following):
+        scale = _spread(code, _load(code, record, SCALE, FLOAT))
+        for half in (0, 1):
+            codes = builder.sext(_load(code, record, WIDE * half, ir.VectorType(BYTE, WIDE)), _INTS)
+            numbers_there = builder.fmul(builder.sitofp(codes, _FLOATS), scale)
+            left = builder.fsub(_load(code, place, 4 * WIDE * half, _FLOATS), numbers_there)
+            _store(code, left, to, 4 * WIDE * half)
+        following.append(builder.add(place, ir.Constant(LONG, 4 * BLOCK)))
+        following.append(builder.add(record, ir.Constant(LONG, RECORD)))
+        following.append(builder.add(to, ir.Constant(LONG, 4 * BLOCK)))
+
+
+@kind_kernel(*[types.intp] * 7)
+def widen_scales(
+    code: Code, kind: Kind, form: Any, source: Any, size: Any, supers: Any, count: Any, shared: Any, target: Any
+) -> None:
+    """Write `count` times 32 scales (or minima) of a band as float32, each for `shared` blocks.
+
+    `form` numbers `SCALE_FORMATS`, `size` is the bytes between two of them, `target` the place of the first block's.
+    """
+    builder = code.builder
+    end = builder.append_basic_block("end")
+    chosen = builder.switch(form, end)
+    panel, groups = ir.Constant(LONG, kind.panel_bytes), ir.Constant(LONG, kind.groups)
+    for number, name in enumerate(SCALE_FORMATS):
+        case = builder.append_basic_block("case")
+        chosen.add_case(ir.Constant(LONG, number), case)
+        builder.position_at_end(case)
+        with code.steps(count, (source, target), by=1) as (k, (place, to), following):
+            group = builder.urem(k, groups)
+            of_super = builder.mul(builder.udiv(k, ir.Constant(LONG, 8 * kind.groups)), ir.Constant(LONG, 2 * OUTS))
+            numbers = [_scales(code, name, place, builder.add(supers, of_super), half) for half in (0, 1)]
+            at = builder.add(to, builder.mul(group, ir.Constant(LONG, 4 * OUTS)))
+            with code.steps(shared, (at,), by=1) as (_, (block,), beyond):
+                for half, each in enumerate(numbers):
+                    _store(code, each, block, 4 * WIDE * half)
+                beyond.append(builder.add(block, panel))
+            last = builder.icmp_unsigned("==", builder.add(group, ir.Constant(LONG, 1)), groups)
+            step = builder.select(last, builder.mul(panel, shared), ir.Constant(LONG, 0))
+            following.extend((builder.add(place, size), builder.add(to, step)))
+        builder.branch(end)
+    builder.position_at_end(end)
+
+
+@kernel(*[types.intp] * 4)
 def scales_as_floats(code: Code, form: Any, source: Any, supers: Any, target: Any) -> None:
     """Write 32 scales (or minima) of a format of `SCALE_FORMATS` as float32."""
     builder = code.builder
@@ -482,21 +539,31 @@ def read_byte(code: Code, place: Any) -> Any:
     return code.builder.zext(_load(code, place, 0, BYTE), LONG)
 
 
-TilePlaces = tuple[int, int, int, int, int, int, int, int, int, int]
+TilePlaces = tuple[int, int, int, int, int, int, int, int, int, int, int]
 """A band's levels, a byte each; its number of blocks; its scales and minima as float32; records and the bytes between
-their rows; outputs and the bytes between their rows; room for 4 KiB of integer sums; an address from which on to
-prefetch, and how many bytes for each block."""
+their rows; outputs and the bytes between their rows; whether these hold sums of earlier blocks; room for `SUMS_BYTES`
+of integer sums; an address from which on to prefetch, and how many bytes for each block."""
 
 
-@kind_kernel(types.UniTuple(types.intp, 10))
+@kind_kernel(types.UniTuple(types.intp, 11))
 def product_by_tiles(code: Code, kind: Kind, places: Any) -> None:
     """The products of one unpacked band with `TILE_ROWS` rows on the matrix unit; see `TilePlaces`."""
-    if not TILES:
-        return
-    levels, blocks, panel, records, r_stride, outputs, o_stride, room, far, far_step = places
+    if TILES:
+        _emit_tiles(code, kind, places, TILE_ROWS)
+
+
+@kind_kernel(types.UniTuple(types.intp, 11))
+def few_by_tiles(code: Code, kind: Kind, places: Any) -> None:
+    """`product_by_tiles` with `FEW_TILE_ROWS` rows."""
+    if TILES:
+        _emit_tiles(code, kind, places, FEW_TILE_ROWS)
+
+
+def _emit_tiles(code: Code, kind: Kind, places: Any, rows: int) -> None:
+    levels, blocks, panel, records, r_stride, outputs, o_stride, begun, room, far, far_step = places
     builder, step = code.builder, ir.Constant(LONG, OUTS * BLOCK)
     size = 2 * kind.groups * _SUMS
-    starts = [same(_FLOATS, 0.0)] * (2 * TILE_ROWS)
+    starts = _starts(code, outputs, o_stride, begun, rows)
     _tile_sums(code, kind, levels, records, r_stride, room)
     carried_from = (builder.add(levels, step), panel, records, room, far, *starts)
     with code.steps(blocks, carried_from, by=1) as (_, carried, following):
@@ -507,7 +574,7 @@ def product_by_tiles(code: Code, kind: Kind, places: Any) -> None:
         _tile_sums(code, kind, place, beyond, r_stride, other)
         _fetch_some(code, ahead, far_step)
         sums = list(carried[5:])
-        for row in range(TILE_ROWS):
+        for row in range(rows):
             ints = [_load(code, sums_at, _SUMS * at + CACHE_LINE * row, _INTS) for at in range(2 * kind.groups)]
             row_record = code.offset(record, r_stride, row)
             sums[2 * row : 2 * row + 2] = _added(code, kind, ints, scales, row_record, sums[2 * row : 2 * row + 2])
@@ -535,16 +602,21 @@ def _tile_sums(code: Code, kind: Kind, levels: Any, records: Any, r_stride: Any,
 _INPUTS, _LEVELS, _SUMS = 4, 5, TILE_ROWS * CACHE_LINE
 """The tile of inputs, the first of levels, and the bytes of one of sums (the first four)."""
 
+SUMS_BYTES = 8 * _SUMS
+"""Bytes of the sums of two blocks."""
 
-@tile_kernel(types.intp, present=TILES)
-def open_int8_tiles(code: Code, groups: Any) -> None:
-    """Configure the current thread's unit for kinds with so many groups."""
-    builder = code.builder
-    with builder.if_else(builder.icmp_signed("==", groups, ir.Constant(LONG, 1))) as branches:
-        for branch, count in zip(branches, (1, 2), strict=True):
+
+@kind_kernel(types.intp)
+def open_int8_tiles(code: Code, kind: Kind, rows: Any) -> None:
+    """Configure the current thread's unit for `TILE_ROWS` rows, or `FEW_TILE_ROWS` if there are no more."""
+    builder, width = code.builder, BLOCK // kind.groups
+    if not TILES:
+        return
+    with builder.if_else(builder.icmp_signed(">", rows, ir.Constant(LONG, FEW_TILE_ROWS))) as branches:
+        for branch, count in zip(branches, (TILE_ROWS, FEW_TILE_ROWS), strict=True):
             with branch:
-                inputs, levels = (TILE_ROWS, BLOCK // count), (BLOCK // count // 4, CACHE_LINE)
-                configure_tiles(builder, [(TILE_ROWS, CACHE_LINE)] * 4 + [inputs, levels, levels, levels])
+                inputs, levels = (count, width), (width // 4, CACHE_LINE)
+                configure_tiles(builder, [(count, CACHE_LINE)] * 4 + [inputs, levels, levels, levels])
 
 
 def _fetch_some(code: Code, place: Any, size: Any) -> None:

@@ -8,16 +8,18 @@ from typing import Any
 import torch
 from numba.np.numpy_support import carray
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from precedent.runtime.compiled import Int64s
 from precedent.target.quantised import QuantisedEmbedding, QuantisedLinear, QuantisedWeight
 from precedent_cpu.kernel_code import take_ticket
 from precedent_cpu.layer_work import wait_for_team
-from precedent_cpu.quantised_kernels import OUTS
 from precedent_cpu.quantised_products import (
     Rows,
-    band_place,
-    band_product,
+    piece_place,
+    piece_product,
+    pieces_of,
+    quantise_rest,
     quantise_row,
     quantised_room,
     record_stride,
@@ -32,54 +34,66 @@ def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from th
     """What each thread of the team runs: quantise rows, wait for all, multiply bands; see `quantised_product`."""
     base = carray(job, 1).ctypes.data
     count, inputs, numbers, records, stride = job[3], job[4], job[5], job[6], job[7]
-    weight, outputs, output_stride, bands = job[8], job[9], job[10], job[11]
-    room = job[12] + take_ticket(base) * job[13]
+    weight, outputs, output_stride = job[8], job[9], job[10]
+    room, num_records = job[11] + take_ticket(base) * job[12], job[14]
     row = take_ticket(base + 8)
     while row < count:
         quantise_row(numbers + 4 * row * inputs, inputs, records + row * stride)
+        if num_records > count:
+            others = records + (count + row) * stride
+            quantise_rest(numbers + 4 * row * inputs, inputs, records + row * stride, others, room)
         row = take_ticket(base + 8)
-    wait_for_team(job[14])
-    rows = Rows(records, stride, count, outputs, output_stride)
-    band = take_ticket(base + 16)
-    while band < bands:
+    wait_for_team(job[13])
+    rows = Rows(records, stride, num_records, outputs, output_stride)
+    piece, pieces = take_ticket(base + 16), pieces_of(weight, num_records)
+    while piece < pieces:
         following = take_ticket(base + 16)
-        band_product(weight, band, band_place(weight, following) if following < bands else 0, rows, room)
-        band = following
+        piece_product(weight, piece, piece_place(weight, following, num_records), rows, room)
+        piece = following
     close_tiles()
 
 
-def quantised_product(rows: Tensor, numbers: Int64s, outs: int) -> Tensor:
-    """float32 `rows [num_rows, in_features]` times a packed weight, given by its `FIELDS`, as float32."""
+def quantised_product(rows: Tensor, numbers: Int64s, outs: int, *, accurate: bool = False) -> Tensor:
+    """float32 `rows [num_rows, in_features]` times a packed weight, given by its `FIELDS`, as float32.
+
+    With `accurate`, what eight bits leave of each row is multiplied as a row of its own, and added: 16 bits in all.
+    """
     (count, inputs), threads = rows.shape, torch.get_num_threads()
-    rows, outputs = rows.float().contiguous(), torch.empty((count, outs))
+    rows, num_records = rows.float().contiguous(), count * (2 if accurate else 1)
+    outputs = torch.empty((num_records, outs))
     stride, room = record_stride(inputs), quantised_room(inputs)
-    records = records_bytes(count, inputs)
+    records = records_bytes(num_records, inputs)
     memory = thread_memory("quantised", records + threads * room)
     job = (ctypes.c_int64 * 15)(
         0, 0, 0, count, inputs, rows.data_ptr(), memory.data_ptr(), stride,
-        numbers.ctypes.data, outputs.data_ptr(), 4 * outs, -(-outs // OUTS),
-        memory.data_ptr() + records, room, barrier(),
+        numbers.ctypes.data, outputs.data_ptr(), 4 * outs,
+        memory.data_ptr() + records, room, barrier(), num_records,
     )  # fmt: skip
     run_on_team(_work, job, threads)
-    return outputs
+    return outputs[:count] + outputs[count:] if accurate else outputs
 
 
 class PackedQuantisedLinear(QuantisedLinear):
     """A `QuantisedLinear` that multiplies with its packed weight; made by `pack_quantised`, never constructed."""
 
     numbers: Int64s
+    accurate: bool
     _kept: Tensor | None
 
-    def prepare(self, packed: PackedWeight) -> None:
-        """Take the packed weight."""
-        self.numbers, self._kept = packed.with_bias(self.bias)
+    def prepare(self, packed: PackedWeight, *, accurate: bool) -> None:
+        """Take the packed weight, and multiply `accurate` inputs with it (`quantised_product`) or those of 8 bits."""
+        self.numbers, self._kept = packed.with_bias(None if accurate else self.bias)
+        self.accurate = accurate
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., in_features]` to `[..., out_features]`, in the dtype of the input."""
         count = input.numel() // self.in_features
         if not count or (torch.is_grad_enabled() and input.requires_grad):
             return super().forward(input)
-        product = quantised_product(input.reshape(count, self.in_features), self.numbers, self.out_features)
+        rows = input.reshape(count, self.in_features)
+        product = quantised_product(rows, self.numbers, self.out_features, accurate=self.accurate)
+        if self.accurate and self.bias is not None:
+            product += self.bias
         return product.view(*input.shape[:-1], self.out_features).to(input.dtype)
 
 
@@ -93,14 +107,18 @@ class PackedQuantisedEmbedding(QuantisedEmbedding):
 
 
 def pack_quantised(model: nn.Module) -> None:
-    """Lay out the weights of all quantised layers and embeddings that the kernels support; others stay as they are."""
+    """Lay out the weights of all quantised layers and embeddings that the kernels support; others stay as they are.
+
+    A model's head gets `accurate` inputs: it decides between tokens, and reading its weights takes longer than that.
+    """
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     for module in model.modules():
         each: Any = module
         if type(module) in (QuantisedLinear, QuantisedEmbedding) and packable(each.quantised):
             packed = _packed_of(each.quantised)
             if isinstance(module, QuantisedLinear):
                 each.__class__ = PackedQuantisedLinear
-                each.prepare(packed)
+                each.prepare(packed, accurate=module is head)
             else:
                 each.__class__ = PackedQuantisedEmbedding
 

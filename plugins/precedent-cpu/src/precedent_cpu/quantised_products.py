@@ -16,21 +16,26 @@ from precedent.runtime.compiled import compiled, compiled_callback
 from precedent_cpu.kernel_code import CACHE_LINE, Code, kernel, read_long
 from precedent_cpu.quantised_kernels import (
     BLOCK,
+    FEW_TILE_ROWS,
     KINDS,
     OUTS,
     RECORD,
+    SUMS_BYTES,
     TILE_ROWS,
+    TILES,
     TOGETHER,
     Kind,
     add_floats,
     copy_float,
+    few_by_tiles,
     open_int8_tiles,
     product_by_tiles,
     product_rows,
     product_unpacked,
     quantise,
-    scales_as_floats,
+    rest_of,
     unpack_codes,
+    widen_scales,
 )
 
 FIELDS = (
@@ -61,7 +66,13 @@ class Rows(NamedTuple):
     output_stride: int
 
 
-_SUMS_BYTES, _OUTPUT_BYTES = 4096, 4 * OUTS * TILE_ROWS
+FEW_ROWS = 64
+"""Up to so many rows a thread computes one band at a time, and their records stay in the second cache."""
+
+MOST_BANDS, CHUNK = 8 if TILES else 4, 64
+"""Bands of a piece for more rows, at most; and how many blocks of them are unpacked together into the second cache."""
+
+_OUTPUT_BYTES = 4 * OUTS * TILE_ROWS
 
 
 def record_stride(inputs: int) -> int:
@@ -77,13 +88,20 @@ def records_bytes(rows: int, inputs: int) -> int:
 def quantised_room(inputs: int) -> int:
     """Bytes that a thread needs for a weight of so many inputs: integer sums, a few outputs, scales, levels."""
     blocks = -(-inputs // BLOCK)
-    return _SUMS_BYTES + _OUTPUT_BYTES + (blocks + 1) * (16 * OUTS + OUTS * BLOCK) + CACHE_LINE
+    return SUMS_BYTES + _OUTPUT_BYTES + (max(blocks, MOST_BANDS * CHUNK) + 1) * (16 * OUTS + OUTS * BLOCK) + CACHE_LINE
 
 
 @compiled
 def quantise_row(numbers: int, count: int, records: int) -> None:
     """Quantise `count` float32 numbers (whole blocks) to records."""
     quantise(numbers, count // BLOCK, records)
+
+
+@compiled
+def quantise_rest(numbers: int, count: int, records: int, others: int, room: int) -> None:
+    """Quantise what `records` leave of `count` float32 numbers to `others`; `room` takes that many numbers."""
+    rest_of(numbers, count // BLOCK, records, room)
+    quantise(room, count // BLOCK, others)
 
 
 @compiled
@@ -100,22 +118,48 @@ def band_place(weight: int, band: int) -> int:
     return place
 
 
-@kernel(*[types.intp] * 10)
+@kernel(*[types.intp] * 11)
 def _call_entry(code: Code, entry: Any, *arguments: Any) -> None:
     function = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
     code.builder.call(code.builder.inttoptr(entry, function.as_pointer()), arguments)
 
 
 @compiled
-def band_product(weight: int, band: int, ahead: int, rows: Rows, room: int) -> None:
-    """Outputs `OUTS * band` and on of every row; meanwhile prefetch the band at `ahead` (0: none).
+def piece_bands(weight: int, num_rows: int) -> int:
+    """How many bands a thread computes at a time: several for many rows, which are read once for all of them."""
+    if num_rows <= FEW_ROWS:
+        return 1
+    bands: int = max(1, min(MOST_BANDS, bands_of(weight) // 8))
+    return bands
 
-    `weight` is the address of its `FIELDS`. Records of rows beyond `num_rows`, up to a multiple of `TILE_ROWS`, are
-    read too, and one record after each row; `room` has `quantised_room` bytes and is not shared.
+
+@compiled
+def pieces_of(weight: int, num_rows: int) -> int:
+    """How many pieces of so many bands a product has."""
+    together = piece_bands(weight, num_rows)
+    pieces: int = (bands_of(weight) + together - 1) // together
+    return pieces
+
+
+@compiled
+def piece_place(weight: int, piece: int, num_rows: int) -> int:
+    """The address of the first band of a piece; 0 beyond the last."""
+    return band_place(weight, piece * piece_bands(weight, num_rows)) if piece < pieces_of(weight, num_rows) else 0
+
+
+@compiled
+def piece_product(weight: int, piece: int, ahead: int, rows: Rows, room: int) -> None:
+    """The outputs of one piece for every row; meanwhile prefetch the bands at `ahead` (0: none).
+
+    `weight` is the address of its `FIELDS`. Rows of records beyond `num_rows`, up to a multiple of `TILE_ROWS`, are
+    read, and one record after each row; `room` has `quantised_room` bytes and is not shared.
     """
+    together = piece_bands(weight, rows.num_rows)
+    band = piece * together
     _call_entry(
-        read_long(weight + _ENTRY), weight, band, ahead if ahead else band_place(weight, band), rows.records,
-        rows.record_stride, rows.num_rows, rows.outputs, rows.output_stride, room,
+        read_long(weight + _ENTRY), weight, band, min(together, bands_of(weight) - band),
+        ahead if ahead else band_place(weight, band), rows.records, rows.record_stride, rows.num_rows, rows.outputs,
+        rows.output_stride, room,
     )  # fmt: skip
 
 
@@ -136,75 +180,104 @@ _entries: list[Any] = []
 
 
 def _entry_of(number: int) -> Any:
-    def band_of_kind(weight, band, ahead, records, record_stride, count, outputs, output_stride, room):  # type: ignore[no-untyped-def]
+    def bands_of_kind(weight, band, bands, ahead, records, record_stride, count, outputs, output_stride, room):  # type: ignore[no-untyped-def]
         rows = Rows(records, record_stride, count, outputs, output_stride)
-        codes, blocks = band_place(weight, band) + read_long(weight + _CODES), read_long(weight + _BLOCKS)
+        blocks, per_block, few = read_long(weight + _BLOCKS), read_long(weight + _GROUPS), count <= TOGETHER
         table, offset = read_long(weight + _TABLE), read_long(weight + _OFFSET)
-        panel = room + _SUMS_BYTES + _OUTPUT_BYTES
-        _widen_scales(weight, band_place(weight, band), panel)
-        if count <= TOGETHER:
-            target, stride = _target(weight, band, rows, 0, room)
-            product_rows(
-                number, count, (codes, blocks, panel, records, record_stride, target, stride, table, offset, ahead)
-            )
-            _finish(weight, band, rows, 0, count, target, stride)
-            return
-        levels = (panel + blocks * 16 * OUTS + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
-        unpack_codes(number, codes, blocks, table, read_long(weight + _TILE_OFFSET), levels)
-        tiles = read_long(weight + _TILES) != 0
+        tiles = read_long(weight + _TILES) != 0 and not few
         together = TILE_ROWS if tiles else TOGETHER
+        share = read_long(weight + _BAND_BYTES) // ((count + together - 1) // together * blocks)
         if tiles:
-            open_int8_tiles(read_long(weight + _GROUPS))
-        groups = (count + together - 1) // together
-        share = read_long(weight + _BAND_BYTES) // (groups * blocks)
-        for row in range(0, count, together):
-            some = min(together, count - row)
-            target, stride = _target(weight, band, rows, row, room)
-            here, far = records + row * record_stride, ahead + row // together * blocks * share
-            if tiles:
-                if some < TILE_ROWS:
-                    target, stride = room + _SUMS_BYTES, 4 * OUTS
-                product_by_tiles(number, (levels, blocks, panel, here, record_stride, target, stride, room, far, share))
-            else:
-                product_unpacked(
-                    number, some, (levels, blocks, panel, here, record_stride, target, stride, 0, offset, far)
+            open_int8_tiles(number, count)
+        for start in range(0, blocks, blocks if bands == 1 else CHUNK):
+            if tiles and start:
+                open_int8_tiles(number, count)
+            some = blocks if bands == 1 else min(CHUNK, blocks - start)
+            band_room = some * (16 * OUTS + OUTS * BLOCK)
+            first_panel = (room + SUMS_BYTES + _OUTPUT_BYTES + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+            for each in range(bands):
+                panel = first_panel + each * band_room
+                here, minima = band_place(weight, band + each), read_long(weight + _MINIMA)
+                form, size, shared = (
+                    read_long(weight + _FORM),
+                    read_long(weight + _SCALE_BYTES),
+                    read_long(weight + _SHARED),
                 )
-            _finish(weight, band, rows, row, some, target, stride)
+                first_scale = start * per_block if per_block > 1 else start // shared
+                num_scales = some * per_block if per_block > 1 else (some + shared - 1) // shared
+                supers = here + read_long(weight + _SUPERS) + start // 8 * 2 * OUTS
+                source = here + read_long(weight + _SCALES) + first_scale * size
+                widen_scales(number, form, source, size, supers, num_scales, shared, panel)
+                if minima:
+                    supers = here + read_long(weight + _SUPER_MINIMA) + start // 8 * 2 * OUTS
+                    source = here + minima + first_scale * size
+                    beside = panel + 4 * OUTS * per_block
+                    widen_scales(number, form, source, size, supers, num_scales, shared, beside)
+                if not few:
+                    codes = band_place(weight, band + each) + read_long(weight + _CODES)
+                    codes += start * (read_long(weight + _CODE_BYTES) // blocks)
+                    levels = panel + some * 16 * OUTS
+                    unpack_codes(number, codes, some, table, read_long(weight + _TILE_OFFSET), levels)
+            for row in range(0, count, together):
+                inputs = records + row * record_stride + start * RECORD
+                width, far = min(together, count - row), ahead + row // together * blocks * share
+                if tiles and row and width <= FEW_TILE_ROWS:
+                    open_int8_tiles(number, width)
+                narrow = tiles and width not in (TILE_ROWS, FEW_TILE_ROWS)
+                for each in range(bands):
+                    panel = first_panel + each * band_room
+                    levels = panel + some * 16 * OUTS
+                    target, stride = _target(weight, band + each, rows, row, width, start, narrow, room)
+                    if few:
+                        codes = band_place(weight, band) + read_long(weight + _CODES)
+                        product_rows(
+                            number,
+                            width,
+                            (codes, some, panel, inputs, record_stride, target, stride, 0, table, offset, ahead),
+                        )
+                    elif tiles:
+                        places = (levels, some, panel, inputs, record_stride, target, stride, start, room, far, share)
+                        if width > FEW_TILE_ROWS:
+                            product_by_tiles(number, places)
+                        else:
+                            few_by_tiles(number, places)
+                    else:
+                        product_unpacked(
+                            number,
+                            width,
+                            (levels, some, panel, inputs, record_stride, target, stride, start, 0, offset, far),
+                        )
+                    _finish(weight, band + each, rows, row, width, target, stride, start + some == blocks)
 
-    return compiled_callback(band_of_kind, types.void(*[types.intp] * 9))
+    return compiled_callback(bands_of_kind, types.void(*[types.intp] * 10))
 
 
 @compiled
-def _widen_scales(weight: int, here: int, panel: int) -> None:
-    """Write a band's scales and minima as float32, those of each block together."""
-    blocks, groups, shared = read_long(weight + _BLOCKS), read_long(weight + _GROUPS), read_long(weight + _SHARED)
-    form, size = read_long(weight + _FORM), read_long(weight + _SCALE_BYTES)
-    scales, minima = here + read_long(weight + _SCALES), read_long(weight + _MINIMA)
-    supers, super_minima = here + read_long(weight + _SUPERS), here + read_long(weight + _SUPER_MINIMA)
-    for block in range(blocks):
-        for group in range(groups):
-            number = block * groups + group if groups > 1 else block // shared
-            at = block // 8 * 2 * OUTS
-            scales_as_floats(form, scales + number * size, supers + at, panel)
-            if minima:
-                scales_as_floats(form, here + minima + number * size, super_minima + at, panel + 4 * OUTS * groups)
-            panel += 4 * OUTS
-        if minima:
-            panel += 4 * OUTS * groups
+def _target(
+    weight: int, band: int, rows: Rows, first: int, count: int, begun: int, narrow: bool, room: int
+) -> tuple[int, int]:
+    """Where 32 outputs of some rows are written first: in place, unless there are fewer outputs, or rows (`narrow`).
+
+    Sums that have `begun` are there.
+    """
+    place = rows.outputs + first * rows.output_stride + 4 * OUTS * band
+    outs = min(OUTS, read_long(weight + _OUTS) - band * OUTS)
+    if outs == OUTS and not narrow:
+        return place, rows.output_stride
+    target = room + SUMS_BYTES
+    if begun:
+        for row in range(count):
+            for out in range(outs):
+                copy_float(place + row * rows.output_stride + 4 * out, target + 4 * (OUTS * row + out))
+    return target, 4 * OUTS
 
 
 @compiled
-def _target(weight: int, band: int, rows: Rows, first: int, room: int) -> tuple[int, int]:
-    """Where 32 outputs of some rows are written first: in place, unless the last band is narrower."""
-    if (band + 1) * OUTS <= read_long(weight + _OUTS):
-        return rows.outputs + first * rows.output_stride + 4 * OUTS * band, rows.output_stride
-    return room + _SUMS_BYTES, 4 * OUTS
-
-
-@compiled
-def _finish(weight: int, band: int, rows: Rows, first: int, count: int, target: int, stride: int) -> None:
-    """Add the biases, and move outputs in place."""
-    bias = read_long(weight + _BIAS)
+def _finish(
+    weight: int, band: int, rows: Rows, first: int, count: int, target: int, stride: int, complete: bool
+) -> None:
+    """Add the biases to complete sums, and move outputs in place."""
+    bias = read_long(weight + _BIAS) if complete else 0
     if bias:
         for row in range(count):
             add_floats(target + row * stride, bias + 4 * OUTS * band, OUTS)

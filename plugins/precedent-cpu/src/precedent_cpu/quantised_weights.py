@@ -174,7 +174,7 @@ def packable(weight: QuantisedWeight) -> bool:
         and weight.order is None
         and weight.in_features % max(BLOCK, layout.group) == 0
         and layout.group in (16, 32, 64, 128)
-        and (not layout.factors or weight.in_features % _SUPER == 0)
+        and (not layout.factors or (weight.in_features % _SUPER == 0 and layout.group <= BLOCK))
         and _kind_of(layout) in KINDS
         and (layout.bits < 8 or layout.offset in ((_OFFSET_OF_BYTES,) if SIGNED else (0, _OFFSET_OF_BYTES)))
     )
