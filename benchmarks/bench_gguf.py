@@ -19,7 +19,6 @@ from statistics import median
 from time import perf_counter, sleep
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -51,14 +50,18 @@ COMMON: dict[str, Any] = {
 ROUNDS, IN_A_ROW, PREFILLS = 8, 3, 5
 
 
+def opened(file: Path, threads: int, context: int) -> Any:
+    """A file in llama.cpp."""
+    from llama_cpp import Llama
+
+    return Llama(str(file), n_ctx=context, n_threads=threads, n_threads_batch=threads, verbose=False)
+
+
 class LlamaTimer:
     """llama.cpp with the methods of `StepTimer`."""
 
     def __init__(self, file: Path, context: int, threads: int) -> None:
-        self.context, size = context, context + 512
-        self.llama: Any = llama_cpp.Llama(
-            str(file), n_ctx=size, n_threads=threads, n_threads_batch=threads, verbose=False
-        )
+        self.context, self.llama = context, opened(file, threads, context + 512)
         self._choose = np.random.default_rng(0)
         self._decode(context, 0)
 
@@ -88,8 +91,10 @@ class LlamaTimer:
 
 
 def measure(given: Namespace) -> dict[str, Any]:
+    from llama_cpp import llama_print_system_info
+
     torch.set_num_threads(given.threads)
-    figures: dict[str, Any] = {"llama.cpp": llama_cpp.llama_print_system_info().decode().strip(" |\n")}
+    figures: dict[str, Any] = {"llama.cpp": llama_print_system_info().decode().strip(" |\n")}
     for name in given.files:
         file = packaged_file() if name == "smollm2" else shaped(name) if name in SHAPES else Path(name)
         found = compared(file, given.rows, given.context, given.threads)
@@ -139,9 +144,7 @@ def answers(traces: Path, count: int, threads: int) -> dict[str, float]:
     """Tokens per second of decoding on the packaged file: llama.cpp, and our engine without and with a warm cache."""
     lineup = Lineup(DEMO_TARGET, EngineOptions(), 64)
     prompts = trace_prompts(traces, lineup.tokenizer, count, 4 * count, 1000, truncate=True)
-    llama: Any = llama_cpp.Llama(
-        str(packaged_file()), n_ctx=4096, n_threads=threads, n_threads_batch=threads, verbose=False
-    )
+    llama = opened(packaged_file(), threads, 4096)
     with closing(llama), closing(lineup):
         filler, plain, warm = (
             lineup.ours(lineup.cache, write_back=True),
@@ -161,7 +164,8 @@ def answers(traces: Path, count: int, threads: int) -> dict[str, float]:
             for way, contestant in (("ours, plain", plain), ("ours, warm", warm)):
                 timing = contestant(prompt)
                 rates[way].append(timing.decode_tokens / max(timing.decode_seconds, 1e-9))
-    return {way: median(rate for rate in found if rate) for way, found in rates.items()}
+    found = {way: median(rate for rate in rates[way] if rate) for way in rates}
+    return found | {"times": found["ours, warm"] / found["llama.cpp"]}
 
 
 def shaped(name: str) -> Path:
