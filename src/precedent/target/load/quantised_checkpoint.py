@@ -31,6 +31,9 @@ QUANTIZATIONS = ("int8", "int4")
 
 GROUP = 32
 
+MORE_BITS = ("v_proj", "down_proj")
+"""Layers that have eight bits in `int4` too: half of its error comes from them, as the mixes of GGUF files know."""
+
 DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I8": "i1", "U8": "u1",
 }  # fmt: skip
@@ -463,7 +466,7 @@ def load_made(folder: Path, config: PreTrainedConfig, quantization: str, how: Ma
         stored = files.get(f"{name}.weight", "F32", "F16", "BF16")
         if stored is None or stored.shape != shape or shape[1] % GROUP:
             return None
-        return MadeWeight(stored, "int8" if name in ends else quantization)
+        return MadeWeight(stored, "int8" if name in ends or name.endswith(MORE_BITS) else quantization)
 
     assembly = _Assembly(folder, files, config, how)
     ends = assembly.ends
