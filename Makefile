@@ -31,10 +31,13 @@ SERVE_ARGS  ?=
 BENCH_ARGS  ?=
 TEST_ARGS   ?=
 FIGURES_ARGS ?=
+# what llama.cpp is compiled for: x86-64-v3 is AVX2 alone. Its AMX kernels crash, and its other programs are not needed
+LLAMA_MARCH ?= native
+LLAMA_FLAGS := $(if $(filter x86_64,$(shell uname -m)),-march=$(LLAMA_MARCH) -mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo serve test test-exhaustive test-stress test-integration test-browser test-agents test-clients test-vllm test-llama-cpp test-ray test-speculators check docs reference figures dist bench clean
+.PHONY: help demo serve test test-exhaustive test-stress test-integration test-browser test-agents test-clients test-vllm test-llama-cpp test-gguf test-ray test-speculators check docs reference figures dist bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -81,6 +84,9 @@ test-vllm: $(VLLM_VENV)/run.stamp  ## precedent-vllm behind a real `vllm serve` 
 
 test-llama-cpp: $(LLAMA_VENV)/run.stamp  ## precedent-llama-cpp with a real GGUF model, in an environment of its own (compiles for seven minutes)
 	@$(LLAMA_VENV)/bin/python -m pytest -m llama_cpp plugins/precedent-llama-cpp/tests $(TEST_ARGS)
+
+test-gguf: $(LLAMA_VENV)/run.stamp  ## two real GGUF files beside llama.cpp and float32, in the environment of test-llama-cpp
+	@$(LLAMA_VENV)/bin/python -m pytest -s -m gguf plugins/precedent-cpu/tests/test_real_gguf_files.py $(TEST_ARGS)
 
 test-ray: $(RAY_VENV)/run.stamp  ## replicas on a real Ray and a real PostgreSQL, in an environment of its own (half an hour)
 	@$(RAY_VENV)/bin/python -m pytest -m ray plugins/precedent-ray/tests $(TEST_ARGS)
@@ -177,8 +183,9 @@ $(LLAMA_VENV)/run.stamp: plugins/precedent-llama-cpp/tests/requirements.txt pypr
 	@$(LLAMA_VENV)/bin/python .ci/install.py "renewing pip" $(PINNED) --upgrade 'pip>=25.1'
 	@$(LLAMA_VENV)/bin/python .ci/install.py "installing Precedent and the test tools: two to three minutes" \
 		$(PINNED) --group test -e '.[demo]' -e $(PLUGIN) $(EDITABLE) -e $(LLAMA)
-	@$(LLAMA_VENV)/bin/python .ci/install.py "compiling llama-cpp-python: about seven minutes on two cores" \
-		$(PINNED) --no-deps -r plugins/precedent-llama-cpp/tests/requirements.txt
+	@CMAKE_ARGS="-DLLAVA_BUILD=OFF -DGGML_NATIVE=$(if $(LLAMA_FLAGS),OFF,ON) '-DCMAKE_C_FLAGS=$(LLAMA_FLAGS)' '-DCMAKE_CXX_FLAGS=$(LLAMA_FLAGS)'" \
+		$(LLAMA_VENV)/bin/python .ci/install.py "compiling llama-cpp-python: about seven minutes on two cores" \
+		$(PINNED) --no-cache-dir --no-deps -r plugins/precedent-llama-cpp/tests/requirements.txt
 	@touch $@
 
 # Ray brings some forty packages and PostgreSQL's programs, which nobody else needs

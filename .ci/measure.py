@@ -47,7 +47,7 @@ COMMANDS = {
     "adversarial": "precedent bench --topics --modes plain,adversarial,ours-cold --prompts 16 --warm 6",
     "software": f"precedent bench --traces {RETAIL} --prompts 12 --warm 24 {CUT} "
     "--modes plain,generate,prompt-lookup,ours",
-    "llama-cpp": f"bench_llama_cpp.py --traces {RETAIL} --warm 24",
+    "gguf": f"bench_gguf.py --traces {RETAIL} --answers 6",
     "replay": "bench_replay.sh TRACES --limit 300",
     "ablation": f"precedent replay {AIRLINE} --pool same-task --ablate all --budget 32 --limit 150 --calibration",
     "actions": f"precedent replay --actions {AIRLINE} --pool other-tasks",
@@ -72,11 +72,12 @@ COMMANDS = {
 }
 """What measures each file of `docs/figures`; TRACES is the folder with recorded runs."""
 
-BY_MACHINE = {"demo": ("avx2",), "rows": ("avx512", "avx2"), "adversarial": (), "bitwise": ()}
+BY_MACHINE = {"demo": ("avx2",), "rows": ("avx512", "avx2"), "adversarial": (), "bitwise": (), "gguf": ("avx2",)}
 """Measurements with a file per class of machines, and the kernels of lesser processors that are measured as well."""
 
-ENVIRONMENTS = {"bench_vllm.py": "vllm", "bench_llama_cpp.py": "llama-cpp"}
-"""Programs that need the environment of `make test-NAME`."""
+ENVIRONMENTS = {"bench_vllm.py": "vllm", "bench_gguf.py": "llama-cpp"}
+"""Programs that need the environment of `make test-NAME`; beside AVX2 alone, llama.cpp has to be built for it too:
+make test-gguf LLAMA_VENV=.venv-llama-cpp-avx2 LLAMA_MARCH=x86-64-v3."""
 
 
 class Refused(Exception):
@@ -95,6 +96,7 @@ class Run:
     def python(self) -> Path:
         """The interpreter of its environment."""
         own = ENVIRONMENTS.get(COMMANDS[self.name].split()[0])
+        own = f"{own}-{self.kernels}" if own == "llama-cpp" and self.kernels else own
         return ROOT / (f".venv-{own}" if own else ".venv") / "bin" / "python"
 
     @property

@@ -1,4 +1,4 @@
-"""Writes tiny models as GGUF files in llama.cpp's layout; needs the package gguf."""
+"""Writes models as GGUF files in llama.cpp's layout, tiny ones or large random ones; needs the package gguf."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-CONTROL_TOKEN, NORMAL_TOKEN = 3, 1
+CONTROL_TOKEN, NORMAL_TOKEN, UNUSED_TOKEN = 3, 1, 5
+
+SPREAD = 0.04
+"""Standard deviation of random weights."""
 
 SCALES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
@@ -49,15 +53,16 @@ def write_gguf(
     """Write a model of Llama's, Gemma's or Qwen's family and its byte-level tokenizer, which must have merges.
 
     Matrices are stored in blocks of type `kind`, or of that of the first of its keys which their name contains; types
-    that the package gguf cannot write get random codes. `more` are tensors beside the model's. Further `fields` set
-    metadata; `__` in a name means a dot. In several `parts`, the file is the first. Returns the file.
+    that the package gguf cannot write, and models on the device `meta`, get random codes. `more` are tensors beside the
+    model's. Further `fields` set metadata; `__` in a name means a dot. In several `parts`, the file is the
+    first. Unused tokens fill the vocabulary. Returns the file.
     """
     import gguf
 
     kinds = {"": kind} if isinstance(kind, str) else kind
     found = [gguf.GGUFWriter(file, architecture)]
     _add_config(found[0], model.config)
-    _add_tokenizer(found[0], tokenizer, pre)
+    _add_tokenizer(found[0], tokenizer, pre, model.config.vocab_size)
     for name, value in fields.items():
         found[0].kv_data[0].pop(name.replace("__", "."), None)
         adders: dict[type, Any] = {str: found[0].add_string, float: found[0].add_float32}
@@ -74,11 +79,11 @@ def write_gguf(
     for number, (name, weights) in enumerate([*_tensors(model, architecture), *(more or {}).items()]):
         chosen = next((kinds[part] for part in kinds if part in name), "F32") if weights.dim() == 2 else "F32"
         type_ = gguf.GGMLQuantizationType[chosen]
-        array = weights.float().numpy()
+        array = (torch.ones(weights.shape) if weights.is_meta and weights.dim() == 1 else weights).float()
         try:
-            blocks = gguf.quants.quantize(array, type_)
+            blocks = _random(type_, array.shape, rng) if array.is_meta else gguf.quants.quantize(array.numpy(), type_)
         except NotImplementedError:
-            blocks = random_blocks(chosen, len(array), array.shape[1], rng)
+            blocks = _random(type_, array.shape, rng)
         found[number % parts].add_tensor(name, blocks, raw_dtype=type_)
     for place, writer in zip(places, found, strict=True):
         writer.write_header_to_file(place)
@@ -86,6 +91,14 @@ def write_gguf(
         writer.write_tensors_to_file()
         writer.close()
     return places[0]
+
+
+def _random(kind: Any, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
+    """Random blocks whose numbers spread as weights do."""
+    import gguf
+
+    sample = gguf.quants.dequantize(random_blocks(kind.name, 16, shape[1], rng, 1.0), kind)
+    return random_blocks(kind.name, shape[0], shape[1], rng, SPREAD / sample.std())
 
 
 def _add_config(writer: Any, config: Any) -> None:
@@ -110,13 +123,15 @@ def _add_config(writer: Any, config: Any) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
-def _add_tokenizer(writer: Any, tokenizer: PreTrainedTokenizerBase, pre: str) -> None:
+def _add_tokenizer(writer: Any, tokenizer: PreTrainedTokenizerBase, pre: str, size: int) -> None:
     tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
+    unused = [f"<unused {number}>" for number in range(len(tokens), size)]
     control = set(tokenizer.all_special_tokens)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types([CONTROL_TOKEN if token in control else NORMAL_TOKEN for token in tokens])
+    writer.add_token_list([*tokens, *unused])
+    types = [CONTROL_TOKEN if token in control else NORMAL_TOKEN for token in tokens]
+    writer.add_token_types([*types, *[UNUSED_TOKEN] * len(unused)])
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     writer.add_token_merges([" ".join(merge) for merge in merges])
     writer.add_eos_token_id(tokenizer.eos_token_id)

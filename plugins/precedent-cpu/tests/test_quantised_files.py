@@ -1,0 +1,165 @@
+"""Tiny GGUF files of every type of blocks: the same bits however a row is computed, and the numbers of float64."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.row_models import DIM, model_by_rows
+from helpers.stepping import AllCandidates, run, start
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+from torch import Tensor
+
+pytest.importorskip("gguf")
+
+from precedent.config import SamplingParams
+from precedent.decoding.loop import DecodeLoop
+from precedent.sampling.rng import entropy_rng
+from precedent.target import TargetModel
+from precedent.target.load.gguf_weights import FORMATS
+from precedent.target.load.loading import load_target
+from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
+from precedent_cpu.row_attention import fits
+from precedent_testing.drafters import OracleDrafter, RandomDrafter
+from precedent_testing.tiny_gguf import write_gguf
+from precedent_testing.tiny_models import byte_tokenizer
+
+pytestmark = pytest.mark.skipif(
+    not fits(*[torch.zeros(1, 1, 1, DIM)] * 3), reason="torch runs on other threads here, or lacks fused operations"
+)
+
+VOCABULARY = 260
+MIXED = "a Q4_K_M file's mix"
+TYPES = {kind: {"": kind} for kind in FORMATS} | {MIXED: {"token_embd": "Q6_K", "blk.0.ffn_down": "Q6_K", "": "Q4_K"}}
+
+
+@pytest.fixture(scope="module", params=TYPES)
+def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights, small enough that float64 can follow them."""
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
+    model = model_by_rows("llama", torch.float32, **shape)
+    tokenizer = byte_tokenizer((("t", "h"),))
+    return write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", model, tokenizer, kind=TYPES[request.param])
+
+
+@pytest.fixture(scope="module")
+def target(file: Path) -> TargetModel:
+    return TargetModel(load_target(file, device="cpu")[0])
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@st.composite
+def computed(draw: st.DrawFn) -> tuple[list[int], list[int], CandidateTree, int]:
+    """A prompt, where its prefill is cut, a tree of up to 63 nodes, and a number of threads."""
+    length, token = draw(st.integers(2, 160)), st.integers(0, VOCABULARY - 1)
+    choose = draw(st.randoms(use_true_random=False))
+    prompt = [choose.randrange(VOCABULARY) for _ in range(length)]
+    cuts = sorted(draw(st.sets(st.integers(1, length - 1), max_size=5)))
+    builder, nodes = TreeBuilder(), [ROOT]
+    for _ in range(draw(st.integers(0, 63))):
+        nodes.append(
+            builder.add_fixed(
+                choose.choice(nodes[-8:]), draw(token) if len(nodes) < 4 else choose.randrange(VOCABULARY), "test"
+            )
+        )
+    return prompt, cuts, builder.build(), draw(st.integers(1, 4))
+
+
+@settings(max_examples=8)
+@given(case=computed())
+def test_a_row_has_the_same_bits_among_any_rows_threads_and_pieces(
+    target: TargetModel, case: tuple[list[int], list[int], CandidateTree, int]
+) -> None:
+    """Every row of a tree behind a prompt in pieces equals decoding token by token with one thread."""
+    prompt, cuts, tree, threads = case
+    torch.set_num_threads(threads)
+    slot = target.new_slot()
+    for end in (*(cut + 1 for cut in cuts), len(prompt)):
+        target.prefill(slot, prompt[:end])
+    rows = target.score([(slot, tree)])[0].clone()
+    torch.set_num_threads(1)
+    for node in {ROOT, len(tree) // 2 - 1, len(tree) - 1} if len(tree) else {ROOT}:
+        path = list(tree.tokens_to(node)) if node != ROOT else []
+        assert torch.equal(decoded(target, prompt, path), rows[node + 1])
+
+
+def decoded(target: TargetModel, prompt: list[int], path: list[int]) -> Tensor:
+    """Logits after the prompt and a path, the last twelve tokens one by one."""
+    ids = prompt + path
+    slot, first = target.new_slot(), max(1, len(ids) - 12)
+    target.prefill(slot, ids[:first])
+    for token in ids[first:]:
+        target.plain_step(slot)
+        target.commit(slot, EMPTY_TREE, (), token)
+    return target.plain_step(slot)[0]
+
+
+def test_logits_are_near_those_of_the_dequantised_model_in_float64(file: Path, target: TargetModel) -> None:
+    """What is left is the rounding of inputs to eight bits: a scale for 32 of them."""
+    prompt = [(7 * number + number // 5) % VOCABULARY for number in range(60)]
+    exact = TargetModel(load_target(file, device="cpu", dtype="float64")[0])
+    found, expected = (logits(one, prompt).double() for one in (target, exact))
+    assert (found - expected).norm() <= 0.05 * expected.norm()
+    assert (found - expected).norm() > 0
+
+
+def logits(target: TargetModel, prompt: list[int]) -> Tensor:
+    """After the prompt, and after each of 40 other tokens."""
+    slot, builder = target.new_slot(), TreeBuilder()
+    target.prefill(slot, prompt)
+    for token in range(40):
+        builder.add_fixed(ROOT, token, "test")
+    return target.score([(slot, builder.build())])[0]
+
+
+@pytest.mark.parametrize("file", [MIXED], indirect=True)
+def test_sampled_texts_have_the_targets_distribution(target: TargetModel) -> None:
+    """Pairs of tokens in 16 classes, sampled with right and wrong drafts, by a chi-square test."""
+    prompt, count, temperature = [11, 7, 200, 31], 1500, 0.7
+    first, second = probabilities(target, prompt, temperature)
+    classes = torch.arange(VOCABULARY) % 4
+    expected = torch.zeros(4, 4, dtype=torch.float64)
+    for row in range(4):
+        for column in range(4):
+            expected[row, column] = (first[:, None] * second)[classes == row][:, classes == column].sum()
+    likely = [int(first.argmax()), int(second[first.argmax()].argmax())]
+    loop, drafters = DecodeLoop(target, AllCandidates()), [OracleDrafter(likely), RandomDrafter(VOCABULARY)]
+    sampling = SamplingParams(temperature=temperature, max_tokens=2)
+    seen: Counter[tuple[int, int]] = Counter()
+    for number in range(count):
+        sequence = start(target, drafters, sampling, prompt=prompt, rng_of=entropy_rng(number), ends=frozenset())
+        one, other = run(target, sequence, loop)
+        seen[one % 4, other % 4] += 1
+    statistic = sum(
+        (seen[pair] - count * p) ** 2 / (count * p)
+        for pair, p in ((divmod(n, 4), float(expected.flatten()[n])) for n in range(16))
+    )
+    assert math.isclose(float(expected.sum()), 1.0, abs_tol=1e-6)
+    assert statistic < chi2.isf(1e-5, 15)
+
+
+def probabilities(target: TargetModel, prompt: list[int], temperature: float) -> tuple[Tensor, Tensor]:
+    """Of the first token, and of the second by the first, `[vocabulary, vocabulary]`."""
+    slot, found = target.new_slot(), []
+    target.prefill(slot, prompt)
+    first = (target.plain_step(slot)[0].double() / temperature).softmax(0)
+    target.discard(slot)
+    for start_id in range(0, VOCABULARY, 52):
+        builder = TreeBuilder()
+        for token in range(start_id, start_id + 52):
+            builder.add_fixed(ROOT, token, "test")
+        found.append((target.score([(slot, builder.build())])[0][1:].double() / temperature).softmax(-1))
+        target.discard(slot)
+    return first, torch.cat(found)
