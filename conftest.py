@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
@@ -65,30 +66,33 @@ def pytest_runtest_setup() -> None:
     disable_socket(allow_unix_socket=True)
 
 
-MISSING = re.compile(r"No module named '(precedent_\w+)'")
+MISSING = re.compile(r"No module named '(precedent_\w+)'|pip install 'precedent-llm\[([\w-]+)\]'")
+PROJECT = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
     """Skip a file that imports one of our packages which is not installed: each is tested without the others too."""
     report = yield
-    return _skipped_without_package(report, str(report.longrepr), str(collector.path))
+    return _skipped_without_package(report, str(collector.path))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Skip a test that imports one of our packages which is not installed."""
+    """Skip a test that fails for want of one of our packages: it was imported, or an error says to install it."""
     report = yield
-    error = str(call.excinfo.value) if call.excinfo is not None else ""
-    return _skipped_without_package(report, error, str(item.path))
+    return _skipped_without_package(report, str(item.path))
 
 
-def _skipped_without_package(report: Any, error: str, path: str) -> Any:
-    missing = MISSING.search(error) if report.failed else None
-    if missing is not None and find_spec(missing[1]) is None:
-        package = missing[1].replace("_", "-")
-        if (Path(__file__).parent / "plugins" / package).is_dir():
-            report.outcome, report.longrepr = "skipped", (path, 0, f"Skipped: {package} is not installed")
+def _skipped_without_package(report: Any, path: str) -> Any:
+    said = f"{report.longrepr} {report.capstdout} {report.capstderr}" if report.failed else ""
+    for module, extra in MISSING.findall(said):
+        wanted = PROJECT["optional-dependencies"].get(extra, ()) if extra else [module.replace("_", "-")]
+        names = {re.split(r"[^\w-]", one)[0] for one in wanted}
+        lacking = [name for name in names if find_spec(name.replace("-", "_")) is None]
+        if any((Path(__file__).parent / "plugins" / name).is_dir() for name in lacking):
+            report.outcome, report.longrepr = "skipped", (path, 0, f"Skipped: {min(lacking)} is not installed")
+            break
     return report
 
 

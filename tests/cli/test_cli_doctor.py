@@ -102,6 +102,7 @@ def test_block_fp8_is_dequantised_without_a_gpu_and_the_memory_is_that_of_the_de
 
 def test_a_hybrid_has_keys_in_some_layers_and_states_in_others(tmp_path: Path, examined: Any) -> None:
     """Its memory for each token is that of its attention layers, and what it cannot do is said."""
+    pytest.importorskip("precedent_models")
     status, found = examined(write(tmp_path / "model", model=tiny_model("qwen3_next")))
     assert (status, found["usable"]) == (0, True)
     assert found["attention"] == ("yes", "qwen3_next: 2 × linear_attention, 2 × full_attention")
