@@ -220,6 +220,7 @@ def loaded_by(statements: str) -> set[str]:
     ],
 )
 def test_an_import_loads_no_more_than_it_needs(module: str, unwanted: set[str]) -> None:
+    pytest.importorskip(module.partition(".")[0])
     assert not unwanted & loaded_by(f"import {module}")
 
 

@@ -149,6 +149,7 @@ def test_a_quantised_checkpoint_that_is_read_as_stored_needs_no_package(tmp_path
 
 
 def test_an_encoder_decoder_model_works_without_chat(tmp_path: Path, examined: Any) -> None:
+    pytest.importorskip("precedent_models")
     status, found = examined(write(tmp_path / "bart", model=tiny_seq2seq_lm("bart", dtype=torch.float32)))
     assert (status, found["usable"], found["attention"]) == (0, True, ("yes", "bart: an encoder-decoder model"))
     assert found["context"][1] == "512 tokens for the prompt, and as many for the answer"
