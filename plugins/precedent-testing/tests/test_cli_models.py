@@ -17,6 +17,7 @@ from precedent_testing.tiny_configs import causal_lm_types
 
 def test_it_says_what_works_and_why_others_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One of each verdict, as a table and as JSON."""
+    pytest.importorskip("precedent_models")
     report = tmp_path / "models.json"
     assert precedent("models", "lfm2", "zaya", "rwkv", "--json", str(report)) == 0
     written = capsys.readouterr().out
@@ -54,6 +55,7 @@ def test_a_wrong_result_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: py
      ("deepseek_v32", "works"), ("deepseek_v4", "refused")],
 )  # fmt: skip
 def test_the_families_on_the_page_get_these_verdicts(model_type: str, verdict: str) -> None:
+    pytest.importorskip("precedent_models")
     assert try_architecture(model_type).verdict == verdict
 
 

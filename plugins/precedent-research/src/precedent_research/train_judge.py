@@ -13,7 +13,7 @@ from rich.console import Console
 from precedent.cli.options import ChatTemplateOption, DeviceOption, DtypeOption, JsonOption, write_json
 from precedent.cli.progress import Progress
 from precedent.errors import ConfigError, PromptError
-from precedent_demo.demo import ORDER_DESK
+from precedent.target.load.source import ORDER_DESK
 from precedent_drafts.train_draft import REPORT_FILE, check_folder
 
 if TYPE_CHECKING:
