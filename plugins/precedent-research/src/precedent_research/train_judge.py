@@ -13,8 +13,10 @@ from rich.console import Console
 from precedent.cli.options import ChatTemplateOption, DeviceOption, DtypeOption, JsonOption, write_json
 from precedent.cli.progress import Progress
 from precedent.errors import ConfigError, PromptError
-from precedent.target.load.source import ORDER_DESK
 from precedent_drafts.train_draft import REPORT_FILE, check_folder
+
+ORDER_DESK = "smollm2-135m-order-desk"
+"""The demo's own target, known by this name where precedent-demo is installed; no import, so that help comes fast."""
 
 if TYPE_CHECKING:
     from precedent.text.traces import Trajectory
