@@ -13,6 +13,7 @@ from helpers.cache_files import COUNT, PAGE, changed, contents, fill, filled, to
 from helpers.forked import Program
 
 from precedent.cache import Selection, SpeculationCache, SQLiteStore, verify_cache
+from precedent.cache.records import vector_checksum
 from precedent.errors import CacheError
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.store_contract import EMBEDDER, completion, ids_of, unit_vector
@@ -209,3 +210,68 @@ def test_storing_what_is_there_but_damaged_stores_it_anew(tmp_path):
     assert store.list(Selection(ids=(row_id,)))[0].token_ids == (4, 5)
     store.close()
     assert verify_cache(file).findings == ()
+
+
+def test_a_meta_row_that_goes_while_the_cache_is_open_is_a_clear_error(tmp_path):
+    store = SQLiteStore.open(filled(tmp_path))
+    changed(tmp_path / "precedent.sqlite", "DELETE FROM meta")
+    with pytest.raises(CacheError, match="has no epoch"):
+        store.epoch()
+    store.close()
+
+
+def test_an_index_that_disagrees_with_its_table_is_found(tmp_path):
+    file = filled(tmp_path)
+    overwritten(file, {"completion_worth": lambda page: b"\xa5" * PAGE})
+    assert [finding.kind for finding in verify_cache(file).findings] == ["structure"]
+
+
+def test_a_flipped_bit_in_a_record_leaves_out_that_record_alone(tmp_path, caplog):
+    file = filled(tmp_path)
+    content = bytearray(file.read_bytes())
+    content[content.find(unit_vector(7).tobytes())] ^= 1
+    content[content.find(b"query (9, 10)")] ^= 0x80  # no longer UTF-8
+    file.write_bytes(content)
+    store = SQLiteStore.open(file)
+    for _ in range(2):
+        assert [one.token_ids[0] for one in store.since("default", "tok", 0)] == [n for n in range(COUNT) if n != 9]
+        assert store.vectors_since("default", "tok", 0)[0].tolist() == [n + 1 for n in range(COUNT) if n != 7]
+        assert store.list(Selection(containing="no such text"), None) == []
+        assert caplog.text.count("is damaged") == 2, "each is said once"
+    assert store.forget(Selection(ids=(10, 8))) == 2
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *[(name, f"CAST({name} AS BLOB)") for name in ("query", "tools", "tenant", "tokenizer")],
+        *[(name, value) for name in ("count", "rejected") for value in ("'x'", "-1", "x'00'", "0.5")],
+        *[("created", value) for value in ("'x'", "1e300", "-1e300", "x'00'")],
+        ("count", "0"),
+    ],
+)
+def test_a_value_of_another_kind_is_damage_though_the_checksum_holds(tmp_path, column, value):
+    file = filled(tmp_path)
+    changed(file, f"UPDATE completion SET {column} = {value} WHERE id = 5")
+    store = SQLiteStore.open(file)
+    assert sorted(ids_of(store.list(Selection(), None))) == [n for n in range(1, COUNT + 1) if n != 5]
+    assert store.stats().records == COUNT
+    store.close()
+    report = verify_cache(file)
+    assert [(finding.kind, finding.ids) for finding in report.findings] == [("record", (5,))]
+    assert report.records == COUNT - 1
+
+
+def test_vectors_of_another_dimension_are_left_out(tmp_path):
+    """As after a log of another cache: each vector is whole, and together they are none."""
+    file = filled(tmp_path)
+    longer = unit_vector(1).tobytes() * 2
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        change = "UPDATE completion SET vector = ?, vector_checksum = ? WHERE id = 5"
+        connection.execute(change, (longer, vector_checksum(longer)))
+    store = SQLiteStore.open(file)
+    ids, vectors = store.vectors_since("default", "tok", 0)
+    assert vectors.shape == (COUNT - 1, 4)
+    assert 5 not in ids
+    store.close()

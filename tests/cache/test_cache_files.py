@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 from textwrap import dedent
@@ -15,7 +18,8 @@ import pytest
 from helpers.cache_files import COUNT, changed, contents, fill, filled, logged, refused, tokens_in, write
 from helpers.forked import Program, run
 
-from precedent.cache import Selection, SpeculationCache, SQLiteStore, verify_cache
+from precedent.cache import Selection, SpeculationCache, SQLiteStore, database, verify_cache
+from precedent.cache.database import connect, create_file
 from precedent.cache.files import database_path
 from precedent.cache.inspection import inspecting
 from precedent.errors import CacheError, CacheMismatchError
@@ -188,3 +192,126 @@ def test_a_file_that_may_not_be_written_opens_read_only(tmp_path, monkeypatch):
     with closing(SQLiteStore.open(file)) as store:
         assert store.stats().read_only
         assert store.insert(completion(100), unit_vector(1), EMBEDDER) == 0
+
+
+def test_many_threads_create_one_file(tmp_path):
+    """All of them insert into the file that the first one made."""
+
+    def insert(number: int) -> None:
+        store = SQLiteStore.open(tmp_path)
+        store.insert(completion(number), None, None)
+        store.close()
+
+    threads = [threading.Thread(target=insert, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    inode = (tmp_path / "precedent.sqlite").stat().st_ino
+    create_file(tmp_path / "precedent.sqlite")
+    assert (tmp_path / "precedent.sqlite").stat().st_ino == inode
+    assert tokens_in(tmp_path / "precedent.sqlite") == list(range(8))
+    assert [path.name for path in tmp_path.iterdir()] == ["precedent.sqlite"]
+
+
+def test_what_a_killed_creation_left_is_swept_up(tmp_path):
+    """Once it is old: another process may be making a young one. Other files stay."""
+    old, young = tmp_path / ".precedent-12345678.new", tmp_path / ".precedent-abcdefgh.new"
+    for left in (old, young, tmp_path / ".precedent-notes", tmp_path / ".12345678.new"):
+        left.write_bytes(b"half")
+        os.utime(left, (0, 0))
+    os.utime(young)
+    SQLiteStore.open(tmp_path).close()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"precedent.sqlite", young.name, ".precedent-notes", ".12345678.new"}
+
+
+@pytest.mark.parametrize("journal", ["delete", "wal"])
+def test_another_programs_database_is_refused(tmp_path, journal):
+    """Also while that program has it open."""
+    file = tmp_path / "other.db"
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA journal_mode={journal}")
+        connection.execute("CREATE TABLE completion (id INTEGER PRIMARY KEY, tenant TEXT)")
+        refused(file, "not a cache")
+    refused(file, "not a cache")
+
+
+@pytest.mark.parametrize("path", [None, "a.db"])
+def test_no_connection_trusts_what_a_schema_calls(tmp_path, path):
+    file = None if path is None else tmp_path / path
+    if file is not None:
+        file.touch()
+    connection = connect(file)
+    assert connection.execute("PRAGMA trusted_schema").fetchone() == (0,)
+    assert connection.execute("PRAGMA cell_size_check").fetchone() == (1,)
+    connection.close()
+
+
+@pytest.mark.parametrize("journal", ["hot", "hot, and a log"])
+def test_what_another_program_would_roll_back_is_refused(tmp_path, journal):
+    """SQLite rolls a journal into the file it lies beside, whosever it is."""
+    other = sqlite3.connect(tmp_path / "other.db", isolation_level=None)
+    other.execute("CREATE TABLE t (x)")
+    other.executemany("INSERT INTO t VALUES (?)", [("x" * 3000,) for _ in range(50)])
+    other.execute("PRAGMA cache_size=2")
+    other.execute("BEGIN")
+    other.execute("UPDATE t SET x = upper(x)")
+    planted = (tmp_path / "other.db-journal").read_bytes()
+    other.execute("ROLLBACK")
+    other.close()
+    found = logged(tmp_path / "a")
+    if journal == "hot":
+        found = {"": found["folded"]}
+    file = write(tmp_path / "b", {**found, "-journal": planted})
+    refused(file, "another program left precedent.sqlite-journal", CacheError)
+
+
+def test_a_file_that_another_program_switched_writes_a_log_again(tmp_path):
+    file = filled(tmp_path)
+    changed(file, "PRAGMA journal_mode=DELETE")
+    store = SQLiteStore.open(file)
+    fill(store, range(100, 101))
+    assert Path(f"{file}-wal").stat().st_size > 0
+    store.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_a_folder_that_may_not_be_written_opens_read_only(tmp_path):
+    filled(tmp_path / "fixed")
+    (tmp_path / "fixed").chmod(0o555)
+    store = SQLiteStore.open(tmp_path / "fixed")
+    assert store.stats().read_only
+    assert len(store.since("default", "tok", 0)) == COUNT
+    store.close()
+    (tmp_path / "fixed").chmod(0o755)
+
+
+def test_a_copy_of_a_closed_cache_is_a_cache_whatever_lies_behind_its_end(tmp_path):
+    """A page that a full disk cut short lies behind the end that the header gives, until something is written there."""
+    file = shutil.copy(filled(tmp_path), tmp_path / "b.sqlite")
+    file.write_bytes(file.read_bytes() + b"half a page" * 100)
+    for number in (100, 101):
+        assert verify_cache(file).findings == ()
+        with closing(SQLiteStore.open(file)) as store:
+            assert store.insert(completion(number), unit_vector(1), EMBEDDER) == number - 100 + COUNT + 1
+
+
+def test_opening_a_file_that_has_just_been_set_aside_opens_the_new_one(tmp_path, monkeypatch):
+    """Between finding the file and reading from it: what is written to the old one would go into the new one's log."""
+    file, other = filled(tmp_path / "a"), filled(tmp_path / "b", range(5))
+    connections = []
+
+    def swapped(path, mode="mode=rw"):
+        connections.append(connect(path, mode))
+        if len(connections) == 1:
+            path.rename(f"{path}.damaged")
+            other.rename(path)
+        return connections[-1]
+
+    monkeypatch.setattr(database, "connect", swapped)
+    store = SQLiteStore.open(file)
+    assert len(store.list(Selection(), None)) == 5
+    store.insert(completion(77), None, None)
+    store.close()
+    assert tokens_in(file) == [0, 1, 2, 3, 4, 77]

@@ -6,12 +6,17 @@ import os
 import random
 import time
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
+from helpers.cache_commands import run
+from helpers.forked import Program
 from helpers.prefix_folders import aged, all_in, opened, written
 
-from precedent.cache import Selection, SpeculationCache
+from precedent.cache import Selection, SpeculationCache, SQLiteStore
+from precedent.cache import prefixes as prefix_files
 from precedent.cache.prefixes import ABANDONED, DEFAULT_MAX_AGE
+from precedent.errors import CacheError
 from precedent_testing.embedders import HashEmbedder
 
 TENANTS = ("shop", "other")
@@ -172,3 +177,129 @@ def test_any_order_of_operations_serves_what_was_written_last_or_nothing(tmp_pat
             expected = {key: kept for key, kept in expected.items() if key[0] != tenant}
         served = {(tenant, name): files.read(tenant, name) for tenant in TENANTS for name in "abc"}
         assert {key: read for key, read in served.items() if read is not None} == expected
+
+
+def test_what_is_larger_than_the_bound_is_neither_written_nor_read(tmp_path: Path) -> None:
+    """And costs nobody theirs; a file may have grown."""
+    files = opened(tmp_path, max_prefix_bytes=25)
+    grown = written(files)
+    assert not written(files, name="b", content=bytes(26)).exists()
+    assert files.read("shop", "a") == b"content"
+    grown.write_bytes(bytes(26))
+    assert files.read("shop", "a") is None
+
+
+def test_an_application_that_opens_the_cache_removes_old_ones_and_a_command_does_not(tmp_path: Path) -> None:
+    """A command does not know the bounds that the application sets."""
+    path, settings = tmp_path / "c.db", {"embedder": HashEmbedder(), "max_age": 100 * DEFAULT_MAX_AGE}
+    with SpeculationCache.open(path, **settings, max_prefix_bytes=2**40) as cache:
+        file = written(cache.prefixes)
+    aged(file, 2 * DEFAULT_MAX_AGE)
+    assert run("stats", path).exit_code == 0
+    with SpeculationCache.open(path, **settings):
+        assert file.exists()
+    with SpeculationCache.open(path, embedder=HashEmbedder()):
+        assert not file.exists()
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = opened(tmp_path)
+
+    def fail(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        written(files)
+    assert all_in(files) == set()
+
+
+def test_a_file_that_is_forgotten_while_another_process_writes_it_does_not_appear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its half-written file is erased, so the writer has nothing to rename."""
+    writer, other = opened(tmp_path), opened(tmp_path)
+    wait_for_disk = os.fsync
+
+    def forgotten_meanwhile(handle: int) -> None:
+        wait_for_disk(handle)
+        monkeypatch.undo()
+        other.forget(Selection(tenant="shop"))
+
+    monkeypatch.setattr(os, "fsync", forgotten_meanwhile)
+    written(writer)
+    assert all_in(other) == set()
+
+
+def test_a_read_only_cache_serves_them_and_changes_none(tmp_path: Path) -> None:
+    """A cache in memory has none."""
+    assert SQLiteStore.open().prefixes is None
+    with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache:
+        kept, old = written(cache.prefixes), written(cache.prefixes, name="old")
+    aged(old, DEFAULT_MAX_AGE + 1)
+    with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder(), read_only=True) as cache:
+        assert cache.prefixes.read("shop", "a") == b"content"
+        written(cache.prefixes, name="new")
+        cache.prefixes.discard("shop", "a")
+        assert (kept.exists(), old.exists()) == (True, True)
+        assert len(all_in(cache.prefixes)) == 2
+
+
+@pytest.mark.parametrize("condition", [("--tenant", "shop"), ("--all",), ("--containing", "x")])
+def test_the_command_line_forgets_them_too(tmp_path: Path, condition: tuple[str, ...]) -> None:
+    with SpeculationCache.open(tmp_path / "c.db", embedder=HashEmbedder()) as cache:
+        file = written(cache.prefixes)
+    assert run("forget", tmp_path / "c.db", *condition).exit_code == 0
+    assert not file.exists()
+
+
+def test_a_file_that_stays_is_an_error_that_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = opened(tmp_path)
+    written(files)
+
+    def fail(file: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(prefix_files, "erase_file", fail)
+    with pytest.raises(CacheError, match=r"cache\.sqlite-prefixes still holds keys and values \(.*Permission denied"):
+        files.forget(Selection(tenant="shop"))
+
+
+BESIDE = """
+    import sys, threading
+    from pathlib import Path
+    from precedent.cache import Bounds, Selection
+    from precedent.cache.prefixes import PrefixFiles
+    files = PrefixFiles(Path(sys.argv[1]) / "cache.sqlite", Bounds(max_prefix_bytes=400_000), lambda: 0)
+    over = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+    print("working", flush=True)
+    rounds = 0
+    while not over.is_set():
+        for name in "abcde":
+            files.write("shop", name, b"theirs" * 20_000, 0)
+            read = files.read("shop", name) or b""
+            assert any((text * 20_000).endswith(read.lstrip(bytes(1))) for text in (b"theirs", b"ours!!"))
+        if rounds % 5 == 4:
+            files.forget(Selection(tenant="shop"))
+        rounds += 1
+    print("done")
+"""
+
+
+def test_two_processes_on_one_folder_read_whole_files_or_none(tmp_path: Path) -> None:
+    """Writing, evicting and forgetting at once; what the other one is erasing may begin with zeros."""
+    found: set[bytes] = set()
+    files = opened(tmp_path, max_prefix_bytes=400_000)
+    with Program(["-c", dedent(BESIDE), tmp_path]) as beside:
+        assert beside.stdout.readline() == "working\n"
+        for number in range(100):
+            name = "abcde"[number % 5]
+            written(files, name=name, content=b"ours!!" * 20_000)
+            found.add((files.read("shop", name) or b"").lstrip(bytes(1)))
+            if number % 50 == 49:
+                files.forget(Selection(tenant="shop"))
+        beside.stdin.close()
+        assert beside.stdout.readline() == "done\n"
+    assert all(any((text * 20_000).endswith(read) for text in (b"theirs", b"ours!!")) for read in found)
+    assert b"ours!!" * 20_000 in found

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
+from helpers.forked import run
 from helpers.quick_store import quick_store
 
 from precedent.cache import Bounds, Selection, SpeculationCache, SQLiteStore, verify_cache
@@ -184,3 +188,40 @@ def day_of_traffic(folder: Path, requests: int) -> dict[str, int]:
 @pytest.mark.parametrize("requests", [1_000, pytest.param(40_000, marks=pytest.mark.stress)])
 def test_a_day_of_traffic_stays_within_bounds(tmp_path, requests):
     assert day_of_traffic(tmp_path, requests)["bytes"] > 50_000
+
+
+FULL_DISK = """
+    import json, logging, resource, sys
+    from precedent.cache import SQLiteStore
+    from precedent_testing.store_contract import EMBEDDER, completion, unit_vector
+    warnings = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.levelname)
+    logging.getLogger("precedent.cache").addHandler(handler)
+    store = SQLiteStore.open(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+    ids = [store.insert(completion(n, text="y" * 4000), unit_vector(n), EMBEDDER) for n in range(150)]
+    store.credit({1: (1, 0)})
+    stored = [row_id for row_id in ids if row_id]
+    found = [one.id for one in store.since("default", "tok", 0)]
+    print(json.dumps({"stored": stored, "found": found, "refused": ids.count(0), "warnings": warnings,
+                      "read_only": store.stats().read_only}))
+    store.close()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of file sizes")
+def test_a_disk_that_runs_full_makes_the_cache_read_only_and_loses_nothing(tmp_path):
+    """Files of this process may not grow beyond a million bytes."""
+    ended = run(["-c", dedent(FULL_DISK), tmp_path])
+    assert ended.returncode == 0, ended.stderr
+    said = json.loads(ended.stdout)
+    assert len(said["stored"]) > 10 < said["refused"]
+    assert said["found"] == said["stored"]
+    assert said["warnings"] == ["WARNING"]
+    assert said["read_only"]
+    assert verify_cache(tmp_path).findings == ()
+    store = SQLiteStore.open(tmp_path)
+    assert ids(store) == said["stored"]
+    assert add(store, 1000) > 0, "opened again with room, it stores"
+    store.close()

@@ -211,3 +211,11 @@ def test_never_store_keeps_out_what_matches():
         assert cache.insert(Completion((1,), "tok", "model", text="card 12345678")) > 0
     with pytest.raises(CacheError, match="not a regular expression"):
         never_store("(")
+
+
+@pytest.mark.parametrize("changed", [{"tenant": "other"}, {"tokenizer": "other"}])
+def test_redaction_cannot_move_a_completion(changed):
+    with SpeculationCache.open(embedder=HashEmbedder(), redact=lambda one: replace(one, **changed)) as cache:
+        with pytest.raises(CacheError, match="may not change tenant or tokenizer"):
+            cache.insert(Completion((1,), "tok", "model"))
+        assert cache.stats().records == 0

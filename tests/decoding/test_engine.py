@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.forked import run
 from helpers.small_engines import PLAIN, PROMPT, make_engine, poison
 
 from precedent.cache import SpeculationCache
@@ -307,3 +308,51 @@ def test_a_worker_that_breaks_leaves_nobody_waiting(caplog: pytest.LogCaptureFix
         running.submit(PROMPT, SamplingParams())
     running.close()
     assert "the worker of an engine failed" in caplog.text
+
+
+def test_many_threads_may_submit_while_the_engine_is_closed() -> None:
+    """Each request is refused or failed; none is forgotten in between."""
+    running, ends = make_engine(), list[str]()
+
+    def ask() -> None:
+        try:
+            while True:
+                running.submit(PROMPT, SHORT, speculation=PLAIN).result()
+        except (RequestCancelled, EngineClosedError) as error:
+            ends.append(type(error).__name__)
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    running.submit(PROMPT, SamplingParams(max_tokens=30), speculation=PLAIN).result()
+    running.close()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(ends) == len(threads), "somebody still waits on a closed engine"
+
+
+def test_the_interpreter_ends_with_requests_running() -> None:
+    """Nobody closed the engine, one stream is read by a thread that nobody joins, another by no one."""
+    script = """
+import threading
+from precedent.config import SamplingParams
+from precedent.engine.engine import Engine
+from precedent.errors import RequestCancelled
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
+engine = Engine.load(tiny_causal_lm("llama"), tokenizer=byte_tokenizer())
+unread = engine.submit([65] * 20, SamplingParams(max_tokens=1000))
+streams = [engine.submit([65] * 20, SamplingParams(max_tokens=1000)) for _ in range(2)]
+def read():
+    try:
+        list(streams[0])
+    except RequestCancelled:
+        pass
+def ask():
+    print(len(engine.submit([66], SamplingParams(max_tokens=9)).result().token_ids))
+threading.Thread(target=read, daemon=True).start()
+threading.Thread(target=ask).start()
+print(next(iter(streams[1])).token_ids[0] >= 0)
+"""
+    done = run(["-c", script], timeout=120)
+    assert (done.returncode, sorted(done.stdout.split())) == (0, ["9", "True"]), done.stderr
+    assert "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
@@ -23,7 +24,7 @@ from precedent.cache import prefixes as prefix_files
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine import kept_prefixes
 from precedent.engine.engine import Engine
-from precedent.engine.kept_prefixes import opened
+from precedent.engine.kept_prefixes import content_of, opened
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel, fingerprints
 from precedent_testing.embedders import HashEmbedder
@@ -291,3 +292,42 @@ def test_an_engine_forgets_with_its_cache_and_writes_a_damaged_file_anew(folder:
         engine.cache.forget(tenant="shop")
     with closing(engine_on(folder)) as engine:
         assert ask(engine)[1] == 0
+
+
+def test_a_file_moved_to_another_tenant_is_not_served_and_goes(cache: SpeculationCache, target: TargetModel) -> None:
+    """Under its own name nobody looks for it; under the name that is looked for (white box) its seal is wrong."""
+    kept, file = kept_in(cache, target), keep(cache, target, "shop")
+    moved = cache.prefixes._file("other", kept._name("other", PREFIX))
+    moved.parent.mkdir()
+    file.rename(moved)
+    assert restored(cache, target, "other") is None
+    assert not moved.exists()
+
+
+def test_tokens_are_compared_and_rows_of_another_shape_refused(cache: SpeculationCache, target: TargetModel) -> None:
+    file, rows = keep(cache, target), prefilled(target).kv.copied(len(PREFIX))
+    others = [token + 1 for token in PREFIX]
+    fewer_heads, fewer_tokens = [part[:, :1] for part in rows], [part[:, :, :50] for part in rows]
+    for tokens, wrong in (
+        (others, prefilled(target, [*others, 5]).kv.copied(len(PREFIX))),
+        *((PREFIX, wrong) for wrong in ([], rows[:-1], [*rows, rows[0]], fewer_heads, fewer_tokens)),
+        (PREFIX, [part.float() for part in rows]),
+    ):
+        file.write_bytes(content_of(file.stem, tokens, [part.clone().contiguous() for part in wrong]))
+        assert restored(cache, target) is None
+        assert not file.exists()
+
+
+def test_a_disk_that_runs_full_is_told_once_and_not_written_again(
+    cache: SpeculationCache, target: TargetModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(file: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(prefix_files, "new_file", fail)
+    kept = kept_in(cache, target)
+    with caplog.at_level(logging.WARNING):
+        for number in range(3):
+            kept.keep("shop", prefilled(target, [number, *PROMPT]), len(PREFIX))
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["prefixes are no longer kept: [Errno 28] No space left on device"]

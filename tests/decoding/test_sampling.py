@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import chi2
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -259,3 +260,32 @@ def test_tokens_of_all_rows_are_those_of_one_row_after_the_other() -> None:
     for uniform in (0.0, 1.0 - 2.0**-53):
         found = categorical_rows(weights, torch.full((200,), uniform, dtype=torch.float64))
         assert weights.gather(1, found[:, None]).gt(0).all(), "a token without mass is never sampled"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_rows_of_a_tree_are_normalised_together_as_each_of_them_alone(dtype: torch.dtype) -> None:
+    """Every combination of warpers, masked tokens, ties, and temperature 0."""
+    generator = torch.Generator().manual_seed(5)
+    for params in [*GRID, SamplingParams(seed=1)]:
+        logits = (torch.randn(4, 61, generator=generator, dtype=torch.float64) * 3).round(decimals=1).to(dtype)
+        logits[2, 5:20] = -math.inf
+        alone = torch.stack([probs_of(row, params) for row in logits])
+        assert torch.allclose(probs_of(logits, params), alone, rtol=0, atol=1e-15)
+
+
+CERTAIN = (1e-6, 1 - 1e-6)
+
+
+@pytest.mark.parametrize("vary", ["node", "step", "entropy", "purpose"])
+def test_random_numbers_are_uniform_and_independent_along_every_part_of_the_key(vary: str) -> None:
+    """Chi-square over 16 x 16 cells of neighbouring numbers."""
+
+    def uniform(number: int) -> float:
+        key = {"node": 0, "step": 0, "entropy": 11, "purpose": 0, vary: number}
+        return CounterRng(key["entropy"], key["step"]).uniform(key["node"], f"purpose {key['purpose']}")
+
+    count, cells = 12_800, torch.zeros(16, 16, dtype=torch.float64)
+    for left, right in itertools.pairwise(uniform(number) for number in range(count + 1)):
+        cells[int(left * 16), int(right * 16)] += 1
+    statistic = float(((cells - count / 256) ** 2 / (count / 256)).sum())
+    assert chi2.ppf(CERTAIN[0], 255) < statistic < chi2.ppf(CERTAIN[1], 255)

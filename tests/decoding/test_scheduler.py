@@ -27,7 +27,7 @@ from precedent.errors import GenerationError, RequestCancelled
 from precedent.runtime.failures import OutOfMemory
 from precedent.target import TargetModel
 from precedent.target.load.first_layers import first_layers
-from precedent_testing.drafters import NullDrafter, RandomDrafter
+from precedent_testing.drafters import NullDrafter, OracleDrafter, RandomDrafter
 
 
 def add(scheduler: Scheduler, *requests: QueuedSequence) -> None:
@@ -242,3 +242,48 @@ def test_a_request_knows_how_long_its_caller_waited(target: WatchedTarget) -> No
     assert all(type(value) is int for value in latency.values())
     assert 0 < latency["inter_token_latency_p50"] <= latency["inter_token_latency_p95"] <= latency["longest_gap"]
     assert latency["time_to_first_token"] < latency["e2e_request_latency"]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+def test_who_waits_for_a_beginning_goes_on_when_it_is_given_up(target: WatchedTarget, how: str) -> None:
+    scheduler, system = scheduler_on(target), prompt_of(600)
+    first, second = (request_for(target, with_tail(system, i)) for i in range(2))
+    add(scheduler, first, second)
+    scheduler.round()
+    assert 0 < first.num_prefilled < 600
+    assert not second.started
+    if how == "cancelled":
+        first.generation.cancel()
+    else:
+        broken = first.slot
+        target.guilty = lambda slot: ValueError("boom") if slot is broken else None
+    run(scheduler)
+    error_of(first)
+    result = second.generation.result()
+    assert result.token_ids == answer_alone(second.prompt_ids)
+    assert result.cached_prompt_tokens == (first.num_prefilled if how == "cancelled" else 0)
+
+
+def test_a_step_whose_loop_fails_ends_its_requests_and_not_the_scheduler(target: WatchedTarget) -> None:
+    scheduler, (first, second) = scheduler_on(target), (request_for(target, prompt_of(6)) for _ in range(2))
+    add(scheduler, first)
+    target.commit_all = None  # type: ignore[assignment, method-assign]
+    run(scheduler)
+    assert "TypeError while stepping" in str(error_of(first))
+    del target.commit_all
+    add(scheduler, second)
+    run(scheduler)
+    assert second.generation.result().token_ids == answer_alone(prompt_of(6))
+
+
+def test_tokens_that_do_not_exist_are_never_scored(target: WatchedTarget) -> None:
+    """A damaged memory may propose any number; an embedding that is not there would fail the whole step."""
+    scheduler, answer = scheduler_on(target), answer_alone(prompt_of(6))
+    mad = request_for(target, prompt_of(6), OracleDrafter([answer[0], 10**6, *answer[2:]]))
+    negative = request_for(target, prompt_of(6), OracleDrafter([-5, *answer]))
+    add(scheduler, mad, negative)
+    run(scheduler)
+    for request in (mad, negative):
+        assert request.generation.result().token_ids == answer
+        assert request.stats.num_steps >= 2
+    assert sum(target.batches) == mad.stats.num_steps + negative.stats.num_steps, "a forward had to be repeated"

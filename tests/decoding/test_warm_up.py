@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,3 +107,43 @@ def test_an_engine_remembers_when_it_ends_and_the_next_one_begins_with_it_unless
     measured.close()
     Engine(model, tokenizer, name="tiny", cost=learned()).close()
     assert file.read_bytes() != b"damaged"
+
+
+def test_a_file_that_is_signed_anew_is_read_in_its_version_and_bounds(remembered: RememberedCosts, file: Path) -> None:
+    """Or else the tests below would show nothing."""
+    sign({"2": {"1": 10.0, "2": 9e6, "per_key": 0.1}}, file)
+    found = remembered.read()
+    assert found is not None
+    assert found.milliseconds(2) == pytest.approx(25.0), "within what the narrower width allows"
+    sign(learned().known, file, "another version")
+    assert remembered.read() is None
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "unreadable", "no folder"])
+def test_what_stands_in_its_place_harms_nothing(
+    kind: str, remembered: RememberedCosts, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe is not waited for. Root may read every file, so a refusal is simulated."""
+    really = os.open
+
+    def refused(path: Any, *settings: Any, **others: Any) -> int:
+        if Path(path) == file:
+            raise PermissionError(13, "Permission denied")
+        return really(path, *settings, **others)
+
+    file.unlink()
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "unreadable":
+        file.touch()
+        monkeypatch.setattr(os, "open", refused)
+    else:
+        file.parent.rmdir()
+        file.parent.write_text("a file in its place")
+    assert remembered.read() is None
+    remembered.write(learned())
+    assert (remembered.read() is None) is (kind != "pipe"), "it is replaced"
+    if kind == "folder":
+        assert list(file.parent.iterdir()) == [file]

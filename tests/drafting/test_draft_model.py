@@ -25,7 +25,7 @@ from precedent.decoding.proposal import Proposal, draw, plan
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters import Candidates, DrawSession, Request
 from precedent.drafters.base import Draw
-from precedent.drafters.model.distribution import sample_beside
+from precedent.drafters.model.distribution import sample_beside, sample_with_one_read
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.engine.engine import Engine
 from precedent.errors import GenerationError
@@ -34,9 +34,11 @@ from precedent.planning.planner import Limits, Plan, Planner
 from precedent.sampling.rng import CounterRng, Rng, entropy_rng
 from precedent.target import Slot, TargetModel
 from precedent.target.load.first_layers import exits_early, first_layers
-from precedent.tree import CandidateTree, TreeBuilder, chain
+from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder, chain
+from precedent_cuda.host_waits import HostWaits
 from precedent_testing.replay_rng import enumerate_outcomes
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.trees import check_tree
 
 TINY = {"vocab_size": 24, "num_hidden_layers": 2, "hidden_size": 16}
 PROMPTS = ([3, 1, 4], [5] * 60, [9, 2, 6, 5, 3, 5])
@@ -275,3 +277,46 @@ def test_only_the_targets_own_first_layers_share() -> None:
     assert not exits_early(TargetModel(tiny_causal_lm(num_hidden_layers=2)), target)
     assert not exits_early(TargetModel(tiny_causal_lm("gpt2", n_layer=1, n_embd=32, n_head=2)), target)
     assert not exits_early(target, TargetModel(first_layers(model, 2)))
+
+
+def fresh_row(model: TargetModel, token_ids: Sequence[int]) -> Tensor:
+    """Logits after a text, without any cache."""
+    with torch.inference_mode():
+        row: Tensor = model.model(input_ids=torch.tensor([list(token_ids)]), use_cache=False).logits[0, -1]
+        return row
+
+
+def test_exclusion_gives_way_when_nothing_else_could_be_drawn() -> None:
+    """All of the draft model's mass on a cached token: it may be drawn again, and is one node, listed as drawn."""
+    model, builder = tiny(), TreeBuilder()
+    top = int(fresh_row(model, [3, 1, 4]).argmax())
+    builder.add_fixed(ROOT, top, "recall")
+    beginning(model, [3, 1, 4], SamplingParams(temperature=0.8, top_k=1), "traversal").draw(
+        builder, 1, CounterRng(5, 0)
+    )
+    tree = builder.build()
+    check_tree(tree)
+    assert tree.token_ids == (top,)
+    assert isinstance(tree.candidates[0].distribution, Sampled)
+
+
+def test_a_draw_with_one_read_is_the_draw_of_the_same_random_number() -> None:
+    """Siblings that leave much, little, nothing, and none at all; a row of one token."""
+    generator, fell_back = torch.Generator().manual_seed(0), 0
+    for number in range(120):
+        row = torch.rand(12, generator=generator).pow(8 * (number % 3)).softmax(0)
+        siblings = tuple(torch.randperm(12, generator=generator)[: number % 5].tolist())
+        if number % 7 == 0:
+            row = torch.zeros(12).index_fill_(0, torch.tensor([*siblings, 3]), 1.0)
+            row /= row.sum()
+        given = row, siblings, CounterRng(9, number), number, "draft"
+        with torch.inference_mode(), HostWaits() as waits:
+            token, distribution = sample_with_one_read(*given)
+        assert waits.names == ["resolve_neg"], "one list is read"
+        expected = sample_beside(*given)
+        assert token == expected.token_id
+        assert isinstance(distribution, Sampled)
+        assert isinstance(expected.distribution, Sampled)
+        assert (distribution.excluded, distribution.row is row) == (expected.distribution.excluded, True)
+        fell_back += bool(siblings) and not distribution.excluded
+    assert fell_back > 2

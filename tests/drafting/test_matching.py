@@ -153,3 +153,10 @@ def test_shares_equal_the_votes_counted_by_hand(votes: list[tuple[list[int], flo
         assert estimate == pytest.approx(min(max(share, 1e-4), 0.9999))
     heavy = {tuple(row[:1]) for row in rows if sum(w for r, w in votes if r[0] == row[0]) > 0.05 * sum(weights)}
     assert heavy <= set(paths)
+
+
+def test_nothing_of_a_forgotten_sequence_stays() -> None:
+    index = indexed([[7, 8, 9], [1, 2]])
+    index.forget([100])
+    assert not np.isin([7, 8, 9], index.text.tokens).any()
+    assert not len(match(index, [7, 8]))

@@ -285,3 +285,33 @@ def test_tenants_share_one_bound_and_come_back_from_their_rows(tmp_path: Path) -
         assert len(running.match(8)) == 0
         assert len(drafter.begin(request(tenant="b")).match(8)) > 0
         drafter.close()
+
+
+def test_tenants_never_meet(cache: ListedCompletions) -> None:
+    """A tenant is offered nothing of another's, neither at step 0 nor by a matching suffix."""
+    cache.add([10, 11, 12, 13, END], tenant="other")
+    cache.near["q"] = {1: 1.0}
+    drafter = recall_from(cache)
+    assert first_path(drafter.begin(request(tenant="other")).match(8)) == [10, 11, 12, 13, END]
+    session = drafter.begin(request(tenant="own"))
+    assert len(session.match(8)) == 0
+    session.committed([10, 11])
+    assert len(session.match(8)) == 0
+
+
+def test_new_completions_are_seen_by_the_next_request_and_forgotten_ones_by_none(cache: ListedCompletions) -> None:
+    """What the cache forgot is erased before the next request, also for a request that is running."""
+    drafter = recall_from(cache)
+    assert len(drafter.begin(request()).match(8)) == 0
+    gone = cache.add([10, 11, 12, 13, 14, END])
+    cache.add([20, 21, END])
+    running = drafter.begin(request())
+    running.match(8)
+    running.committed([10, 11])
+    assert first_path(running.match(8)) == [12, 13, 14, END]
+    cache.forget(gone)
+    cache.add([30, 31, END])
+    found = estimates(drafter.begin(request()).match(8))
+    assert found.keys() == {(20,), (20, 21), (20, 21, END), (30,), (30, 31), (30, 31, END)}
+    assert len(running.match(8)) == 0
+    assert drafter.held()[0] == 2

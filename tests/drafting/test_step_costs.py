@@ -334,3 +334,18 @@ def test_on_a_recorded_disturbed_machine_widths_are_within_a_tenth_of_the_best(c
             planner.observe_forward(nodes + 1, taken, 600, threads)
             tokens, milliseconds = tokens + expected[nodes], milliseconds + taken
     assert tokens / milliseconds > 0.9 * best_in_hindsight(widths, rounds, expected)
+
+
+def test_random_times_contexts_and_threads_leave_every_value_in_bounds() -> None:
+    costs, rng = StepCosts(), random.Random(9)
+    for _ in range(300):
+        costs.observe(rng.randrange(1, 300), rng.uniform(1.0, 50.0), rng.randrange(3000), rng.randrange(1, 4))
+        check_bounds(costs)
+    assert costs.milliseconds(1000) >= costs.milliseconds(257)
+
+
+def test_measuring_ends_when_the_clock_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precedent.planning.costs.perf_counter", lambda: 1.0)
+    costs = StepCosts()
+    costs.measure(lambda width: 0.0)
+    check_bounds(costs)

@@ -61,3 +61,11 @@ def test_what_is_forced_is_alone_in_its_mask_and_ends_at_a_choice() -> None:
     assert len(allowed(shape, forced)) == 2
     called = PLAIN.encode('<tool_call>\n{"name": "get_d', add_special_tokens=False)
     assert PLAIN.decode(list(shape.forced(called))) == 'ays", "arguments": {"days": '
+
+
+def test_every_end_token_ends_an_answer_and_none_does_before() -> None:
+    shape = constraint(Regex("ab"))
+    a, b = PLAIN.encode("ab", add_special_tokens=False)
+    assert allowed(shape, ()) == {a}
+    assert allowed(shape, (a,)) == {b}
+    assert allowed(shape, (a, b)) == set(ENDS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.grammars import ENDS, PLAIN, TOOLS, allowed, constraint
+from helpers.grammars import ENDS, PLAIN, TOOLS, allowed, constraint, refusal
 
 from precedent.errors import ConfigError, GrammarError, UnsupportedError
 from precedent.grammar import (
@@ -122,3 +122,14 @@ def test_objects_that_name_properties_are_closed_and_others_are_not() -> None:
     assert result["properties"]["map"]["additionalProperties"]["additionalProperties"] is False
     assert result["$defs"]["properties"]["additionalProperties"] is False
     assert "additionalProperties" not in inner
+
+
+def test_what_is_long_and_not_wide_is_enforced() -> None:
+    named = [f"field {n}" for n in range(1000)]
+    assert unenforceable(JsonSchema.of(optional(1000, required=named))) is None
+    widest = JsonSchema.of(closed(optional(500)))
+    assert unenforceable(widest) is None
+    assert refusal(widest, '{"field 7": "x", "field 400": "y"}') is None
+    assert (
+        unenforceable(JsonSchema.of({"$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}, True]}}, **optional(3)})) is None
+    )

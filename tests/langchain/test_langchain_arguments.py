@@ -562,3 +562,33 @@ def test_a_gguf_file_recommends_in_its_header(tmp_path: Path, monkeypatch: pytes
         assert engine.sampling_defaults == {"top_k": 40, "temperature": 1.0}
     finally:
         engine.close()
+
+
+def deep(number: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(number):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return {"title": "Deep", **schema}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda schema: scripted().with_structured_output(schema).invoke("hi"),
+        lambda schema: scripted().bind_tools([schema]).invoke("hi"),
+        lambda schema: scripted().invoke("hi", response_format={"name": "deep", "schema": schema}),
+    ],
+    ids=["json_schema", "a tool", "response_format"],
+)
+def test_a_schema_too_deep_to_walk_is_refused_and_one_that_is_not_works(ask: Any) -> None:
+    for number in (60, 5000):
+        with pytest.raises((ConfigError, PromptError), match="is nested more than 100 levels deep"):
+            ask(deep(number))
+    ask(deep(40))
+
+
+def test_a_message_too_deep_to_walk_is_refused_before_langchain_walks_through_it() -> None:
+    """Its caches write every message down for their key."""
+    call = {"name": "f", "args": {"a": deep(900)}, "id": "1"}
+    with pytest.raises(PromptError, match="message 2 is nested more than 100 levels deep"):
+        scripted(cache=InMemoryCache()).invoke([HumanMessage("x"), AIMessage("", tool_calls=[call])])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import httpx
 import pytest
 from helpers import order_chat
 from helpers.fake_server import Echo
@@ -28,6 +29,7 @@ from langchain_core.messages import (
 )
 from langchain_core.messages.tool import invalid_tool_call, tool_call
 from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
 
 from precedent.cache import SpeculationCache
 from precedent.errors import PrecedentError, PromptError, UnsupportedError
@@ -373,3 +375,25 @@ def test_the_history_that_a_template_prints_ids_of_still_gets_the_drafts_of_an_e
     assert second.usage_metadata is not None
     assert second.usage_metadata["input_token_details"]["cache_read"] >= first.usage_metadata["input_tokens"] - 1
     assert second.response_metadata["speculation"]["num_accepted_tokens"] > len(answer) // 2
+
+
+OUTPUT = [
+    {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+    {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"type": "search", "query": "x"}},
+    {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [
+        {"type": "output_text", "text": "a", "annotations": []}, {"type": "refusal", "refusal": " No."}]},
+    {"type": "function_call", "id": "fc", "call_id": "c1", "name": "look_up", "arguments": '{"n": 1}',
+     "status": "completed"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", ["v0", "responses/v1", "v1"])
+def test_answers_of_the_responses_api_continue_here(version: str) -> None:
+    head = {"id": "r", "object": "response", "created_at": 1, "model": "m", "status": "completed"}
+    response = {**head, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "output": OUTPUT}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=response))
+    client = {"base_url": "http://localhost/v1", "http_client": httpx.Client(transport=transport)}
+    other = ChatOpenAI(model="m", api_key="x", use_responses_api=True, output_version=version, **client)
+    _, read, _ = to_template_messages([HumanMessage("hi"), other.invoke("hi"), ToolMessage("r", tool_call_id="c1")])
+    assert read["content"].startswith("a")
+    assert read["tool_calls"] == [CALL]

@@ -103,3 +103,23 @@ async def test_no_text_from_behind_the_end_token_is_seen() -> None:
             assert len(message.response_metadata["logprobs"]["content"]) == NUM_TOKENS
         assert all(one.response_metadata["speculation"]["accepted_by_source"]["recall"] for one in answers[1:])
         engine.close()
+
+
+@pytest.fixture
+def llm(engine: Engine) -> ChatPrecedent:
+    return ChatPrecedent.from_engine(engine, speculation=False)
+
+
+async def test_sixteen_async_streams_half_of_them_cancelled(llm: ChatPrecedent, engine: Engine) -> None:
+    async def one(number: int) -> str:
+        text = ""
+        async for chunk in llm.astream(f"request {number}"):
+            text += str(chunk.content)
+            if number % 2 and len(text) > number:
+                raise asyncio.CancelledError
+        return text
+
+    answers = await asyncio.gather(*(asyncio.create_task(one(number)) for number in range(16)), return_exceptions=True)
+    assert answers[::2] == [TEXT] * 8
+    assert all(isinstance(answer, asyncio.CancelledError) for answer in answers[1::2])
+    assert await asyncio.to_thread(is_idle, engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 import pytest
@@ -15,7 +16,7 @@ from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, RootModel, field_validator
 from pydantic.v1 import BaseModel as BaseModelV1
 from typing_extensions import TypedDict
 
@@ -370,3 +371,49 @@ def test_what_cannot_be_enforced_is_named_by_its_field(place: str, why: str, sch
         assert why in said
         assert "%json" not in said
         assert len(said) < 300
+
+
+def test_a_stream_that_ends_too_soon_is_an_error() -> None:
+    text = json.dumps(GIVEN)
+    for size in (1, 7, 100):
+        texts = [text[at : at + size] for at in range(0, len(text), size)]
+        assert list(AnswerParser().transform(iter(texts)))[-1] == GIVEN
+        with pytest.raises(OutputParserException):
+            list(AnswerParser().transform(iter(texts[:-1] or [""])))
+
+
+class Names(RootModel[list[str]]):
+    pass
+
+
+def test_a_class_that_is_no_object_is_an_answer_and_tools_keep_recursive_arguments() -> None:
+    assert answering('["a"]').with_structured_output(Names).invoke("hi") == Names(["a"])
+
+    @tool
+    def plant(root: Node) -> str:
+        """Plant a tree."""
+        return root.name
+
+    model = answering("x")
+    model.bind_tools([plant]).invoke("hi")
+    assert '"items": {"$ref": "#/$defs/Node"}' in asked(model).prompt
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Counts(BaseModel):
+    by_colour: dict[Colour, int]
+
+
+@pytest.mark.parametrize("wrong", [{"green": 1}, {"red": "many"}])
+def test_keys_of_an_enum_are_held(wrong: dict[str, Any]) -> None:
+    right = {"by_colour": {"red": 1, "blue": 2}}
+    answer = answering(json.dumps(right)).with_structured_output(Counts, strict=True, include_raw=True).invoke("hi")
+    assert answer["parsed"] == Counts(**right)
+    assert answer["raw"].response_metadata["grammar"]["relaxed"] == []
+    text = json.dumps({"by_colour": wrong})
+    held = answering(text).with_structured_output(Counts, include_raw=True).invoke("hi")
+    assert held["raw"].content != text

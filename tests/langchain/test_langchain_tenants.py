@@ -251,3 +251,13 @@ def test_what_no_run_brings_wants_a_tenant(cache: SpeculationCache) -> None:
     with pytest.raises(ConfigError, match="the model has no tenant of its own"):
         RecordingCache(InMemoryCache(), model)
     engine.close()
+
+
+def test_structured_output_is_the_runs() -> None:
+    schema = {"title": "Number", "type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    engine: Any = ScriptedEngine(TOKENIZER, lambda prompt: '{"n": 1}')
+    model = ChatPrecedent.from_engine(engine, tenant_from="metadata")
+    run: Any = {"metadata": {"tenant": "north"}}
+    assert model.with_structured_output(schema).invoke("hi", run) == {"n": 1}
+    assert model.with_structured_output(schema, include_raw=True).invoke("hi", run)["parsed"] == {"n": 1}
+    assert tenants(model) == ["north"] * 2

@@ -14,7 +14,7 @@ from langchain_core.tools import tool
 from langchain_openai import custom_tool
 from pydantic import BaseModel
 
-from precedent.errors import ConfigError, UnsupportedError
+from precedent.errors import ConfigError, PromptError, UnsupportedError
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.structured import call_form
 from precedent.text.tool_formats import known_formats
@@ -202,3 +202,35 @@ def test_the_client_of_a_server_sends_only_allowed_tools() -> None:
     (sent,) = server.bodies
     assert [one["function"]["name"] for one in sent["tools"]] == ["b"]
     assert sent["tool_choice"] == "required"
+
+
+UNIQUE = {
+    "title": "pick",
+    "description": "Pick numbers.",
+    "type": "object",
+    "properties": {"numbers": {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2}},
+    "required": ["numbers"],
+}
+
+
+def test_what_cannot_be_enforced_is_left_out_and_said_or_refused_by_name() -> None:
+    message = reluctant(call("pick", numbers=[3])).bind_tools([UNIQUE], tool_choice="any").invoke("hi")
+    assert called(message) == [("pick", {"numbers": []})]  # the enum still holds
+    (note,) = message.response_metadata["grammar"]["relaxed"]
+    assert note.startswith("the schema of tool 'pick': field 'numbers': Unimplemented keys")
+    with pytest.raises(UnsupportedError, match=r"the schema of tool 'pick' cannot be enforced in full.*uniqueItems"):
+        scripted(TEXT).bind_tools([UNIQUE], strict=True).invoke("hi")
+    with pytest.raises(UnsupportedError, match=r"the schema of response_format cannot be enforced in full"):
+        scripted(TEXT).with_structured_output(UNIQUE, strict=True).invoke("hi")
+
+
+def test_functions_in_anthropics_and_responses_form_are_read_and_one_without_a_title_is_told_of_it() -> None:
+    schema = {"type": "object", "properties": {"amount": {"type": "integer"}}}
+    for given in (
+        {"type": "custom", "name": "pay", "input_schema": schema},
+        {"type": "function", "name": "pay", "parameters": schema},
+    ):
+        model = reluctant(TEXT)
+        assert called(model.bind_tools([given], tool_choice="pay").invoke("hi")) == [("pay", {"amount": 0})]
+    with pytest.raises(PromptError, match='give a "title" for its name'):
+        scripted(TEXT).bind_tools([schema])

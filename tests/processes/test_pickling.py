@@ -181,3 +181,12 @@ def test_everything_that_belongs_to_one_process_refuses() -> None:
                 dump(made)
         assert copy.copy(made) is made is copy.deepcopy(made)
     assert Engine in kinds
+
+
+def test_what_arrives_loads_its_own_and_answers_as_the_first(used: Any) -> None:
+    model = used(ChatPrecedent)
+    expected = model.invoke("hi").content
+    arrived = again(model.model_copy(update={"speculation_cache": None}))
+    assert arrived.invoke("hi").content == expected
+    assert arrived.engine is not model.engine
+    arrived.engine.close()

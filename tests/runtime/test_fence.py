@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 import pytest
 
 from precedent.runtime.background import Background
-from precedent.runtime.fence import FIRST_PAUSE, LONGEST_PAUSE, WITHIN, Fence
+from precedent.runtime.fence import FIRST_PAUSE, LONGEST_PAUSE, WITHIN, Fence, Fences
 
 
 class HandClock:
@@ -132,3 +132,21 @@ def test_work_that_is_given_up_keeps_it_off_until_it_returns(fence: Fence, execu
     work.result()
     assert fence.settle()
     assert fence.is_on
+
+
+def test_settling_waits_at_most_until_the_deadline(executor: Executor) -> None:
+    fence, go_on = Fence("recall", deadline=0.05), threading.Event()
+    fence.submit(executor, go_on.wait, 60.0)
+    fence.settle()
+    assert fence.num_faults == 1
+    go_on.set()
+
+
+def test_fences_name_what_is_degraded_and_count_faults(clock: HandClock) -> None:
+    fences = Fences(clock)
+    switch_off(fences.of("recall"))
+    fences.of("write-back").run(broken, "plain")
+    fences.of("planner").run(lambda: "fast", "plain")
+    assert fences.degraded() == ("recall",)
+    assert fences.faults() == {"recall": 3, "write-back": 1}
+    assert fences.of("recall") is fences.of("recall")

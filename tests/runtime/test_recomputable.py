@@ -164,3 +164,23 @@ def test_a_folder_that_was_not_finished_is_not_used(tmp_path: Path) -> None:
     assert not (tmp_path / "folder").exists()
     assert (computed_folder(tmp_path / "folder", "1", compute) / "content").read_text() == "whole"
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_kernels_of_another_function_or_version_are_not_run(kernels: Path, next_process: Callable[[], str]) -> None:
+    next_process()
+    codes = files(kernels, "nbc")
+    for file, content in zip(codes, [*list(codes.values())[1:], next(iter(codes.values()))], strict=True):
+        file.write_bytes(content)
+    assert RIGHT in (said := next_process())
+    assert "another version" in said
+
+
+def test_kernels_whose_folder_cannot_be_written_are_compiled(kernels: Path, next_process: Callable[[], str]) -> None:
+    next_process()
+    for file in files(kernels):
+        file.unlink()
+        file.mkdir()
+    assert RIGHT in (said := next_process())
+    assert "is not kept" in said
+    for folder in [each for each in kernels.rglob("*.nb?") if each.is_dir()]:
+        folder.rmdir()

@@ -69,3 +69,12 @@ def test_a_recorded_answer_ends_where_the_template_ends_a_turn() -> None:
     turn = tokenizer.convert_tokens_to_ids("<end_of_turn>")
     told = told_answer(tokenizer, render_prompt(tokenizer, [USER]), [USER], {"role": "assistant", "content": "hi"})
     assert told == (*tokenizer.encode("hi", add_special_tokens=False), turn)
+
+
+def test_each_token_names_its_sources() -> None:
+    tokenizer = tokenizer_with("<end_of_turn>")
+    turn = tokenizer.convert_tokens_to_ids("<end_of_turn>")
+    found = {one.text: one.sources for one in end_tokens(tokenizer, {"generation_config": [turn, 7], "config": -1})}
+    assert found["<end_of_turn>"] == ("generation_config", "name")
+    assert found["<eos>"] == ("tokenizer",)
+    assert found[tokenizer.convert_ids_to_tokens(7)] == ("generation_config",)

@@ -6,11 +6,13 @@ from fractions import Fraction
 
 import pytest
 import torch
-from helpers.enumeration import DraftProcess, exact_step
+from helpers.enumeration import DraftProcess, exact_step, toy_rows
 from helpers.random_trees import always, independent_paths, sibling_samples, toy_model
 
 from precedent.sampling.rng import Rng
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
+from precedent.verify import prepare
+from precedent_testing.replay_rng import enumerate_outcomes
 
 TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
 DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
@@ -122,3 +124,92 @@ def test_a_sample_dropped_by_a_mask_costs_exactly_its_mass(mode: str) -> None:
         return builder.build()
 
     assert accepted(TARGET_V4, draft, mode) == pytest.approx(0.30, abs=1e-12)
+
+
+@pytest.mark.parametrize("length", [1, 3, 5])
+def test_leviathans_expected_tokens_for_identical_positions(length: int) -> None:
+    """E[tokens] = (1 - alpha^(length + 1)) / (1 - alpha), alpha = sum min(target, draft) (2211.17192, eq. 1)."""
+    alpha = float(torch.minimum(TARGET_TOY, DRAFT_TOY).sum())
+    tokens = 1.0 + accepted(TARGET_TOY, independent_paths(always(DRAFT_TOY), 1, length))
+    assert tokens == pytest.approx((1 - alpha ** (length + 1)) / (1 - alpha), abs=1e-12)
+
+
+def test_rejecting_every_sample_with_replacement_is_a_product_of_total_variations() -> None:
+    """P(all rejected) = prod TV(B_m, draft), B the running residual."""
+    residual, product = TARGET_V4, 1.0
+    for number in range(1, 5):
+        left = (residual - DRAFT_V4).clamp(min=0)
+        product *= float(left.sum())
+        residual = left / left.sum()
+        value = accepted(TARGET_V4, sibling_samples([DRAFT_V4] * number, replacement=True))
+        assert value == pytest.approx(1.0 - product, abs=1e-12)
+
+
+def spechub(rng: Rng) -> CandidateTree:
+    """A sample, and beside it the top token, or another sample where the first one was the top token."""
+    builder = TreeBuilder()
+    token = rng.categorical(DRAFT_V4, ROOT, "sample 0")
+    builder.add_sampled(ROOT, token, Sampled(DRAFT_V4), "draft")
+    if token == 0:
+        distribution = Sampled(DRAFT_V4, (0,))
+        second = rng.categorical(distribution.probs(), ROOT, "sample 1")
+        builder.add_sampled(ROOT, second, distribution, "draft")
+    else:
+        builder.add_fixed(ROOT, 0, "draft")
+    return builder.build()
+
+
+@pytest.mark.parametrize("mode", ["topdown", "traversal"])
+def test_spechub_and_greedy_drafts_make_the_same_pairs_and_the_greedy_ones_are_verified_optimally(mode: str) -> None:
+    """SpecHub 2411.05289 pairs the likeliest token with another one; greedy draft 2502.18779 makes the same pairs.
+
+    Drafted as SpecHub writes it (a sample, then the top token or a second sample) the distribution holds, but the
+    sample is tested first; drafted as a fixed candidate and one sample beside it the optimum of the pairs is reached:
+    0.754545.
+    """
+    greedy = sibling_samples([DRAFT_V4], fixed=(0,), replacement=True, exclude_fixed=True)
+    pairs = [pair_distribution(process) for process in (spechub, greedy)]
+    assert pairs[0] == pytest.approx(pairs[1])
+    assert accepted(TARGET_V4, spechub, mode) < accepted(TARGET_V4, greedy, mode) == pytest.approx(0.754545, abs=5e-7)
+
+
+def pair_distribution(process: DraftProcess) -> dict[tuple[int, ...], float]:
+    """The distribution of the candidate set at the root."""
+    found: dict[tuple[int, ...], float] = {}
+    for chance, tree in enumerate_outcomes(process):
+        key = tuple(sorted(tree.token_ids))
+        found[key] = found.get(key, 0.0) + chance
+    return found
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3])
+def test_expected_rejections_are_the_sum_of_total_variations(num_tokens: int) -> None:
+    """Yin et al. 2411.00841: over `num_tokens` tokens, sum over prefixes of target(prefix) TV(target, draft)."""
+    target, draft = toy_model("t", 3, plain=True), toy_model("d", 3, plain=True)
+    expected = _expected_distance(target, draft, num_tokens, ())
+    assert _expected_rejections(target, draft, num_tokens, ()) == pytest.approx(expected, abs=1e-12)
+
+
+def _expected_distance(target, draft, num_tokens: int, path: tuple[int, ...]) -> float:
+    if len(path) == num_tokens:
+        return 0.0
+    here = 0.5 * float((target(path) - draft(path)).abs().sum())
+    below = (_expected_distance(target, draft, num_tokens, (*path, token)) for token in range(3))
+    return here + sum(float(p) * value for p, value in zip(target(path), below, strict=True))
+
+
+def _expected_rejections(target, draft, num_tokens: int, path: tuple[int, ...]) -> float:
+    """Each step drafts all that is left (no bonus token escapes the test); a recovered token is one rejection."""
+    left = num_tokens - len(path)
+    if left <= 0:
+        return 0.0
+    here, after = (lambda tail: target((*path, *tail))), (lambda tail: draft((*path, *tail)))
+    total = 0.0
+    for tree_probability, tree in enumerate_outcomes(independent_paths(after, 1, left)):
+        for probability, verdict in enumerate_outcomes(prepare(tree, toy_rows(here, tree), "topdown")):
+            committed = (*path, *(tree.token_ids[node] for node in verdict.path), verdict.next_token)
+            rejected = float(verdict.kind == "recovered")
+            total += (
+                tree_probability * probability * (rejected + _expected_rejections(target, draft, num_tokens, committed))
+            )
+    return total

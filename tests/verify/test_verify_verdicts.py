@@ -146,3 +146,16 @@ def test_a_mode_or_a_loop_that_is_not_installed_says_what_installs_it(monkeypatc
     with pytest.raises(ConfigError, match=f"loop='pearl' is not installed .*{hint}"):
         loop_class("pearl")
     assert loop_class(None) is DecodeLoop
+
+
+def test_greedy_takes_the_lowest_id_on_ties() -> None:
+    """Equal logits must not depend on what was proposed."""
+    tree = chain([1, 1])
+    rows = toy_rows(lambda path: torch.tensor([0.0, 0.5, 0.5, 0.0]), tree)
+    assert verify(tree, rows, "greedy", ReplayRng()) == Verdict((0, 1), 1, "bonus")
+
+
+def test_an_unknown_mode_is_refused_by_name() -> None:
+    """No silent fallback to another verifier."""
+    with pytest.raises(ConfigError, match=r"mode='tokenwise'.*traversal"):
+        verify(EMPTY_TREE, toy_rows(toy_model(0, 2), EMPTY_TREE), "tokenwise", ReplayRng())

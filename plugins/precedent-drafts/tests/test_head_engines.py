@@ -245,3 +245,15 @@ def test_a_head_that_knows_its_target_saves_steps(name: str, tmp_path: Path) -> 
     engine.close()
     assert stats.tokens_per_step > 4
     assert stats.accepted_by_source[head.drafter] >= 3 * stats.num_steps
+
+
+@pytest.mark.sampled(3)
+def test_a_cancelled_request_leaves_the_next_one_as_it_was(made: tuple[Head, Engine]) -> None:
+    """In the middle of its answer, while another one runs."""
+    head, engine = made
+    sampling = SamplingParams(max_tokens=60)
+    expected = engine.submit(PROMPT[:20], sampling, speculation=PLAIN).result().token_ids
+    cancelled, kept = (engine.submit(prompt, sampling, speculation=head.alone) for prompt in (PROMPT, PROMPT[:20]))
+    next(iter(cancelled))
+    cancelled.cancel()
+    assert kept.result().token_ids == expected

@@ -10,14 +10,14 @@ import pytest
 import torch
 from helpers.conditioned import random_conditioned
 from helpers.hybrids import prefilled
-from helpers.tiny_block import tiny_block_draft
+from helpers.tiny_block import settings_for, tiny_block_draft
 from helpers.tiny_draft import PROMPTS, tiny_target, train_tiny
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import silu, smooth_l1_loss
 
 from precedent.drafters import load_draft
 from precedent.target import TargetModel
-from precedent.target.load.first_layers import first_layers
+from precedent.target.load.first_layers import base_of, first_layers
 from precedent.tree import EMPTY_TREE
 from precedent_drafts.block_drafter import BlockModel
 from precedent_drafts.heads import HEAD_TOKENS, reading_hidden_states
@@ -25,7 +25,7 @@ from precedent_drafts.trained import (
     TOKEN_GUIDED,
     exit_beside,
 )
-from precedent_drafts.training.blocks import block_rows, blocks_of
+from precedent_drafts.training.blocks import BlockRecipe, BlockStudent, block_rows, blocks_of
 from precedent_drafts.training.chains import (
     ChainRecipe,
     ChainStudent,
@@ -199,3 +199,94 @@ def test_blocks_learn_only_the_targets_words() -> None:
     assert blocks.counts[by_start[7]].tolist() == [True, True, False, False]
     assert blocks.before[by_start[2]].tolist() == [7, 30, 31, 5]
     assert blocks.rows[by_start[2]].tolist() == [0, 1, 2, 3]
+
+
+def outputs_one_by_one(student: ConditionedStudent, draft: Any, entries: Any, number: int) -> list[Tensor]:
+    """Every entry of every pass, each from a forward of its own over what drafting would have read."""
+    found: list[Tensor] = []
+    for done in range(number):
+        rows = []
+        for place in range(len(entries.states)):
+            states = entries.states.clone()
+            for back in range(min(done, place)):  # the entry's own state is of the pass before, and so on
+                states[place - back] = found[done - 1 - back][place - back - 1].detach()
+            fused = student.inputs.fusion(student.inputs.embeddings(entries.token_ids), states)[: place + 1]
+            rows.append(base_of(draft)(inputs_embeds=fused[None], use_cache=False)[0][0, -1])
+        found.append(torch.stack(rows))
+    return found
+
+
+@pytest.mark.parametrize("mask_top_k", [0, 6])
+def test_a_conditioned_chain_learns_the_written_loss(mask_top_k: int) -> None:
+    """On forwards of single entries: mean over passes of divergence and smooth L1, masked."""
+    target = tiny_target()
+    student, lesson = conditioned(target, passes=3, mask_top_k=mask_top_k), lesson_of(target, None)
+    entries, counts = entries_of(lesson), list[int]()
+
+    def expected() -> Tensor:
+        outputs = outputs_one_by_one(student, student.model, entries, 3)
+        with torch.no_grad():
+            probs = target(torch.tensor([TEXT.token_ids])).logits[0, 1:-1].softmax(-1)
+        total, counted = torch.zeros((), dtype=torch.float64), entries.learned
+        for number, rows in enumerate(outputs):
+            logits = rows @ target.lm_head.weight[IDS].T
+            if number:
+                before = outputs[number - 1] @ target.lm_head.weight[IDS].T
+                likely = torch.tensor([
+                    not mask_top_k or int(entries.next_ids[place]) in IDS[before[place].topk(mask_top_k).indices]
+                    for place in range(8)
+                ])  # fmt: skip
+                after = torch.tensor([False, *counted[:-1].tolist()])
+                counted = entries.learned & after & likely
+            counts.append(int(counted.sum()))
+            crossed = -(probs[:, IDS] * logits.log_softmax(-1)).sum(-1)
+            distance = smooth_l1_loss(rows, entries.wanted, reduction="none").mean(-1)
+            total = total + (crossed + distance)[counted].mean() / 3
+        return total
+
+    check_gradients(student, [lesson], expected, rtol=1e-6)
+    assert counts == [6, 4, 2] if not mask_top_k else counts[2] > 0 and sum(counts) < 12
+
+
+@pytest.mark.parametrize("condition", ["target", "none"])
+def test_a_block_draft_learns_the_written_loss(condition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the cross-entropy and half the total variation to the target's own logits, faded by depth.
+
+    The gradient reaches what the layers make of the text, not only of the block.
+    """
+    target = tiny_target()
+    settings = settings_for(target, IDS.numel(), condition=condition, **SHAPE)
+    monkeypatch.setattr(BlockRecipe, "settings", lambda *_: settings)  # of a shape that no recipe has
+    student = BlockStudent(target, BlockRecipe(layers=2), IDS)
+    lesson = lesson_of(target, settings.reads)
+    with torch.no_grad():
+        student.draft.markov.right.normal_()
+    blocks = blocks_of(lesson, student.draft, 6, 0.0, np.random.default_rng(2))
+    read = lesson.states if settings.reads else lesson.read_ids
+    kept = [
+        tuple(part.detach().requires_grad_(True) for part in pair) for pair in student.draft.keys_and_values(read, 0)
+    ]
+    student.draft.keys_and_values = lambda *_: kept  # type: ignore[method-assign,assignment,return-value]
+    loss = student.loss(lesson, blocks)
+    loss.backward()
+    assert all(part.grad is not None and float(part.grad.abs().sum()) > 0 for pair in kept for part in pair)
+    with torch.no_grad():
+        true = target(torch.tensor([TEXT.token_ids])).logits[0].softmax(-1)
+        hidden = block_rows(student.draft, read, blocks.tokens, blocks.starts)[:, 1:]
+        total = weight = torch.zeros((), dtype=torch.float64)
+        for block, start in enumerate(blocks.starts.tolist()):
+            for depth in blocks.counts[block].nonzero()[:, 0].tolist():
+                place = lesson.first + start + depth  # the token before the position
+                column = IDS.tolist().index(TEXT.token_ids[place]) if TEXT.token_ids[place] in IDS.tolist() else 8
+                bias = student.draft.markov.left[column] @ student.draft.markov.right
+                draft = (target.lm_head.weight[IDS] @ hidden[block, depth] + bias).softmax(-1)
+                full = torch.zeros(259, dtype=torch.float64)
+                full[IDS] = draft
+                varied = 0.5 * (full - true[place]).abs().sum()
+                crossed = -(true[place][IDS] * draft.log()).sum()
+                sure = student.draft.head.confidence(hidden[block, depth]).sigmoid()
+                doubt = -((1 - varied) * sure.log() + varied * (1 - sure).log()).sum()
+                fading = torch.exp(torch.tensor(-depth / 4.0, dtype=torch.float64))
+                total = total + fading * (0.5 * crossed + 0.5 * varied + 0.1 * doubt)
+                weight = weight + fading
+    assert float(loss.detach()) == pytest.approx(float(total / weight), abs=1e-6)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.services import END, Serve, store
+from helpers.services import END, Serve, added, store
 
+from precedent.drafters import DrawSession, Request
 from precedent.errors import (
     CacheError,
     ConfigError,
     ContextOverflowError,
     PrecedentError,
     PromptError,
+    UnsupportedError,
 )
+from precedent.tree import TreeBuilder
 
 ORDER = [40, 41, 42, 43, 44, 45, END]
 ASKED: dict[str, Any] = {"tenant": "north", "query": "an order", "end_token_ids": [END]}
@@ -89,3 +92,29 @@ def test_a_number_of_tokens_is_a_whole_one(serve: Serve, most: Any) -> None:
 def test_wrong_settings_are_refused(serve: Serve, says: str, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=says):
         serve(**settings)
+
+
+class Sampling(DrawSession):
+    """A drafter whose sessions would sample."""
+
+    name, behind = "sampling", 0
+
+    def begin(self, request: Request) -> Sampling:
+        return self
+
+    def draw(self, builder: TreeBuilder, number: int, rng: Any) -> None:
+        raise AssertionError
+
+    def committed(self, token_ids: Any) -> None:
+        raise AssertionError
+
+    def end(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_drafter_that_samples_is_refused_by_name(serve: Serve) -> None:
+    with pytest.raises(UnsupportedError, match="'sampling' samples from a model"):
+        added(serve(), Sampling()).begin("a", [1], tenant="t")

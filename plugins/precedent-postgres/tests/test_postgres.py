@@ -13,7 +13,10 @@ from precedent.errors import CacheError, CacheMismatchError
 from precedent_testing.store_contract import EMBEDDER, StoreContract, completion, ids_of, unit_vector
 
 pytest.importorskip("precedent_postgres", reason="precedent-postgres is not installed")
+from precedent.cache import SpeculationCache
 from precedent_postgres import PostgresStore, testing
+from precedent_testing.embedders import HashEmbedder
+from precedent_testing.store_contract import DIMENSION
 
 pytestmark = pytest.mark.skipif(testing.why_not() is not None, reason=str(testing.why_not()))
 
@@ -226,3 +229,23 @@ def test_what_was_changed_behind_its_back_is_found_left_out_and_can_be_forgotten
     assert f"completion {record}" in caplog.text
     assert store.forget(Selection(ids=(record, vector))) == 2
     assert (store.verify().findings, ids_of(store.list(Selection(), None))) == ((), [whole])
+
+
+def test_the_vectors_of_another_embedder_are_refused_at_the_first_question(url):
+    with SpeculationCache.open(url, embedder=HashEmbedder(DIMENSION)) as cache:
+        cache.insert(completion(1))
+    with SpeculationCache.open(url, embedder=HashEmbedder(8)) as other, pytest.raises(CacheMismatchError, match="hash"):
+        other.recall("anything", tenant="default", tokenizer="tok")
+
+
+def test_a_read_only_store_serves_and_stores_nothing(store, url, caplog):
+    row_id = add(store, completion(1))
+    reader = PostgresStore(url, read_only=True)
+    assert ids_of(reader.since("default", "tok", 0)) == [row_id]
+    assert add(reader, completion(2)) == 0
+    reader.credit({row_id: (1, 0)})
+    with pytest.raises(CacheError, match="read-only"):
+        reader.forget(Selection(ids=(row_id,)))
+    assert caplog.text.count("read-only") == 1
+    assert store.stats().records == 1
+    reader.close()

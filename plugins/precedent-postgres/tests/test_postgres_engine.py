@@ -15,6 +15,7 @@ from precedent_testing.embedders import HashEmbedder
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 pytest.importorskip("precedent_postgres", reason="precedent-postgres is not installed")
+from precedent.errors import CacheError
 from precedent_postgres import testing
 
 pytestmark = pytest.mark.skipif(testing.why_not() is not None, reason=str(testing.why_not()))
@@ -71,3 +72,28 @@ def test_a_request_outlives_its_server(url, server):
             server.start()
         running.close()
     assert during == [before, before]
+
+
+def test_what_another_engine_forgot_leaves_memory_without_a_request_also_after_an_absence(url, server):
+    """The bound: one look, and after a failure the half minute for which connections rest."""
+    with SpeculationCache.open(url, embedder=HashEmbedder()) as cache:
+        running = Engine(tiny_causal_lm(scale=4.0), byte_tokenizer(), name="tiny", cache=cache, cost=CostCurve())
+        for tenant in ("shop", "bank"):
+            for _ in range(2):
+                running.submit(list(b"an order"), SamplingParams(max_tokens=8), query="q", tenant=tenant).result()
+        following = pytest.importorskip("precedent_server.following").Following(cache)
+        following.look()
+        held, _ = running.recall.held()
+        server.stop()
+        with pytest.raises(CacheError):
+            following.look()
+        server.start()
+        with SpeculationCache.open(url, embedder=HashEmbedder()) as elsewhere:
+            assert elsewhere.forget(tenant="shop") == 1
+        with pytest.raises(CacheError, match="tried again in less than 30 s"):
+            following.look()
+        assert running.recall.held()[0] == held
+        cache._opened._server._silent_until = 0.0  # the half minute is over
+        assert following.look()
+        assert running.recall.held()[0] == held - 1
+        running.close()

@@ -9,6 +9,7 @@ import re
 import threading
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from langchain.agents import create_agent
@@ -19,7 +20,7 @@ from langchain_core.language_models.fake_chat_models import (
     GenericFakeChatModel,
 )
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.outputs import ChatGeneration, ChatResult, LLMResult
 from langchain_core.tools import tool
 
 from precedent import PrecedentRecorder
@@ -241,3 +242,17 @@ def test_a_log_torn_by_a_crash_is_read_and_continued(path: Path) -> None:
     with PrecedentRecorder(path) as recorder:
         ask(recorder, "three")
     assert answers(path, 2) == ["one", "three"]
+
+
+def test_memory_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that never end, chains that never end and conversations beyond the limit are forgotten, oldest first."""
+    monkeypatch.setattr(module, "REMEMBERED", 5)
+    recorder = PrecedentRecorder(path)
+    runs = [uuid4() for _ in range(9)]
+    for run in runs:
+        recorder.on_chain_start({}, {}, run_id=run)
+        recorder.on_chat_model_start({}, [[HumanMessage("?")]], run_id=run, parent_run_id=run)
+    for run in runs:
+        recorder.on_llm_end(LLMResult(generations=[[ChatGeneration(message=AIMessage("!"))]]), run_id=run)
+    assert [record["id"] for record in lines(path)] == [str(run) for run in runs[-5:]]
+    assert max(len(recorder._roots), len(recorder._conversations), len(recorder._calls)) <= 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,8 +20,9 @@ from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters import Request
 from precedent.drafters.model.distribution import DraftedToken
 from precedent.engine.engine import Engine
-from precedent.errors import ConfigError, GenerationError, UnsupportedError
+from precedent.errors import ConfigError, GenerationError, RequestCancelled, UnsupportedError
 from precedent.planning.costs import CostCurve
+from precedent.planning.gate import PROBE_STEPS
 from precedent.planning.planner import Limits
 from precedent.runtime.background import AtOnce, Background
 from precedent.runtime.fence import Fences
@@ -355,3 +357,33 @@ def test_two_streams_on_a_gpu_answer_as_one(place: str) -> None:
                 results = [engine.submit(PROMPT_OF_ENGINE, sampled).result() for _ in range(4)]
                 assert all(len(result.token_ids) == 64 for result in results)  # whether drawing pays is the machine's
     assert texts[:2] == texts[2:]
+
+
+def test_a_draft_model_that_is_waited_for_in_vain_is_left_alone() -> None:
+    """After some steps; one whose samples are accepted is not, if the waits are short."""
+    for acceptance, waited, goes_on in ((0.01, 5.0, False), (0.8, 0.5, True)):
+        planner = planner_that_knows(acceptance, 1.0)
+        for _ in range(PROBE_STEPS):
+            assert planner.num_draws_ahead("draft-model", 1, LIMITS) == 7
+            planner.observe_wait("draft-model", 1, waited)
+        assert bool(planner.num_draws_ahead("draft-model", 1, LIMITS)) == goes_on
+    assert planner.num_draws_ahead("draft-model", 1, Limits(8, 0, 40, frozenset())) == 0
+
+
+def test_a_cancelled_request_leaves_an_engine_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled in the middle of an answer, while the draft model is ahead; the next one is the plain one."""
+    model, draft = tiny_causal_lm(scale=2.0), tiny_causal_lm(scale=2.0)
+    long, short = SamplingParams(max_tokens=400), SamplingParams(max_tokens=24)
+    with engine_on(model, None) as engine:
+        plain = engine.submit(PROMPT_OF_ENGINE, short).result().token_ids
+    with engine_on(model, draft, loop="pearl") as engine:
+        generation = engine.submit(PROMPT_OF_ENGINE, long)
+        for _ in generation:
+            break
+        with pytest.raises(RequestCancelled):
+            generation.result()
+        while engine.metrics().num_requests_running:
+            time.sleep(0.001)  # its caller knows before its place is free
+        assert engine.submit(PROMPT_OF_ENGINE, short).result().token_ids == plain
+        kept = engine._drafters["draft-model"].pool  # type: ignore[attr-defined]
+        assert len(kept._idle) == 1  # the second request went on where the first one was left

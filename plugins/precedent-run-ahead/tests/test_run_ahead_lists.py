@@ -268,3 +268,19 @@ def test_a_call_over_a_limit_does_not_run_ahead(limit: int, of: str | None) -> N
 def test_outside_of_create_agent_it_says_that_it_does_not_know_its_agent() -> None:
     with pytest.raises(UnsupportedError, match="create_agent"):
         predicting("look_up").wrap_model_call(None, None)
+
+
+@wrap_model_call
+def without_tools(request: Any, handler: Any) -> Any:
+    """Takes a tool away."""
+    return handler(request.override(tools=[one for one in request.tools if one.name != "look_up"]))
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_middleware_that_may_take_a_tool_or_a_call_away_must_be_declared(behind: bool) -> None:
+    careful, told = predicting("look_up"), predicting("look_up", harmless=[without_tools])
+    for ahead in (careful, told):
+        agent_of(Desk(), saying(), *([ahead, without_tools] if behind else [without_tools, ahead])).invoke(ASKED)
+    assert told.refused == {}
+    assert (started(careful), started(told)) == (0, behind), "in front it has taken the tool away"
+    assert not behind or "without_tools" in careful.refused["*"]

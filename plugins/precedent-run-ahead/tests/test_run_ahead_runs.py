@@ -8,7 +8,8 @@ import json
 import random
 import threading
 from contextlib import nullcontext
-from typing import Any
+from operator import add
+from typing import Annotated, Any, TypedDict
 
 import pytest
 from helpers.run_ahead_agents import READS, agent_of, agent_on, join_runs_ahead, reading, saying
@@ -17,6 +18,7 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import ToolCallLimitMiddleware, wrap_tool_call
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import StructuredTool
+from langgraph.graph import END, START, StateGraph
 
 from precedent import ChatPrecedent
 from precedent.cache import SpeculationCache
@@ -262,3 +264,34 @@ def test_many_runs_at_once_read_nothing_stale(runs: int) -> None:
         thread.join()
     assert wrong == []
     assert ahead.ledger.counts.by_source.keys() <= {"own"}
+
+
+class Both(TypedDict):
+    """The state of a graph with branches."""
+
+    said: Annotated[list[str], add]
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_branches_of_a_graph_have_results_of_their_own(way: str) -> None:
+    agent = desk_agent(
+        RunAheadMiddleware(READS, predict=lambda state: [call("look_up", order=order_in(state["messages"]))])
+    )
+
+    def branch(order: str) -> Any:
+        async def ask(state: Both) -> Any:
+            found = agent.invoke(asked(order)) if way == "sync" else await agent.ainvoke(asked(order))
+            return {"said": [message.content for message in found["messages"][1:]]}
+
+        return ask if way == "async" else lambda state: asyncio.run(ask(state))
+
+    graph = StateGraph(Both)
+    for order in ("W1", "W2", "W3"):
+        graph.add_node(order, branch(order))
+        graph.add_edge(START, order)
+        graph.add_edge(order, END)
+    compiled = graph.compile()
+    found = compiled.invoke({"said": []}) if way == "sync" else asyncio.run(compiled.ainvoke({"said": []}))
+    for number in range(3):
+        part = " ".join(found["said"][number * 5 : number * 5 + 5])
+        assert [other for other in (1, 2, 3) if f'"W{other}"' in part] == [number + 1]

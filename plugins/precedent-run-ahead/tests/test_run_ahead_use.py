@@ -361,3 +361,52 @@ def test_the_agent_s_own_model_is_heard_though_it_asks_another() -> None:
     ahead = RunAheadMiddleware(READS, listen=True)
     create_agent(Composed(answer=saying(W7)), list(Desk().tools().values()), middleware=[ahead]).invoke(ASKED)
     assert ahead.ledger.counts.by_source == {"stream": [1, 1]}
+
+
+def test_nothing_starts_while_a_change_of_another_run_is_in_flight() -> None:
+    changing, go_on = threading.Event(), threading.Event()
+
+    def change(order: str) -> str:
+        changing.set()
+        assert go_on.wait(30)
+        return "changed"
+
+    def chosen(messages: Any) -> AIMessage:
+        return saying(CHANGE if messages[0].content == "change it" else W7)(messages)
+
+    ahead = RunAheadMiddleware(READS, predict=in_turns([W7]))
+    agent = agent_on([*list(Desk().tools().values())[:2], reading(change, "change")], chosen, ahead)
+    other = threading.Thread(target=agent.invoke, args=({"messages": [HumanMessage("change it")]},))
+    other.start()
+    assert changing.wait(30)
+    started = ahead.ledger.counts.started
+    agent.invoke(ASKED)
+    assert ahead.ledger.counts.started == started
+    go_on.set()
+    other.join()
+    agent.invoke(ASKED)
+    assert ahead.ledger.counts.used == 1
+
+
+def test_a_tool_that_always_fails_fails_as_it_would(run: Run) -> None:
+    ahead = RunAheadMiddleware(["look_up"], predict=in_turns([W7]))
+    with pytest.raises(ZeroDivisionError):
+        run(agent_on([reading(lambda order: 1 / 0)], saying(W7), ahead))
+
+
+def test_a_result_that_other_middleware_made_another_call_s_is_not_used() -> None:
+    """The real call is held where our middleware stands until the run ahead, which is still outside of it, goes on."""
+    go_on = threading.Event()
+
+    @wrap_tool_call
+    def rewriting(request: Any, handler: Any) -> Any:
+        if request.tool_call["id"].startswith("run-ahead"):
+            assert go_on.wait(30)
+            return handler(request.override(tool_call={**request.tool_call, "args": {"order": "W9"}}))
+        threading.Timer(0.2, go_on.set).start()
+        return handler(request)
+
+    ahead = RunAheadMiddleware(["look_up"], predict=in_turns([W7]), harmless=[rewriting])
+    found = agent_on([reading(lambda order: order)], saying(W7), rewriting, ahead).invoke(ASKED)["messages"]
+    assert found[-2].content == "W7"
+    assert ahead.ledger.counts.used == 0

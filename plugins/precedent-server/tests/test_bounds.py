@@ -198,3 +198,8 @@ async def test_a_result_that_nobody_waits_for_is_disposed_of() -> None:
             await serving.prepared(lambda: enough.wait() and 7, lambda result: disposed.set())
         enough.set()
         await disposed.wait()
+
+
+def test_a_long_context_may_have_longer_bodies_up_to_a_bound() -> None:
+    assert ServerLimits().most_body_bytes(32_768) == 32 * 32_768 + 3 * 256 * 1024
+    assert ServerLimits().most_body_bytes(10**7) == 8 * 2**20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -14,11 +15,13 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import precedent
+from helpers.key_processes import changing, go
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from precedent.cache.records import MAX_TENANT_LENGTH
 from precedent.errors import ConfigError
+from precedent_server import keys as keys_module
 from precedent_server.keys import Caller, KeyFile, add_key, digest_of, read_keys, revoke_key
 
 posix_only = pytest.mark.skipif(os.name != "posix", reason="Windows has no modes")
@@ -375,3 +378,53 @@ def test_bad_input_gives_one_line_and_exit_2_and_changes_nothing(keys, tmp_path,
     assert says in err
     assert KEY not in err
     assert (tmp_path / "keys.json").read_bytes() == before
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(0, 10**6), byte=st.integers(0, 255))
+def test_a_changed_byte_is_either_read_or_refused(tmp_path, at, byte):
+    content = bytearray(json.dumps({"format": 1, "keys": [ENTRY]}).encode())
+    content[at % len(content)] = byte
+    path = private(tmp_path / "keys.json", bytes(content))
+    with contextlib.suppress(ConfigError):  # any other exception fails
+        assert len(read_keys(path)) == 1
+
+
+def test_a_file_that_another_process_keeps_locked_is_left_alone(path, monkeypatch):
+    add_key(path, "desk", "shop")
+    monkeypatch.setattr(keys_module, "LOCK_SECONDS", 0.05)
+    locking = "from filelock import FileLock\n"
+    locking += "with FileLock(f'{path}.lock'): print('locked', flush=True); sys.stdin.readline()"
+    with changing(path, locking) as holder:
+        go(holder)
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(ConfigError, match=r"another process keeps .* locked"):
+            add_key(path, "other", "shop")
+        go(holder)
+    add_key(path, "other", "shop")
+    assert names(path) == ["desk", "other"]
+
+
+def test_callers_are_known_while_another_process_replaces_the_file(path, caplog):
+    kept, gone = add_key(path, "kept", "shop"), add_key(path, "gone", "shop")
+    file = KeyFile(path)
+    revoke_key(path, "gone")
+    answers = set[tuple[Caller | None, ...]]()
+    ended = threading.Event()
+
+    def ask() -> None:
+        while not ended.is_set():
+            answers.add((file.caller(kept), file.caller(gone)))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    try:
+        for thread in threads:
+            thread.start()
+        with changing(path, "for n in range(15): add_key(path, 'guest', 'bank'); revoke_key(path, 'guest')") as process:
+            go(process)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert answers == {(Caller("kept", "shop", "use"), None)}
+    assert caplog.records == []

@@ -18,8 +18,8 @@ ASKED: dict[str, Any] = {**TEXT, "messages": [{"role": "user", "content": "Hello
 class Visitor:
     """A client at the other end of ASGI, which leaves after some parts of the answer; 0: before there is any."""
 
-    def __init__(self, body: Any, leaves_after: int | None) -> None:
-        self._unsent: list[Any] = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    def __init__(self, body: Any, leaves_after: int | None, *, unfinished: bool = False) -> None:
+        self._unsent: list[Any] = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": unfinished}]
         self._left, self._leaves_after = asyncio.Event(), leaves_after
         self.parts: list[bytes] = []
         if leaves_after == 0:
@@ -38,8 +38,8 @@ class Visitor:
                 self._left.set()
 
 
-async def visited(client: Any, path: str, body: Any, leaves_after: int | None) -> Visitor:
-    visitor = Visitor(body, leaves_after)
+async def visited(client: Any, path: str, body: Any, leaves_after: int | None, **how: bool) -> Visitor:
+    visitor = Visitor(body, leaves_after, **how)
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path,
         "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http",
@@ -88,9 +88,21 @@ async def test_an_answer_that_takes_too_long(serve: Any, stream: bool) -> None:
     assert client.serving.places.total == 0
 
 
+async def test_a_body_that_never_ends(serve: Any) -> None:
+    client = serve(["x"], limits=ServerLimits(upload_seconds=0.05))
+    visitor = await visited(client, "/v1/chat/completions", ASKED, None, unfinished=True)
+    assert "the request took longer than 0.05 seconds" in json.loads(b"".join(visitor.parts))["error"]["message"]
+
+
 async def test_a_server_that_stops_takes_no_more(serve: Any) -> None:
     client = serve(["x"])
     client.serving.closed = True
     answer = await client.post("/v1/chat/completions", json=ASKED)
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
     assert (await client.get("/health")).status_code == 503
+
+
+async def test_more_answers_than_ever_fit_are_no_matter_of_waiting(serve: Any) -> None:
+    client = serve(["x"], limits=ServerLimits(max_queued_per_key=2))
+    answer = await client.post("/v1/chat/completions", json={**ASKED, "n": 3})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")

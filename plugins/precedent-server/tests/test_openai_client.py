@@ -9,6 +9,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, pydantic_function_tool
 from pydantic import BaseModel
 
+from precedent_server.keys import KeyFile, add_key
 from precedent_server.settings import ServerLimits
 
 ADA = '{"name": "Ada", "born": 1815}'
@@ -281,3 +282,10 @@ async def test_samples_streams_routes_and_repeated_requests_share_no_id_of_a_cal
         ids += await ids_of(client, input="Where is it?", tools=[ITEM])
     assert len(ids) == 6 + 2 * (2 * 2 + 6) + 4
     assert len(set(ids)) == len(ids)
+
+
+async def test_tenants_share_no_id_of_a_call(serve: Any, path: Any) -> None:
+    keys = [add_key(path, tenant, tenant) for tenant in ("shop", "bank")]
+    client = serve(lambda prompt: CALL, keys=KeyFile(path))
+    ids = [one for key in keys for one in await ids_of(client, {"Authorization": f"Bearer {key}"})]
+    assert len(set(ids)) == len(ids) == 2

@@ -68,3 +68,23 @@ async def test_requests_that_give_no_settings_sample_as_the_operator_chose(clien
             assert await text_of(client, route, **own) == greedy, "what a request gives goes first"
             unfiltered = {await text_of(client, route, top_k=-1) for _ in range(3)}
             assert len(unfiltered) == 3, "-1 switches the recommended top_k off"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_an_answer_longer_than_the_context_is_refused_and_one_that_fills_it_ends_with_length(
+    clients: dict[str, Any], route: str
+) -> None:
+    (body, limit), client = ROUTES[route], clients["precedent"]
+    longest = (await client.get("/v1/models")).json()["data"][0]["max_model_len"]
+    for number in (longest + 1, 10**9, 10**30):
+        refused = await client.post(route, json={"model": "tiny", **body, limit: number})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, limit)
+        assert "context" in error["message"] or number > 2**63
+    never_ends = {} if route == "/v1/responses" else {"logit_bias": {"257": -100, "256": -100}}
+    answer = await client.post(route, json={"model": "tiny", **body, limit: longest, **never_ends})
+    usual = await client.post(route, json={"model": "tiny", **body})
+    assert (answer.status_code, usual.status_code) == (200, 200), (answer.text, usual.text)
+    if never_ends:
+        assert answer.json()["choices"][0]["finish_reason"] == "length"
+        assert answer.json()["usage"]["total_tokens"] == longest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,3 +89,14 @@ def test_whatever_the_tokens_are_the_texts_are_the_answer(tokens: list[int], dat
             break
     told += texts.finish()
     assert "".join(piece for piece, _ in told) == written
+
+
+@pytest.mark.parametrize("text", ["Good morning, Zoë! 🙂", "x", ""])
+async def test_sources_are_the_answer_token_by_token(serve: Any, text: str) -> None:
+    client = serve(lambda prompt: text)
+    chunks = await streamed(client, prediction={"type": "content", "content": text[:8]} if text else None)
+    assert all("sources" in chunk for chunk in chunks)
+    told = sources_of(chunks)
+    assert "".join(piece for piece, _ in told) == text_of(chunks) == text
+    assert len(told) == chunks[-1]["usage"]["completion_tokens"] - 1  # without the end token
+    assert "\N{REPLACEMENT CHARACTER}" not in json.dumps(told, ensure_ascii=False)

@@ -274,3 +274,16 @@ async def test_pieces_of_a_stream_may_end_anywhere(wrap: Wrap, model_folder: str
         assert list(gathered.whole()) == [(PROMPT, ANSWER)]
 
     check()
+
+
+def test_a_store_that_does_not_open_loses_answers_and_nothing_else(
+    tmp_path: Path, model_folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache.db").write_text("something else's")
+    settings = Settings(store=str(tmp_path / "cache.db"), embedder=HashEmbedder(), secret=SECRET)
+    keeper = Keeper(settings, model_folder)
+    keeper.keep([(PROMPT, ANSWER)], Note(tenant="north"), "m")
+    keeper.close()
+    counts = keeper.counts()
+    assert (counts["precedent:stored_answers"], counts["precedent:unstored_answers"]) == ({"": 0}, {"": 1})
+    assert "an answer was not stored" in caplog.text

@@ -246,7 +246,7 @@ class Database(OfOneProcess):
     def _open_writer(self) -> sqlite3.Connection:
         if self.path is not None and self.opened_read_only:
             return self._open_read_only(self.path)
-        connection = connect(self.path)
+        connection = connect(None) if self.path is None else _connect_to_stay(self.path)
         try:
             connection.execute("PRAGMA secure_delete=ON")
             if self.path is None:
@@ -386,3 +386,22 @@ def unopened(path: Path) -> Iterator[None]:
         if any(database.is_open_at(path) for database in _DATABASES):
             raise CacheError(f"{path} is damaged, and this process has it open; close it and open it again")
         yield
+
+
+def _connect_to_stay(path: Path) -> sqlite3.Connection:
+    """A connection to the file at `path`, even if another process sets that file aside meanwhile.
+
+    It may do so while no process has read from the file. A process that opened the old file just before would then
+    write its data into the new file's log.
+    """
+    while True:
+        before = path.stat()
+        connection = connect(path)
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master")
+            if path.stat().st_ino == before.st_ino:
+                return connection
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -111,9 +112,11 @@ def open_own(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     return handle
 
 
-def read_own(path: Path) -> bytes:
-    """The content of a file that Precedent made. Raises OSError."""
+def read_own(path: Path, most: int = sys.maxsize) -> bytes:
+    """The content of a file that Precedent made. Raises OSError, also for one of more than `most` bytes."""
     with os.fdopen(open_own(path), "rb") as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"larger than {most} bytes", str(path))
         return file.read()
 
 

@@ -37,6 +37,10 @@ VERSION = "step costs 3"
 """Increase it when the numbers mean something else, or kernels change."""
 
 
+MOST_BYTES = 1 << 20
+"""Largest file that is read."""
+
+
 class RememberedCosts:
     """The file of one processor, model, torch and way of computing. Reading and writing never raise."""
 
@@ -49,7 +53,7 @@ class RememberedCosts:
     def read(self) -> StepCosts | None:
         """The remembered costs; None if there are none, or if the file is not sound."""
         try:
-            return StepCosts.from_known(json.loads(unsealed(read_own(self._file), VERSION)))
+            return StepCosts.from_known(json.loads(unsealed(read_own(self._file, MOST_BYTES), VERSION)))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as problem:

@@ -68,3 +68,39 @@ def test_a_tool_that_still_runs_keeps_the_place_of_its_ended_call_and_does_not_s
 def test_wrong_bounds_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Ledger(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_change_voids_what_was_taken_and_is_still_waited_for() -> None:
+    ledger = Ledger()
+    pending = taken_while_running(ledger)
+    with ledger.change():
+        pending.result.set_result("read before the change was over")
+    assert ledger.wait(pending) is None
+
+
+def test_a_change_that_fails_is_over_too() -> None:
+    ledger = Ledger()
+    with pytest.raises(ZeroDivisionError), ledger.change():
+        raise ZeroDivisionError
+    assert starts(ledger)
+
+
+def test_a_result_that_is_too_old_after_waiting_or_that_became_another_is_not_used() -> None:
+    now = [0.0]
+    ledger = Ledger(time_to_live=5.0, clock=lambda: now[0])
+    late, changed = taken_while_running(ledger), taken_while_running(ledger)
+    late.result.set_result("late")
+    changed.key = "[]"
+    changed.result.set_result("found for other arguments")
+    assert ledger.wait(changed) is None
+    now[0] = 5.1
+    assert ledger.wait(late) is None
+
+
+def test_a_discarded_call_that_still_runs_keeps_its_place() -> None:
+    ledger, lane = Ledger(at_once=1), Lane()
+    hung = begun(ledger, lane)
+    ledger.discard(lane, "cancelled")
+    assert not starts(ledger)
+    ledger.ended(hung)
+    assert starts(ledger)
