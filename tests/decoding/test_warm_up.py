@@ -12,7 +12,7 @@ import pytest
 
 from precedent.engine import Engine, warm_up
 from precedent.engine.warm_up import FEWEST_STEPS, VERSION, RememberedCosts
-from precedent.planning.costs import START_UP_WIDTHS, StepCosts
+from precedent.planning.costs import START_UP_WIDTHS, CostCurve, StepCosts
 from precedent.runtime.recomputable import sealed
 from precedent.target import TargetModel
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -64,12 +64,28 @@ def test_what_was_learned_is_read_again_for_the_same_model(remembered: Remembere
     assert RememberedCosts(target, "another model").read() is None
 
 
+def test_few_steps_and_given_curves_are_not_remembered(remembered: RememberedCosts, folder: Path) -> None:
+    remembered.write(learned(FEWEST_STEPS - 1))
+    remembered.write(CostCurve())
+    assert not folder.exists()
+
+
+def test_a_file_that_is_signed_anew_is_read_in_its_version_and_bounds(remembered: RememberedCosts, file: Path) -> None:
+    """Or else the tests below would show nothing."""
+    sign({"2": {"1": 10.0, "2": 9e6, "per_key": 0.1}}, file)
+    found = remembered.read()
+    assert found is not None
+    assert found.milliseconds(2) == pytest.approx(25.0), "within what the narrower width allows"
+    sign(learned().known, file, "another version")
+    assert remembered.read() is None
+
+
 @pytest.mark.parametrize(
     "costs",
     [
         *(None, [], {}, {"2": {}}, {"2": {"per_key": 0.1}}, {"2": [1.0]}, {"2": "abc"}, {"2": {"1": 10.0}}),
         *({threads: {"1": 10.0, "per_key": 0.1}} for threads in ("two", "0", "9" * 400)),
-        *({"2": {"1": first, "per_key": 0.1}} for first in ("ten", math.nan)),
+        *({"2": {"1": first, "per_key": 0.1}} for first in ("10.0", True, math.nan)),
         *({"2": {"1": 10.0, "8": wide, "per_key": 0.1}} for wide in (math.inf, 2.8e225, 10**400, -10.0, 0.0)),
         {"2": {"-1": 10.0, "per_key": 0.1}},
         *({"2": {"1": 10.0, "per_key": per_key}} for per_key in (2.8e225, -1.0)),
@@ -91,32 +107,6 @@ def test_a_file_with_other_content_is_discarded_with_the_reason(
     with caplog.at_level("INFO", "precedent"):
         assert remembered.read() is None
     assert "measuring step costs anew" in caplog.text
-
-
-def test_an_engine_remembers_when_it_ends_and_the_next_one_begins_with_it_unless_it_is_damaged(folder: Path) -> None:
-    model, tokenizer = tiny_causal_lm("llama"), byte_tokenizer()
-    Engine(model, tokenizer, name="tiny", cost=(costs := learned())).close()
-    (file,) = folder.iterdir()
-    later = Engine(model, tokenizer, name="tiny")
-    assert later.planner.cost.as_dict().keys() == costs.as_dict().keys()
-    assert later.planner.cost.num_steps == len(START_UP_WIDTHS), "one step each, instead of measuring for a second"
-    later.close()
-    file.write_bytes(b"damaged")
-    measured = Engine(model, tokenizer, name="tiny")
-    assert all(0.0 < each < math.inf for each in measured.planner.cost.as_dict().values())
-    measured.close()
-    Engine(model, tokenizer, name="tiny", cost=learned()).close()
-    assert file.read_bytes() != b"damaged"
-
-
-def test_a_file_that_is_signed_anew_is_read_in_its_version_and_bounds(remembered: RememberedCosts, file: Path) -> None:
-    """Or else the tests below would show nothing."""
-    sign({"2": {"1": 10.0, "2": 9e6, "per_key": 0.1}}, file)
-    found = remembered.read()
-    assert found is not None
-    assert found.milliseconds(2) == pytest.approx(25.0), "within what the narrower width allows"
-    sign(learned().known, file, "another version")
-    assert remembered.read() is None
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "unreadable", "no folder"])
@@ -147,3 +137,19 @@ def test_what_stands_in_its_place_harms_nothing(
     assert (remembered.read() is None) is (kind != "pipe"), "it is replaced"
     if kind == "folder":
         assert list(file.parent.iterdir()) == [file]
+
+
+def test_an_engine_remembers_when_it_ends_and_the_next_one_begins_with_it_unless_it_is_damaged(folder: Path) -> None:
+    model, tokenizer = tiny_causal_lm("llama"), byte_tokenizer()
+    Engine(model, tokenizer, name="tiny", cost=(costs := learned())).close()
+    (file,) = folder.iterdir()
+    later = Engine(model, tokenizer, name="tiny")
+    assert later.planner.cost.as_dict().keys() == costs.as_dict().keys()
+    assert later.planner.cost.num_steps == len(START_UP_WIDTHS), "one step each, instead of measuring for a second"
+    later.close()
+    file.write_bytes(b"damaged")
+    measured = Engine(model, tokenizer, name="tiny")
+    assert all(0.0 < each < math.inf for each in measured.planner.cost.as_dict().values())
+    measured.close()
+    Engine(model, tokenizer, name="tiny", cost=learned()).close()
+    assert file.read_bytes() != b"damaged"

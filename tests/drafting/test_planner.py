@@ -128,6 +128,22 @@ def test_a_draft_model_that_does_not_pay_costs_hardly_anything() -> None:
     assert PROBE_DRAWS * 10.0 < spent <= 0.011 * 5000 * 10.0
 
 
+def test_catching_up_counts_before_anything_is_sampled() -> None:
+    """A draft model that pays when it is in step is not asked when a long prompt would have to be computed first."""
+    planner = Planner(curve(w1=10.0, w32=11.0))
+    for _ in range(20):
+        plan = planner.plan([], {"draft-model": DrawSource(0)}, ROOMY)
+        node = plan.builder.add_fixed(ROOT, 1, "draft-model")
+        planner.observe_draws("draft-model", 1, 0, 2.0)
+        planner.observe_forward(len(plan.builder) + 1, 10.0)
+        planner.observe(plan, plan.builder.build(), (node,))
+    planner.observe_draws("draft-model", 1, 1000, 1002.0)
+    assert planner.plan([], {"draft-model": DrawSource(5000)}, ROOMY).draws  # once may be a compilation
+    planner.observe_draws("draft-model", 1, 1000, 1002.0)
+    assert planner.plan([], {"draft-model": DrawSource(3)}, ROOMY).draws
+    assert not planner.plan([], {"draft-model": DrawSource(5000)}, ROOMY).draws
+
+
 def test_a_drafter_comes_back_when_it_begins_to_pay() -> None:
     """The gate re-opens: a probe that succeeds is followed by more."""
     planner = Planner(curve(w1=10.0, w32=10.5))
@@ -154,24 +170,3 @@ def _one_step(planner: Planner, *, accepted: bool, sampled: bool = False) -> int
     planner.observe_forward(len(plan.builder) + 1, 10.0)
     planner.observe(plan, plan.builder.build(), path if accepted else ())
     return number
-
-
-def nodes_proposed(planner: Planner, trust: Trust, first_bin: int, accepted: bool, source: str = "memory") -> int:
-    """A step with a chain of six candidates, of kinds that nobody has seen: how many were thought worth their rows."""
-    chain = [(10 + at, at - 1 if at else ROOT, 0.8, first_bin + at) for at in range(6)]
-    plan = planner.plan([Candidates.of(source, chain)], {}, replace(ROOMY, max_draws=0, trust=trust))
-    tree = plan.builder.build()
-    planner.observe(plan, tree, range(len(tree)) if accepted else ())
-    return len(tree)
-
-
-def test_a_source_that_is_wrong_in_a_request_is_doubted_there_whatever_kind_it_proposes_next() -> None:
-    """No bin is seen twice, so that the calibration learns nothing of it; another request believes as ever."""
-    planner, misled = Planner(curve(w1=10.0, w8=12.0, w32=20.0)), Trust()
-    widths = [nodes_proposed(planner, misled, 10 * step, accepted=False) for step in range(30)]
-    assert widths[0] == 6
-    assert max(widths[10:]) <= 1
-    believing = [nodes_proposed(planner, Trust(), 300 + 10 * step, accepted=False) for step in range(30)]
-    assert set(believing) == {6}, "the control"
-    assert nodes_proposed(planner, misled, 900, accepted=False, source="another") == 6
-    assert nodes_proposed(planner, Trust(), 1000, accepted=True) == 6

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import inf
 
 from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.sessions import end_all
 from precedent.planning.costs import STEP_COSTS
 from precedent.planning.planner import PLANNER, Planner
-from precedent.runtime.fence import Fences, Result
+from precedent.runtime.fence import Fault, Fences, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,9 @@ class Aids:
             return act()
         except Exception as error:
             sequence.plans = False
-            self.fences.of(PLANNER).fault(error)
-            if not self.fences.of(PLANNER).is_on:  # what it has learned may be damaged
+            fence = self.fences.of(error.aid if isinstance(error, Fault) else PLANNER)
+            fence.fault(error)
+            if not fence.is_on:  # what it has learned may be damaged
                 with suppress(Exception):
                     self.planner.forget()
             return default
@@ -69,8 +69,7 @@ class Aids:
 
     def plain_seconds(self, requests: int) -> float:
         """Return the seconds of a plain step of this many requests by the cost curve; 0 if unknown."""
-        seconds = self.fences.of(STEP_COSTS).run(lambda: self.planner.cost.milliseconds(requests) / 1e3, 0.0)
-        return seconds if 0.0 < seconds < inf else 0.0
+        return self.fences.of(STEP_COSTS).run(lambda: self.planner.checked.milliseconds(requests) / 1e3, 0.0)
 
     def committed(self, sequence: DecodingSequence, token_ids: Sequence[int]) -> None:
         """Tell the drafters of a sequence what a step committed."""

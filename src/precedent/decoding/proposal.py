@@ -17,7 +17,8 @@ from precedent.decoding.sequence import DecodingSequence
 from precedent.drafters.base import Asked, Candidates, DraftSession, Draw, DrawSession, DrawSource, ForwardSession
 from precedent.drafters.sessions import checked, match_budget
 from precedent.planning.gate import Without
-from precedent.planning.planner import Limits, Plan
+from precedent.planning.planner import PLANNER, Limits, Plan
+from precedent.runtime.fence import Fault
 from precedent.runtime.plain_values import is_whole
 from precedent.tree import EMPTY_TREE, NULL, ROOT, Candidate, CandidateTree, Sampled
 
@@ -125,6 +126,7 @@ def _run_together(
 
 
 def _match(proposal: Proposal, aids: Aids) -> None:
+    """Ask the drafters that need no forward for candidates."""
     sequence, limits = proposal.sequence, proposal.sequence.limits()
     aids.leave_switched_off(sequence)
     if not _allows_any(limits):
@@ -146,6 +148,7 @@ def _checked_match(session: DraftSession | DrawSession, budget: int, num_tokens:
 
 
 def _wanted_forwards(proposal: Proposal, requests: int, aids: Aids) -> list[_Job[Asked]]:
+    """The drafters' forwards that pay for a sequence."""
     sequence = proposal.sequence
     limits = sequence.limits(requests, requests - 1, requests - 1.0)
     if not sequence.forwards or limits.max_depth < 1 or not limits.max_nodes:
@@ -169,7 +172,7 @@ def _take_candidates(job: _Job[Asked], seconds: float, together: int, aids: Aids
         raise job.asked.error
     sequence, milliseconds = job.proposal.sequence, seconds / together * 1e3
     found = checked(job.asked.candidates, job.asked.budget, sequence.request.num_tokens)
-    observe = partial(aids.planner.observe_draws, job.name, 1, job.behind, milliseconds, together)
+    observe = partial(aids.planner.observe_forward_of, job.name, job.behind, milliseconds, together)
     aids.planning(sequence, observe, None)
     job.proposal.candidates.append(found)
     job.proposal.forwards.append(job.name)
@@ -209,13 +212,13 @@ def _num_samples(plan: Plan) -> int:
 
 
 def _checked_plan(plan: Plan, limits: Limits) -> Plan:
-    """Return the plan. Raises ValueError if it is not a plan, or larger than allowed."""
+    """Return the plan. Raises Fault if it is not a plan, or larger than allowed."""
     if not isinstance(plan, Plan) or not isfinite(plan.expected_tokens):
-        raise ValueError(f"expected a plan with a finite number of tokens, got {type(plan).__name__}")
+        raise Fault(PLANNER, f"expected a plan with a finite number of tokens, got {type(plan).__name__}")
     if len(plan.builder) > limits.max_nodes:
-        raise ValueError(f"planned {len(plan.builder)} nodes, of at most {limits.max_nodes}")
+        raise Fault(PLANNER, f"planned {len(plan.builder)} nodes, of at most {limits.max_nodes}")
     if not all(is_whole(number) and number >= 0 for number in (*plan.draws.values(), *plan.runners_up.values())):
-        raise ValueError("planned draws are not whole numbers")
+        raise Fault(PLANNER, "planned draws are not whole numbers")
     return plan
 
 

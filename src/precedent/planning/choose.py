@@ -131,6 +131,7 @@ def _best_path(pool: Pool, costs: Floats, start: float) -> tuple[Int64s, float, 
 
 @compiled
 def _bins(candidates: NDArray[np.void], parts: Int64s) -> Int64s:
+    """Each candidate's bin in the arrays that all sources share."""
     bins, begin = np.empty(candidates.size, np.int64), 0
     for first, count in parts:
         for i in range(begin, begin + count):
@@ -197,6 +198,7 @@ def _find_or_add(pool: Pool, size: int, above: int, token_id: int, max_depth: in
 
 @compiled
 def _support(node: Any, source: int, estimate: float) -> None:
+    """Add a source to the node and keep the best estimate."""
     node.sources |= 1 << source
     if estimate > node.estimate:
         node.estimate, node.source = estimate, source

@@ -27,12 +27,13 @@ from collections.abc import Callable, Mapping, Sequence
 from math import exp, log
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from precedent.runtime.compiled import Floats, Int64s, compiled
-from precedent.runtime.plain_values import shown
+from precedent.runtime.fence import Fault
+from precedent.runtime.plain_values import is_number, shown
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 257)
 """Widths that are told apart, in tokens per forward (pending token included)."""
@@ -69,6 +70,8 @@ def along(rows: Floats, widths: Int64s, times: Floats) -> Floats:
 
 STEP_COSTS = "step costs"
 """The cost curve's name among the aids of an engine."""
+
+Read = TypeVar("Read")
 
 
 class CostCurve:
@@ -114,6 +117,46 @@ class CostCurve:
 
     def observe(self, width: int, milliseconds: float, prefix: int = 0, threads: int = 1) -> None:
         """Take note of a forward's time. A given curve does not change."""
+
+
+class CheckedCosts:
+    """Reads a curve for the planner. Raises Fault for a curve that fails, or whose numbers are not finite and positive.
+
+    `curve` returns the curve to read.
+    """
+
+    def __init__(self, curve: Callable[[], CostCurve]) -> None:
+        self._curve = curve
+
+    @property
+    def load(self) -> float:
+        """The curve's load."""
+        return self._number(lambda curve: curve.load)
+
+    def milliseconds(self, width: int, prefix: int = 0) -> float:
+        """The curve's time of a forward."""
+        return self._number(lambda curve: curve.milliseconds(width, prefix))
+
+    def beside(self, rows: int, prefix: int, most: int) -> Floats:
+        """The curve's times of forwards over `rows` tokens of other sequences plus 1, 2, ... `most` or more."""
+        costs = self._read(lambda curve: curve.beside(rows, prefix, most))
+        if not isinstance(costs, np.ndarray) or costs.ndim != 1 or not 0 < costs.size <= rows + most + WIDEST:
+            raise Fault(STEP_COSTS, f"expected the times of up to {most} rows, got {type(costs).__name__}")
+        if costs.dtype != np.float64 or not (costs.min() > 0.0 and costs.max() < np.inf):
+            raise Fault(STEP_COSTS, "the times of a step are not all finite and positive")
+        return costs
+
+    def _number(self, read: Callable[[CostCurve], float]) -> float:
+        number = self._read(read)
+        if not is_number(number) or not number > 0.0:
+            raise Fault(STEP_COSTS, f"expected a finite positive number, got {number!r}")
+        return number
+
+    def _read(self, read: Callable[[CostCurve], Read]) -> Read:
+        try:
+            return read(self._curve())
+        except Exception as error:
+            raise Fault(STEP_COSTS, f"{type(error).__name__}: {error}") from error
 
 
 # The curve that is learned
@@ -169,6 +212,8 @@ KEY_UNIT = 1 / 16
 
 
 class _Step(NamedTuple):
+    """One observed step."""
+
     shape: _Shape
     width: int
     prefix: int
@@ -240,20 +285,14 @@ class StepCosts(CostCurve):
         self._widest, self.num_steps = max(START_UP_WIDTHS), 0
 
     @classmethod
-    def from_known(cls, known: Any) -> Self:
+    def from_known(cls, known: object) -> Self:
         """The curve with an earlier process's `known`, also after JSON. Raises ValueError if it is not sound."""
         costs = cls()
-        try:
-            for threads, found in known.items():
-                milliseconds = {int(width): float(time) for width, time in found.items() if width != "per_key"}
-                per_key, sizes = float(found["per_key"]), (int(threads), *milliseconds)
-                sound = all(map(is_time, milliseconds.values())) and 0.0 <= per_key <= LONGEST
-                if not milliseconds or not sound or not 1 <= min(sizes) <= max(sizes) <= MOST_KNOWN:
-                    raise ValueError(f"costs of {shown(threads)} threads are out of bounds: {shown(found)}")
-                costs._shapes[int(threads)] = _Shape(milliseconds, per_key)
-            costs._threads = max(costs._shapes)
-        except (AttributeError, KeyError, TypeError, OverflowError) as error:
-            raise ValueError(f"expected costs by number of threads, got {shown(known)}") from error
+        if not isinstance(known, Mapping) or not known:
+            raise ValueError(f"expected costs by number of threads, got {shown(known)}")
+        for threads, found in known.items():
+            costs._shapes[_whole_in("a number of threads", threads, MOST_KNOWN)] = _restored(found)
+        costs._threads = max(costs._shapes)
         return costs
 
     def measure(self, run: Callable[[int], float], threads: Callable[[], int] = lambda: 1) -> None:
@@ -333,6 +372,33 @@ class StepCosts(CostCurve):
         return _Shape(dict(zip(known.widths.tolist(), times.tolist(), strict=True)), known.per_key * ratio)
 
 
+def _restored(found: object) -> _Shape:
+    """The shape whose `known` was remembered. Raises ValueError if a value is missing or out of bounds."""
+    if not isinstance(found, Mapping):
+        raise ValueError(f"expected milliseconds by width, got {shown(found)}")
+    per_key = _number_in("per_key", found.get("per_key"), 0.0, LONGEST)
+    milliseconds = {
+        _whole_in("a width", width, MOST_KNOWN): _number_in(f"the time of {width} rows", time, SHORTEST, LONGEST)
+        for width, time in found.items()
+        if width != "per_key"
+    }
+    if not milliseconds:
+        raise ValueError("expected milliseconds by width, got none")
+    return _Shape(milliseconds, per_key)
+
+
+def _number_in(name: str, value: object, least: float, most: float) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"expected {name} from {least:g} to {most:g}, got {shown(value)}")
+    return float(value)
+
+
+def _whole_in(name: str, text: object, most: int) -> int:
+    if not isinstance(text, str) or not text.isdecimal() or not 1 <= float(text) <= most:
+        raise ValueError(f"expected {name} from 1 to {most}, got {shown(text)}")
+    return int(text)
+
+
 @compiled
 def _parts(widths: Int64s, milliseconds: Floats, width: int) -> tuple[int, float, float]:
     """A point of the curve, and what it and the next one add to the milliseconds of `width` rows."""
@@ -348,6 +414,7 @@ def _parts(widths: Int64s, milliseconds: Floats, width: int) -> tuple[int, float
 
 @compiled
 def _expected(widths: Int64s, milliseconds: Floats, per_key: float, width: int, prefix: int) -> float:
+    """Milliseconds of a step at load 1."""
     _, one, other = _parts(widths, milliseconds, width)
     return one + other + width * prefix / 1000.0 * per_key
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
@@ -19,9 +18,10 @@ import numpy as np
 from precedent.drafters.base import NODE, Candidates, DrawSource, Nodes
 from precedent.planning.calibration import Calibration, Trust, learn_from_verdict, outcomes_by_source
 from precedent.planning.choose import BEST, BEST_BITS, Choice, choose
-from precedent.planning.costs import CostCurve, Probes, is_time
+from precedent.planning.costs import CheckedCosts, CostCurve, Probes, is_time
 from precedent.planning.gate import Gate, Without
 from precedent.runtime.compiled import Floats, Int32s, Int64s
+from precedent.runtime.fence import Fault
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
 
 PLANNER = "planner"
@@ -83,22 +83,30 @@ class Plan:
     expected_tokens: float = 1.0
     trust: Trust = field(default_factory=Trust)
 
+    def learn(self, parents: Int32s, verdict: Floats) -> None:
+        """Update the request's trust with the outcomes of each drafter's candidates (see `learn_from_verdict`)."""
+        if self.choice is not None:
+            outcomes = outcomes_by_source(self.choice.believed, self.counts, self.choice.node_of, parents, verdict)
+            self.trust.learn(self.names, outcomes)
+
     @property
     def estimates(self) -> Floats:
         """Probabilities that fixed candidates are accepted once their parents are, `[num_fixed]`."""
         return np.empty(0) if self.choice is None else self.choice.estimates
 
 
-@lru_cache(maxsize=4096)
-def _named(names: tuple[str, ...], sources: int) -> tuple[str, ...]:
-    """The names behind a number of `Choice.sources`, the best one first."""
-    best, bits = sources & BEST, sources >> BEST_BITS
-    return (names[best], *(name for i, name in enumerate(names) if bits >> i & 1 and i != best))
+class SourceNames(dict[int, tuple[str, ...]]):
+    """Maps a number from `choose.Choice.sources` to the names of its sources, the best one first."""
 
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self._names = names
 
-@lru_cache(maxsize=256)
-def _sorted(token_ids: frozenset[int]) -> Int32s:
-    return np.array(sorted(token_ids), dtype=np.int32)
+    def __missing__(self, key: int) -> tuple[str, ...]:
+        best, bits = key & BEST, key >> BEST_BITS
+        others = [name for i, name in enumerate(self._names) if bits >> i & 1 and i != best]
+        found = self[key] = (self._names[best], *others)
+        return found
 
 
 class Step(NamedTuple):
@@ -120,10 +128,13 @@ class Planner:
 
     def __init__(self, cost: CostCurve) -> None:
         self.cost = cost
+        self.checked = CheckedCosts(lambda: self.cost)
         self.calibration = Calibration()
         self._probes = Probes()
         self.gates: dict[str, Gate] = {}
         """Of each drafter that runs a model, by name."""
+        self._sources: dict[tuple[str, ...], SourceNames] = {}
+        self._end_ids: dict[frozenset[int], Int32s] = {}
 
     def forget(self) -> None:
         """Begin anew, because something that was learned may be damaged. Steps that are planned already still count."""
@@ -163,10 +174,14 @@ class Planner:
         gate.behind, gate.together = behind, limits.requests
         width, tokens = limits.rows_beside + without.rows + 1, without.expected + limits.tokens_beside
         more, rows = gate.tokens * without.open_mass, round(gate.rows * without.open_mass)
-        alone = self.cost.milliseconds(width, limits.prefix)
-        taken = self.cost.milliseconds(width + rows, limits.prefix) + self.cost.load * gate.milliseconds(1)
+        alone = self.checked.milliseconds(width, limits.prefix)
+        taken = self.checked.milliseconds(width + rows, limits.prefix) + self.checked.load * gate.milliseconds(1)
         pays = (tokens + more) / taken > MARGIN * tokens / alone
         return gate.decide(int(pays), without.open_mass) > 0
+
+    def observe_forward_of(self, name: str, behind: int, milliseconds: float, together: int) -> None:
+        """Learn what a drafter's forward cost one request, with `together` requests in it."""
+        self._gate(name).observe(1, behind, milliseconds / self.checked.load, together)
 
     def observe_gain(self, name: str, without: Without, plan: Plan) -> None:
         """Learn what a drafter's forward brought to a plan."""
@@ -180,13 +195,17 @@ class Planner:
         """The names of the drafters that proposed each chosen node, the credited one first."""
         if plan.choice is None:
             return []
-        return [_named(plan.names, sources) for sources in plan.choice.sources.tolist()]
+        named = self._sources.get(plan.names) or self._sources.setdefault(plan.names, SourceNames(plan.names))
+        return [named[key] for key in plan.choice.sources.tolist()]
 
     def _choose(self, proposals: Sequence[Candidates], plan: Plan, limits: Limits) -> Choice:
+        end_ids = self._end_ids.get(limits.end_token_ids)
+        if end_ids is None:
+            end_ids = self._end_ids[limits.end_token_ids] = np.array(sorted(limits.end_token_ids), dtype=np.int32)
         learned = self.calibration
         parts = np.array([(learned.first_bin(proposal.source), len(proposal)) for proposal in proposals])
         plan.counts = parts[:, 1]
-        candidates, trust, end_ids = _joined(proposals), plan.trust.factors(plan.names), _sorted(limits.end_token_ids)
+        candidates, trust = _joined(proposals), plan.trust.factors(plan.names)
 
         def choice(costs: Floats) -> Choice:
             return choose(
@@ -194,12 +213,10 @@ class Planner:
                 limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids, limits.one_path,
             )  # fmt: skip
 
-        costs = self.cost.beside(limits.rows_beside, limits.prefix, limits.max_nodes + 1)
-        if not costs.size or not (costs.min() > 0.0 and costs.max() < np.inf):
-            raise ValueError("the times of a step are not all finite and positive")
+        costs = self.checked.beside(limits.rows_beside, limits.prefix, limits.max_nodes + 1)
         best = choice(costs)
         if not np.isfinite(best.believed).all():
-            raise ValueError("the calibrated estimates are not all finite")
+            raise Fault(PLANNER, "the calibrated estimates are not all finite")
         return self._probe(choice, best, costs, limits) if self.cost.learns and self._probes.due else best
 
     def _probe(self, choice: Callable[[Floats], Choice], best: Choice, costs: Floats, limits: Limits) -> Choice:
@@ -227,24 +244,26 @@ class Planner:
         return plan
 
     def _num_draws(self, name: str, source: DrawSource, step: Step, requests: int) -> int:
+        """How many draws to make from a source before the forward."""
         gate = self._gate(name)
         gate.behind, gate.together = source.behind, requests
         best = self._best_number(name, step, self._time_of_draws(gate))
         return min(gate.decide(best, step.open_mass), step.most)
 
     def _time_of_draws(self, gate: Gate) -> Callable[[int], float]:
-        return lambda number: self.cost.load * gate.milliseconds(number)
+        """Milliseconds of a number of draws under the machine's present load."""
+        return lambda number: self.checked.load * gate.milliseconds(number)
 
     def _runners_up(self, name: str, number: int, step: Step, limits: Limits) -> int:
         """How many of the first draws get a runner-up: as long as it pays for its row, within the limit of draws."""
         milliseconds, width = self._time_of_draws(self.gates[name])(number), step.width + number
         reaches = [step.open_mass, *(step.open_mass * reach for reach in self._reaches(name, number))]
         expected = step.expected + sum(reaches[1:])
-        best, best_rate = 0, expected / (self.cost.milliseconds(width, step.prefix) + milliseconds)
+        best, best_rate = 0, expected / (self.checked.milliseconds(width, step.prefix) + milliseconds)
         for count in range(1, min(number, limits.max_draws - number) + 1):
             bin_ = DEEPEST_DRAW + min(count, DEEPEST_DRAW)
             expected += reaches[count - 1] * self.calibration.probability(name, bin_, RUNNER_UP_PRIOR)
-            rate = expected / (self.cost.milliseconds(width + count, step.prefix) + milliseconds)
+            rate = expected / (self.checked.milliseconds(width + count, step.prefix) + milliseconds)
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
@@ -252,10 +271,10 @@ class Planner:
     def _best_number(self, name: str, step: Step, milliseconds: Callable[[int], float]) -> int:
         """The number of draws with the best rate, given their time before the forward and the cost of their rows."""
         expected = step.expected
-        best, best_rate = 0, MARGIN * expected / self.cost.milliseconds(step.width, step.prefix)
+        best, best_rate = 0, MARGIN * expected / self.checked.milliseconds(step.width, step.prefix)
         for number, reach in enumerate(self._reaches(name, step.most), start=1):
             expected += step.open_mass * reach
-            rate = expected / (self.cost.milliseconds(step.width + number, step.prefix) + milliseconds(number))
+            rate = expected / (self.checked.milliseconds(step.width + number, step.prefix) + milliseconds(number))
             if rate > best_rate:
                 best, best_rate = number, rate
         return best
@@ -273,11 +292,8 @@ class Planner:
         return list(accumulate(chances, mul))
 
     def observe_draws(self, source: str, num_draws: int, behind: int, milliseconds: float, together: int = 1) -> None:
-        """Learn what one request's draws from `source` cost, with `together` requests and `behind` tokens caught up.
-
-        A forward for fixed candidates counts as one draw.
-        """
-        self._gate(source).observe(num_draws, behind, milliseconds / self.cost.load, together)
+        """Learn what one request's draws from `source` cost, with `together` requests and `behind` tokens caught up."""
+        self._gate(source).observe(num_draws, behind, milliseconds / self.checked.load, together)
 
     def observe_forward(self, width: int, milliseconds: float, prefix: int = 0, threads: int = 1) -> None:
         """Learn from one forward over `width` tokens of all sequences, behind `prefix` tokens, by so many threads.
@@ -300,12 +316,15 @@ class Planner:
             self._learn_from_draws(source, tree, verdict, plan.builder.runners_up)
 
     def learn(self, plan: Plan, parents: Int32s, verdict: Floats) -> None:
-        """Learn from the outcomes of the fixed candidates (see `learn_from_verdict`): for this request, and for all."""
-        choice, learned = plan.choice, self.calibration
-        if choice is not None:
-            outcomes = outcomes_by_source(choice.believed, plan.counts, choice.node_of, parents, verdict)
-            plan.trust.learn(plan.names, outcomes)
-            learn_from_verdict(learned.accepted, learned.seen, choice.bins, choice.node_of, parents, verdict)
+        """Learn from the outcomes of the fixed candidates: for this request, and for all."""
+        if plan.choice is not None:
+            plan.learn(parents, verdict)
+            self.calibrate(plan.choice, parents, verdict)
+
+    def calibrate(self, choice: Choice, parents: Int32s, verdict: Floats) -> None:
+        """Learn how often candidates in these bins are accepted, for all requests."""
+        learned = self.calibration
+        learn_from_verdict(learned.accepted, learned.seen, choice.bins, choice.node_of, parents, verdict)
 
     def _learn_from_draws(self, source: str, tree: CandidateTree, verdict: Floats, runners_up: Collection[int]) -> None:
         """Learn from a draft model's tokens, both sampled and (in greedy decoding) fixed candidates."""

@@ -34,6 +34,14 @@ Result = TypeVar("Result")
 Clock = Callable[[], float]
 
 
+class Fault(Exception):
+    """An aid gave an answer that cannot be used; `aid` names the aid that is to blame."""
+
+    def __init__(self, aid: str, message: str) -> None:
+        super().__init__(message)
+        self.aid = aid
+
+
 class Fence:
     """The fence around one aid of an engine. Any thread may use it.
 
@@ -150,6 +158,7 @@ class Fence:
             self._hanging = None if self._hanging is work else self._hanging
 
     def _expire(self) -> None:
+        """Count work that is overdue."""
         while self._pending and self._clock() > self._pending[0][0]:
             self._overdue(self._pending[0])
 

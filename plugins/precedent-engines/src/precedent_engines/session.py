@@ -19,7 +19,7 @@ from precedent.errors import UnsupportedError
 from precedent.planning.calibration import Trust
 from precedent.planning.costs import STEP_COSTS, StepCosts
 from precedent.planning.planner import PLANNER, Limits, Plan, Planner
-from precedent.runtime.fence import Fences, Result
+from precedent.runtime.fence import Fault, Fences, Result
 from precedent.runtime.process import OfOneProcess
 from precedent.tree import CandidateTree, TreeBuilder
 from precedent_engines.requests import token_ids_of, whole_number
@@ -115,8 +115,9 @@ class Batch:
         try:
             return act()
         except Exception as error:
-            self.fences.of(PLANNER).fault(error)
-            if not self.fences.of(PLANNER).is_on:
+            fence = self.fences.of(error.aid if isinstance(error, Fault) else PLANNER)
+            fence.fault(error)
+            if not fence.is_on:
                 with suppress(Exception):
                     self.planner.forget()
             return otherwise
@@ -276,10 +277,10 @@ def _tokens(plan: Plan) -> list[int]:
 
 
 def _planned(planner: Planner, matched: Matching, limits: Limits) -> Plan:
-    """The planner's choice among candidates. Raises ValueError for an answer that cannot be used."""
+    """The planner's choice among candidates. Raises Fault for an answer that cannot be used."""
     plan = planner.plan_fixed(matched.candidates, limits)
     if not isinstance(plan, Plan) or not math.isfinite(plan.expected_tokens):
-        raise ValueError(f"expected a plan with a finite number of tokens, got {type(plan).__name__}")
+        raise Fault(PLANNER, f"expected a plan with a finite number of tokens, got {type(plan).__name__}")
     if plan.choice is not None and not plan.choice.token_ids.size <= limits.max_nodes:
-        raise ValueError(f"planned {plan.choice.token_ids.size} nodes, of at most {limits.max_nodes}")
+        raise Fault(PLANNER, f"planned {plan.choice.token_ids.size} nodes, of at most {limits.max_nodes}")
     return plan

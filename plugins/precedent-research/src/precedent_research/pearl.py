@@ -216,7 +216,7 @@ class PearlPlanner(Planner):
         """
         reaches = self._reaches(name, number + 1)
         tokens, runs = 1.0 + sum(reaches[:-1]), 1.0 / (1.0 - reaches[-1])
-        alone, wide = self.cost.milliseconds(width), self.cost.milliseconds(width + number)
+        alone, wide = self.checked.milliseconds(width), self.checked.milliseconds(width + number)
         steps_before = 1.0 / reaches[0]
         waiting = runs * tokens / (runs * wide + milliseconds)
         return waiting > (steps_before + runs * tokens) / (steps_before * alone + runs * wide)
@@ -231,13 +231,13 @@ class PearlPlanner(Planner):
         gate = self.gates.setdefault(_waiting_for(name), Gate())
         gate.behind, most = behind, limits.max_draws + 1
         reaches = self._reaches(name, limits.max_draws)
-        alone, waited = self.cost.milliseconds(limits.rows_beside + 1), self._time_of_draws(gate)(1)
+        alone, waited = self.checked.milliseconds(limits.rows_beside + 1), self._time_of_draws(gate)(1)
         pays = reaches[0] * sum(reaches) * alone > (MARGIN - 1.0) * alone + waited
         return most if gate.decide(most if pays else 0) else 0
 
     def observe_wait(self, name: str, behind: int, milliseconds: float) -> None:
         """Learn how long a step waited for a source that drew during its forward, `behind` by so many tokens."""
-        self.gates.setdefault(_waiting_for(name), Gate()).observe(1, behind, milliseconds / self.cost.load)
+        self.gates.setdefault(_waiting_for(name), Gate()).observe(1, behind, milliseconds / self.checked.load)
 
 
 def _waiting_for(name: str) -> str:
