@@ -162,11 +162,8 @@ def logprobs_of(answer: Answer, told: Sequence[TokenLogprob]) -> dict[str, Any] 
 class Writer(Protocol):
     """Writes answers in the form of one route."""
 
-    async def read(self) -> None:
-        """Read the answers to their ends."""
-
     def whole(self) -> dict[str, Any]:
-        """The body of answers that were read."""
+        """The body of answers that were read to their ends."""
 
     def events(self) -> AsyncGenerator[str, None]:
         """The events of a stream, while the answers are read."""
@@ -228,7 +225,7 @@ def answering(read: Callable[[dict[str, Any], ServerLimits], Asked], prompt: str
             writer = asked.write(answers)
             if asked.stream:
                 return EventStream(serving, _events(writer, held.pop_all()), writer.failed)
-            await unless_gone(request, serving.limits, writer.read())
+            await unless_gone(request, serving.limits, _read_all(answers))
             return JSONResponse(await serving.prepared(writer.whole))
 
     return answer
@@ -272,13 +269,8 @@ class ChunkWriter(ABC):
         """OpenAI's log-probabilities of some tokens, None if there are none."""
         return logprobs_of(answer, told)
 
-    async def read(self) -> None:
-        """Read the answers to their ends."""
-        async for _ in steps_of(self.answers):
-            pass
-
     def whole(self) -> dict[str, Any]:
-        """The body of answers that were read."""
+        """The body of answers that were read to their ends."""
         told = {**self._head, "object": self.kinds[0], "choices": list(map(self.choice, self.answers))}
         return self.whole_body.model_validate(told | self._figures()).model_dump(mode="json", exclude_unset=True)
 
@@ -320,6 +312,11 @@ class ChunkWriter(ABC):
         more |= {"sources": sources} if self._sources else {}
         told = {**self._head, "object": self.kinds[1], "choices": choices, **more}
         return event(self.chunk_body.model_construct(**told).model_dump_json(exclude_unset=True, warnings=False))
+
+
+async def _read_all(answers: Sequence[Answer]) -> None:
+    async for _ in steps_of(answers):
+        pass
 
 
 async def _events(writer: Writer, held: ExitStack) -> AsyncGenerator[str, None]:

@@ -218,13 +218,19 @@ class ResponseWriter:
         self._number = -1
         self._untold: list[TokenLogprob] = []
 
-    async def read(self) -> None:
-        """Read the answer to its end."""
-        async for _ in self.events():
-            pass
-
     def whole(self) -> dict[str, Any]:
         """The response of an answer that was read to its end."""
+        answer = self._answer
+        if answer.reasoning:
+            self._begin_item("reasoning")["content"] = [{"type": "reasoning_text", "text": answer.reasoning}]
+        if answer.text or not answer.calls:
+            self._begin_item("message")["content"] = [self._text_part(answer.text, answer.result.logprobs)]
+        for call in answer.calls:
+            self._begin_item("function_call").update(call_id=call["id"], **call["function"])
+        for item in self._items:
+            item["status"] = "completed"
+        if self._items[-1]["type"] != "function_call":  # calls of a whole answer are complete
+            self._items[-1]["status"] = self._status
         return self._response(self._status)
 
     async def events(self) -> AsyncGenerator[str, None]:
