@@ -511,7 +511,7 @@ def _in(file: Path) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
 
 
-class _Reader:
+class _HeaderReader:
     """A `gguf.GGUFReader` for transformers that reads a header in a hundredth of its time, and all parts of a model."""
 
     def __init__(self, content: GgufFile) -> None:
@@ -537,7 +537,7 @@ def _our_reader(content: GgufFile) -> Iterator[None]:
         return found, tuple(entry.name for _, entry in content.entries)
 
     ours: list[tuple[Any, str, Any]] = [
-        (gguf, "GGUFReader", lambda file: _Reader(content)),
+        (gguf, "GGUFReader", lambda file: _HeaderReader(content)),
         (_GGUF_READER, "_gguf_parse_value", lambda value, types: value),
     ]
     for name in ("transformers.integrations.gguf", "transformers.integrations.gguf.reader"):
