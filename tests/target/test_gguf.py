@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
+import shutil
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -240,6 +241,12 @@ def test_settings_of_transformers_that_a_file_cannot_have_are_refused(file: Path
     assert load_target(file, model_kwargs={"attn_implementation": "eager"})[0].config._attn_implementation == "eager"
     with pytest.raises(ConfigError, match="model_kwargs cannot hold 'quantization_config' for a GGUF file"):
         load_target(file, model_kwargs={"quantization_config": {}})
+    with pytest.raises(UnsupportedError, match="a GGUF file is loaded to one device"):
+        load_target(file, model_kwargs={"device_map": {"": "cpu"}})
+
+
+def test_a_name_that_counts_no_parts_is_that_of_a_whole_file(file: Path, tmp_path: Path) -> None:
+    assert is_tiny(load_target(shutil.copy(file, tmp_path / "tiny-00001-of-00000.gguf"))[0])
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def kinds_in_use(content: GgufFile, device: torch.device) -> list[KindInUse]:
 def parts_of(file: Path) -> list[Path]:
     """The files of a model in several parts, by the name of one of them; the file itself if it is not named as one."""
     found = _PART.fullmatch(file.name)
-    if found is None:
+    if found is None or not int(found[3]):
         return [file]
     stem, _, count = found.groups()
     return [file.with_name(f"{stem}-{number:05}-of-{count}.gguf") for number in range(1, int(count) + 1)]
@@ -154,10 +154,10 @@ def open_gguf(file: Path) -> GgufFile:
             raise ModelLoadError(f"{file} is one part of a model in {len(parts)}, and {part.name} is missing beside it")
     metadata, entries = read_directory(parts[0])
     count = metadata.get("split.count", 1)
-    if max(count, 1) != len(parts):
+    if not isinstance(count, int) or max(count, 1) != len(parts):
         raise ModelLoadError(
             f"{file} is one part of a model in {count} files: keep them together under the names that they had, "
-            f"such as NAME-00001-of-{count:05}.gguf"
+            f"such as NAME-00001-of-{count:0>5}.gguf"
         )
     found = [(parts[0], entry) for entry in entries]
     for part in parts[1:]:
@@ -178,7 +178,12 @@ def load_gguf(
     its header.
     """
     attention = dict(settings)
-    attention.pop("device_map", None)
+    places = attention.pop("device_map", None)
+    if places is not None and (places != "auto" or torch.cuda.device_count() > 1):
+        raise UnsupportedError(
+            f"a GGUF file is loaded to one device: give device='cpu' or 'cuda:0' in place of device_map={places!r} "
+            f"(device='auto') for {file}"
+        )
     for name in sorted(attention.keys() - {"attn_implementation"}):
         raise ConfigError(f"model_kwargs cannot hold {name!r} for a GGUF file, only attn_implementation: {file}")
     content = open_gguf(file)

@@ -106,7 +106,7 @@ class CheckpointFiles:
                 if not 0 <= first <= last <= len(file.content) - 8 - size:
                     raise ValueError(f"{name} reaches beyond the file")
                 self.tensors[name] = Stored(name, file, 8 + size + first, last - first, dtype, shape)
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (AttributeError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise ModelLoadError(f"{file.path} is damaged ({error}): get it again") from error
 
     def get(self, name: str, *dtypes: str) -> Stored | None:
