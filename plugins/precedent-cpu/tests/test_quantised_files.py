@@ -163,3 +163,20 @@ def probabilities(target: TargetModel, prompt: list[int], temperature: float) ->
         found.append((target.score([(slot, builder.build())])[0][1:].double() / temperature).softmax(-1))
         target.discard(slot)
     return first, torch.cat(found)
+
+
+@pytest.mark.parametrize("file", [MIXED], indirect=True)
+def test_weights_that_cannot_be_packed_are_computed_without_kernels(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fault simulated: a kernel that does not compile on some processor."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr("precedent_cpu.quantised_weights.PackedWeight.__init__", fails)
+    prompt = list(range(20))
+    found, exact = (TargetModel(load_target(file, device="cpu", **how)[0]) for how in ({}, {"dtype": "float64"}))
+    expected = logits(exact, prompt)
+    assert (logits(found, prompt).double() - expected).norm() <= 1e-4 * expected.norm()
+    assert "runs without kernels, which is slow: RuntimeError('no such instruction')" in caplog.text

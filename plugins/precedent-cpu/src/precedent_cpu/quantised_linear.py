@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from numba.np.numpy_support import carray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from precedent.errors import PrecedentError
 from precedent.runtime.compiled import Int64s
 from precedent.target.quantised import QuantisedEmbedding, QuantisedLinear, QuantisedWeight
 from precedent_cpu.kernel_code import take_ticket
@@ -28,6 +30,8 @@ from precedent_cpu.quantised_products import (
 from precedent_cpu.quantised_weights import PackedWeight, packable
 from precedent_cpu.row_products import barrier, run_on_team, thread_memory
 from precedent_cpu.tile_products import close_tiles
+
+log = logging.getLogger(__name__)
 
 
 def _work(job):  # type: ignore[no-untyped-def]  # numba takes its types from the signature
@@ -111,12 +115,19 @@ def pack_quantised(model: nn.Module) -> None:
     """Lay out the weights of all quantised layers and embeddings that the kernels support; others stay as they are.
 
     A model's head gets `accurate` inputs: it decides between tokens, and reading its weights takes longer than that.
+    Where packing fails, core's own forward goes on, with a warning; damaged weights are an error (ModelLoadError).
     """
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     for module in model.modules():
         each: Any = module
         if type(module) in (QuantisedLinear, QuantisedEmbedding) and packable(each.quantised):
-            packed = _packed_of(each.quantised)
+            try:
+                packed = _packed_of(each.quantised)
+            except PrecedentError:
+                raise
+            except Exception as error:  # such as a kernel that does not compile on this processor
+                log.warning("%s runs without kernels, which is slow: %r", each.quantised.name, error)
+                continue
             if isinstance(module, QuantisedLinear):
                 each.__class__ = PackedQuantisedLinear
                 each.prepare(packed, accurate=module is head)
