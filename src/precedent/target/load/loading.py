@@ -153,12 +153,11 @@ def load_draft(
 ) -> PreTrainedModel:
     """Load a model that drafts for a target: a Hugging Face id, a folder, a loaded model, or "first-layers:N".
 
-    `drafters.registry` loads drafts of other kinds. The model gets the target's dtype, or keeps its own if one of the
-    two is quantised, and the target's device unless `device` names another (modules that the two share are copied
-    there). Its logits `[..., vocab_size]` are as wide as
-    the target's. `source` is what `find_source` gave, where it was asked. Raises ConfigError for a device that is not
-    available, ModelLoadError if its tokenizer is not the target's or it is a draft of another kind, UnsupportedError if
-    its layers cannot be rewound.
+    `drafters.registry` loads drafts of other kinds. The model gets the target's dtype, or keeps its own if one of
+    the two is quantised, and the target's device unless `device` names another (modules that the two share are
+    copied there). Its logits `[..., vocab_size]` are as wide as the target's. `source` is what `find_source` gave,
+    where it was asked. Raises ConfigError for a device that is not available, ModelLoadError if its tokenizer is
+    not the target's or it is a draft of another kind, UnsupportedError if its layers cannot be rewound.
     """
     if not isinstance(spec, str | Path):
         if device is not None:
