@@ -160,3 +160,9 @@ def test_nothing_that_a_client_sends_begins_a_line_or_commands_a_terminal(as_jso
     assert len(written.splitlines()) == 1
     assert written.isprintable()
     assert written.encode()
+
+
+def test_a_folder_is_served_by_its_name(served: Any, folders: tuple[Path, Path]) -> None:
+    assert precedent("serve", "--target", folders[0]) == 0
+    (engine,) = served[0]["engines"].values()
+    assert list(served[0]["models"]) == ["first"] == [engine.model_name]
