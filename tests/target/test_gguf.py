@@ -195,6 +195,14 @@ def test_factors_of_rotary_frequencies_are_applied(tmp_path: Path) -> None:
     torch.testing.assert_close(load_target(file)[0].model.rotary_emb.inv_freq, plain / factors)
 
 
+def test_tensors_that_do_not_belong_to_the_model_are_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    more = {f"blk.{number}.of_the_future.weight": torch.ones(4) for number in range(5)}
+    assert is_tiny(load_target(write_gguf(tmp_path / "model.gguf", tiny(), TOKENIZER, more=more))[0])
+    assert f"model.gguf: {', '.join(sorted(more)[:4])} do not belong to this model" in caplog.messages
+
+
 def test_scaling_of_rotary_embeddings_is_read_from_the_header(tmp_path: Path) -> None:
     """Of Gemma's layers, by those that see everything."""
     fields = {"rope__scaling__factor": 8.0, "rope__scaling__original_context_length": 256}
