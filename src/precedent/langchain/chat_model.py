@@ -94,7 +94,8 @@ class ChatPrecedent(EngineFields, ChatFields, BaseChatModel):
     - `drafters`: which drafters propose, in order of credit; None are the engine's, `[]` is none.
     - `templates`: premade responses with `{holes}` (texts, or a `Templates`), proposed beside the forms of tool calls.
     - `speculation`: True, False (plain decoding) or a `SpeculationConfig`.
-    - `sampling`: "model" samples as the checkpoint recommends, where nothing else is given; None is greedy.
+    - `sampling`: "model" samples as the model recommends, where nothing else is given; "precedent" is greedy; None is
+      "model" for Ollama's and LM Studio's names, else "precedent".
     - `logprobs`: return the log-probabilities of the answer's tokens.
     - `top_logprobs`: and of this many of the likeliest at each place, at most 20.
     - `strict_tools`: the default of `strict`: whether calls must fit their tool's schema. "auto" holds forced calls.
