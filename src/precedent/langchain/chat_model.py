@@ -87,7 +87,7 @@ class ChatPrecedent(EngineFields, ChatFields, BaseChatModel):
     Fields of `EngineOptions` describe the engine and cannot be given per call; all others can. Fields of
     `SamplingParams` mean what they mean there, and None is the default.
 
-    - `model`: a Hugging Face id, a folder or a GGUF file.
+    - `model`: a Hugging Face id, a folder, a GGUF file, or the name of one in Ollama or LM Studio.
     - `speculation_cache`: a folder, file or URL, or an open `SpeculationCache`; None is no cache.
     - `tenant`: whose completions may be drafted from: a hard partition of the cache.
     - `tenant_from`: "metadata" lets each run's metadata name its tenant.
