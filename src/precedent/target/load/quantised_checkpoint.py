@@ -508,14 +508,13 @@ class _Assembly:
         for name, module in list(self.model.named_modules()):
             scale = getattr(module, "scalar_embed_scale", None)
             linear, embedding = type(module) is nn.Linear, type(module) is nn.Embedding or scale is not None
-            shapes = shapes_of_experts(module)
-            if shapes is not None:
-                parts = [
-                    [reader(f"{name}.{expert}.{part}_proj", shape[1:]) for expert in range(shape[0])]
-                    for part, shape in shapes.items()
-                ]
-                if all(weight is not None for part in parts for weight in part):
-                    self.model.set_submodule(name, QuantisedExperts(module, parts))
+            shapes = shapes_of_experts(module) or {}
+            experts = [
+                [each for expert in range(shape[0]) if (each := reader(f"{name}.{expert}.{part}_proj", shape[1:]))]
+                for part, shape in shapes.items()
+            ]
+            if shapes and all(len(weights) == shapes["up"][0] for weights in experts):
+                self.model.set_submodule(name, QuantisedExperts(module, experts))
             if not (linear or embedding):
                 continue
             weight = reader(name, tuple(module.weight.shape))
