@@ -114,7 +114,7 @@ def test_looking_while_another_process_writes_believes_no_torn_state(tmp_path):
     """
     with Program(["-c", dedent(code), tmp_path]) as writer:
         assert writer.stdout.readline() == "ready\n"
-        for _ in range(12):
+        for _ in range(4):
             with inspecting(tmp_path / "precedent.sqlite", whole=True) as connection:
                 assert 50 <= connection.execute("SELECT count(*) FROM completion").fetchone()[0] <= 60
         writer.stdin.close()
