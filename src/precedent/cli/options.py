@@ -21,7 +21,12 @@ def _in_a_folder(path: Path | None) -> Path | None:
 
 
 TargetOption = Annotated[
-    str, typer.Option("--target", help="Target model: a Hugging Face id, a folder, or the packaged demo model.")
+    str,
+    typer.Option(
+        "--target",
+        help="Target model: a Hugging Face id, a folder, a GGUF file, ollama:NAME, lmstudio:NAME, hf:OWNER/NAME:QUANT, "
+        "or the packaged demo model.",
+    ),
 ]
 DraftModelOption = Annotated[
     str | None,
@@ -63,10 +68,11 @@ ChatTemplateOption = Annotated[
     ),
 ]
 SamplingOption = Annotated[
-    Literal["model", "precedent"],
+    Literal["model", "precedent"] | None,
     typer.Option(
         "--sampling",
-        help="Settings that are not given. model: those that the checkpoint recommends; precedent: the usual ones.",
+        help="Settings that are not given. model: those that the checkpoint recommends; precedent: the usual ones. "
+        "Default: model for Ollama's and LM Studio's, else precedent.",
     ),
 ]
 JsonOption = Annotated[

@@ -45,7 +45,7 @@ def loaded_target(
     wanted = TargetOptions(
         options.device, options.dtype, options.model_kwargs or {}, options.bitwise, options.cuda_graphs
     )
-    source = ModelSource(gguf_file(name) or name)
+    source = ModelSource(gguf_file(name, options.model_kwargs) or name)
     support = support_for(source, wanted)
     if support is not None:
         for option in ("quantization", "accurate"):

@@ -51,9 +51,7 @@ commands = typer.Typer()
 )
 def serve(
     ctx: typer.Context,
-    target: Annotated[
-        str, typer.Option("--target", help="Target model: a Hugging Face id, a folder, or the demo model.")
-    ] = (DEFAULT_TARGET),
+    target: Annotated[str, typer.Option("--target", help="Target model: see `precedent run --help`.")] = DEFAULT_TARGET,
     model: Annotated[
         list[str] | None,
         typer.Option("--model", help="NAME=TARGET, repeated: several models by name, instead of --target."),
@@ -65,7 +63,7 @@ def serve(
     quantization: QuantizationOption = None,
     accurate: AccurateOption = False,
     chat_template: ChatTemplateOption = None,
-    sampling: SamplingOption = "precedent",
+    sampling: SamplingOption = None,
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Exactly the tokens of plain decoding.")] = False,
     cuda_graphs: CudaGraphsOption = False,
     cache: Annotated[

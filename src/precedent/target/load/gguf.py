@@ -468,6 +468,8 @@ def read_config(file: Path) -> PreTrainedConfig:
         raise ModelLoadError(f"transformers cannot read the model in {file}: {in_one_line(error)}") from error
     config.dtype = content.dtype
     architecture = content.metadata.get("general.architecture")
+    if content.metadata.get(f"{architecture}.pooling_type"):
+        raise UnsupportedError(f"{file} is an embedding model, which writes no text: give a model that answers")
     for key, name in UNREAD.items() if architecture in READ_IN_PART else ():
         size = content.metadata.get(f"{architecture}.{key}")
         if isinstance(size, int) and hasattr(config, name):
