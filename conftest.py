@@ -61,6 +61,15 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """The process whose workers run the tests compiles the inner loops for them, while they collect."""
+    if session.config.pluginmanager.hasplugin("dsession"):
+        from precedent.engine.warm_up import compile_inner_loops
+
+        compile_inner_loops()
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Block the network; Unix sockets stay, asyncio needs them."""
     disable_socket(allow_unix_socket=True)

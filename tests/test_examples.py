@@ -28,6 +28,8 @@ def test_an_example_compiles_and_says_how_to_run_it(example: Path) -> None:
 
 ONE_AFTER_ANOTHER = """
 import contextlib, io, json, os, runpy, sys, tempfile, traceback
+from precedent.planning import costs
+costs.START_UP_SECONDS = 0.0
 said = {}
 for example in sys.argv[1:]:
     printed, sys.argv = io.StringIO(), [example]

@@ -5,6 +5,8 @@ The tiny models choose four tokens, qwen4_exp two blocks of four and the last on
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from helpers.hybrids import hybrid, prefilled, random_ids, random_tree
@@ -12,7 +14,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from precedent.target import Slot, TargetModel
 from precedent.target.load.first_layers import exits_early, first_layers
-from precedent.tree import EMPTY_TREE, ROOT
+from precedent.tree import EMPTY_TREE, CandidateTree
 from precedent_models import layers
 from precedent_testing.sweep import IN_FLOAT32, compare, config_class_of, in_float64, tiny_model
 from precedent_testing.tiny_configs import tiny_config
@@ -72,21 +74,19 @@ def with_ties(model_type: str) -> PreTrainedModel:
 
 
 @torch.inference_mode()
-def decoded(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
-    """Logits after the last token, as transformers decodes with its own cache, token by token."""
-    cache = DynamicCache(config=model.config)
-    for token in token_ids:
-        logits = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True).logits[0, -1]
-    return logits
+def decoded(model: PreTrainedModel, prompt: list[int], tree: CandidateTree) -> torch.Tensor:
+    """Logits after the prompt and at every node, as transformers decodes with its own cache, token by token."""
+    behind_prompt, rows = DynamicCache(config=model.config), []
 
+    def step(cache: DynamicCache, token: int) -> torch.Tensor:
+        return model(torch.tensor([[token]]), past_key_values=cache, use_cache=True).logits[0, -1]
 
-def distance_from_decoding(model_type: str) -> float:
-    """How far a tree behind a prompt in pieces is off transformers' own decoding, at most."""
-    target, plain = TargetModel(with_ties(model_type)), with_ties(model_type)
-    prompt, tree = random_ids(1, 40), random_tree(2, 8)
-    (scored,) = target.score([(prefilled(target, prompt, chunk=17), tree)])
-    paths = [decoded(plain, [*prompt, *tree.tokens_to(node)]) for node in (ROOT, *range(len(tree)))]
-    return float((scored - torch.stack(paths)).abs().max())
+    *_, first = (step(behind_prompt, token) for token in prompt)
+    for node in range(len(tree)):
+        cache = copy.deepcopy(behind_prompt)
+        *_, last = (step(cache, token) for token in tree.tokens_to(node))
+        rows.append(last)
+    return torch.stack([first, *rows])
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])
@@ -103,11 +103,19 @@ def test_equal_scores_are_settled_as_plain_decoding_settles_them(
         settled.append(not torch.equal(before.sort().values, after.sort().values))
         return after
 
+    prompt, tree = random_ids(1, 40), random_tree(2, 8)
+    plain = decoded(with_ties(model_type), prompt, tree)
+
+    def distance() -> float:
+        """How far the tree behind the prompt in pieces is off transformers' own decoding, at most."""
+        target = TargetModel(with_ties(model_type))
+        return float((target.score([(prefilled(target, prompt, chunk=17), tree)])[0] - plain).abs().max())
+
     monkeypatch.setattr(layers, "_settled", watch)
-    assert distance_from_decoding(model_type) < NEAR
+    assert distance() < NEAR
     assert any(settled)
     monkeypatch.setattr(layers, "_settled", lambda scores, values, indices: indices)
-    assert distance_from_decoding(model_type) > 100 * NEAR
+    assert distance() > 100 * NEAR
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])

@@ -237,9 +237,11 @@ import sys
 from precedent.config import MODE_GROUP, MODES, SamplingParams, SpeculationConfig
 from precedent.engine.checks import mode_of
 from precedent.engine import Engine
+from precedent.planning.costs import CostCurve
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
-engine = Engine(tiny_causal_lm(), byte_tokenizer(), name="tiny", draft_model=tiny_causal_lm(num_hidden_layers=1))
+draft = tiny_causal_lm(num_hidden_layers=1)
+engine = Engine(tiny_causal_lm(), byte_tokenizer(), name="tiny", draft_model=draft, cost=CostCurve())
 greedy, sampled = SamplingParams(max_tokens=4), SamplingParams(temperature=1.0, max_tokens=4)
 asked = [(greedy, "auto"), (sampled, "traversal"), (sampled, "topdown")]
 asked.append((SamplingParams(temperature=1.0, seed=1, max_tokens=4), "coupled"))
