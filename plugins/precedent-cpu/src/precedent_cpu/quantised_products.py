@@ -230,10 +230,10 @@ def _entry_of(number: int) -> Any:
                     begun = start + minima
                     if by_tiles:
                         levels = panel + 2 * _PANEL_BYTES
-                        places = (
+                        of_tiles = (
                             levels, some, panel, inputs, record_stride, target, stride, begun, room, ahead, share,
                         )  # fmt: skip
-                        product_by_tiles(number, places)
+                        product_by_tiles(number, of_tiles)
                     else:
                         here, last = band_place(weight, band + each), start + some == blocks
                         beyond = band_place(weight, band + each + 1) if each + 1 < bands else following
