@@ -57,6 +57,9 @@ QuantizationOption = Annotated[
     Literal["int8", "int4"] | None,
     typer.Option("--quantization", help="Quantise the weights of a checkpoint while it is loaded, on a CPU."),
 ]
+AccurateOption = Annotated[
+    bool, typer.Option("--accurate", help="Round inputs of quantised products to 16 bits instead of 8.")
+]
 ChatTemplateOption = Annotated[
     str | None,
     typer.Option(

@@ -37,6 +37,7 @@ def run(
     device: options.DeviceOption = None,
     dtype: options.DtypeOption = None,
     quantization: options.QuantizationOption = None,
+    accurate: options.AccurateOption = False,
     chat_template: options.ChatTemplateOption = None,
     bitwise: Annotated[
         bool,
@@ -84,7 +85,7 @@ def run(
         chosen = EngineOptions(
             draft_model=draft_model, cache=stack.enter_context(SpeculationCache.open(cache)) if cache else None,
             device=device, draft_device=draft_device, dtype=dtype, quantization=quantization,
-            chat_template=chat_template, bitwise=bitwise, cuda_graphs=cuda_graphs, loop=loop,
+            accurate=accurate, chat_template=chat_template, bitwise=bitwise, cuda_graphs=cuda_graphs, loop=loop,
         )  # fmt: skip
         progress.show(f"loading {target}")
         engine = stack.enter_context(closing(Engine.load(target, chosen)))

@@ -83,6 +83,7 @@ class EngineFields(CallFields):
     draft_device: str | None = None
     dtype: str | None = None
     quantization: str | None = None
+    accurate: StrictBool | None = None
     model_kwargs: dict[str, Any] | None = None
     chat_template: str | Path | None = None
     bitwise: StrictBool | None = None

@@ -45,7 +45,7 @@ from precedent.target.load.source import (
 )
 from precedent.target.load.stores import StoredModel
 from precedent.target.load.weight_files import faults_of, layers_left_over, quant_method, say_if_dense, too_many
-from precedent.target.quantised import is_quantised
+from precedent.target.quantised import QuantisedLinear, is_quantised
 from precedent.target.support import check_loadable
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
@@ -77,6 +77,7 @@ def load_target(
     device: str | None = None,
     dtype: str | None = None,
     quantization: str | None = None,
+    accurate: bool = False,
     model_kwargs: Mapping[str, Any] | None = None,
     chat_template: str | Path | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -85,7 +86,8 @@ def load_target(
     Names of Ollama's and LM Studio's models, and of GGUF files on the hub, are those of `stored_model`.
     `device` None is cuda if available, else cpu; "auto" spreads the layers over all devices. `dtype` None or "auto"
     keeps the dtype in which the weights are stored. `quantization` "int8" or "int4" makes codes of these bits of a
-    checkpoint's linear layers on a CPU. `model_kwargs` go to transformers' `from_pretrained` unchanged
+    checkpoint's linear layers on a CPU. With `accurate`, kernels round inputs of products with quantised weights to 16
+    bits instead of 8. `model_kwargs` go to transformers' `from_pretrained` unchanged
     (`device_map`, `max_memory`, `quantization_config`, ...). `chat_template` replaces the tokenizer's own: a text, a
     file or a family's name. Raises ConfigError for a wrong setting, ModelLoadError if nothing can be loaded,
     UnsupportedError for a model whose layers cannot be rewound.
@@ -121,6 +123,12 @@ def load_target(
     if quantization is not None and adapter is not None:
         raise UnsupportedError(f"quantization={quantization!r} is not available for an adapter: merge it into a model")
     model = _load_model(source, config, place, dtype or "auto", settings, quantization)
+    if accurate:
+        for module in model.modules():
+            if isinstance(module, QuantisedLinear):
+                module.accurate = True
+        if not is_quantised(model):
+            raise UnsupportedError(f"accurate=True is for quantised weights on a CPU, and {name_or_path} has none here")
     if stored is not None:
         recommend(stored, model.generation_config, tokenizer)
     return (model if adapter is None else merged(model, adapter)), tokenizer
@@ -195,7 +203,12 @@ def load_draft(
 
 
 def copied_to(draft: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """A draft that shares its target's modules, or a copy of it on another device."""
+    """A draft that shares its target's modules, or a copy of it on another device.
+
+    Raises UnsupportedError for a quantised one on another device than a CPU.
+    """
+    if device.type != "cpu" and is_quantised(draft):
+        raise UnsupportedError(f"draft_device={str(device)!r}: the target's quantised weights are computed on its CPU")
     copied: Any = draft if draft.device == device else copy.deepcopy(draft)
     found: PreTrainedModel = copied.to(device)
     return found
