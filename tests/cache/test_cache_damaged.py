@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from helpers.cache_files import COUNT, PAGE, changed, contents, fill, filled, tokens_in
+from helpers.cache_files import COUNT, PAGE, changed, contents, fill, filled, tokens_in, write
 from helpers.forked import Program
 
 from precedent.cache import Selection, SpeculationCache, SQLiteStore, verify_cache
@@ -218,6 +218,31 @@ def test_a_meta_row_that_goes_while_the_cache_is_open_is_a_clear_error(tmp_path)
     with pytest.raises(CacheError, match="has no epoch"):
         store.epoch()
     store.close()
+
+
+@pytest.mark.parametrize(
+    "value", ['{"name": 1, "fingerprint": "x", "dimension": 4}', "[" * 100_000, '{"name": "x"}', "7"], ids=str.__len__
+)
+def test_a_damaged_record_of_the_embedder_is_found_and_the_file_set_aside(tmp_path, value):
+    file = filled(tmp_path)
+    changed(file, f"UPDATE meta SET value = '{value}' WHERE key = 'embedder'")
+    (finding,) = verify_cache(file).findings
+    assert (finding.kind, finding.detail) == ("structure", "the cache's record of its embedder is damaged")
+    with pytest.raises(CacheError, match="record of its embedder is damaged"):
+        SQLiteStore.open(file, create=False)
+    assert tokens_in(file) == []
+    assert kept(file).exists()
+
+
+def test_a_file_that_lost_more_than_its_log_holds_is_damaged(tmp_path):
+    file = filled(tmp_path / "a")
+    with closing(SQLiteStore.open(file)) as store:
+        fill(store, range(100, 101))
+        found = contents(file)
+    file = write(tmp_path / "b", {"": found[""][: 5 * PAGE], "-wal": found["-wal"]})
+    with pytest.raises(CacheError, match="pages are missing at its end, more than its log can hold"):
+        SQLiteStore.open(file, create=False)
+    assert [finding.kind for finding in verify_cache(file).findings] == ["structure"]
 
 
 def test_an_index_that_disagrees_with_its_table_is_found(tmp_path):

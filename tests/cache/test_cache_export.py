@@ -152,6 +152,11 @@ def test_an_export_is_for_its_owner_only_and_never_overwrites(exported: Path) ->
         export_cache(SQLiteStore.open(), exported, ALL)
 
 
+def test_a_folder_that_cannot_be_made_is_named(exported: Path) -> None:
+    with pytest.raises(CacheError, match=f"cannot export into {exported / FILE / 'out'}: .*[Nn]ot a directory"):
+        export_cache(SQLiteStore.open(), exported / FILE / "out", ALL)
+
+
 # --- damaged and hostile files ---------------------------------------------------------------------------------------
 
 

@@ -62,6 +62,27 @@ def test_a_missing_file_is_not_created_unasked(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_system_without_hard_links_may_hold_a_cache(tmp_path, monkeypatch):
+    def fail(*paths):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", fail)
+    assert tokens_in(filled(tmp_path)) == list(range(COUNT))
+    assert [file.name for file in tmp_path.iterdir()] == ["precedent.sqlite"]
+
+
+def test_a_cache_that_another_process_holds_says_so(tmp_path, nobody_waits_long):
+    with (
+        closing(SQLiteStore.open(tmp_path)) as store,
+        closing(connect(tmp_path / "precedent.sqlite", "mode=rw")) as other,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(CacheError, match=r"another process has held it for .* seconds; try"):
+            store.insert(completion(1), None, None)
+        other.execute("ROLLBACK")
+        assert store.insert(completion(1), None, None) == 1
+
+
 # --- files that are not a cache --------------------------------------------------------------------------------------
 
 

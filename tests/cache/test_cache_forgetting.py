@@ -43,7 +43,9 @@ def test_no_trace_is_left_in_pages_that_were_split_and_merged(tmp_path):
     store.close()
 
 
-def test_forget_says_so_when_another_process_keeps_the_bytes(tmp_path, nobody_waits_long):
+def test_forget_says_so_when_another_process_keeps_the_bytes(tmp_path, nobody_waits_long, monkeypatch, caplog):
+    """Nothing else fails meanwhile, whenever the bytes are to be erased again."""
+    monkeypatch.setattr("precedent.cache.sqlite_store.ERASED_AGAIN_AFTER", 0.0)
     store = SQLiteStore.open(tmp_path)
     row_id = store.insert(completion(1, text="secret"), unit_vector(1), EMBEDDER)
     reader = sqlite3.connect(tmp_path / "precedent.sqlite", isolation_level=None)
@@ -52,6 +54,8 @@ def test_forget_says_so_when_another_process_keeps_the_bytes(tmp_path, nobody_wa
     with pytest.raises(CacheError, match="run forget again"):
         store.forget(Selection(ids=(row_id,)))
     assert store.list(Selection(), None) == []
+    assert store.insert(completion(2), None, None) == row_id + 1
+    assert "an erasure failed again: " in caplog.text
     reader.execute("COMMIT")
     reader.close()
     assert store.forget(Selection(ids=(row_id,))) == 0

@@ -231,6 +231,25 @@ def test_a_file_that_is_forgotten_while_another_process_writes_it_does_not_appea
     assert all_in(other) == set()
 
 
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_what_is_no_plain_file_is_neither_held_nor_read(tmp_path: Path, kind: str) -> None:
+    file = written(files := opened(tmp_path))
+    moved = file.rename(tmp_path / "elsewhere")
+    file.symlink_to(moved) if kind == "link" else file.mkdir()
+    assert (files.holds("shop", "a"), files.read("shop", "a")) == (False, None)
+
+
+def test_a_file_that_cannot_be_read_or_removed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    written(files := opened(tmp_path))
+    monkeypatch.setattr(prefix_files, "read_own", fail)
+    monkeypatch.setattr(Path, "unlink", fail)
+    assert files.read("shop", "a") is None
+    files.discard("shop", "a")
+
+
 def test_a_read_only_cache_serves_them_and_changes_none(tmp_path: Path) -> None:
     """A cache in memory has none."""
     assert SQLiteStore.open().prefixes is None

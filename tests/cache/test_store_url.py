@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import pprint
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -161,6 +162,21 @@ def test_the_embedded_store_makes_no_folder_of_a_url(
         use(f"postgresql://me:{CANARY}@host/db")
     assert CANARY not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_url_begins_with_its_scheme() -> None:
+    with pytest.raises(ConfigError, match="a store's URL begins with its scheme") as refused:
+        StoreURL(f"host=db password={CANARY}")
+    assert CANARY not in str(refused.value)
+
+
+def test_a_package_that_opens_a_scheme_and_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("redis", "no_such_package:open_store", "precedent.stores")
+    monkeypatch.setattr("precedent.cache.store.entry_points", lambda group, name: [broken][: name == "redis"])
+    with pytest.raises(CacheError, match="no_such_package:open_store opens redis:// and cannot be imported: No module"):
+        open_store("redis://host")
+    with pytest.raises(ConfigError, match="no installed package opens a cache at etcd://"):
+        open_store("ETCD://host")
 
 
 def test_what_others_wrote_about_their_input_is_cleaned() -> None:

@@ -7,7 +7,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 from langchain_core.embeddings import Embeddings
-from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from precedent.cache import Completion, Selection, SpeculationCache, SQLiteStore
 from precedent.errors import CacheError
@@ -121,6 +121,40 @@ def test_what_another_process_forgot_is_deleted_when_it_is_met(tmp_path, vectors
     assert recalled(late, "parcel") == []
     assert vectors.store == {}
     late.close()
+
+
+class Remote(VectorStore):
+    """A store that filters by metadata and cannot look documents up."""
+
+    def __init__(self):
+        self.inner, self.filters = InMemoryVectorStore(Hashed()), []
+
+    def add_texts(self, texts, metadatas=None, *, ids=None, **kwargs):
+        return self.inner.add_texts(texts, metadatas, ids=ids)
+
+    def similarity_search_by_vector(self, embedding, k=4, filter=None, **kwargs):
+        self.filters.append(filter)
+        return self.inner.similarity_search_by_vector(
+            embedding,
+            k,
+            filter=lambda document: all(document.metadata[name] == value for name, value in filter.items()),
+        )
+
+    def delete(self, ids=None, **kwargs):
+        self.inner.delete(ids)
+
+    def similarity_search(self, *args, **kwargs):
+        raise AssertionError
+
+    from_texts = similarity_search
+
+
+def test_a_store_that_filters_by_metadata_and_cannot_look_documents_up_is_enough():
+    with opened(remote := Remote()) as cache:
+        ids = [cache.insert(new(1, tenant=tenant, query="refund order")) for tenant in ("a", "b")]
+        assert [recalled(cache, "refund order", tenant) for tenant in ("a", "b", "c")] == [[ids[0]], [ids[1]], []]
+        assert recalled(cache, "refund order", "a", k=0) == []
+        assert remote.filters[0] == {"tenant": "a", "tokenizer": "tok"}
 
 
 class Failing(InMemoryVectorStore):

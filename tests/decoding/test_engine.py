@@ -19,6 +19,7 @@ from precedent.decoding.sequence import Emission
 from precedent.engine.engine import Engine
 from precedent.engine.generation import Generation
 from precedent.errors import CapacityError, ContextOverflowError, EngineClosedError, GenerationError, RequestCancelled
+from precedent.grammar import Regex
 from precedent.planning.costs import CostCurve
 from precedent.target import Slot
 from precedent.tree import CandidateTree
@@ -172,6 +173,18 @@ def test_logprobs_are_those_of_a_plain_forward_over_the_answer(
         best = row.topk(3)
         assert [token for token, _ in one.top] == best.indices.tolist()
         assert [value for _, value in one.top] == pytest.approx(best.values.tolist(), abs=1e-9)
+
+
+def test_what_a_grammar_forbids_is_no_alternative_and_what_a_stop_string_cuts_off_has_no_logprobs(
+    engine: Engine,
+) -> None:
+    result = engine.submit(PROMPT, SamplingParams(max_tokens=1, logprobs=20), grammar=Regex("[ab]")).result()
+    assert sorted(token for token, _ in result.logprobs[0].top) == engine.tokenizer.encode("ab")
+    whole = engine.submit(PROMPT, SamplingParams(max_tokens=8, logprobs=0)).result()
+    cutting = SamplingParams(max_tokens=8, logprobs=0, stop=(engine.tokenizer.decode([whole.token_ids[3]]),))
+    cut = engine.submit(PROMPT, cutting, prediction=whole.token_ids).result()
+    assert [one.token_id for one in cut.logprobs] == list(cut.token_ids) == list(whole.token_ids[: len(cut.token_ids)])
+    assert len(cut.token_ids) <= 4
 
 
 # Streams, read in threads and tasks, cancelled at any token

@@ -14,11 +14,12 @@ import pytest
 import torch
 from helpers.small_engines import load_by
 
+from precedent.cache import SpeculationCache
 from precedent.config import EngineLimits, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.engine.shared import running_engines, shared_engine
-from precedent.errors import PrecedentError
+from precedent.errors import ConfigError, PrecedentError
 from precedent.langchain import ChatPrecedent, PrecedentLLM
 from precedent.langchain.fields import OF_THE_ENGINE
 from precedent.target.quantised import is_quantised
@@ -70,6 +71,7 @@ def effect_of(name: str, folder: Path) -> Effect:
         "quantization": Effect(
             {"device": "cpu", "quantization": "int8"}, lambda engine: is_quantised(engine.target.model)
         ),
+        "accurate": Effect({"device": "cpu", "accurate": True}, refused="accurate=True is for quantised weights"),
         "model_kwargs": Effect({"model_kwargs": {"tp_size": 2}}, refused="model_kwargs cannot hold 'tp_size'"),
         "chat_template": Effect(
             {"chat_template": "gemma"}, lambda engine: "<start_of_turn>" in str(engine.tokenizer.chat_template)
@@ -144,6 +146,13 @@ def test_a_chat_model_has_a_field_for_every_option() -> None:
 
 
 # Options that would be ignored
+
+
+def test_an_embedder_is_refused_with_an_open_cache_which_has_its_own() -> None:
+    with SpeculationCache.open(embedder=HashEmbedder()) as cache:
+        for load in (Engine.load, shared_engine):
+            with pytest.raises(ConfigError, match="an open cache has its embedder already: leave embedder out"):
+                load("/nowhere", EngineOptions(embedder=HashEmbedder(), cache=cache))
 
 
 # Sharing

@@ -99,6 +99,12 @@ def test_an_argument_of_another_kind_is_refused_by_name(engine: Engine, value: A
         engine.submit(PROMPT, SHORT, templates=value)
 
 
+def test_the_switch_of_speculation_is_on_or_off(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRECEDENT_SPECULATION", "of")
+    with pytest.raises(ConfigError, match="PRECEDENT_SPECULATION='of' is neither 'on' nor 'off'"):
+        engine.submit(PROMPT, SHORT)
+
+
 @pytest.mark.parametrize("ids", [[1.5], ["ok"], {1: 1}, [None]], ids=repr)
 def test_token_ids_are_whole_numbers(engine: Engine, ids: Any) -> None:
     with pytest.raises(PromptError, match=rf"^prompt_ids={re.escape(repr(ids))} must be a list of token ids"):

@@ -244,6 +244,8 @@ def test_categorical_inverts_the_cumulative_sum_and_never_hits_a_token_without_m
     weights = torch.tensor([0.0, 1.0, 0.0, 3.0, 0.0])
     for scale in (1.0, 1e-30, 0.1, 1.1, 7.0):
         assert Fixed(0, 0).categorical(weights * scale, 0, "x") == expected
+    smallest = torch.tensor([0.0, 5e-324, 0.0], dtype=torch.float64)  # a number times it is rounded to it, or to 0
+    assert Fixed(0, 0).categorical(smallest, 0, "x") == 1
 
 
 def test_tokens_of_all_rows_are_those_of_one_row_after_the_other() -> None:

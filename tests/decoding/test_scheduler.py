@@ -20,10 +20,12 @@ from helpers.scheduling import (
 )
 
 from precedent.config import EngineLimits
+from precedent.decoding.loop import DecodeLoop
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.engine.queued_sequence import QueuedSequence
 from precedent.engine.scheduler import Scheduler
 from precedent.errors import GenerationError, RequestCancelled
+from precedent.planning.planner import Planner
 from precedent.runtime.failures import OutOfMemory
 from precedent.target import TargetModel
 from precedent.target.load.first_layers import first_layers
@@ -184,22 +186,57 @@ def test_an_error_in_one_prefill_fails_that_request_alone(target: WatchedTarget)
 
 
 @pytest.mark.parametrize("error", [ValueError("boom"), torch.OutOfMemoryError("CUDA out of memory")])
-def test_only_the_guilty_one_fails_in_a_shared_step(target: WatchedTarget, error: Exception) -> None:
-    """The forward of all fails as a whole; repeated one by one, once, it tells who it was."""
+def test_only_the_guilty_one_fails_in_a_shared_step(
+    target: WatchedTarget, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forward of all fails as a whole; repeated one by one, once, it tells who it was, and nothing of its time."""
     scheduler = scheduler_on(target)
     requests = [request_for(target, prompt_of(6, i), max_tokens=12) for i in range(4)]
     add(scheduler, *requests)
     until_all_run(scheduler, 4)
     target.guilty = lambda slot: error if slot.token_ids[0] == 2 else None
     target.batches.clear()
+    times: list[float] = []
+    monkeypatch.setattr(Planner, "observe_forward", lambda planner, *measured: times.append(measured[1]))
     scheduler.round()
     assert target.batches == [4, 1, 1, 1, 1]
+    assert times == []
     run(scheduler)
     assert isinstance(error_of(requests[2]), GenerationError)
     for number in (0, 1, 3):
         assert requests[number].generation.result().token_ids == answer_alone(prompt_of(6, number), 12)
     assert nothing_is_held(scheduler)
     assert scheduler.metrics(0).num_requests_failed == 1
+
+
+FAILING: dict[str, tuple[type, str]] = {
+    "starting the request": (QueuedSequence, "begin"),
+    "verifying": (DecodeLoop, "rows"),
+    "accounting for a verdict": (QueuedSequence, "append"),
+    "turning tokens into text": (QueuedSequence, "deliver"),
+}
+
+
+@pytest.mark.parametrize("stage", FAILING)
+def test_a_request_that_fails_at_any_stage_fails_alone(
+    target: WatchedTarget, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = scheduler_on(target)
+    fine, broken = (request_for(target, prompt_of(6, number), max_tokens=12) for number in range(2))
+    kind, name = FAILING[stage]
+    really = getattr(kind, name)
+
+    def failing(one: object, *given: object) -> object:
+        if broken in (one, getattr(next(iter(given), None), "sequence", None)):
+            raise ValueError("boom")
+        return really(one, *given)
+
+    monkeypatch.setattr(kind, name, failing)
+    add(scheduler, fine, broken)
+    run(scheduler)
+    assert f"ValueError while {stage}" in str(error_of(broken))
+    assert fine.generation.result().token_ids == answer_alone(prompt_of(6), 12)
+    assert nothing_is_held(scheduler)
 
 
 @pytest.mark.parametrize("drafting", ["nothing", "a draft model", "an early exit"])

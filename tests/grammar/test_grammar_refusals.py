@@ -68,6 +68,11 @@ def test_what_is_too_wide_to_follow_is_named_before_it_is_compiled(schema: dict[
     assert "too many optional properties or alternatives" in (unenforceable(JsonSchema.of(schema)) or "")
 
 
+def test_definitions_that_lead_too_deep_are_named() -> None:
+    deep = {"$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(5000)}, "$ref": "#/$defs/0"}
+    assert "its definitions refer to each other too many times" in (unenforceable(JsonSchema.of(deep)) or "")
+
+
 def test_a_grammar_that_becomes_too_complex_fails_and_does_not_let_everything_through() -> None:
     """The grammar engine gives up at the first brace, which its mask allowed."""
     shape = constraint(JsonSchema.of(closed(optional(600))))

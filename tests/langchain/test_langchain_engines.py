@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -57,6 +58,31 @@ async def test_weights_are_loaded_once_when_needed_and_copies_share_them(loads: 
     assert [request.sampling.temperature for request in engine.requests[8:]] == [0.5, 0.0, 0.0]
     ChatPrecedent(model="m", cuda_graphs=True, **fields).invoke("hi")
     assert [load["options"].cuda_graphs for load in loads] == [False, True], "other options, another engine"
+
+
+async def test_an_awaited_call_loads_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def load(target: Any, options: EngineOptions, *, tokenizer: Any) -> ScriptedEngine:
+        threads.append(threading.current_thread())
+        return ScriptedEngine(TOKENIZER, ["loaded"])
+
+    load_by(monkeypatch, load)
+    assert (await ChatPrecedent(model="m").ainvoke("hi")).content == "loaded"
+    assert [thread is threading.current_thread() for thread in threads] == [False]
+
+
+def test_a_call_may_choose_another_engine_by_a_name_that_only_one_has() -> None:
+    named = {"one": ["from the other"], "two": []}
+    others = [ScriptedEngine(TOKENIZER, named[name], model_name=name) for name in ("one", "two", "two")]
+    held = [ChatPrecedent.from_engine(other) for other in others]
+    model = ChatPrecedent.from_engine(ScriptedEngine(TOKENIZER, []))
+    message = model.invoke("hi", model="one")
+    assert (message.content, message.response_metadata["model_name"]) == ("from the other", "one")
+    for name, says in (("two", "names 2 loaded engines"), ("three", "is not loaded, and a call loads nothing")):
+        with pytest.raises(UnsupportedError, match=f"model='{name}' {says}"):
+            model.invoke("hi", model=name)
+    assert len(held) == 3
 
 
 def test_from_model_hands_over_the_weights(loads: list[dict[str, Any]]) -> None:

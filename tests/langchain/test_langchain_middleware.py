@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Too
 from langchain_core.tools import tool
 
 from precedent import SpeculationCache
-from precedent.errors import ConfigError
+from precedent.errors import CacheError, ConfigError
 from precedent.langchain import ChatPrecedent, SpeculationMiddleware
 from precedent.langchain.middleware import ended_well
 from precedent_testing.embedders import HashEmbedder
@@ -193,6 +193,19 @@ def test_only_a_run_that_ended_well_teaches_unless_answers_are_learned_at_once(k
         with pytest.raises(RuntimeError, match="down"):
             run.agent.invoke(QUESTION)
     assert len(run.texts()) == (kind == "at once")
+    run.engine.close()
+
+
+def test_a_cache_that_cannot_be_written_does_not_fail_the_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise CacheError("the disk is full")
+
+    run = Learned()
+    monkeypatch.setattr(SpeculationCache, "insert", fail)
+    assert run.agent.invoke(QUESTION)["messages"][-1].content == "It is open."
+    assert "the completions of a run were not stored: the disk is full" in caplog.messages
     run.engine.close()
 
 

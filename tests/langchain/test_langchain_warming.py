@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from langchain_tests.integration_tests import AsyncCacheTestSuite, SyncCacheTest
 
 from precedent import PrecedentRecorder, SpeculationCache
 from precedent.cache import prompt_fingerprint
-from precedent.errors import PromptError, UnsupportedError
+from precedent.errors import ConfigError, PromptError, UnsupportedError
 from precedent.langchain import ChatPrecedent, RecordingCache
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_engine import conversations
@@ -137,6 +138,18 @@ def test_a_list_that_cannot_be_read_is_named_by_its_number(llm: ChatPrecedent) -
     with pytest.raises(PromptError, match="conversation 3: "):
         llm.warm([good, good, [("narrator", "x")]])
     assert llm.model_copy(update={"media": "placeholder"}).warm([picture]) == 1
+    wrongs: list[Any] = [TALK, 3, None, [3], TALK[0], {"messages": TALK}]
+    for wrong in wrongs:
+        with pytest.raises(ConfigError, match="give one list for each conversation"):
+            llm.warm(wrong)
+
+
+def test_a_chat_model_without_a_cache_has_nothing_to_warm() -> None:
+    with (
+        closing(scripted_model_engine(["a"])) as engine,
+        pytest.raises(ConfigError, match="no speculation cache to warm"),
+    ):
+        ChatPrecedent.from_engine(engine).warm([TALK])
 
 
 # RecordingCache

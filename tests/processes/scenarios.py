@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -468,6 +469,25 @@ def an_embedder_goes_on_in_a_fork() -> None:
 
     with held(shared._lock):
         assert in_fork(child) == 0
+
+
+def answered(model: Any, results: Any) -> None:
+    """In a spawned process."""
+    begin()
+    results.put([dict(model.engines._engines), model.temperature, model.invoke("hi").content])
+
+
+def a_spawned_process_loads_its_own() -> None:
+    """The model comes without weights, and answers as the first."""
+    spawning = multiprocessing.get_context("spawn")
+    results: Any = spawning.SimpleQueue()
+    model = chat(temperature=0.5, seed=3)
+    expected = [{}, 0.5, model.invoke("hi").content]
+    process = spawning.Process(target=answered, args=(model, results))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert results.get() == expected
 
 
 def begin() -> None:

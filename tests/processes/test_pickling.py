@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from precedent import PrecedentRecorder
+from precedent import PrecedentRecorder, SpeculationCache
 from precedent.engine import loading as engine_loading
 from precedent.engine.engine import Engine
 from precedent.errors import UnsupportedError
@@ -153,6 +153,17 @@ def test_a_model_made_of_weights_refuses_by_name(how: str, kind: type[Model], pr
             with pytest.raises(UnsupportedError, match=r"from_model or from_engine cannot be pickled.*pass model=NAME"):
                 dump(wrapped)
     assert copy.deepcopy(model).engines is model.engines, "a copy in the same process shares"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_that_stays_refuses_by_name(kind: type[Model]) -> None:
+    with SpeculationCache.open(embedder=HashEmbedder()) as cache:
+        for part, says in (
+            ({"speculation_cache": cache}, r"this SpeculationCache belongs to its process.*give its path or URL"),
+            ({"draft_model": tiny()[0]}, r"draft_model is a LlamaForCausalLM.*give its name or folder"),
+        ):
+            with pytest.raises(UnsupportedError, match=says):
+                pickle.dumps(kind(model="tiny", **part))
 
 
 def _all_of_one_process() -> list[type[OfOneProcess]]:

@@ -29,6 +29,7 @@ SLOW = {
     "children_that_end_leave_their_parent_whole": 0,
     "a_file_that_is_open_is_not_opened_in_a_fork": 0,
     "an_embedder_goes_on_in_a_fork": 0,
+    "a_spawned_process_loads_its_own": 0,
 }
 
 

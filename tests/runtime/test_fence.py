@@ -150,3 +150,23 @@ def test_fences_name_what_is_degraded_and_count_faults(clock: HandClock) -> None
     assert fences.degraded() == ("recall",)
     assert fences.faults() == {"recall": 3, "write-back": 1}
     assert fences.of("recall") is fences.of("recall")
+
+
+def test_a_fence_that_only_counts_never_switches_off(clock: HandClock) -> None:
+    fence = Fences(clock, switch_off=False).of("the store")
+    for _ in range(10):
+        fence.run(broken, "plain")
+    assert fence.run(lambda: "fast", "plain") == "fast"
+    assert (fence.num_faults, fence.degraded) == (10, False)
+
+
+def test_the_end_of_an_executor_and_an_interruption_are_no_faults(fence: Fence) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    gone = Background(1, "gone")
+    gone.shutdown()
+    assert fence.submit(gone, broken) is None
+    with pytest.raises(KeyboardInterrupt):
+        fence.run(interrupted, None)
+    assert fence.num_faults == 0

@@ -29,7 +29,7 @@ from precedent.errors import ConfigError, ModelLoadError, PrecedentError, Unsupp
 from precedent.target import TargetModel
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, weights_digest
 from precedent.target.load.loading import load_config, load_draft, load_target, load_tokenizer
-from precedent.target.quantised import QuantisedEmbedding, QuantisedLinear, is_quantised
+from precedent.target.quantised import QuantisedEmbedding, QuantisedLinear, is_quantised, shapes_of_experts
 from precedent_testing.tiny_gguf import write_gguf
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -118,7 +118,8 @@ def test_quantised_matrices_stay_in_the_file_and_compute_what_dequantised_ones_d
     linears = [module for module in original.modules() if type(module) in (nn.Linear, nn.Embedding)]
     linears += [original.get_input_embeddings()] if type(original.get_input_embeddings()) is not nn.Embedding else []
     found = [module for module in model.modules() if isinstance(module, QuantisedLinear | QuantisedEmbedding)]
-    assert len(found) == len(linears)
+    experts = sum(3 * shapes["up"][0] for shapes in map(shapes_of_experts, original.modules()) if shapes)
+    assert len(found) == len(linears) + experts
     assert {module.quantised.kind for module in found} == {kind}
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
     tied = model.get_input_embeddings().quantised is model.get_output_embeddings().quantised
@@ -159,6 +160,8 @@ def test_first_layers_share_the_weights_of_the_file(tmp_path: Path) -> None:
     target, _ = load_target(write_gguf(tmp_path / "model.gguf", tiny(**WIDE), TOKENIZER, kind="Q8_0"))
     draft = load_draft("first-layers:1", target, TOKENIZER)
     assert draft.model.layers[0] is target.model.layers[0]
+    with pytest.raises(UnsupportedError, match="draft_device='meta': the target's quantised weights"):
+        load_draft("first-layers:1", target, TOKENIZER, device="meta")
     assert TargetModel(draft).vocab_size == 260
 
 
@@ -179,12 +182,22 @@ def test_a_file_that_is_not_quantised_has_ordinary_weights_of_its_own_dtype(
     assert torch.equal(model.model.layers[1].mlp.up_proj.weight, tiny().model.layers[1].mlp.up_proj.weight.to(dtype))
 
 
-def test_types_that_are_not_run_as_they_are_become_ordinary_weights(tmp_path: Path) -> None:
+def test_types_that_are_not_run_as_they_are_become_ordinary_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said what they take: all experts of a layer where one of their matrices is of such a type."""
     kinds = {"ffn_down": "IQ2_XS", "attn_q": "BF16", "": "Q4_K"}
     model, _ = load_target(write_gguf(tmp_path / "model.gguf", tiny(**FOR_K), TOKENIZER, kind=kinds))
     layer = model.model.layers[0]
     assert layer.mlp.down_proj.weight.dtype == layer.self_attn.q_proj.weight.dtype == torch.float32
     assert isinstance(layer.mlp.up_proj, QuantisedLinear)
+    assert "weights of type IQ2_XS are dequantised and take 0.0 GB of memory" in caplog.text
+    mixture = tiny("qwen3_moe", **{**FOR_K, **MOE, "moe_intermediate_size": 256, "head_dim": 64})
+    kinds = {"0.ffn_up_exps": "IQ2_XS", "": "Q4_K"}
+    model, _ = load_target(write_gguf(tmp_path / "moe.gguf", mixture, TOKENIZER, architecture="qwen3moe", kind=kinds))
+    assert model.model.layers[0].mlp.experts.gate_up_proj.dtype == torch.float32
+    assert isinstance(model.model.layers[1].mlp.experts.gate[3], QuantisedLinear)
+    assert "moe.gguf: weights of type Q4_K, IQ2_XS are dequantised" in caplog.text
 
 
 def test_factors_of_rotary_frequencies_are_applied(tmp_path: Path) -> None:
@@ -193,6 +206,14 @@ def test_factors_of_rotary_frequencies_are_applied(tmp_path: Path) -> None:
     factors = torch.linspace(1, 8, len(plain))
     file = write_gguf(tmp_path / "model.gguf", tiny(), TOKENIZER, more={"rope_freqs.weight": factors})
     torch.testing.assert_close(load_target(file)[0].model.rotary_emb.inv_freq, plain / factors)
+
+
+def test_tensors_that_do_not_belong_to_the_model_are_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    more = {f"blk.{number}.of_the_future.weight": torch.ones(4) for number in range(5)}
+    assert is_tiny(load_target(write_gguf(tmp_path / "model.gguf", tiny(), TOKENIZER, more=more))[0])
+    assert f"model.gguf: {', '.join(sorted(more)[:4])} do not belong to this model" in caplog.messages
 
 
 def test_scaling_of_rotary_embeddings_is_read_from_the_header(tmp_path: Path) -> None:

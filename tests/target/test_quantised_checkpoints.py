@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from precedent import Engine
 from precedent.config import SamplingParams
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
-from precedent.target.fingerprints import weights_digest
+from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, weights_digest
 from precedent.target.load.loading import load_draft, load_target
 from precedent.target.quantised import QuantisedLinear, dequantised, is_quantised
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -81,6 +81,8 @@ def test_a_checkpoint_is_quantised_while_it_is_loaded(quantization: str, error: 
             assert abs(found - expected).max() <= (0.005 if ends else error) * abs(expected).max(), path
     assert sum(hasattr(module, "quantised") for module in model.modules()) == 3 * 7 + 2
     assert (logits_of(model) - logits_of(plain)).norm() / logits_of(plain).norm() < 5 * error
+    for fingerprint in (embeddings_fingerprint, layers_fingerprint):  # drafts trained for one fit the other
+        assert fingerprint(model) == fingerprint(plain)
 
 
 def test_it_is_an_engines_option_and_a_draft_models_target(folder: Path) -> None:
@@ -90,6 +92,18 @@ def test_it_is_an_engines_option_and_a_draft_models_target(folder: Path) -> None
         assert is_quantised(engine.target.model)
     with closing(Engine.load(folder, device="cpu", quantization="int8", draft_model="first-layers:1")) as engine:
         assert engine.submit([72, 101, 108], sampling).result().token_ids == answer
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_experts_are_quantised_too(quantization: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 96, "num_experts": 4, "num_experts_per_tok": 2}
+    folder = saved(tmp_path, tiny_causal_lm("qwen3_moe", dtype=torch.bfloat16, **sizes))
+    plain = load_target(folder, device="cpu", dtype="float32")[0]
+    model = load_target(folder, device="cpu", quantization=quantization)[0]
+    assert {module.quantised.kind for module in model.model.layers[1].mlp.experts.gate} == {quantization}
+    assert not any("experts" in name for name, _ in model.named_parameters())
+    error = (logits_of(model) - logits_of(plain)).norm() / logits_of(plain).norm()
+    assert 0 < error < {"int8": 0.03, "int4": 0.4}[quantization]
 
 
 def test_a_draft_model_may_be_quantised_or_keep_its_dtype_beside_a_quantised_target(

@@ -100,6 +100,7 @@ ANSWERS: list[tuple[str, str, list[Part]]] = [
     ("hermes", f"\n \n{HERMES_CALL}", [LOOK_UP]),
     ("hermes", "a < b and <tool_", [TextPiece("a < b and <tool_")]),
     ("hermes", HERMES_CALL.removesuffix("\n</tool_call>"), [LOOK_UP]),
+    ("hermes", HERMES_CALL.removesuffix("_call>"), [LOOK_UP]),
     ("hermes", f"{HERMES_CALL.removesuffix('</tool_call>')}{HERMES_CALL}", [LOOK_UP, LOOK_UP]),
     ("hermes", '<tool_call>{"name": "f"}</tool_call>', [ParsedCall("f", {})]),
     ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [ParsedCall("f", {"a": 1})]),
@@ -133,6 +134,8 @@ ANSWERS: list[tuple[str, str, list[Part]]] = [
     ("qwen3-coder", XML_CALL.removesuffix("\n</tool_call>"), [LOOK_UP]),
     ("qwen3-coder", XML_CALL.replace("number", "copies").replace("1042", "many"), [
         ParsedCall("look_up", {"copies": "many"})]),
+    ("qwen3-coder", XML_CALL.replace("number", "copies").replace("1042", "3.0"), [
+        ParsedCall("look_up", {"copies": 3})]),
     ("hermes", f"<think>{ONE_CALL['hermes']}</think>x", [ReasoningPiece(ONE_CALL["hermes"]), TextPiece("x")]),
     ("llama-json", f"{ONE_CALL['llama-json']}; {ONE_CALL['llama-json']}", [LOOK_UP, LOOK_UP]),
     ("llama-json", f" <|python_tag|>{ONE_CALL['llama-json']}", [LOOK_UP]),
@@ -186,6 +189,8 @@ BROKEN = [
     ("qwen3-coder", "<tool_call>\n<function=f>\n<parameter=a>\nx</tool_call>", "f", '{"a": "x</tool_call>', ""),
     ("qwen3-coder", "<tool_call>\n<function=f>\n</tool_call>", "f", "", "\n</tool_call>"),
     ("qwen3-coder", f"<tool_call>{ONE_CALL['llama-json']}</tool_call>", None, None, None),
+    ("qwen3-coder", XML_CALL.replace("</function>", "<parameter=number>\n7\n</parameter>\n</function>"), "look_up",
+        '{"number": "1042"', None),
     ("llama-json", '{"name": "f", "parameters": {"a": "b', "f", '{"a": "b', ""),
     ("llama-json", '{"name": "f", "par', "f", None, None),
     ("llama-json", "<|python_tag|>f.call(x)", None, None, None),

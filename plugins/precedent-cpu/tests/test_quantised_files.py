@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.packed_checkpoints import write_packed
 from helpers.row_models import DIM, model_by_rows
 from helpers.stepping import AllCandidates, run, start
 from hypothesis import given, settings
@@ -18,8 +20,10 @@ from torch import Tensor
 
 pytest.importorskip("gguf")
 
+from precedent import Engine
 from precedent.config import SamplingParams
 from precedent.decoding.loop import DecodeLoop
+from precedent.errors import UnsupportedError
 from precedent.sampling.rng import entropy_rng
 from precedent.target import TargetModel
 from precedent.target.load.gguf_weights import FORMATS
@@ -28,7 +32,7 @@ from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
 from precedent_cpu.row_attention import fits
 from precedent_testing.drafters import OracleDrafter, RandomDrafter
 from precedent_testing.tiny_gguf import write_gguf
-from precedent_testing.tiny_models import byte_tokenizer
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 pytestmark = pytest.mark.skipif(
     not fits(*[torch.zeros(1, 1, 1, DIM)] * 3), reason="torch runs on other threads here, or lacks fused operations"
@@ -163,6 +167,43 @@ def probabilities(target: TargetModel, prompt: list[int], temperature: float) ->
         found.append((target.score([(slot, builder.build())])[0][1:].double() / temperature).softmax(-1))
         target.discard(slot)
     return first, torch.cat(found)
+
+
+@pytest.mark.parametrize("file", [MIXED], indirect=True)
+def test_a_file_may_be_computed_with_accurate_inputs(file: Path, target: TargetModel) -> None:
+    prompt = [(7 * number + number // 5) % VOCABULARY for number in range(60)]
+    exact, accurate = (
+        logits(TargetModel(load_target(file, device="cpu", **how)[0]), prompt).double()
+        for how in ({"dtype": "float64"}, {"accurate": True})
+    )
+    assert (accurate - exact).norm() < 0.02 * (logits(target, prompt) - exact).norm()
+
+
+@pytest.mark.parametrize("file", [MIXED], indirect=True)
+@pytest.mark.parametrize("how", [{}, {"accurate": True}])
+def test_bitwise_answers_are_the_same_with_drafts_and_without(file: Path, how: dict[str, bool]) -> None:
+    """Greedy and seeded."""
+    found = []
+    for draft_model in (None, "first-layers:1"):
+        with closing(Engine.load(file, device="cpu", bitwise=True, draft_model=draft_model, **how)) as engine:
+            for sampling in (SamplingParams(max_tokens=24), SamplingParams(temperature=0.8, seed=3, max_tokens=24)):
+                result = engine.submit([11, 7, 200, 31], sampling).result()
+                assert result.stats.bitwise
+                found.append(result.token_ids)
+    assert found[:2] == found[2:]
+
+
+def test_bitwise_is_refused_for_quantised_mixtures_and_permuted_inputs_by_name(tmp_path: Path) -> None:
+    """Their layers run module by module."""
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 96, "num_experts": 4, "num_experts_per_tok": 2}
+    mixture = tiny_causal_lm("qwen3_moe", dtype=torch.float32, vocab_size=VOCABULARY, head_dim=DIM, **sizes)
+    tokenizer = byte_tokenizer((("t", "h"),))
+    file = write_gguf(tmp_path / "moe.gguf", mixture, tokenizer, architecture="qwen3moe", kind="Q8_0")
+    with pytest.raises(UnsupportedError, match="not available for this qwen3_moe: 3 of its 3 layers have no row-wise"):
+        TargetModel(load_target(file, device="cpu")[0], bitwise=True)
+    write_packed(tmp_path, "gptq act-order")
+    with pytest.raises(UnsupportedError, match="not available for this llama: 3 of its 3 layers have no row-wise"):
+        TargetModel(load_target(tmp_path, device="cpu")[0], bitwise=True)
 
 
 @pytest.mark.parametrize("file", [MIXED], indirect=True)

@@ -10,8 +10,10 @@ import torch
 from helpers.random_weights import quantise_randomly
 from helpers.row_models import DIM, fused_layers, model_by_rows, scored, unfused
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from precedent.target import Slot, TargetModel
+from precedent.target.quantised import QuantisedLinear
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
 from precedent_cpu.row_attention import fits
 
@@ -28,15 +30,25 @@ MODELS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "biases": ("qwen2", {"use_sliding_window": False}, ["Q4_0", "Q8_0", "Q5_1"]),
     "norms of heads": ("qwen3", {}, ["Q8_0"]),
     "gemma": ("gemma", {}, ["Q4_1", "IQ4_NL"]),
+    "accurate": ("llama", {}, MIXED),
+    "accurate, biases": ("qwen2", {"use_sliding_window": False}, ["Q4_0", "Q8_0", "Q5_1"]),
+    "accurate gemma": ("gemma", {}, ["Q4_1", "IQ4_NL"]),
     "windows": ("gemma3_text", {"query_pre_attn_scalar": 3 * DIM, **_WINDOWS}, ["Q5_0", "groups of 64, bfloat16"]),
 }
 
 
-@lru_cache
-def target_of(name: str, *, bitwise: bool = False) -> TargetModel:
+def model_of(name: str) -> PreTrainedModel:
     architecture, settings, layouts = MODELS[name]
     model = quantise_randomly(model_by_rows(architecture, torch.float32, **SHAPE, **settings), layouts)
-    return TargetModel(model, bitwise=bitwise)
+    for module in model.modules():
+        if isinstance(module, QuantisedLinear):
+            module.accurate = name.startswith("accurate")
+    return model
+
+
+@lru_cache
+def target_of(name: str, *, bitwise: bool = False) -> TargetModel:
+    return TargetModel(model_of(name), bitwise=bitwise)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -79,9 +91,7 @@ def decode(target: TargetModel, slot: Slot, path: list[int]) -> Tensor:
 @pytest.mark.parametrize("name", MODELS)
 def test_layers_in_one_piece_compute_what_their_modules_do(name: str) -> None:
     """Up to the numbers that lie between two codes of a quantised input, which differences in rounding tip."""
-    architecture, settings, layouts = MODELS[name]
-    model = quantise_randomly(model_by_rows(architecture, torch.float32, **SHAPE, **settings), layouts)
-    target = TargetModel(model)
+    target = TargetModel(model_of(name))
     every_found = [scored(target, sizes)[0] for sizes in SIZES]
     target.runner.backends.clear()
     one_by_one = [scored(target, sizes)[0] for sizes in SIZES]
@@ -92,5 +102,19 @@ def test_layers_in_one_piece_compute_what_their_modules_do(name: str) -> None:
             assert (ours - theirs).norm() <= 0.03 * theirs.norm()
 
 
-def test_bitwise_is_proven_at_load() -> None:
-    assert target_of("llama", bitwise=True).capabilities.bitwise
+@pytest.mark.parametrize("name", ["llama", "accurate"])
+def test_bitwise_is_proven_at_load(name: str) -> None:
+    assert target_of(name, bitwise=True).capabilities.bitwise
+
+
+@torch.inference_mode()
+def test_accurate_layers_are_near_those_without_kernels() -> None:
+    """A hundred times nearer than with inputs of eight bits."""
+    exact = model_of("llama").double()
+    ids = torch.tensor([[(7 * number + number // 5) % 256 for number in range(40)]])
+    expected, errors = exact(ids).logits, []
+    for name in ("llama", "accurate"):
+        target = target_of(name)
+        target.prefill(slot := target.new_slot(), ids[0].tolist())
+        errors.append(float((target.plain_step(slot)[0] - expected[0, -1]).norm() / expected[0, -1].norm()))
+    assert errors[1] < errors[0] / 100

@@ -122,15 +122,28 @@ def test_very_small_and_large_numbers_are_quantised_too(size: float) -> None:
 
 
 def test_weights_that_do_not_fit_keep_their_own_forward() -> None:
-    """Inputs that are not whole blocks, and permuted inputs."""
-    odd, permuted = RandomWeight(LAYOUTS["groups of 16 with minima"], 8, 48), RandomWeight(LAYOUTS["Q4_0"], 8, 64)
-    permuted.order = np.arange(64)[::-1].copy()
-    for weight in (odd, permuted):
-        layer = QuantisedLinear(weight)
+    """Inputs that are not whole blocks."""
+    layer = QuantisedLinear(RandomWeight(LAYOUTS["groups of 16 with minima"], 8, 48))
+    pack_quantised(layer)
+    assert not packable(layer.quantised)
+    assert type(layer) is QuantisedLinear
+    assert layer(torch.randn(2, 48)).shape == (2, 8)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("accurate", [False, True])
+def test_permuted_inputs_are_sorted_before_they_are_quantised(accurate: bool) -> None:
+    """As codes are stored sorted by group: a group's inputs share a scale."""
+    weight, rows = RandomWeight(LAYOUTS["Q4_0"], OUTS, INPUTS), rows_of(5)
+    weight.order = np.random.default_rng(0).permutation(INPUTS)
+    permuted, plain = QuantisedLinear(weight), QuantisedLinear(RandomWeight(LAYOUTS["Q4_0"], OUTS, INPUTS))
+    permuted.accurate = plain.accurate = accurate
+    for layer in (permuted, plain):
         pack_quantised(layer)
-        assert not packable(weight)
-        assert type(layer) is QuantisedLinear
-        assert layer(torch.randn(2, weight.in_features)).shape == (2, 8)
+    assert isinstance(permuted, PackedQuantisedLinear)
+    assert torch.equal(permuted(rows), plain(rows[:, weight.order]))
+    exact = rows.double() @ torch.from_numpy(dequantised(weight, 0, OUTS)).double().T
+    assert (permuted(rows) - exact).norm() < (1e-4 if accurate else 0.02) * exact.norm()
 
 
 DIGEST = """

@@ -208,13 +208,14 @@ def model() -> PreTrainedModel:
 
 
 def test_a_folder_is_a_draft_model(model: PreTrainedModel, tmp_path: Path) -> None:
-    """What is saved is what is loaded, by the same name as any draft model."""
+    """What is saved is loaded, in eight bits, by the same name as any draft model."""
     draft = tiny_block_draft(model, range(0, 259, 2))
     save_block_draft(tmp_path, draft, torch.float64)
     again = load_draft(tmp_path, model, byte_tokenizer())
     assert again.settings == draft.settings  # type: ignore[union-attr]
     for name, weight in load_block_draft(tmp_path, model).own_weights().items():
-        assert torch.equal(weight, draft.own_weights()[name])
+        expected = draft.own_weights()[name]
+        torch.testing.assert_close(weight, expected, rtol=0, atol=0.005 * float(expected.abs().max()))
     engine = Engine(model, byte_tokenizer(), name="tiny", cost=CostCurve(), draft_model=tmp_path)
     engine.planner.gates["block-draft"] = AlwaysOpen()
     assert engine.submit(PROMPT, SamplingParams(max_tokens=8)).result().stats.drafted_by_source["block-draft"] > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -26,6 +27,8 @@ from precedent.engine.engine import Engine
 from precedent.errors import CacheError, ConfigError, ModelLoadError, PromptError, UnsupportedError
 from precedent.target import TargetModel
 from precedent.target.load.first_layers import base_of, first_layers
+from precedent.target.load.loading import load_target
+from precedent.target.quantised import QuantisedLinear, dequantised
 from precedent_drafts.heads import HEAD_TOKENS
 from precedent_drafts.trained import TOKEN_GUIDED, draft_beside, initial_weights
 from precedent_drafts.training.blocks import BlockRecipe
@@ -283,6 +286,36 @@ def test_a_trained_draft_drafts_for_its_target(folders: Path) -> None:
         engine.close()
     assert texts[0] == texts[1]
     assert result.stats.num_draft_tokens > 0
+
+
+@EACH
+def test_a_draft_is_quantised_in_its_file_and_drafts_beside_a_quantised_target(name: str, tmp_path: Path) -> None:
+    """It is trained for the dequantised file; beside either its weights are those of its own file."""
+    pytest.importorskip("gguf")
+    from precedent_testing.tiny_gguf import write_gguf
+
+    model, tokenizer = tiny_causal_lm(hidden_size=32, vocab_size=260, scale=1.5), byte_tokenizer((("t", "h"),))
+    file, folder, texts = write_gguf(tmp_path / "model.gguf", model, tokenizer, kind="Q8_0"), tmp_path / "draft", []
+    dense = load_target(file, device="cpu", dtype="float32")[0]
+    train_tiny(folder, RECIPES[name], PLANS[name], dense)
+    stored = load(next(folder.glob("[dm]*.safetensors")).read_bytes())
+    matrices = {
+        key: weight for key, weight in stored.items() if key.endswith("_proj.weight") and not weight.shape[1] % 32
+    }
+    assert {weight.dtype for weight in matrices.values()} == {torch.int8}
+    unpacked: Any = load_draft(folder, dense, tokenizer)
+    draft: Any = load_draft(folder, load_target(file, device="cpu")[0], tokenizer)
+    kinds = {place: module.quantised for place, module in draft.named_modules() if isinstance(module, QuantisedLinear)}
+    own = [place for place, weight in kinds.items() if weight.kind == "int8"]
+    assert own
+    for place in own:
+        found = torch.from_numpy(dequantised(kinds[place], 0, kinds[place].out_features))
+        assert torch.equal(found, unpacked.get_submodule(place).weight), place
+    for draft_model in (None, folder):
+        with closing(Engine.load(file, device="cpu", draft_model=draft_model)) as engine:
+            result = engine.submit(PROMPTS[0], SamplingParams(max_tokens=20)).result()
+            texts.append(result.token_ids)
+    assert texts[0] == texts[1]
 
 
 # The restricted head

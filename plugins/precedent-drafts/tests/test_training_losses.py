@@ -44,8 +44,12 @@ OTHER = Text((40, 41, 42, 43), 2)
 IDS = torch.tensor([1, 5, 7, 8, 9, 30, 31, 200])
 
 
+def lessons_of(target: Any, reads: Sequence[int] | None = (), context_tokens: int = 8) -> Sequence[Lesson]:
+    return Teacher(target, reads, context_tokens).shard([TEXT, OTHER]).lessons
+
+
 def lesson_of(target: Any, reads: Sequence[int] | None = (), context_tokens: int = 8) -> Lesson:
-    return Teacher(target, reads, context_tokens).shard([TEXT]).lessons[0]
+    return lessons_of(target, reads, context_tokens)[0]
 
 
 def opinionated(student: Student, scale: float = 0.3) -> None:
@@ -74,21 +78,24 @@ def check_gradients(student: Student, lessons: Sequence[Lesson], expected: Any, 
 
 @pytest.mark.parametrize("head_tokens", [None, IDS])
 def test_a_chain_learns_the_forward_divergence(head_tokens: Tensor | None) -> None:
-    """On the whole vocabulary with the target's own logits, of the tokens to learn alone."""
+    """On the whole vocabulary with the target's own logits; every token to learn weighs the same.
+
+    The draft sees less context than the target.
+    """
     target = tiny_target()
-    student = ChainStudent(target, head_tokens, ChainRecipe(layers=1))
+    student = ChainStudent(target, head_tokens, ChainRecipe(layers=1, context_tokens=2))
     known = torch.arange(259) if head_tokens is None else head_tokens
-    learned = [place for place in range(7) if place != 3]
 
     def expected() -> Tensor:
-        with torch.no_grad():
-            distribution = target(torch.tensor([TEXT.token_ids[:-1]])).logits[0, -7:].softmax(-1)
-        hidden = student.hidden(TEXT.token_ids[:-1])[-7:]
-        log_probs = (hidden @ target.lm_head.weight[known].T).log_softmax(-1)
-        found: Tensor = -(distribution[:, known] * log_probs).sum(-1)[learned].mean()
-        return found
+        terms = []
+        for text, first, learned in ((TEXT, 1, (3, 4, 5, 7, 8, 9)), (OTHER, 0, (2, 3))):
+            with torch.no_grad():
+                distributions = target(torch.tensor([text.token_ids])).logits[0].softmax(-1)
+            log_probs = (student.hidden(text.token_ids[first:-1]) @ target.lm_head.weight[known].T).log_softmax(-1)
+            terms += [-(distributions[token - 1, known] * log_probs[token - 1 - first]).sum() for token in learned]
+        return torch.stack(terms).mean()
 
-    check_gradients(student, [lesson_of(target)], expected)
+    check_gradients(student, lessons_of(target), expected)
 
 
 def test_an_exit_learns_divergence_and_distance() -> None:
@@ -218,41 +225,43 @@ def outputs_one_by_one(student: ConditionedStudent, draft: Any, entries: Any, nu
 
 @pytest.mark.parametrize("mask_top_k", [0, 6])
 def test_a_conditioned_chain_learns_the_written_loss(mask_top_k: int) -> None:
-    """On forwards of single entries: mean over passes of divergence and smooth L1, masked."""
+    """On forwards of single entries: mean over passes of divergence and smooth L1, masked, over all texts."""
     target = tiny_target()
-    student, lesson = conditioned(target, passes=3, mask_top_k=mask_top_k), lesson_of(target, None)
-    entries, counts = entries_of(lesson), list[int]()
+    student, lessons = conditioned(target, passes=3, mask_top_k=mask_top_k), lessons_of(target, None)
+    counts = [0] * 3
 
     def expected() -> Tensor:
-        outputs = outputs_one_by_one(student, student.model, entries, 3)
-        with torch.no_grad():
-            probs = target(torch.tensor([TEXT.token_ids])).logits[0, 1:-1].softmax(-1)
-        total, counted = torch.zeros((), dtype=torch.float64), entries.learned
-        for number, rows in enumerate(outputs):
-            logits = rows @ target.lm_head.weight[IDS].T
-            if number:
-                before = outputs[number - 1] @ target.lm_head.weight[IDS].T
-                likely = torch.tensor([
-                    not mask_top_k or int(entries.next_ids[place]) in IDS[before[place].topk(mask_top_k).indices]
-                    for place in range(8)
-                ])  # fmt: skip
-                after = torch.tensor([False, *counted[:-1].tolist()])
-                counted = entries.learned & after & likely
-            counts.append(int(counted.sum()))
-            crossed = -(probs[:, IDS] * logits.log_softmax(-1)).sum(-1)
-            distance = smooth_l1_loss(rows, entries.wanted, reduction="none").mean(-1)
-            total = total + (crossed + distance)[counted].mean() / 3
-        return total
+        losses = [torch.zeros((), dtype=torch.float64)] * 3
+        for lesson, text in zip(lessons, (TEXT, OTHER), strict=True):
+            entries = entries_of(lesson)
+            outputs, counted = outputs_one_by_one(student, student.model, entries, 3), entries.learned
+            with torch.no_grad():
+                probs = target(torch.tensor([text.token_ids])).logits[0, 1:-1].softmax(-1)
+            for number, rows in enumerate(outputs):
+                logits = rows @ target.lm_head.weight[IDS].T
+                if number:
+                    before = outputs[number - 1] @ target.lm_head.weight[IDS].T
+                    likely = torch.tensor([
+                        not mask_top_k or int(entries.next_ids[place]) in IDS[before[place].topk(mask_top_k).indices]
+                        for place in range(len(rows))
+                    ])  # fmt: skip
+                    after = torch.tensor([False, *counted[:-1].tolist()])
+                    counted = entries.learned & after & likely
+                counts[number] += int(counted.sum())
+                crossed = -(probs[:, IDS] * logits.log_softmax(-1)).sum(-1)
+                distance = smooth_l1_loss(rows, entries.wanted, reduction="none").mean(-1)
+                losses[number] = losses[number] + (crossed + distance)[counted].sum()
+        return sum(loss / count / 3 for loss, count in zip(losses, counts, strict=True))  # type: ignore[return-value]
 
-    check_gradients(student, [lesson], expected, rtol=1e-6)
-    assert counts == [6, 4, 2] if not mask_top_k else counts[2] > 0 and sum(counts) < 12
+    check_gradients(student, lessons, expected, rtol=1e-6)
+    assert counts == [8, 5, 2] if not mask_top_k else counts[2] > 0 and sum(counts) < 15
 
 
 @pytest.mark.parametrize("condition", ["target", "none"])
 def test_a_block_draft_learns_the_written_loss(condition: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half the cross-entropy and half the total variation to the target's own logits, faded by depth.
 
-    The gradient reaches what the layers make of the text, not only of the block.
+    The gradient reaches what the layers make of the text, not only of the block; the confidence's reaches itself alone.
     """
     target = tiny_target()
     settings = settings_for(target, IDS.numel(), condition=condition, **SHAPE)
@@ -261,32 +270,53 @@ def test_a_block_draft_learns_the_written_loss(condition: str, monkeypatch: pyte
     lesson = lesson_of(target, settings.reads)
     with torch.no_grad():
         student.draft.markov.right.normal_()
+        student.draft.head.confidence.weight.normal_()
     blocks = blocks_of(lesson, student.draft, 6, 0.0, np.random.default_rng(2))
     read = lesson.states if settings.reads else lesson.read_ids
     kept = [
         tuple(part.detach().requires_grad_(True) for part in pair) for pair in student.draft.keys_and_values(read, 0)
     ]
     student.draft.keys_and_values = lambda *_: kept  # type: ignore[method-assign,assignment,return-value]
+    reached = [*student.by_name.values(), *(part for pair in kept for part in pair)]
     loss = student.loss(lesson, blocks)
-    loss.backward()
-    assert all(part.grad is not None and float(part.grad.abs().sum()) > 0 for pair in kept for part in pair)
+    found = torch.autograd.grad(loss, reached, materialize_grads=True)
+    assert all(float(part.abs().sum()) > 0 for part in found[-2 * len(kept) :])
     with torch.no_grad():
         true = target(torch.tensor([TEXT.token_ids])).logits[0].softmax(-1)
-        hidden = block_rows(student.draft, read, blocks.tokens, blocks.starts)[:, 1:]
-        total = weight = torch.zeros((), dtype=torch.float64)
-        for block, start in enumerate(blocks.starts.tolist()):
-            for depth in blocks.counts[block].nonzero()[:, 0].tolist():
-                place = lesson.first + start + depth  # the token before the position
-                column = IDS.tolist().index(TEXT.token_ids[place]) if TEXT.token_ids[place] in IDS.tolist() else 8
-                bias = student.draft.markov.left[column] @ student.draft.markov.right
-                draft = (target.lm_head.weight[IDS] @ hidden[block, depth] + bias).softmax(-1)
-                full = torch.zeros(259, dtype=torch.float64)
-                full[IDS] = draft
-                varied = 0.5 * (full - true[place]).abs().sum()
-                crossed = -(true[place][IDS] * draft.log()).sum()
-                sure = student.draft.head.confidence(hidden[block, depth]).sigmoid()
-                doubt = -((1 - varied) * sure.log() + varied * (1 - sure).log()).sum()
-                fading = torch.exp(torch.tensor(-depth / 4.0, dtype=torch.float64))
-                total = total + fading * (0.5 * crossed + 0.5 * varied + 0.1 * doubt)
-                weight = weight + fading
-    assert float(loss.detach()) == pytest.approx(float(total / weight), abs=1e-6)
+    hidden = block_rows(student.draft, read, blocks.tokens, blocks.starts)[:, 1:]
+    total = weight = torch.zeros((), dtype=torch.float64)
+    for block, start in enumerate(blocks.starts.tolist()):
+        for depth in blocks.counts[block].nonzero()[:, 0].tolist():
+            place = lesson.first + start + depth  # the token before the position
+            column = IDS.tolist().index(TEXT.token_ids[place]) if TEXT.token_ids[place] in IDS.tolist() else 8
+            bias = student.draft.markov.left[column] @ student.draft.markov.right
+            draft = (target.lm_head.weight[IDS] @ hidden[block, depth] + bias).softmax(-1)
+            unknown = 1 - true[place][IDS].sum()
+            varied = 0.5 * ((draft - true[place][IDS]).abs().sum() + unknown)
+            crossed = -(true[place][IDS] * draft.log()).sum()
+            sure = student.draft.head.confidence(hidden[block, depth].detach()).sigmoid()
+            rejected = varied.detach()
+            doubt = -((1 - rejected) * sure.log() + rejected * (1 - sure).log()).sum()
+            fading = torch.exp(torch.tensor(-depth / 4.0, dtype=torch.float64))
+            total = total + fading * (0.5 * crossed + 0.5 * varied + 0.1 * doubt)
+            weight = weight + fading
+    assert float(loss.detach()) == pytest.approx(float((total / weight).detach()), abs=1e-6)
+    for part, written in zip(found, torch.autograd.grad(total / weight, reached, materialize_grads=True), strict=True):
+        torch.testing.assert_close(part, written, rtol=1e-5, atol=1e-7)
+
+
+def test_texts_weigh_the_same_and_known_positions_of_a_block_are_not_learned() -> None:
+    """Known positions hold the true token; a block that is known altogether learns its first position."""
+    target = tiny_target()
+    student = BlockStudent(target, BlockRecipe(layers=1, block_size=4), torch.arange(259))
+    lessons = lessons_of(target, student.draft.settings.reads)
+    alone = [student.learn([lesson], 0) for lesson in lessons]  # of all blocks of a text, in whichever order
+    assert student.learn(lessons, 0) == pytest.approx(sum(alone) / 2)
+    blocks = blocks_of(lessons[0], student.draft, 9, 1.0, np.random.default_rng(1))
+    known = blocks.tokens[:, 1:] != student.draft.inputs.mask_id
+    ids = torch.tensor([*TEXT.token_ids, *[0] * 9])
+    places = blocks.starts[:, None] + lessons[0].first + 1 + torch.arange(4)
+    assert 0 < int(known.sum()) < known.numel()
+    assert torch.equal(blocks.tokens[:, 1:][known], ids[places][known])
+    assert bool(blocks.counts.any(1).all())
+    assert not bool((blocks.counts & known)[:, 1:].any())

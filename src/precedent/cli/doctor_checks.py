@@ -16,6 +16,7 @@ from precedent.drafters.registry import draft_kinds
 from precedent.errors import ModelLoadError, PrecedentError, UnsupportedError
 from precedent.grammar import is_installed
 from precedent.runtime.device_memory import free_bytes
+from precedent.runtime.plain_values import shown
 from precedent.target.kv.layer_kinds import (
     INDEXED,
     RECURRENT,
@@ -35,9 +36,10 @@ from precedent.target.load.loading import (
     load_generation_config,
     load_tokenizer,
     sampling_defaults,
+    shown_settings,
 )
 from precedent.target.load.quantised_checkpoint import reads
-from precedent.target.load.source import find_source, gguf_file, with_base
+from precedent.target.load.source import find_source, gguf_file, samples_as_recommended, stored_model, with_base
 from precedent.target.load.weight_files import DISTRIBUTIONS, PACKAGES, faults_of, loads_dense, quant_method
 from precedent.target.support import check_loadable
 from precedent.text.answers import answer_syntax
@@ -113,6 +115,7 @@ def _weights(model: str, config: Any, place: torch.device) -> Iterator[Finding]:
     file, method = gguf_file(model), quant_method(config)
     if file is not None:
         yield Finding("file", "note", "GGUF, read as it is")
+        yield from _store(model)
     package, ours = PACKAGES.get(method or ""), _read_as_stored(model, config, place)
     if ours:
         yield Finding("quantised", "note", f"{method}: run as stored, without its package")
@@ -133,6 +136,20 @@ def _weights(model: str, config: Any, place: torch.device) -> Iterator[Finding]:
         yield Finding("weights", "no", fault, needed=True)
     if not faults:
         yield Finding("weights", "yes", "the files are complete, and have the layers of the config", needed=True)
+
+
+def _store(model: str) -> Iterator[Finding]:
+    """What another program keeps with the file, and what of it has no effect."""
+    stored = stored_model(model)
+    if stored is None:
+        return
+    yield Finding("store", "note", str(stored.file))
+    if stored.system:
+        yield Finding("system", "note", f"conversations without a system message get {shown(stored.system)}")
+    if stored.template:
+        yield Finding("store", "note", "its Go template is not read: the file's own template counts, or chat_template=")
+    for note in stored.notes:
+        yield Finding("store", "note", note)
 
 
 def _kinds(kinds: list[KindInUse], place: torch.device) -> Iterator[Finding]:
@@ -255,8 +272,10 @@ def _ends(model: str, config: Any, tokenizer: PreTrainedTokenizerBase) -> Findin
 
 def _sampling(model: str) -> Finding:
     found = sampling_defaults(load_generation_config(model))
-    listed = ", ".join(f"{name} {value:g}" for name, value in found.items()) or "nothing"
-    said = f"the checkpoint recommends {listed}; answers are greedy unless you ask otherwise"
+    said = f"the checkpoint recommends {shown_settings(found)}"
+    if samples_as_recommended(model, None):
+        return Finding("sampling", "note", f"{said}; applied under this name, unless sampling='precedent'")
+    said += "; answers are greedy unless you ask otherwise"
     return Finding("sampling", "note", f"{said}: sampling='model' applies it" if found else said)
 
 

@@ -21,7 +21,12 @@ def _in_a_folder(path: Path | None) -> Path | None:
 
 
 TargetOption = Annotated[
-    str, typer.Option("--target", help="Target model: a Hugging Face id, a folder, or the packaged demo model.")
+    str,
+    typer.Option(
+        "--target",
+        help="Target model: a Hugging Face id, a folder, a GGUF file, ollama:NAME, lmstudio:NAME, hf:OWNER/NAME:QUANT, "
+        "or the packaged demo model.",
+    ),
 ]
 DraftModelOption = Annotated[
     str | None,
@@ -52,6 +57,9 @@ QuantizationOption = Annotated[
     Literal["int8", "int4"] | None,
     typer.Option("--quantization", help="Quantise the weights of a checkpoint while it is loaded, on a CPU."),
 ]
+AccurateOption = Annotated[
+    bool, typer.Option("--accurate", help="Round inputs of quantised products to 16 bits instead of 8.")
+]
 ChatTemplateOption = Annotated[
     str | None,
     typer.Option(
@@ -60,10 +68,11 @@ ChatTemplateOption = Annotated[
     ),
 ]
 SamplingOption = Annotated[
-    Literal["model", "precedent"],
+    Literal["model", "precedent"] | None,
     typer.Option(
         "--sampling",
-        help="Settings that are not given. model: those that the checkpoint recommends; precedent: the usual ones.",
+        help="Settings that are not given. model: those that the checkpoint recommends; precedent: the usual ones. "
+        "Default: model for Ollama's and LM Studio's, else precedent.",
     ),
 ]
 JsonOption = Annotated[

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 def run(
     ctx: typer.Context,
-    prompt: Annotated[str, typer.Argument(help="What to ask the model.", show_default=False)],
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="[MODEL] PROMPT", help="What to ask; before it the model, in place of --target."),
+    ],
     target: options.TargetOption = options.DEFAULT_TARGET,
     draft_model: options.DraftModelOption = None,
     draft_device: options.DraftDeviceOption = None,
@@ -34,6 +37,7 @@ def run(
     device: options.DeviceOption = None,
     dtype: options.DtypeOption = None,
     quantization: options.QuantizationOption = None,
+    accurate: options.AccurateOption = False,
     chat_template: options.ChatTemplateOption = None,
     bitwise: Annotated[
         bool,
@@ -41,7 +45,7 @@ def run(
     ] = False,
     cuda_graphs: options.CudaGraphsOption = False,
     system: Annotated[str, typer.Option(help="System message.", show_default=False)] = "",
-    sampling_of: options.SamplingOption = "precedent",
+    sampling_of: options.SamplingOption = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens of this total probability.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Sample from this many of the most likely tokens; 0 is off.")] = 0,
@@ -63,12 +67,14 @@ def run(
     """Ask a model one question and stream its answer to standard output."""
     from precedent.config import SamplingParams
 
+    target, prompt = _asked(ctx, words, target)
     sampling = SamplingParams(
         temperature, top_k, top_p, min_p, repetition_penalty, seed=seed, max_tokens=max_tokens
     )  # raises for an invalid value before the model is loaded
     from precedent.cache import SpeculationCache
     from precedent.engine.engine import Engine
     from precedent.engine.options import EngineOptions
+    from precedent.target.load.source import samples_as_recommended
     from precedent.text.prompt import render_prompt
     from precedent.text.query import recall_query
 
@@ -79,11 +85,11 @@ def run(
         chosen = EngineOptions(
             draft_model=draft_model, cache=stack.enter_context(SpeculationCache.open(cache)) if cache else None,
             device=device, draft_device=draft_device, dtype=dtype, quantization=quantization,
-            chat_template=chat_template, bitwise=bitwise, cuda_graphs=cuda_graphs, loop=loop,
+            accurate=accurate, chat_template=chat_template, bitwise=bitwise, cuda_graphs=cuda_graphs, loop=loop,
         )  # fmt: skip
         progress.show(f"loading {target}")
         engine = stack.enter_context(closing(Engine.load(target, chosen)))
-        if sampling_of == "model":
+        if samples_as_recommended(target, sampling_of):
             sampling = replace(sampling, **_not_given(ctx, engine.sampling_defaults))
         progress.show("reading the prompt")
         prompt_ids = render_prompt(engine.tokenizer, messages)
@@ -98,10 +104,21 @@ def run(
         options.write_json(json, _results(target, generation.result()))
 
 
-def _not_given(ctx: typer.Context, defaults: dict[str, float]) -> dict[str, Any]:
+def _asked(ctx: typer.Context, words: list[str], target: str) -> tuple[str, str]:
+    """The target, which may stand before the prompt, and the prompt."""
+    *models, prompt = words
+    source = ctx.get_parameter_source("target")
+    twice = models and source is not None and source.name == "COMMANDLINE"
+    alone = not models and " " not in prompt and prompt.startswith(("ollama:", "lmstudio:", "hf:"))
+    if twice or alone or len(models) > 1:
+        raise typer.BadParameter("give the question after the model's name, in quotes, and the model once")
+    return (models[0] if models else target), prompt
+
+
+def _not_given(ctx: typer.Context, defaults: dict[str, Any]) -> dict[str, Any]:
     """The settings that the command line leaves open."""
     sources = {name: ctx.get_parameter_source(name) for name in defaults}
-    return {name: defaults[name] for name, source in sources.items() if source and source.name == "DEFAULT"}
+    return {name: defaults[name] for name, source in sources.items() if source is None or source.name == "DEFAULT"}
 
 
 def _from_the_first(generation: Generation, progress: Progress) -> Iterator[Emission]:

@@ -200,7 +200,7 @@ class Engine(OfOneProcess):
         return self._worker.closed
 
     @property
-    def sampling_defaults(self) -> dict[str, float]:
+    def sampling_defaults(self) -> dict[str, Any]:
         """Sampling settings that the checkpoint recommends, by their names in `SamplingParams`; empty without any.
 
         No request uses them by itself: `SamplingParams(**engine.sampling_defaults)` does.

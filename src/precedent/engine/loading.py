@@ -45,11 +45,12 @@ def loaded_target(
     wanted = TargetOptions(
         options.device, options.dtype, options.model_kwargs or {}, options.bitwise, options.cuda_graphs
     )
-    source = ModelSource(gguf_file(name) or name)
+    source = ModelSource(gguf_file(name, options.model_kwargs) or name)
     support = support_for(source, wanted)
     if support is not None:
-        if options.quantization is not None:
-            raise UnsupportedError(f"quantization={options.quantization!r} is not available for {name}: leave it out")
+        for option in ("quantization", "accurate"):
+            if value := getattr(options, option):
+                raise UnsupportedError(f"{option}={value!r} is not available for {name}: leave it out")
         tokenizer = load_tokenizer(name, options.chat_template)
         return LoadedTarget(support.load(source, wanted), tokenizer, name, applied)
     loaded = load_target(name, **{option: getattr(options, option) for option in OF_LOADING})

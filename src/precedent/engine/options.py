@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from precedent.cache import Embedder
 
-OF_LOADING = ("device", "dtype", "quantization", "model_kwargs", "chat_template")
+OF_LOADING = ("device", "dtype", "quantization", "accurate", "model_kwargs", "chat_template")
 """Options that say how a target is loaded by name; a model object is loaded already and takes none of them."""
 
 
@@ -36,6 +36,7 @@ class EngineOptions:
     - `dtype`: the target's precision; None or "auto" keeps the weights as they are stored.
     - `quantization`: "int8" or "int4" quantises a checkpoint's linear layers while it is loaded, on a CPU
       (docs/how-to/model-files.md).
+    - `accurate`: inputs of products with quantised weights keep 16 bits instead of 8.
     - `model_kwargs`: passed to transformers' `from_pretrained` (`quantization_config`, `device_map`, `revision`, ...).
     - `chat_template`: replaces the model's own: a text, a file, or a family's name (chatml, llama-3, gemma, mistral,
       phi-3).
@@ -57,6 +58,7 @@ class EngineOptions:
     draft_device: str | None = None
     dtype: str | None = None
     quantization: str | None = None
+    accurate: bool = False
     model_kwargs: Mapping[str, Any] | None = field(default=None, repr=False)  # may hold a token of the hub
     chat_template: str | Path | None = None
     bitwise: bool = False

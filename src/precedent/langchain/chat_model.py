@@ -87,14 +87,15 @@ class ChatPrecedent(EngineFields, ChatFields, BaseChatModel):
     Fields of `EngineOptions` describe the engine and cannot be given per call; all others can. Fields of
     `SamplingParams` mean what they mean there, and None is the default.
 
-    - `model`: a Hugging Face id, a folder or a GGUF file.
+    - `model`: a Hugging Face id, a folder, a GGUF file, or the name of one in Ollama or LM Studio.
     - `speculation_cache`: a folder, file or URL, or an open `SpeculationCache`; None is no cache.
     - `tenant`: whose completions may be drafted from: a hard partition of the cache.
     - `tenant_from`: "metadata" lets each run's metadata name its tenant.
     - `drafters`: which drafters propose, in order of credit; None are the engine's, `[]` is none.
     - `templates`: premade responses with `{holes}` (texts, or a `Templates`), proposed beside the forms of tool calls.
     - `speculation`: True, False (plain decoding) or a `SpeculationConfig`.
-    - `sampling`: "model" samples as the checkpoint recommends, where nothing else is given; None is greedy.
+    - `sampling`: "model" samples as the model recommends, where nothing else is given; "precedent" is greedy; None is
+      "model" for Ollama's and LM Studio's names, else "precedent".
     - `logprobs`: return the log-probabilities of the answer's tokens.
     - `top_logprobs`: and of this many of the likeliest at each place, at most 20.
     - `strict_tools`: the default of `strict`: whether calls must fit their tool's schema. "auto" holds forced calls.

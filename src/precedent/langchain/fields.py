@@ -83,13 +83,14 @@ class EngineFields(CallFields):
     draft_device: str | None = None
     dtype: str | None = None
     quantization: str | None = None
+    accurate: StrictBool | None = None
     model_kwargs: dict[str, Any] | None = None
     chat_template: str | Path | None = None
     bitwise: StrictBool | None = None
     cuda_graphs: StrictBool | None = None
     loop: str | None = None
     keep_prefixes: StrictBool | None = None
-    sampling: Literal["model"] | None = None
+    sampling: Literal["model", "precedent"] | None = None
     tenant: str = DEFAULT_TENANT
     tenant_from: Literal["metadata"] | None = None
     engines: EngineHolder = Field(default_factory=EngineHolder, exclude=True, repr=False)
@@ -284,13 +285,16 @@ class EngineFields(CallFields):
         `run` is LangChain's manager of the run; `rendered` are the arguments of `Engine.submit` that come from the
         prompt.
         """
+        from precedent.target.load.source import samples_as_recommended  # here: it loads torch
+
         metadata = None if run is None else run.metadata
         tenant, learning = tenant_of(self, settings, metadata), settings.get("learning")
         speculation = speculation_config(self, settings, engine.speculation)
         if isinstance(tenant, UnsharedTenant):  # a new one for each request: a batch may be of different people
             tenant, speculation = str(UnsharedTenant.new()), without_cache(speculation or engine.speculation)
             rendered["prefix_tokens"] = 0
-        recommended = {} if self.sampling is None else engine.sampling_defaults
+        by_model = samples_as_recommended(settings.get("model", self.model), self.sampling)
+        recommended = engine.sampling_defaults if by_model else {}
         recommended = {name: value for name, value in recommended.items() if name not in self.model_fields_set}
         sampling = sampling_params(self, stop, {**recommended, **settings})
         if (span := current_span()) is not None:

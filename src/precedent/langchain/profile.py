@@ -90,11 +90,11 @@ def profile_of_files(
 
 
 def _known(name: str, model_kwargs: Mapping[str, Any]) -> _Known | None:
-    from precedent.target.load.source import DEMO_TARGET, base_of_adapter, is_adapter, packaged_file
+    from precedent.target.load.source import base_of_adapter, gguf_file, is_adapter
 
-    path = packaged_file() if name == DEMO_TARGET else Path(name).expanduser()
-    if path.is_file():
-        return _of_gguf(path, path.stat().st_mtime_ns)
+    if (file := gguf_file(name, model_kwargs, download=False)) is not None:
+        return _of_gguf(file, file.stat().st_mtime_ns)
+    path = Path(name).expanduser()
     folder = path if (path / CONFIG).is_file() or is_adapter(path) else _downloaded(name, model_kwargs)
     if folder is None or not is_adapter(folder):
         return None if folder is None else _of_folder(folder, (folder / CONFIG).stat().st_mtime_ns)

@@ -127,7 +127,7 @@ def refusal(model: PreTrainedModel, reason: str) -> UnsupportedError:
     """The error for a model that does not round alike."""
     return UnsupportedError(
         f"bitwise=True is not available for this {model.config.model_type}: {reason}. It supports Llama-like layers "
-        "(Llama, Mistral, Qwen 2 and 3, SmolLM), on a CPU in bfloat16 or float32, or on a GPU, and those of Gemma, "
-        "Gemma 2 and Gemma 3 on a CPU; without it, float32 leaves only rounding differences far below any probability "
-        "that matters"
+        "(Llama, Mistral, Qwen 2 and 3, SmolLM), on a CPU in bfloat16, float32 or quantised, or on a GPU, and those of "
+        "Gemma, Gemma 2 and Gemma 3 on a CPU; without it, float32 leaves only rounding differences far below any "
+        "probability that matters"
     )

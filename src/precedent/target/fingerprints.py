@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from precedent.errors import UnsupportedError
 from precedent.runtime.instructions import FEATURES
 from precedent.runtime.stored_tensors import stored_tensors
-from precedent.target.quantised import QuantisedWeight, dequantised_rows
+from precedent.target.quantised import QuantisedWeight
 
 if TYPE_CHECKING:
     from precedent.target.model import TargetModel
@@ -45,7 +45,7 @@ def embeddings_fingerprint(target: PreTrainedModel) -> str:
         weight: Any = getattr(part, "quantised", None) or getattr(part, "weight", None)
         if isinstance(weight, QuantisedWeight):
             chosen = np.arange(0, weight.out_features, max(1, weight.out_features // SAMPLED_ROWS))
-            rows = torch.from_numpy(dequantised_rows(weight, chosen))
+            rows = torch.from_numpy(weight.numbers(chosen))
             digest.update(f"{weight.shape}".encode() + _rounded(rows))
             continue
         if not is_dense(weight):
@@ -65,7 +65,7 @@ def layers_fingerprint(target: PreTrainedModel) -> str:
     for place, module in layers.named_modules():
         weight = getattr(module, "quantised", None)
         if isinstance(weight, QuantisedWeight):
-            row = torch.from_numpy(dequantised_rows(weight, slice(0, 1)))[0]
+            row = torch.from_numpy(weight.numbers(slice(0, 1)))[0]
             digest.update(f"{place}.weight".encode() + _rounded(row[:SAMPLED_VALUES]))
         for name, parameter in module.named_parameters(place, recurse=False):
             for stored in stored_tensors(parameter.detach()):
@@ -104,6 +104,7 @@ def identity_of(target: TargetModel) -> dict[str, Any]:
         "dtype": str(model.dtype),
         "attention": model.config._attn_implementation,
         "bitwise": target.bitwise,
+        "accurate": sum(getattr(module, "accurate", False) for module in model.modules()),
         "fixed sizes": target.arena is not None,
         "stored": repr(target.kv_shape),
         **({} if target.runner.outputs is None else {"layers read": target.runner.outputs.numbers}),

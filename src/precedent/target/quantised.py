@@ -8,6 +8,7 @@ A weight stays where it is stored (a mapped file) and is read in bands of output
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -139,6 +140,10 @@ class QuantisedWeight(ABC):
         """Outputs `first` to `last`, as `rows`."""
         return self.rows(slice(first, last))
 
+    def numbers(self, which: Rows) -> NDArray[np.float32]:
+        """Some outputs as the numbers that were quantised where those are stored, else as dequantised ones."""
+        return dequantised_rows(self, which)
+
     @property
     @abstractmethod
     def stored(self) -> NDArray[Any]:
@@ -197,8 +202,11 @@ def dequantised_rows(weight: QuantisedWeight, which: Rows) -> NDArray[np.float32
 class QuantisedLinear(nn.Module):
     """A linear layer that computes with a quantised weight, dequantising a band of outputs at a time.
 
-    Its state dict holds the `QuantisedWeight` itself, so it can be compared and not saved.
+    Its state dict holds the `QuantisedWeight` itself, so it can be compared and not saved. Kernels round its inputs to
+    8 bits, or to 16 if it is `accurate`.
     """
+
+    accurate = False
 
     def __init__(self, quantised: QuantisedWeight, bias: Tensor | None = None) -> None:
         super().__init__()
@@ -264,6 +272,43 @@ class QuantisedEmbedding(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}weight"] = self.quantised
+
+
+class QuantisedExperts(nn.Module):
+    """The experts of a mixture, each with linear layers over quantised weights.
+
+    `weights` are those of all experts' gates, ups and downs, and `theirs` the module that is replaced, for which there
+    are `shapes_of_experts`.
+    """
+
+    def __init__(self, theirs: Any, weights: Iterable[Iterable[QuantisedWeight]]) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = (nn.ModuleList(map(QuantisedLinear, part)) for part in weights)
+        self.act_fn = theirs.act_fn
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Rows `[rows, hidden]` through the experts of each, `[rows, k]`, added up by their weights."""
+        found = torch.zeros_like(hidden_states)
+        for expert in top_k_index.unique().tolist():
+            rows, places = torch.where(top_k_index == expert)
+            states = hidden_states[rows]
+            states = self.down[expert](self.act_fn(self.gate[expert](states)) * self.up[expert](states))
+            found.index_add_(0, rows, (states * top_k_weights[rows, places, None]).to(found.dtype))
+        return found
+
+
+def shapes_of_experts(module: Any) -> dict[str, tuple[int, int, int]] | None:
+    """`[experts, outputs, inputs]` of `gate`, `up` and `down` of a mixture's experts; None for another module.
+
+    Experts with biases, or whose gate is not an activation of one half times the other, are of another kind.
+    """
+    how = [getattr(module, name, None) for name in ("has_gate", "is_concatenated", "is_transposed", "has_bias")]
+    if how != [True, True, False, False] or module.has_post_expert_norm:
+        return None
+    if type(module)._apply_gate.__name__ != "_default_apply_gate":
+        return None
+    experts, hidden, inner = module.down_proj.shape
+    return {"gate": (experts, inner, hidden), "up": (experts, inner, hidden), "down": (experts, hidden, inner)}
 
 
 def rows_of(module: Any, ids: Tensor | slice) -> Tensor:

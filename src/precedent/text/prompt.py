@@ -64,6 +64,7 @@ def render_prompt(
 ) -> list[int]:
     """Render `messages` (dicts with `role` and `content`) to prompt ids, ready for the assistant's answer.
 
+    A conversation without a system message gets the tokenizer's `default_system_message`, which a model may come with.
     Control tokens in messages, tools and `settings` stay text. Raises PromptError for an empty list, an unknown role,
     a bad tool, text that is not valid Unicode, or messages that the template refuses; ContextOverflowError for far more
     tokens than `context_length`; UnsupportedError if the model's tool format is unknown; and whatever
@@ -71,6 +72,9 @@ def render_prompt(
     """
     _check_messages(messages)
     check_tools(tools or ())
+    system = getattr(tokenizer, "default_system_message", None)
+    if system and all(message["role"] != "system" for message in messages):
+        messages = [{"role": "system", "content": system}, *messages]
     template = template_for(tokenizer, messages, bool(tools))
     variables = variables_of(settings, tokenizer, template)
     form = format_of_template(template)

@@ -115,7 +115,7 @@ class FusedLayer(NamedTuple):
     watched: Watched
     few_rows: int
     layer_idx: int
-    quantised: bool
+    quantised: int
 
     def takes(self, hidden: Tensor, turns: tuple[Tensor, Tensor]) -> bool:
         """Whether shapes and dtypes are those that the job was made for."""
@@ -201,8 +201,10 @@ def _shape_of(layer: nn.Module) -> LayerShape | None:
     dim, dtype = int(attention.head_dim), tensors[0].dtype
     shape = LayerShape(query.in_features, gate.out_features, query.out_features // dim, key.out_features // dim, dim)
     weights = [linear.weight for linear in linears if isinstance(linear, PackedLinear)]
+    permuted = any(isinstance(linear, PackedQuantisedLinear) and linear.order is not None for linear in linears)
     right = (
         barrier()
+        and not permuted
         and (dtype in TOLERANCE if weights else dtype == torch.float32)
         and all(map(fits, weights))
         and all(tensor.dtype == dtype and tensor.is_cpu and tensor.is_contiguous() for tensor in (*weights, *tensors))
@@ -252,17 +254,19 @@ def _kept(layer: nn.Module, shape: LayerShape, constants: tuple[float, ...]) -> 
     tensors, attention = [norm[0] for norm in norms if norm is not None], cast(Any, parents[1])
     weights: list[Any]
     biases: list[Tensor | None]
+    quantised = 0
     if isinstance(linears[0], PackedQuantisedLinear):
         weights, biases, few_rows = [linear.numbers for linear in linears], [None] * len(linears), MOST_QUANTISED_ROWS
+        quantised = 2 if linears[0].accurate else 1
     else:
         weights = [linear.weight.detach() for linear in linears]
         biases = [None if linear.bias is None else linear.bias.detach().float() for linear in linears]
         few_rows = min(linear.few_rows for linear in linears)
-    job, dtype = job_of(shape, tensors[0].dtype, constants, weights, biases, norms), tensors[0].dtype
+    dtype = tensors[0].dtype
+    job = job_of(shape, dtype, constants, weights, biases, norms, quantised)
     return FusedLayer(
-        job, shape, dtype, [*weights, *biases, *tensors], watched, few_rows, attention.layer_idx,
-        isinstance(linears[0], PackedQuantisedLinear),
-    )  # fmt: skip
+        job, shape, dtype, [*weights, *biases, *tensors], watched, few_rows, attention.layer_idx, quantised
+    )
 
 
 def _forward(original: Any, layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -31,7 +31,15 @@ from precedent_cpu.kernel_code import (
 from precedent_cpu.norm import norm_kernel
 from precedent_cpu.product_kernels import PIECE, product_piece
 from precedent_cpu.quantised_kernels import BLOCK, OUTS, RECORD
-from precedent_cpu.quantised_products import Rows, piece_bands, piece_place, piece_product, pieces_of, quantise_row
+from precedent_cpu.quantised_products import (
+    Rows,
+    piece_bands,
+    piece_place,
+    piece_product,
+    pieces_of,
+    quantise_rest,
+    quantise_row,
+)
 from precedent_cpu.row_attention import Piece, attend, exponential, finish
 from precedent_cpu.tile_products import DEPTH, close_tiles, open_tiles, pack_inputs, piece_by_tiles
 
@@ -62,8 +70,9 @@ float32: `normed` `[rows, hidden]`, `queries` and `attended` `[rows, heads, dim]
 and each thread's scratch. In the model's dtype: the weights, `hidden_rows`, `summand` and `middle` `[rows, hidden]`,
 `queried`, `keyed` and `valued` `[rows, heads, dim]`, `gates` and `ups` `[rows, inner]`.
 
-With `quantised` the weights are addresses of `quantised_products.FIELDS`, everything else is float32, and `normed`,
-`attended` and `gated` hold records.
+`quantised` is 0, or how many records of eight bits a row of a product's inputs has: 2 are those of 16 bits. Then the
+weights are addresses of `quantised_products.FIELDS`, everything else is float32, `normed`, `attended` and `gated` hold
+the records, first those of all rows, then what these leave, and products have as many rows before they are added up.
 """
 
 SEQUENCE = 14
@@ -230,13 +239,28 @@ def _norm_row(job: Any, row: int, inputs: int, weight: int, epsilon: float, scra
     target = scratch if job.quantised else job.normed + 4 * row * job.hidden
     _norm_to_floats(job.wide != 0, source, weight, job.hidden, epsilon, job.norm_offset, target)
     if job.quantised:
-        quantise_row(scratch, job.hidden, _record(job.normed, job.hidden, row, 0))
+        _quantise(job, scratch, job.hidden, job.normed, job.hidden, row, 0)
 
 
 @compiled
 def _record(records: int, length: int, row: int, first: int) -> int:
     """Address of the record of number `first` of a row."""
     return records + row * (length // BLOCK + 1) * RECORD + first // BLOCK * RECORD
+
+
+@compiled
+def _quantise(job: Any, numbers: int, count: int, records: int, length: int, row: int, first: int) -> None:
+    """Quantise numbers from number `first` of a row on. With two records they become what the first one leaves."""
+    place = _record(records, length, row, first)
+    quantise_row(numbers, count, place)
+    if job.quantised > 1:
+        quantise_rest(numbers, count, place, _record(records, length, job.rows + row, first), numbers)
+
+
+@compiled
+def _num_records(job: Any) -> int:
+    count: int = job.rows * job.quantised
+    return count
 
 
 @compiled
@@ -287,15 +311,22 @@ def _piece(
     job: Any, weight: int, piece: int, ahead: int, inputs: int, length: int, outputs: int, num_outs: int, scratch: int
 ) -> None:
     """Compute one piece of a quantised product for every row; meanwhile the bands at `ahead` are prefetched."""
-    rows = Rows(inputs, (length // BLOCK + 1) * RECORD, job.rows, outputs, 4 * num_outs)
-    piece_product(weight, piece, ahead, rows, scratch)
+    records = _num_records(job)
+    piece_product(
+        weight, piece, ahead, Rows(inputs, (length // BLOCK + 1) * RECORD, records, outputs, 4 * num_outs), scratch
+    )
+    first = piece * OUTS * piece_bands(weight, records)
+    count = min(OUTS * piece_bands(weight, records), num_outs - first)
+    for row in range(job.rows, records):
+        place, rest = outputs + 4 * ((row - job.rows) * num_outs + first), outputs + 4 * (row * num_outs + first)
+        _add(True, place, rest, count, place)
 
 
 @compiled
 def _projected_piece(job: Any, number: int) -> tuple[int, int]:
     """The weight and the piece of it of number `number` among queries, keys and values; 0 beyond the last."""
     for weight in (job.query, job.key, job.value):
-        pieces = pieces_of(weight, job.rows)
+        pieces = pieces_of(weight, _num_records(job))
         if number < pieces:
             return weight, number
         number -= pieces
@@ -307,7 +338,7 @@ def _project_quantised(job: Any, part: int, scratch: int) -> None:
     weight, piece = _projected_piece(job, _next(job, part))
     while weight:
         following, beyond = _projected_piece(job, _next(job, part))
-        ahead = piece_place(following, beyond, job.rows) if following else 0
+        ahead = piece_place(following, beyond, _num_records(job)) if following else 0
         if weight == job.query:
             outputs, num_outs = job.queried, job.heads * job.dim
         elif weight == job.key:
@@ -437,7 +468,7 @@ def _attend(job: Any, sequence: int, head: int, first: int, count: int, scratch:
         target = own if job.quantised else job.attended + 4 * dim * (row * job.heads + at)
         finish(job.wide != 0, own, dim, totals + 4 * query, target)
         if job.quantised:
-            quantise_row(own, dim, _record(job.attended, job.heads * dim, row, at * dim))
+            _quantise(job, own, dim, job.attended, job.heads * dim, row, at * dim)
 
 
 @compiled
@@ -466,10 +497,11 @@ def _add_quantised(
     job: Any, part: int, inputs: int, length: int, weight: int, before: int, outputs: int, scratch: int
 ) -> None:
     """`_add_product` of a quantised weight; nothing is added if `before` is 0."""
-    piece, pieces, width = _next(job, part), pieces_of(weight, job.rows), OUTS * piece_bands(weight, job.rows)
+    records = _num_records(job)
+    piece, pieces, width = _next(job, part), pieces_of(weight, records), OUTS * piece_bands(weight, records)
     while piece < pieces:
         following = _next(job, part)
-        ahead = piece_place(weight, following, job.rows)
+        ahead = piece_place(weight, following, records)
         _piece(job, weight, piece, ahead, inputs, length, job.summand, job.hidden, scratch)
         if before:
             count = min(width, job.hidden - piece * width)
@@ -516,18 +548,19 @@ def _gate(job: Any, part: int, scratch: int) -> None:
 @compiled
 def _gate_quantised(job: Any, part: int, scratch: int) -> None:
     """`_gate` of quantised weights."""
-    width = OUTS * piece_bands(job.gate, job.rows)
-    piece, pieces = _next(job, part), pieces_of(job.gate, job.rows)
+    records = _num_records(job)
+    width = OUTS * piece_bands(job.gate, records)
+    piece, pieces = _next(job, part), pieces_of(job.gate, records)
     while piece < pieces:
         following = _next(job, part)
-        ahead, beside = piece_place(job.gate, following, job.rows), piece_place(job.up, piece, job.rows)
+        ahead, beside = piece_place(job.gate, following, records), piece_place(job.up, piece, records)
         _piece(job, job.gate, piece, beside, job.normed, job.hidden, job.gates, job.inner, scratch)
         _piece(job, job.up, piece, ahead, job.normed, job.hidden, job.ups, job.inner, scratch)
         first = piece * width
         count = min(width, job.inner - first)
         for row in range(job.rows):
             at = 4 * (row * job.inner + first)
-            gates, ups, target = job.gates + at, job.ups + at, _record(job.gated, job.inner, row, first)
+            gates, ups = job.gates + at, job.ups + at
             _gated(True, gates, ups, count, job.gate_slope, job.gate_cubic, gates)
-            quantise_row(gates, count, target)
+            _quantise(job, gates, count, job.gated, job.inner, row, first)
         piece = following

@@ -82,24 +82,28 @@ class PackedQuantisedLinear(QuantisedLinear):
     """A `QuantisedLinear` that multiplies with its packed weight; made by `pack_quantised`, never constructed."""
 
     numbers: Int64s
-    accurate: bool
+    order: Tensor | None
     _kept: tuple[PackedWeight, Tensor | None]
     """What `numbers` point to."""
 
     def prepare(self, packed: PackedWeight, *, accurate: bool) -> None:
-        """Take the packed weight, and multiply `accurate` inputs with it (`quantised_product`) or those of 8 bits."""
-        self.numbers, bias = packed.with_bias(None if accurate else self.bias)
+        """Take the packed weight, and multiply `accurate` inputs with it (`quantised_product`) or those of 8 bits.
+
+        Each of the two products that are added has half of the bias.
+        """
+        self.numbers, bias = packed.with_bias(self.bias / 2 if accurate and self.bias is not None else self.bias)
         self.accurate, self._kept = accurate, (packed, bias)
+        self.order = None if self.quantised.order is None else torch.from_numpy(self.quantised.order)
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., in_features]` to `[..., out_features]`, in the dtype of the input."""
         count = input.numel() // self.in_features
-        if not count or (torch.is_grad_enabled() and input.requires_grad):
+        if not count or not input.is_cpu or (torch.is_grad_enabled() and input.requires_grad):
             return super().forward(input)
         rows = input.reshape(count, self.in_features)
+        if self.order is not None:
+            rows = rows[:, self.order]
         product = quantised_product(rows, self.numbers, self.out_features, accurate=self.accurate)
-        if self.accurate and self.bias is not None:
-            product += self.bias
         return product.view(*input.shape[:-1], self.out_features).to(input.dtype)
 
 
@@ -124,13 +128,11 @@ def pack_quantised(model: nn.Module) -> None:
     with ThreadPoolExecutor(max(1, torch.get_num_threads())) as threads:
         list(threads.map(_pack, {id(each.quantised): each.quantised for each in modules}.values()))
     for each in modules:
-        if not isinstance(each.quantised.packed, PackedWeight):
-            continue
-        if isinstance(each, QuantisedLinear):
-            each.__class__ = PackedQuantisedLinear
-            each.prepare(each.quantised.packed, accurate=each is head)
-        else:
-            each.__class__ = PackedQuantisedEmbedding
+        packed, linear = each.quantised.packed, isinstance(each, QuantisedLinear)
+        if isinstance(packed, PackedWeight):
+            each.__class__ = PackedQuantisedLinear if linear else PackedQuantisedEmbedding
+            if linear:
+                each.prepare(packed, accurate=each.accurate or each is head)
 
 
 def _pack(weight: QuantisedWeight) -> None:

@@ -168,7 +168,6 @@ def packable(weight: QuantisedWeight) -> bool:
     return (
         bool(UNIT)
         and team() is not None
-        and weight.order is None
         and weight.in_features % max(BLOCK, layout.group) == 0
         and layout.group in (16, 32, 64, 128)
         and (not layout.factors or (weight.in_features % _SUPER == 0 and layout.group <= BLOCK))

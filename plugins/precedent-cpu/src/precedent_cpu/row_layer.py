@@ -66,16 +66,17 @@ def job_of(
     products: Sequence[Tensor | Int64s],
     biases: Sequence[Tensor | None],
     norms: Sequence[tuple[Tensor, float] | None],
+    quantised: int,
 ) -> Int64s:
     """The constant fields of a layer's job, as integers. The tensors must live as long as the job.
 
     `constants`, `products` (`[out, in]` each, with float32 biases) and `norms` (a weight and an epsilon) are in the
     order of `layer_work.CONSTANTS`, `WEIGHTS` and `NORMS`; all tensors but biases have one dtype, bfloat16 or float32.
-    Quantised products are given as the `FIELDS` of packed weights, which hold their biases.
+    Quantised products are given as the `FIELDS` of packed weights, which hold their biases; `quantised` is as in `JOB`.
     """
     job = _shaped(shape, dtype)
-    job["quantised"] = not isinstance(products[0], Tensor)
-    job["barrier"], job["tiles"] = barrier(), not job["quantised"][0] and by_tiles(dtype, DEPTH)
+    job["quantised"] = quantised
+    job["barrier"], job["tiles"] = barrier(), not quantised and by_tiles(dtype, DEPTH)
     for name, constant in zip(CONSTANTS, constants, strict=True):
         job[name] = constant
     for name, weight, bias in zip(WEIGHTS, products, biases, strict=True):
@@ -100,9 +101,7 @@ def _shaped(shape: LayerShape, dtype: torch.dtype) -> Any:
 class RowLayers:
     """The rows of one forward and their buffers, for layers of one shape."""
 
-    def __init__(
-        self, shape: LayerShape, dtype: torch.dtype, parts: Sequence[Part], *, quantised: bool = False
-    ) -> None:
+    def __init__(self, shape: LayerShape, dtype: torch.dtype, parts: Sequence[Part], *, quantised: int = 0) -> None:
         self._parts, self._size, self._threads = parts, dtype.itemsize, torch.get_num_threads()
         self._quantised = quantised
         self._table = np.zeros((len(parts), SEQUENCE), dtype=np.int64)
@@ -194,15 +193,18 @@ def places_of(stored: Tensor) -> tuple[int, int, int]:
     return stored.data_ptr(), by_head * stored.element_size(), by_row * stored.element_size()
 
 
-def _buffers(shape: LayerShape, rows: int, size: int, *, quantised: bool) -> dict[str, int]:
+def _buffers(shape: LayerShape, rows: int, size: int, *, quantised: int) -> dict[str, int]:
     """Bytes of each buffer between the parts of a layer."""
-    wide, narrow = shape.heads * shape.dim, shape.kv_heads * shape.dim
+    wide, narrow, records = shape.heads * shape.dim, shape.kv_heads * shape.dim, rows * max(1, quantised)
     stored = {"queried": wide, "keyed": narrow, "valued": narrow, "summand": shape.hidden, "middle": shape.hidden}
     stored |= {"gates": shape.inner, "ups": shape.inner}
     inputs = {"normed": shape.hidden, "attended": wide, "gated": shape.inner}
-    return {name: _lines(rows * number * size) for name, number in stored.items()} | {
+    return {name: _lines(records * number * size) for name, number in stored.items()} | {
         "queries": _lines(4 * rows * wide),
-        **{name: _lines(records_bytes(rows, each) if quantised else 4 * rows * each) for name, each in inputs.items()},
+        **{
+            name: _lines(records_bytes(records, each) if quantised else 4 * rows * each)
+            for name, each in inputs.items()
+        },
     }
 
 
@@ -251,14 +253,12 @@ def _sight(masks: RowMasks, index: int) -> Sight | None:
     return Sight(own, count, skipped, (hidden + first - skipped).astype(np.int64))
 
 
-def row_layers_of(
-    masks: RowMasks, shape: LayerShape, dtype: torch.dtype, *, quantised: bool = False
-) -> RowLayers | None:
+def row_layers_of(masks: RowMasks, shape: LayerShape, dtype: torch.dtype, *, quantised: int = 0) -> RowLayers | None:
     """The rows of all sequences, ready for layers of this shape; None unless every sequence has a sight."""
     return masks.once((shape, dtype, quantised), lambda: _row_layers(masks, shape, dtype, quantised=quantised))
 
 
-def _row_layers(masks: RowMasks, shape: LayerShape, dtype: torch.dtype, *, quantised: bool) -> RowLayers | None:
+def _row_layers(masks: RowMasks, shape: LayerShape, dtype: torch.dtype, *, quantised: int) -> RowLayers | None:
     parts = []
     for index, rows in enumerate(masks.forward.sequences):
         sight = sight_of(masks, index)

@@ -57,7 +57,8 @@ def demo(
     full: Annotated[
         bool,
         typer.Option(
-            "--full", help="Warm with 60 requests, measure 40; also recall alone, and the order desk's other draft."
+            "--full",
+            help="Warm with 60 requests, measure 40; also recall alone, the order desk's other draft, its int8 target.",
         ),
     ] = False,
     requests: Annotated[int | None, typer.Option(min=1, help="Measure exactly this many requests.")] = None,

@@ -75,13 +75,17 @@ NARROW = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way of drafting: the drafters, the cache, the verification mode, and whether the other draft model drafts."""
+    """One way of drafting: the drafters, the cache, the verification mode, and the models.
+
+    With `other_draft` the other draft model drafts; with `int8` the target and its draft model have eight bits.
+    """
 
     name: str
     drafters: tuple[str, ...] = ()
     cache: str = ""
     mode: str = "auto"
     other_draft: bool = False
+    int8: bool = False
 
 
 WAYS = (
@@ -94,7 +98,7 @@ WAYS = (
 """Cache A holds other requests of the same workflows; cache B holds these requests as well."""
 
 
-def ways_of(temperature: float, full: bool, other_draft: bool = False) -> tuple[Way, ...]:
+def ways_of(temperature: float, full: bool, other_draft: bool = False, int8: bool = False) -> tuple[Way, ...]:
     """The ways to measure, in the order of the table.
 
     When sampling, `both` is also verified topdown, which shows what lazy verification gains. In full, recall also
@@ -108,6 +112,9 @@ def ways_of(temperature: float, full: bool, other_draft: bool = False) -> tuple[
     if other_draft:
         ways.append(Way("draft-only, other", DRAFT, other_draft=True))
         ways.append(Way("both, other", MEMORY + DRAFT, "A", other_draft=True))
+    if int8:
+        ways.append(Way("plain, int8", int8=True))
+        ways.append(Way("both, int8", MEMORY + DRAFT, "A", int8=True))
     return tuple(ways)
 
 
@@ -239,7 +246,7 @@ def speedup_keys(name: str, mine: Sequence[Sample], plain: Sequence[Sample]) -> 
 
 
 class Bench:
-    """The model, caches and engines of one demo; `other_draft` drafts in the ways that name it."""
+    """The model, caches and engines of one demo; `other_draft` and the `int8` models serve the ways that name them."""
 
     def __init__(
         self,
@@ -253,21 +260,23 @@ class Bench:
         temperature: float,
         max_tokens: int,
         other_draft: PreTrainedModel | None = None,
+        int8: tuple[PreTrainedModel, PreTrainedModel] | None = None,
     ) -> None:
         self._model, self._tokenizer, self._name = model, tokenizer, name
-        self._draft, self._other_draft = draft_model, other_draft
+        self._draft, self._other_draft, self._int8 = draft_model, other_draft, int8
         self._settings = {"temperature": temperature, "max_tokens": max_tokens, "tenant": TENANT}
         self._turns: list[Turn] = []
-        self._cost: CostCurve | None = None  # the first engine measures it, the others share it
+        self._costs: dict[bool, CostCurve] = {}  # the first engine of a target measures it, the others share it
         self._repeat_cache = SpeculationCache.open(None)
         self.warm_cache = cache
         self.warm_engine = self._engine(Way("warm", MEMORY + DRAFT, "A"), write_back=True)
-        self._cost = self.warm_engine.planner.cost
         self.engines = {way.name: self._engine(way, write_back=way.name == "plain") for way in ways}
         self.runs = {way.name: Run(way.name) for way in ways}
 
     def _engine(self, way: Way, *, write_back: bool) -> Engine:
-        draft = self._other_draft if way.other_draft else self._draft
+        model, draft = self._model, self._other_draft if way.other_draft else self._draft
+        if way.int8 and self._int8 is not None:
+            model, draft = self._int8
         options = EngineOptions(
             draft_model=draft if "draft-model" in way.drafters else None,
             cache={"A": self.warm_cache, "B": self._repeat_cache}.get(way.cache),
@@ -276,7 +285,10 @@ class Bench:
             ),
         )
         keep = lambda prompt_ids, result: self._turns.append(Turn(prompt_ids, result))  # noqa: E731
-        return Engine(self._model, self._tokenizer, options, name=self._name, cost=self._cost, on_result=keep)
+        cost = self._costs.get(way.int8)
+        made = Engine(model, self._tokenizer, options, name=self._name, cost=cost, on_result=keep)
+        self._costs.setdefault(way.int8, made.planner.cost)
+        return made
 
     def copy_warm_cache(self) -> None:
         """Copy the warm cache's completions into the cache of `repeat`."""
@@ -374,6 +386,10 @@ def loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, dict[str
     template = asked.chat_template or ("hermes" if asked.target in (ORDER_DESK, DEMO_TARGET) else None)
     model, tokenizer = load_target(source, device=asked.device, dtype=asked.dtype, chat_template=template)
     models = {role: load_draft(draft, model, tokenizer) for role, draft in drafts.items()}
+    int8 = None
+    if own and asked.full and model.device.type == "cpu" and asked.dtype is None:
+        small, _ = load_target(source, device="cpu", quantization="int8")
+        int8 = small, load_draft(drafts["draft_model"], small, tokenizer)
     with_actions = asked.tool_latency is not None
     state = DemoState(source, asked.draft_model, model.dtype, asked.temperature, asked.full, with_actions)
     if asked.fresh:
@@ -381,12 +397,12 @@ def loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, dict[str
     progress.show("starting engines and measuring this machine's cost per step")
     cache = SpeculationCache.open(state.folder / "cache")
     cache.warm_up()  # loading the embedder later would distort the measurement
-    ways = ways_of(asked.temperature, asked.full, "other_draft_model" in models)
+    ways = ways_of(asked.temperature, asked.full, "other_draft_model" in models, int8 is not None)
     bench = Bench(
         model, tokenizer, asked.target, models["draft_model"], cache,
         [way for way in ways if not with_actions or way.name in ("plain", "both")],
         temperature=asked.temperature, max_tokens=precedent_demo.MAX_TOKENS_PER_TURN,
-        other_draft=models.get("other_draft_model"),
+        other_draft=models.get("other_draft_model"), int8=int8,
     )  # fmt: skip
     return bench, state, {role: SHIPPED.get(draft, draft) for role, draft in drafts.items()}
 
@@ -479,7 +495,7 @@ def differences(bench: Bench) -> dict[str, Any]:
     """
     plain, same, found = bench.runs["plain"].requests, dict[str, list[int]](), list[dict[str, Any]]()
     for name, run in bench.runs.items():
-        if name == "plain":
+        if name == "plain" or name.endswith("int8"):  # another model's answers differ
             continue
         places = [first_difference(mine, theirs) for mine, theirs in zip(run.requests, plain, strict=True)]
         same[name] = [places.count(None), len(plain)]

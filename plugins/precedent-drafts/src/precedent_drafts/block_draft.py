@@ -22,7 +22,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from precedent.errors import ModelLoadError
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.kv.layer_kinds import context_length
-from precedent.target.quantised import rows_of
+from precedent.target.quantised import is_quantised, rows_of
+from precedent_drafts.eight_bits import packed, quantise_linears, unpacked
 from precedent_drafts.heads import HEAD_TOKENS, check_on_one_device, linear
 from precedent_drafts.trained import read_as, save_json, save_tensors
 
@@ -332,7 +333,7 @@ def fill(draft: BlockDraft, weights: Weights, name: str = "the block draft") -> 
 def save_block_draft(folder: Path, draft: BlockDraft, dtype: torch.dtype) -> None:
     """Write a draft's folder; `config.json` is written last, so an incomplete folder is not taken for a draft."""
     kept = {name: tensor.to(dtype) for name, tensor in draft.own_weights().items()}
-    save_tensors(folder / WEIGHTS_FILE, kept | {HEAD_TOKENS: draft.head.token_ids.to(torch.int32)})
+    save_tensors(folder / WEIGHTS_FILE, packed(kept) | {HEAD_TOKENS: draft.head.token_ids.to(torch.int32)})
     save_json(folder / SETTINGS_FILE, dataclasses.asdict(draft.settings))
 
 
@@ -358,9 +359,11 @@ def load_block_draft(folder: Path, target: PreTrainedModel, **changes: Any) -> B
             f"the block draft {folder} reads the layers of {settings.target}, and those of {name} differ: give "
             f"{settings.target} as the target, or train a draft for {name} with precedent train-draft --kind block"
         )
-    weights = load_file(folder / WEIGHTS_FILE)
+    weights = unpacked(load_file(folder / WEIGHTS_FILE))
     if weights.get(HEAD_TOKENS, torch.empty(0)).numel() != settings.num_head_tokens:
         raise ModelLoadError(f"the weights in {folder} do not fit its config: {HEAD_TOKENS}")
     draft = fill(new_block_draft(target, settings, weights[HEAD_TOKENS], target.dtype), weights)
     draft.requires_grad_(False)
+    if is_quantised(target):
+        quantise_linears(draft.model.layers)
     return draft

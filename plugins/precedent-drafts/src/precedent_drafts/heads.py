@@ -25,8 +25,9 @@ from precedent.target.contract import Slot
 from precedent.target.kv.cache import KVCache
 from precedent.target.model import TargetModel
 from precedent.target.prefix_pool import PrefixPool
-from precedent.target.quantised import rows_of
+from precedent.target.quantised import QuantisedLinear, rows_of
 from precedent.tree import CandidateTree
+from precedent_drafts.eight_bits import SomeRows
 
 HEAD_TOKENS = "head.token_ids"
 """The tensor of a draft's folder with the token ids of its head, `[num_head_tokens]`, in increasing order."""
@@ -93,11 +94,13 @@ class RestrictedHead(nn.Module):
 
     @classmethod
     def of(cls, head: Any, token_ids: Tensor) -> Self:
-        """Some rows of a target's head, copied."""
-        rows = rows_of(head, token_ids.long())
-        ids = token_ids.to(rows.device, torch.long)
+        """Some rows of a target's head, copied unless they are quantised."""
+        whole = getattr(head, "quantised", None)
+        ids = token_ids.to(head.weight.device if whole is None else "cpu", torch.long)
         bias = None if head.bias is None else head.bias.detach()[ids]
-        return cls(linear(rows, bias), ids, head.out_features)
+        if whole is not None:
+            return cls(QuantisedLinear(SomeRows(whole, ids.numpy()), bias), ids, head.out_features)
+        return cls(linear(rows_of(head, ids), bias), ids, head.out_features)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`[..., hidden_size]` to `[..., width]`, minus infinity for tokens that the head does not cover."""

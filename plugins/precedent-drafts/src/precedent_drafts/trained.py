@@ -30,6 +30,8 @@ from transformers import PreTrainedModel
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.load.first_layers import base_of, first_layers, frame_of, layers_of, whole
+from precedent.target.quantised import is_quantised
+from precedent_drafts.eight_bits import packed, quantise_linears, unpacked
 from precedent_drafts.heads import HEAD_TOKENS, GivenStates, check_on_one_device, restrict_head
 
 SETTINGS_FILE, WEIGHTS_FILE = "draft.json", "draft.safetensors"
@@ -128,7 +130,7 @@ class DraftSettings:
 
 def save_draft(folder: Path, settings: DraftSettings, weights: Weights) -> None:
     """Write a draft's folder; `draft.json` is written last, so an incomplete folder is not taken for a draft."""
-    save_tensors(folder / WEIGHTS_FILE, weights)
+    save_tensors(folder / WEIGHTS_FILE, packed(weights))
     save_json(folder / SETTINGS_FILE, dataclasses.asdict(settings))
 
 
@@ -151,7 +153,7 @@ def load_weights(folder: Path, target: PreTrainedModel) -> tuple[DraftSettings, 
             f"those of {name}; give {settings.target} as the target, or train a draft for {name} with precedent "
             "train-draft"
         )
-    return settings, load_file(folder / WEIGHTS_FILE)
+    return settings, unpacked(load_file(folder / WEIGHTS_FILE))
 
 
 def load_trained(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
@@ -199,6 +201,8 @@ def draft_beside(
         layer, original = base_of(draft).layers[number], layers_of(target)[index]
         place = next(original.parameters()).device
         _filled(layer, weights, f"layers.{number}.", place, dtype or target.dtype)
+        if is_quantised(target):
+            quantise_linears(layer)
         for name, buffer in original.named_buffers():
             layer.get_buffer(name).copy_(buffer)
     if HEAD_TOKENS in weights:
@@ -280,7 +284,10 @@ def exit_beside(target: PreTrainedModel, layer: int, weights: Weights) -> PreTra
         adapter = ExitAdapter(target.config.get_text_config().hidden_size, gate.shape[0])
     draft = first_layers(target, layer)
     base: Any = base_of(draft)
-    base.norm = AdaptedNorm(_filled(adapter, weights, ADAPTER, target.device, target.dtype), base.norm).eval()
+    adapter = _filled(adapter, weights, ADAPTER, target.device, target.dtype)
+    if is_quantised(target):
+        quantise_linears(adapter)
+    base.norm = AdaptedNorm(adapter, base.norm).eval()
     if HEAD_TOKENS in weights:
         restrict_head(draft, target, weights[HEAD_TOKENS])
     return draft

@@ -44,6 +44,7 @@ def bench(
     device: options.DeviceOption = None,
     dtype: options.DtypeOption = None,
     quantization: options.QuantizationOption = None,
+    accurate: options.AccurateOption = False,
     chat_template: options.ChatTemplateOption = None,
     cuda_graphs: options.CudaGraphsOption = False,
     modes: Annotated[
@@ -75,7 +76,7 @@ def bench(
     if rows:
         if traces or topics or modes or concurrency or draft_model:
             raise ConfigError("--rows times steps alone: give it --target and how it is loaded, --context and --json")
-        loading = {"device": device, "dtype": dtype, "quantization": quantization}
+        loading = {"device": device, "dtype": dtype, "quantization": quantization, "accurate": accurate}
         _measure_rows(ctx.obj, _row_counts(rows), context, target, loading, cuda_graphs, json)
         return
     chosen = _chosen_modes(modes, draft_model, only_named=bool(concurrency))
@@ -94,7 +95,7 @@ def bench(
     progress.show(f"loading {target}")
     given = EngineOptions(
         draft_model=draft_model, device=device, draft_device=draft_device, dtype=dtype, quantization=quantization,
-        chat_template=chat_template, cuda_graphs=cuda_graphs, loop=loop,
+        accurate=accurate, chat_template=chat_template, cuda_graphs=cuda_graphs, loop=loop,
     )  # fmt: skip
     with closing(bench_lineup.Lineup(target, given, max_tokens)) as lineup:
         if traces is not None:

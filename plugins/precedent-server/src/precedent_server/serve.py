@@ -10,6 +10,7 @@ import typer
 
 from precedent.cli.options import (
     DEFAULT_TARGET,
+    AccurateOption,
     ChatTemplateOption,
     CudaGraphsOption,
     DeviceOption,
@@ -50,9 +51,7 @@ commands = typer.Typer()
 )
 def serve(
     ctx: typer.Context,
-    target: Annotated[
-        str, typer.Option("--target", help="Target model: a Hugging Face id, a folder, or the demo model.")
-    ] = (DEFAULT_TARGET),
+    target: Annotated[str, typer.Option("--target", help="Target model: see `precedent run --help`.")] = DEFAULT_TARGET,
     model: Annotated[
         list[str] | None,
         typer.Option("--model", help="NAME=TARGET, repeated: several models by name, instead of --target."),
@@ -62,8 +61,9 @@ def serve(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     quantization: QuantizationOption = None,
+    accurate: AccurateOption = False,
     chat_template: ChatTemplateOption = None,
-    sampling: SamplingOption = "precedent",
+    sampling: SamplingOption = None,
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Exactly the tokens of plain decoding.")] = False,
     cuda_graphs: CudaGraphsOption = False,
     cache: Annotated[
@@ -138,8 +138,8 @@ def serve(
     keys = None if api_keys is None else KeyFile(api_keys)
     options = EngineOptions(
         draft_model=draft_model, draft_device=draft_device, device=device, dtype=dtype,
-        quantization=quantization, bitwise=bitwise, cuda_graphs=cuda_graphs, keep_prefixes=keep_prefixes,
-        chat_template=chat_template,
+        quantization=quantization, accurate=accurate, bitwise=bitwise, cuda_graphs=cuda_graphs,
+        keep_prefixes=keep_prefixes, chat_template=chat_template,
     )  # fmt: skip
     given = {"max_bytes": max_cache_bytes, "max_tenant_bytes": max_tenant_bytes, "max_age": max_age}
     asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

@@ -28,6 +28,7 @@ from precedent.langchain.chat_model import ChatPrecedent
 from precedent.runtime.background import Background
 from precedent.runtime.plain_values import shown
 from precedent.target.load.loading import load_config, load_tokenizer
+from precedent.target.load.source import samples_as_recommended
 from precedent_server.access import NO_RULES, AccessRules
 from precedent_server.errors import BUSY, FAILED, ApiError, stopping
 from precedent_server.following import Following
@@ -97,12 +98,12 @@ class Served:
     name: str
     engine: Engine
     chat: ChatPrecedent
-    sampling: Mapping[str, float]
+    sampling: Mapping[str, Any]
     microscope: Microscope | None = None
 
     @classmethod
     def of(
-        cls, name: str, engine: Engine, *, kept_steps: int = 0, sampling: Mapping[str, float] = MappingProxyType({})
+        cls, name: str, engine: Engine, *, kept_steps: int = 0, sampling: Mapping[str, Any] = MappingProxyType({})
     ) -> Served:
         """An engine as a chat model, which keeps so many steps for administrators to look at.
 
@@ -111,11 +112,13 @@ class Served:
         microscope = Microscope(kept_steps) if kept_steps else None
         if microscope is not None:
             engine.watch_steps(microscope)
-        return cls(name, engine, ChatPrecedent.from_engine(engine), {"temperature": 1.0, **sampling}, microscope)
+        chat = ChatPrecedent.from_engine(engine, sampling="precedent")  # a request brings its settings
+        return cls(name, engine, chat, {"temperature": 1.0, **sampling}, microscope)
 
     def settings_of(self, given: Mapping[str, Any], most_tokens: int) -> dict[str, Any]:
         """The settings of a request, completed by the defaults: an answer has `most_tokens`, as far as they fit."""
-        return {**self.sampling, "max_tokens": min(most_tokens, self.engine.context_length), **given}
+        most = {"max_tokens": min(most_tokens, self.engine.context_length)}
+        return most | dict(self.sampling) | dict(given)
 
 
 class Serving:
@@ -251,15 +254,15 @@ def opened(
     keys: KeyFile | None = None,
     access: AccessRules = NO_RULES,
     kept_steps: int = 0,
-    sampling: Literal["model", "precedent"] = "precedent",
+    sampling: Literal["model", "precedent"] | None = None,
     loading: Callable[[str], object] = lambda target: None,
 ) -> Iterator[Serving]:
     """Models by name on engines of these options, over one cache that follows its store; all closed at the end.
 
     Names of one target share its engine. Of several targets each is looked for before the first is loaded. `bounds`
     are those of the cache. `sampling` "model" gives requests that name no settings those that the checkpoint
-    recommends, "precedent" OpenAI's. `loading` is told each target before it is loaded. Raises what `Engine.load` and
-    `SpeculationCache.open` do, and ConfigError for bounds without a cache.
+    recommends, "precedent" OpenAI's; None chooses by the target's name. `loading` is told each target before it is
+    loaded. Raises what `Engine.load` and `SpeculationCache.open` do, and ConfigError for bounds without a cache.
     """
     if bounds is not None and cache is None:
         raise ConfigError("--max-cache-bytes, --max-tenant-bytes and --max-age bound a cache: give --cache as well")
@@ -282,9 +285,8 @@ def opened(
                 loading(target)
                 engines[place] = held.enter_context(closing(Engine.load(target, options, name=name)))
             engine = engines[place]
-            served[name] = Served.of(
-                name, engine, kept_steps=kept_steps, sampling=engine.sampling_defaults if sampling == "model" else {}
-            )
+            defaults = engine.sampling_defaults if samples_as_recommended(target, sampling) else {}
+            served[name] = Served.of(name, engine, kept_steps=kept_steps, sampling=defaults)
         yield held.enter_context(closing(Serving(served, limits, keys, following, access=access)))
 
 

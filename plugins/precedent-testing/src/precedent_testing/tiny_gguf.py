@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def write_gguf(
             writer.add_uint16("split.count", parts)
     rng = np.random.default_rng(0)
     for number, (name, weights) in enumerate([*_tensors(model, architecture), *(more or {}).items()]):
-        chosen = next((kinds[part] for part in kinds if part in name), "F32") if weights.dim() == 2 else "F32"
+        matrices = weights.dim() == 2 or name.endswith("_exps.weight")
+        chosen = next((kinds[part] for part in kinds if part in name), "F32") if matrices else "F32"
         type_ = gguf.GGMLQuantizationType[chosen]
         array = (torch.ones(weights.shape) if weights.is_meta and weights.dim() == 1 else weights).float()
         try:
@@ -97,8 +99,8 @@ def _random(kind: Any, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
     """Random blocks whose numbers spread as weights do."""
     import gguf
 
-    sample = gguf.quants.dequantize(random_blocks(kind.name, 16, shape[1], rng, 1.0), kind)
-    return random_blocks(kind.name, shape[0], shape[1], rng, SPREAD / sample.std())
+    sample = gguf.quants.dequantize(random_blocks(kind.name, 16, shape[-1], rng, 1.0), kind)
+    return random_blocks(kind.name, prod(shape[:-1]), shape[-1], rng, SPREAD / sample.std()).reshape(*shape[:-1], -1)
 
 
 def _add_config(writer: Any, config: Any) -> None:

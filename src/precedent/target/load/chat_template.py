@@ -21,6 +21,12 @@ FAMILIES = {
 }  # fmt: skip
 """Families by name, and the file of each one's template. That of ChatML takes tools, in the Hermes format."""
 
+FAMILY_MARKS = {
+    "<|start_header_id|>": "llama-3", "<|im_start|>": "chatml", "<start_of_turn>": "gemma", "[INST]": "mistral",
+    "<|end|>": "phi-3",
+}  # fmt: skip
+"""Tokens in a template, and the family whose template writes them."""
+
 CHATML = "<|im_end|>"
 """The token of tokenizers that know ChatML, in which models without a template are asked."""
 
@@ -67,6 +73,15 @@ def _text_of(given: str | Path) -> str:
     if not isinstance(template, str):
         raise ConfigError(f"{str(path)!r} has no text under 'chat_template': give a file that holds the template")
     return template
+
+
+def refusing_template(name: str | Path, unread: str) -> str:
+    """A template that refuses conversations, for a model whose only template, `unread`, is not in Jinja."""
+    family = next((family for mark, family in FAMILY_MARKS.items() if mark in unread), None)
+    advice = f"{family!r} has its tokens" if family else f"a text, a file, or one of {', '.join(FAMILIES)}"
+    said = f"{name} has only a Go template, which is not read: conversations and tools need chat_template= ({advice})"
+    log.warning("%s", said)
+    return f"{{{{ raise_exception({json.dumps(said)}) }}}}"
 
 
 def say_what_lacks(name: str | Path, template: Any, *, has_chatml: bool) -> None:

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -40,7 +40,7 @@ from precedent.errors import ConfigError, ModelLoadError, PrecedentError, Unsupp
 from precedent.runtime.plain_values import in_one_line
 from precedent.target.load.gguf_header import TensorEntry, read_directory, read_header
 from precedent.target.load.gguf_weights import FORMATS, PLAIN, GgufWeight, MappedFile, dense, numbers_in
-from precedent.target.quantised import QuantisedEmbedding, QuantisedLinear
+from precedent.target.quantised import QuantisedEmbedding, QuantisedExperts, QuantisedLinear, shapes_of_experts
 
 SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"})
 """Pre-tokenizers, by llama.cpp's names, that split numbers into digits before GPT-2's rule; transformers does not."""
@@ -75,6 +75,8 @@ STORED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.floa
 _GGUF_READER: Any = modeling_gguf_pytorch_utils
 _SWAPPING = RLock()
 
+_EXPERTS = re.compile(r"(blk\.\d+\.ffn_)(?:gate|up|down)(_exps\.weight)")
+
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 log = logging.getLogger(__name__)
@@ -100,6 +102,17 @@ class GgufFile:
         for _, entry in self.entries:
             found[entry.kind] += entry.nbytes
         return found
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """The names of the tensors that stay in the file on a CPU: matrices in blocks, and experts of nothing else."""
+        blocks = {entry.name: len(entry.shape) for _, entry in self.entries if entry.kind in FORMATS}
+        found = {name for name, dimensions in blocks.items() if dimensions == 2}
+        for name, dimensions in blocks.items():
+            named = _EXPERTS.fullmatch(name) if dimensions == 3 else None
+            if named is not None and all(f"{named[1]}{part}{named[2]}" in blocks for part in ("gate", "up", "down")):
+                found.add(name)
+        return frozenset(found)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -127,7 +140,7 @@ def kinds_in_use(content: GgufFile, device: torch.device) -> list[KindInUse]:
     dtype = content.dtype if whole or device.type == "cpu" else torch.bfloat16
     found: dict[tuple[str, bool], list[tuple[int, int]]] = {}
     for _, entry in content.entries:
-        stays = by_us and device.type == "cpu" and entry.kind in FORMATS and len(entry.shape) == 2
+        stays = by_us and device.type == "cpu" and entry.name in content.kept
         held = entry.nbytes if stays else prod(entry.shape) * dtype.itemsize
         found.setdefault((entry.kind, stays), []).append((entry.nbytes, held))
     made = [
@@ -191,6 +204,10 @@ def load_gguf(
     if dtype is None:
         whole = content.nbytes_by_kind.keys() <= PLAIN.keys()
         dtype = content.dtype if quantised or whole else torch.bfloat16
+    large = [one for one in kinds_in_use(content, device) if quantised and one.kind not in PLAIN and not one.as_stored]
+    if large:
+        kinds, size = ", ".join(one.kind for one in large), sum(one.held for one in large) / 1e9
+        log.warning("%s: weights of type %s are dequantised and take %.1f GB of memory", file.name, kinds, size)
     try:
         with quiet():
             if _read_by_transformers(content):
@@ -229,8 +246,10 @@ class _Filling:
     def run(self) -> None:
         """Fill the model. Raises ModelLoadError for a tensor that is missing or does not fit."""
         sizes = {name: tensor.shape for name, tensor in self.model.state_dict().items()}
+        experts = self._experts_as_they_are() if self.quantised else ()
         for path, entry in self.content.entries:
-            self._place(self.files[path], entry, sizes)
+            if entry.name not in experts:
+                self._place(self.files[path], entry, sizes)
         self._check_shapes(sizes)
         self.model.load_state_dict(self.found, strict=False, assign=True)
         self._tie()
@@ -278,6 +297,28 @@ class _Filling:
         made = QuantisedLinear(weight, module.bias) if linear else QuantisedEmbedding(weight, scale or 1.0)
         self.model.set_submodule(owner, made)
         return True
+
+    def _experts_as_they_are(self) -> set[str]:
+        """Leave the experts of mixtures in the file where all of them are in blocks; returns their tensors' names."""
+        entries = {entry.name: (self.files[path], entry) for path, entry in self.content.entries}
+        found = set[str]()
+        for owner, module in list(self.model.named_modules()):
+            shapes = shapes_of_experts(module)
+            names = [name for name, place in self.places.items() if place == f"{owner}.down_proj"]
+            if shapes is None or not names or f"{names[0]}.weight" not in self.content.kept:
+                continue
+            weights = []
+            for part, shape in shapes.items():
+                file, entry = entries[f"{names[0]}.weight".replace("down", part)]
+                if entry.shape != shape:
+                    raise self._wrong_shape(entry.name, entry.shape, shape)
+                size = entry.nbytes // shape[0]
+                starts = range(entry.start, entry.start + entry.nbytes, size)
+                each = (replace(entry, shape=shape[1:], start=start, nbytes=size) for start in starts)
+                weights.append([GgufWeight(file, one) for one in each])
+                found.add(entry.name)
+            self.model.set_submodule(owner, QuantisedExperts(module, weights))
+        return found
 
     def _check_shapes(self, sizes: Mapping[str, torch.Size]) -> None:
         sources = {place: name for name, place in self.places.items()}
@@ -397,7 +438,6 @@ def _dequantised_by_transformers(
         )
     if importlib.util.find_spec("accelerate") is None:
         raise ModelLoadError(f"{content.path.name} needs more packages; run: pip install -U accelerate")
-    log.warning("%s: this architecture is dequantised when it is loaded", content.path.name)
     how: Any = transformers.GgufConfig(dequantize=True)
     found: Any = AutoModelForCausalLM.from_pretrained(
         **_in(content.path), quantization_config=how, dtype=dtype, **settings
@@ -428,6 +468,8 @@ def read_config(file: Path) -> PreTrainedConfig:
         raise ModelLoadError(f"transformers cannot read the model in {file}: {in_one_line(error)}") from error
     config.dtype = content.dtype
     architecture = content.metadata.get("general.architecture")
+    if content.metadata.get(f"{architecture}.pooling_type"):
+        raise UnsupportedError(f"{file} is an embedding model, which writes no text: give a model that answers")
     for key, name in UNREAD.items() if architecture in READ_IN_PART else ():
         size = content.metadata.get(f"{architecture}.{key}")
         if isinstance(size, int) and hasattr(config, name):

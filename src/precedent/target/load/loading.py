@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,24 +24,28 @@ from transformers import (
 )
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
-from precedent.runtime.plain_values import in_one_line
-from precedent.target.load.chat_template import CHATML, read_chat_template, say_what_lacks
+from precedent.runtime.plain_values import in_one_line, is_number
+from precedent.target.load.chat_template import CHATML, read_chat_template, refusing_template, say_what_lacks
 from precedent.target.load.draft_folders import check_readable, check_whole
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count, first_layers, layers_of
 from precedent.target.load.gguf import load_gguf, read_config, read_sampling, read_tokenizer
 from precedent.target.load.quantised_checkpoint import QUANTIZATIONS, load_made, load_packed
 from precedent.target.load.source import (
     DEMO_TARGET,
+    HUB_FILE,
     explained,
     files_of,
     find_source,
     is_file,
     merged,
+    samples_as_recommended,
+    stored_model,
     tokenizer_source,
     with_base,
 )
+from precedent.target.load.stores import StoredModel
 from precedent.target.load.weight_files import faults_of, layers_left_over, quant_method, say_if_dense, too_many
-from precedent.target.quantised import is_quantised
+from precedent.target.quantised import QuantisedLinear, is_quantised
 from precedent.target.support import check_loadable
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
@@ -61,6 +66,8 @@ OURS = {
 WHERE_FROM = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
 """Arguments of `from_pretrained` that choose the files, and so apply to config and tokenizer too."""
 
+log = logging.getLogger(__name__)
+
 __all__ = ["DEMO_TARGET", "DTYPES", "FIRST_LAYERS", "load_draft", "load_target"]
 
 
@@ -70,14 +77,17 @@ def load_target(
     device: str | None = None,
     dtype: str | None = None,
     quantization: str | None = None,
+    accurate: bool = False,
     model_kwargs: Mapping[str, Any] | None = None,
     chat_template: str | Path | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a language model and its tokenizer from a Hugging Face id, a folder, a GGUF file or `DEMO_TARGET`.
 
+    Names of Ollama's and LM Studio's models, and of GGUF files on the hub, are those of `stored_model`.
     `device` None is cuda if available, else cpu; "auto" spreads the layers over all devices. `dtype` None or "auto"
     keeps the dtype in which the weights are stored. `quantization` "int8" or "int4" makes codes of these bits of a
-    checkpoint's linear layers on a CPU. `model_kwargs` go to transformers' `from_pretrained` unchanged
+    checkpoint's linear layers on a CPU. With `accurate`, kernels round inputs of products with quantised weights to 16
+    bits instead of 8. `model_kwargs` go to transformers' `from_pretrained` unchanged
     (`device_map`, `max_memory`, `quantization_config`, ...). `chat_template` replaces the tokenizer's own: a text, a
     file or a family's name. Raises ConfigError for a wrong setting, ModelLoadError if nothing can be loaded,
     UnsupportedError for a model whose layers cannot be rewound.
@@ -97,10 +107,15 @@ def load_target(
     if quantization is not None:
         _check_quantizable(quantization, place, dtype, settings)
     source, adapter = with_base(find_source(name_or_path, settings))
+    stored = stored_model(name_or_path, settings)
+    if stored is not None:
+        say_what_is_kept(str(name_or_path), stored)
+    if str(name_or_path).startswith(HUB_FILE):  # these chose its file
+        settings = {name: value for name, value in settings.items() if name not in WHERE_FROM}
     if adapter is not None:  # these chose its files, and its base model has others
         settings = {name: value for name, value in settings.items() if name not in ("revision", "subfolder")}
     config = _checked_config(source, settings)
-    tokenizer = _load_tokenizer(tokenizer_source(source, adapter), template, settings)
+    tokenizer = _load_tokenizer(tokenizer_source(source, adapter), template, settings, stored)
     if template is None and str(name_or_path) != DEMO_TARGET and not config.is_encoder_decoder:
         say_what_lacks(name_or_path, tokenizer.chat_template, has_chatml=CHATML in tokenizer.get_vocab())
     if adapter is not None and is_file(source) and dtype in (None, "auto"):
@@ -108,6 +123,14 @@ def load_target(
     if quantization is not None and adapter is not None:
         raise UnsupportedError(f"quantization={quantization!r} is not available for an adapter: merge it into a model")
     model = _load_model(source, config, place, dtype or "auto", settings, quantization)
+    if accurate:
+        for module in model.modules():
+            if isinstance(module, QuantisedLinear):
+                module.accurate = True
+        if not is_quantised(model):
+            raise UnsupportedError(f"accurate=True is for quantised weights on a CPU, and {name_or_path} has none here")
+    if stored is not None:
+        recommend(stored, model.generation_config, tokenizer)
     return (model if adapter is None else merged(model, adapter)), tokenizer
 
 
@@ -117,7 +140,8 @@ def load_tokenizer(name_or_path: str | Path, chat_template: str | Path | None = 
     Raises ModelLoadError, and ConfigError for a `chat_template` that cannot be read.
     """
     template = None if chat_template is None else read_chat_template(chat_template)
-    return _load_tokenizer(tokenizer_source(*with_base(find_source(name_or_path))), template)
+    source = tokenizer_source(*with_base(find_source(name_or_path)))
+    return _load_tokenizer(source, template, stored=stored_model(name_or_path))
 
 
 def load_config(name_or_path: str | Path) -> PreTrainedConfig:
@@ -130,12 +154,13 @@ def load_config(name_or_path: str | Path) -> PreTrainedConfig:
 def load_generation_config(name_or_path: str | Path) -> GenerationConfig:
     """Load the generation config of anything that `load_target` accepts, without its model. Raises ModelLoadError.
 
-    That of a GGUF file holds only what its header says about sampling.
+    That of a GGUF file holds only what its header and its store say about sampling.
     """
     source, _ = with_base(find_source(name_or_path))
+    stored = stored_model(name_or_path)
     with explained(source, "the generation config of"):
         if is_file(source):
-            return GenerationConfig(**read_sampling(Path(source)))
+            return GenerationConfig(**read_sampling(Path(source)) | dict(stored.sampling if stored else {}))
         try:
             found: GenerationConfig = GenerationConfig.from_pretrained(source)
         except OSError:  # there is no such file: transformers then derives one from the config
@@ -178,14 +203,22 @@ def load_draft(
 
 
 def copied_to(draft: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """A draft that shares its target's modules, or a copy of it on another device."""
+    """A draft that shares its target's modules, or a copy of it on another device.
+
+    Raises UnsupportedError for a quantised one on another device than a CPU.
+    """
+    if device.type != "cpu" and is_quantised(draft):
+        raise UnsupportedError(f"draft_device={str(device)!r}: the target's quantised weights are computed on its CPU")
     copied: Any = draft if draft.device == device else copy.deepcopy(draft)
     found: PreTrainedModel = copied.to(device)
     return found
 
 
 def _load_tokenizer(
-    source: str | Path, template: str | None = None, settings: Mapping[str, Any] | None = None
+    source: str | Path,
+    template: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    stored: StoredModel | None = None,
 ) -> PreTrainedTokenizerBase:
     with explained(source, "the tokenizer of"):
         tokenizer: PreTrainedTokenizerBase = (
@@ -195,6 +228,10 @@ def _load_tokenizer(
         )
     if template is not None:
         tokenizer.chat_template = template
+    elif stored is not None and stored.template and not tokenizer.chat_template:
+        tokenizer.chat_template = refusing_template(stored.name, stored.template)
+    if stored is not None and stored.system:
+        tokenizer.default_system_message = stored.system
     return tokenizer
 
 
@@ -359,20 +396,53 @@ def language_model_of(model: PreTrainedModel) -> PreTrainedModel:
     return found
 
 
-NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Settings that both a generation config and `SamplingParams` have."""
+def say_what_is_kept(name: str, stored: StoredModel) -> None:
+    """Log which file another program's name means, and which settings come with it."""
+    for note in stored.notes:
+        log.warning("%s: %s", name, note)
+    if samples_as_recommended(name, None):
+        log.info(
+            "%s is %s; settings that you do not give are its own (%s), unless sampling='precedent'",
+            name, stored.file, shown_settings(sampling_defaults(load_generation_config(name))),
+        )  # fmt: skip
 
 
-def sampling_defaults(generation_config: Any) -> dict[str, float]:
+def recommend(stored: StoredModel, generation_config: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Add what another program keeps for a model to its generation config; control tokens that stop are end tokens."""
+    control = {one.content: token for token, one in tokenizer.added_tokens_decoder.items() if one.special}
+    stops = stored.sampling.get("stop", ())
+    ends = {control[text] for text in stops if text in control} | set(generation_config.eos_token_id or ())
+    generation_config.eos_token_id = sorted(ends) or None
+    for name, value in stored.sampling.items():
+        setattr(generation_config, name, value)
+    generation_config.stop = tuple(text for text in stops if text not in control) or None
+
+
+SAMPLERS = ("temperature", "top_k", "top_p", "min_p")
+OTHERS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop", "max_tokens")
+"""Settings that both a generation config and `SamplingParams` have: how tokens are sampled, and the rest."""
+
+
+def sampling_defaults(generation_config: Any) -> dict[str, Any]:
     """Return the settings that a generation config gives, under the names of `SamplingParams`; empty without any.
 
     `do_sample: false` is temperature 0. One that samples without a temperature means 1, as in transformers.
     """
-    found = {name: getattr(generation_config, name, None) for name in NAMES}
-    given = {name: value for name, value in found.items() if value is not None}
+    samplers, others = (
+        {name: value for name in names if (value := getattr(generation_config, name, None)) is not None}
+        for names in (SAMPLERS, OTHERS)
+    )
     samples = getattr(generation_config, "do_sample", None)
     if samples is False:
-        return {"temperature": 0.0} | {name: given[name] for name in given if name == "repetition_penalty"}
-    if samples or given.keys() - {"repetition_penalty"}:
-        given.setdefault("temperature", 1.0)
-    return given
+        return {"temperature": 0.0} | others
+    if samples or samplers:
+        samplers.setdefault("temperature", 1.0)
+    return samplers | others
+
+
+def shown_settings(found: Mapping[str, Any]) -> str:
+    """Settings in words."""
+    return (
+        ", ".join(f"{name} {value:g}" if is_number(value) else f"{name} {value}" for name, value in found.items())
+        or "none"
+    )

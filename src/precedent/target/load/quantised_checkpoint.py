@@ -24,7 +24,16 @@ from precedent.errors import ModelLoadError, UnsupportedError
 from precedent.target.checkpoint import safetensors_files
 from precedent.target.load.gguf import fill_buffers
 from precedent.target.load.gguf_weights import MappedFile
-from precedent.target.quantised import Band, Layout, QuantisedEmbedding, QuantisedLinear, QuantisedWeight, Rows
+from precedent.target.quantised import (
+    Band,
+    Layout,
+    QuantisedEmbedding,
+    QuantisedExperts,
+    QuantisedLinear,
+    QuantisedWeight,
+    Rows,
+    shapes_of_experts,
+)
 
 QUANTIZATIONS = ("int8", "int4")
 """What `quantization` may be: eight bits with a scale for 32 inputs, or four bits with a scale and a minimum."""
@@ -195,6 +204,10 @@ class MadeWeight(QuantisedWeight):
             )
         minima = None if lows is None else lows.astype(np.float32)
         return Band(codes.astype(np.uint8).reshape(-1, self.in_features), scales.astype(np.float32), minima)
+
+    def numbers(self, which: Rows) -> NDArray[np.float32]:
+        """Some outputs as the checkpoint has them."""
+        return self._numbers.floats(which)
 
     @property
     def stored(self) -> Numbers:
@@ -495,6 +508,13 @@ class _Assembly:
         for name, module in list(self.model.named_modules()):
             scale = getattr(module, "scalar_embed_scale", None)
             linear, embedding = type(module) is nn.Linear, type(module) is nn.Embedding or scale is not None
+            shapes = shapes_of_experts(module) or {}
+            experts = [
+                [each for expert in range(shape[0]) if (each := reader(f"{name}.{expert}.{part}_proj", shape[1:]))]
+                for part, shape in shapes.items()
+            ]
+            if shapes and all(len(weights) == shapes["up"][0] for weights in experts):
+                self.model.set_submodule(name, QuantisedExperts(module, experts))
             if not (linear or embedding):
                 continue
             weight = reader(name, tuple(module.weight.shape))

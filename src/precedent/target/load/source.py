@@ -1,4 +1,4 @@
-"""Resolves a model's name: a folder, a GGUF file, the packaged model or an id on the Hugging Face hub.
+"""Resolves a model's name: a folder, a GGUF file, the packaged model, an id on the hub, or another program's name.
 
 Names that no model here can have are refused before the hub is asked. A PEFT adapter is loaded with its base model and
 merged into its weights.
@@ -24,6 +24,7 @@ from precedent.runtime.hub import ask_hub
 from precedent.runtime.plain_values import in_one_line
 from precedent.target.load.gguf import parts_of, quiet
 from precedent.target.load.gguf_header import is_gguf
+from precedent.target.load.stores import StoredModel, hub_file, lm_studio_file, ollama_model
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = ["adapter_*", "*token*", "*.jinja", "vocab*", "merges.txt"]
@@ -54,7 +55,10 @@ HOSTED = re.compile(
 )
 """How the names of some models without public weights begin."""
 
-TAG = re.compile(r"[\w.-]+(/[\w.-]+)*:[\w.-]+")
+OLLAMA, LM_STUDIO, HUB_FILE = "ollama:", "lmstudio:", "hf:"
+"""What begins the names of other programs' models."""
+
+_TAG = re.compile(r"[\w.-]+(/[\w.-]+)*:[\w.-]+")
 
 
 def find_source(name_or_path: str | Path, settings: Mapping[str, Any] | None = None) -> str | Path:
@@ -63,7 +67,7 @@ def find_source(name_or_path: str | Path, settings: Mapping[str, Any] | None = N
     Obvious mistakes are refused before the hub is asked, and the hub is asked once: if it does not answer, the folder
     of an earlier download is used. `settings` are arguments of `from_pretrained`. Raises ModelLoadError.
     """
-    file = gguf_file(name_or_path)
+    file = gguf_file(name_or_path, settings)
     if file is not None:
         return file
     path = Path(name_or_path).expanduser()
@@ -85,14 +89,46 @@ def is_file(source: str | Path) -> bool:
     return isinstance(source, Path) and source.is_file()
 
 
-def gguf_file(name_or_path: str | Path) -> Path | None:
+def stored_model(
+    name_or_path: str | Path, settings: Mapping[str, Any] | None = None, *, download: bool = True
+) -> StoredModel | None:
+    """The model that another program's name means, None for a name of another kind. Raises ModelLoadError.
+
+    That is `ollama:NAME[:TAG]`, also without `ollama:` if it has a tag; `lmstudio:PUBLISHER/MODEL[/FILE]`; and
+    `hf:OWNER/REPOSITORY[:QUANT]`.
+    """
+    name = str(name_or_path)
+    if name.startswith(OLLAMA):
+        return ollama_model(name.removeprefix(OLLAMA))
+    if name.startswith(LM_STUDIO):
+        return StoredModel(name, lm_studio_file(name.removeprefix(LM_STUDIO)))
+    if name.startswith(HUB_FILE):
+        return StoredModel(name, hub_file(name.removeprefix(HUB_FILE), settings or {}, download=download))
+    return ollama_model(name) if _is_tag(name) and not Path(name).exists() else None
+
+
+def samples_as_recommended(name: str, sampling: str | None) -> bool:
+    """Whether a model's recommended settings are used: `sampling` "model", or None under another program's name."""
+    return sampling == "model" or (sampling is None and (name.startswith((OLLAMA, LM_STUDIO)) or _is_tag(name)))
+
+
+def _is_tag(name: str) -> bool:
+    service, _, _ = name.partition(":")
+    others = {*OF_A_SERVICE, "huggingface", HUB_FILE.rstrip(":")}
+    return _TAG.fullmatch(name) is not None and service not in others and not HOSTED.match(name)
+
+
+def gguf_file(
+    name_or_path: str | Path, settings: Mapping[str, Any] | None = None, *, download: bool = True
+) -> Path | None:
     """The GGUF file of a name, of several parts the first; None if it names no file, or nothing here.
 
     Raises ModelLoadError for any other file.
     """
     if str(name_or_path) == DEMO_TARGET:
         return packaged_file()
-    path = Path(name_or_path).expanduser()
+    stored = stored_model(name_or_path, settings, download=download)
+    path = Path(name_or_path).expanduser() if stored is None else stored.file
     if path.suffix == ".gguf" and not path.exists():
         raise ModelLoadError(f"there is no file {str(path)!r}; `hf download OWNER/NAME FILE` fetches one from the hub")
     if not path.is_file():
@@ -177,12 +213,6 @@ def check_name(name: str) -> None:
         said = (
             "is available only through its provider's API, so its weights cannot run here; give a Hugging Face id such "
             f"as {HUB_EXAMPLE!r} or a folder (`precedent replay` shows what your logs of it would gain)"
-        )
-    elif TAG.fullmatch(name):
-        said = (
-            "looks like an Ollama tag, and Ollama keeps its models in its own store; give the Hugging Face id of the "
-            f"same model, as in {HUB_EXAMPLE!r}, or the GGUF file that `ollama show --modelfile "
-            f"{name.removeprefix('ollama:')}` names after FROM"
         )
     elif name == ORDER_DESK:
         said = (
