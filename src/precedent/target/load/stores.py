@@ -380,6 +380,20 @@ def hub_file(name: str, settings: Mapping[str, Any], *, download: bool = True) -
     raise ModelLoadError(f"{repository} has no file of {quant or 'any quantisation'}; it has {known}")
 
 
+def hub_models() -> Iterator[tuple[str, Path]]:
+    """All models in the hub's cache: the names of GGUF files with their paths, and ids with their folders."""
+    for repository in _listed(Path(constants.HF_HUB_CACHE), "models--*"):
+        name = repository.name.removeprefix("models--").replace("--", "/")
+        with suppress(LocalEntryNotFoundError, HFValidationError):
+            folder = Path(snapshot_download(name, local_files_only=True))
+            files = {file.relative_to(folder).as_posix(): file for file in _listed(folder, "**/*.gguf")}
+            for file in filter(is_model, files):
+                quant = re.split(r"[-.]", re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", file))[-1]
+                yield (f"hf:{name}:{quant}" if choose(files, quant) == file else str(files[file])), files[file]
+            if (folder / "config.json").is_file():
+                yield name, folder
+
+
 def choose(files: Iterable[str], quant: str) -> str | None:
     """The first file of a quantisation, of none Q4_K_M, Q8_0 or the first model; None if there is none."""
     models = [file for file in files if is_model(file)]
