@@ -2,8 +2,9 @@
 
 A weight lies in bands of 32 outputs, a band in blocks of 32 inputs. Within a block four inputs of one output are
 neighbours, so that one lane of an integer dot product sums them. Inputs are quantised to int8 with one scale for 32 of
-them. Integer sums are exact, and an output's float32 sum takes the blocks from first to last: a row has the same bits
-however many rows are computed together and whichever instructions compute them.
+them. Integer sums are exact. An output's float32 sum takes `CHUNK` blocks after `CHUNK` blocks, of each chunk first the
+minima and then the scaled integers, both from first to last: a row has the same bits however many rows are computed
+together and whichever instructions compute them.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from precedent.runtime.instructions import FEATURES
-from precedent_cpu.kernel_code import CACHE_LINE, FLOAT, INT, LONG, Code, Emit, kernel, same
+from precedent_cpu.kernel_code import CACHE_LINE, FLOAT, INT, LONG, SHORT, Code, Emit, kernel, same
 from precedent_cpu.tile_products import configure_tiles, move_tile, tile_call, tile_number
 
 OUTS = BLOCK = 32
 """Outputs of a band, and inputs of a block."""
 
+CHUNK = 64
+"""Blocks whose minima are added before their products."""
+
 WIDE = 16
-"""Outputs per vector, whatever the processor's registers hold: the compiler splits wider vectors."""
+"""Numbers that are quantised or widened together; the compiler splits vectors that are wider than a register."""
 
 RECORD = 64
 """Bytes of a quantised block of inputs: 32 codes, then the scale, negative sums of codes and sums of numbers."""
@@ -33,11 +37,8 @@ SCALE, NEGATIVE, NEGATIVE_HALVES, SUM, SUM_HALVES = 32, 36, 40, 48, 52
 """Where a record holds its float32 scale; the int32 negative sum of its codes, and those of both halves; the scale
 times the sum of the codes, float32, and the same for both halves."""
 
-TOGETHER = 4
-"""Rows per kernel call at most."""
-
-TILE_ROWS, FEW_TILE_ROWS = 16, 8
-"""Rows that one call of the matrix unit's kernel computes: the last rows are computed by a kernel for fewer."""
+TILE_ROWS = 16
+"""Rows that one call of the matrix unit's kernel computes."""
 
 LARGEST = 127.0
 """The largest code of an input."""
@@ -49,8 +50,6 @@ _ROUND = 1.5 * 2**23
 _ROUND_BITS = 0x4B400000
 
 BYTE, HALF = ir.IntType(8), ir.HalfType()
-_FLOATS, _INTS = ir.VectorType(FLOAT, WIDE), ir.VectorType(INT, WIDE)
-_BYTES = ir.VectorType(BYTE, 4 * WIDE)
 
 
 def _unit() -> str:
@@ -68,6 +67,13 @@ def _unit() -> str:
 
 UNIT = _unit()
 """The dot products in use: `avx512vnni`, `avxvnni`, `avx2`, `dotprod` (NEON), or empty without any."""
+
+REGISTER, TOGETHER = {"avx512vnni": (16, 8), "avxvnni": (8, 6), "avx2": (8, 4), "dotprod": (4, 8)}.get(UNIT, (8, 1))
+"""Outputs in one register, and rows per kernel call at most: their integer sums stay in registers."""
+
+_PARTS = OUTS // REGISTER
+_FLOATS, _INTS, _BYTES = (ir.VectorType(kind, REGISTER * size) for kind, size in ((FLOAT, 1), (INT, 1), (BYTE, 4)))
+_WIDE_FLOATS, _WIDE_INTS = ir.VectorType(FLOAT, WIDE), ir.VectorType(INT, WIDE)
 
 SIGNED = UNIT in ("avx2", "dotprod")
 """Whether eight-bit codes lie in memory as signed levels: these units cannot sum unsigned ones exactly."""
@@ -90,14 +96,9 @@ class Kind(NamedTuple):
         return OUTS * BLOCK * self.bits // 8
 
     @property
-    def unpacked(self) -> Kind:
-        """The kind of the same weight with a byte for each code."""
-        return Kind(8, self.groups, self.minima)
-
-    @property
     def panel_bytes(self) -> int:
-        """Bytes of a block's float32 scales and minima."""
-        return 4 * OUTS * self.groups * (2 if self.minima else 1)
+        """Bytes of a block's float32 scales, or minima."""
+        return 4 * OUTS * self.groups
 
 
 KINDS = (
@@ -125,7 +126,7 @@ def _call(code: Code, name: str, result: Any, arguments: Sequence[Any]) -> Any:
     return code.builder.call(cgutils.get_or_insert_function(code.builder.module, kind, name), tuple(arguments))
 
 
-def _spread(code: Code, number: Any, count: int = WIDE) -> Any:
+def _spread(code: Code, number: Any, count: int = REGISTER) -> Any:
     """The number in every lane."""
     builder, kind = code.builder, ir.VectorType(number.type, count)
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), number, ir.Constant(INT, 0))
@@ -133,196 +134,176 @@ def _spread(code: Code, number: Any, count: int = WIDE) -> Any:
 
 
 def _fused(code: Code, left: Any, right: Any, total: Any) -> Any:
-    return _call(code, f"llvm.fma.v{WIDE}f32", _FLOATS, (left, right, total))
-
-
-def _parts(code: Code, lanes: Any, kind: Any) -> list[Any]:
-    """A vector of `WIDE` ints cut into vectors of `kind`, which may have narrower lanes."""
-    builder = code.builder
-    whole = builder.bitcast(lanes, ir.VectorType(kind.element, 64 * 8 // kind.element.width))
-    lists = (list(range(start, start + kind.count)) for start in range(0, whole.type.count, kind.count))
-    return [builder.shuffle_vector(whole, whole, ir.Constant(ir.VectorType(INT, kind.count), each)) for each in lists]
-
-
-def _whole(code: Code, parts: list[Any]) -> Any:
-    """Vectors put together."""
-    builder = code.builder
-    while len(parts) > 1:
-        count = 2 * parts[0].type.count
-        every = ir.Constant(ir.VectorType(INT, count), list(range(count)))
-        parts = [builder.shuffle_vector(a, b, every) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
+    return _call(code, f"llvm.fma.v{REGISTER}f32", _FLOATS, (left, right, total))
 
 
 def _dot(code: Code, total: Any, codes: Any, inputs: Any, *, signed: bool) -> Any:
     """`total` plus the products of codes (or signed levels) and signed inputs, four in each lane."""
-    if UNIT == "avx512vnni":
-        return _call(code, "llvm.x86.avx512.vpdpbusd.512", _INTS, (total, codes, inputs))
-    part = _PART_DOTS[UNIT]
-    size = 4 if UNIT == "dotprod" else 8
-    kind = ir.VectorType(INT, size)
-    cut = (_parts(code, each, kind) for each in (total, codes, inputs))
-    return _whole(code, [part(code, *each, signed) for each in zip(*cut, strict=True)])
-
-
-def _dot_avxvnni(code: Code, total: Any, codes: Any, inputs: Any, signed: bool) -> Any:
-    return _call(code, "llvm.x86.avx512.vpdpbusd.256", total.type, (total, codes, inputs))
+    if UNIT.endswith("vnni"):
+        return _call(code, f"llvm.x86.avx512.vpdpbusd.{32 * REGISTER}", _INTS, (total, codes, inputs))
+    codes, inputs = code.builder.bitcast(codes, _BYTES), code.builder.bitcast(inputs, _BYTES)
+    if UNIT == "dotprod":
+        return _call(code, "llvm.aarch64.neon.sdot.v4i32.v16i8", _INTS, (total, codes, inputs))
+    return _dot_avx2(code, total, codes, inputs, signed)
 
 
 def _dot_avx2(code: Code, total: Any, codes: Any, inputs: Any, signed: bool) -> Any:
     """Sums of two products have 16 bits, which 7 bits times 8 bits do not exceed; signed levels lend their sign."""
-    builder, bytes_, shorts = code.builder, ir.VectorType(BYTE, 32), ir.VectorType(ir.IntType(16), 16)
-    codes, inputs = builder.bitcast(codes, bytes_), builder.bitcast(inputs, bytes_)
+    shorts = ir.VectorType(SHORT, 2 * REGISTER)
     if signed:
-        inputs = _call(code, "llvm.x86.avx2.psign.b", bytes_, (inputs, codes))
-        codes = _call(code, "llvm.abs.v32i8", bytes_, (codes, ir.Constant(ir.IntType(1), 0)))
+        inputs = _call(code, "llvm.x86.avx2.psign.b", _BYTES, (inputs, codes))
+        codes = _call(code, f"llvm.abs.v{4 * REGISTER}i8", _BYTES, (codes, ir.Constant(ir.IntType(1), 0)))
     pairs = _call(code, "llvm.x86.avx2.pmadd.ub.sw", shorts, (codes, inputs))
-    sums = _call(code, "llvm.x86.avx2.pmadd.wd", total.type, (pairs, same(shorts, 1)))
-    return builder.add(total, sums)
+    sums = _call(code, "llvm.x86.avx2.pmadd.wd", _INTS, (pairs, same(shorts, 1)))
+    return code.builder.add(total, sums)
 
 
-def _dot_neon(code: Code, total: Any, codes: Any, inputs: Any, signed: bool) -> Any:
-    bytes_ = ir.VectorType(BYTE, 16)
-    arguments = (total, code.builder.bitcast(codes, bytes_), code.builder.bitcast(inputs, bytes_))
-    return _call(code, "llvm.aarch64.neon.sdot.v4i32.v16i8", total.type, arguments)
-
-
-_PART_DOTS: dict[str, Callable[..., Any]] = {"avxvnni": _dot_avxvnni, "avx2": _dot_avx2, "dotprod": _dot_neon}
+_LOOKUPS = {"avx512vnni": "llvm.x86.avx512.pshuf.b.512", "dotprod": "llvm.aarch64.neon.tbl1.v16i8"}
 
 
 def _looked_up(code: Code, indices: Any, table: Any) -> Any:
     """Bytes of a table of 16, by indices of four bits."""
-    builder = code.builder
-    if UNIT == "avx512vnni":
-        arguments = (table, builder.bitcast(indices, _BYTES))
-        return builder.bitcast(_call(code, "llvm.x86.avx512.pshuf.b.512", _BYTES, arguments), _INTS)
-    if UNIT == "dotprod":
-        name, size = "llvm.aarch64.neon.tbl1.v16i8", 16
-    else:
-        name, size = "llvm.x86.avx2.pshuf.b", 32
-    kind = ir.VectorType(BYTE, size)
-    cut = zip(_parts(code, table, kind), _parts(code, indices, kind), strict=True)
-    return builder.bitcast(_whole(code, [_call(code, name, kind, each) for each in cut]), _INTS)
+    name = _LOOKUPS.get(UNIT, "llvm.x86.avx2.pshuf.b")
+    return code.builder.bitcast(_call(code, name, _BYTES, (table, code.builder.bitcast(indices, _BYTES))), _INTS)
 
 
 def _table(code: Code, place: Any) -> Any:
-    """A table of 16 bytes, four times."""
+    """A table of 16 bytes, repeated to fill a register."""
     loaded = _load(code, place, 0, ir.VectorType(BYTE, 16))
-    every = ir.Constant(ir.VectorType(INT, 64), [*range(16)] * 4)
+    every = ir.Constant(ir.VectorType(INT, 4 * REGISTER), [*range(16)] * (REGISTER // 4))
     return code.builder.shuffle_vector(loaded, loaded, every)
 
 
-def unpacked(code: Code, kind: Kind, place: Any, table: Any) -> list[Any]:
-    """A block's codes, a byte each, in 16 vectors: number 2j + h has inputs 4j to 4j + 3 of outputs 16h to 16h + 15."""
-    builder = code.builder
+def _unpacked(code: Code, kind: Kind, block: Any, table: Any, pair: int, part: int) -> list[Any]:
+    """A quarter of 16 bytes: four inputs of outputs `REGISTER` times `part` on, and of the same outputs plus 16."""
+    builder, at = code.builder, 4 * REGISTER * part
     if kind.bits == 8:
-        return [_load(code, place, CACHE_LINE * number, _INTS) for number in range(16)]
-    found = []
-    for pair in range(8):
-        both = _load(code, place, CACHE_LINE * pair, _INTS)
-        for half in (both, builder.lshr(both, same(_INTS, 4))):
-            found.append(builder.and_(half, same(_INTS, 0x0F0F0F0F)))
+        return [_load(code, block, CACHE_LINE * (2 * pair + half) + at, _INTS) for half in (0, 1)]
+    both, mask = _load(code, block, CACHE_LINE * pair + at, _INTS), same(_INTS, 0x0F0F0F0F)
+    found = [builder.and_(both, mask), builder.and_(builder.lshr(both, same(_INTS, 4)), mask)]
     if kind.table:
         return [_looked_up(code, each, table) for each in found]
     if kind.bits > 4:
         high, shared = kind.bits - 4, 8 // (kind.bits - 4)
-        mask = {1: 0x10101010, 2: 0x30303030}[high]
-        for number in range(16):
-            loaded = _load(code, place, 512 + CACHE_LINE * (number // shared), _INTS)
-            shift = high * (number % shared)
-            moved = (
-                builder.shl(loaded, same(_INTS, 4 - shift))
-                if shift < 4
-                else builder.lshr(loaded, same(_INTS, shift - 4))
-            )
-            found[number] = builder.or_(found[number], builder.and_(moved, same(_INTS, mask)))
+        mask = same(_INTS, {1: 0x10101010, 2: 0x30303030}[high])
+        for half in (0, 1):
+            number = 2 * pair + half
+            loaded = _load(code, block, 512 + CACHE_LINE * (number // shared) + at, _INTS)
+            shift = high * (number % shared) - 4
+            move = builder.shl if shift < 0 else builder.lshr
+            moved = move(loaded, same(_INTS, abs(shift)))
+            found[half] = builder.or_(found[half], builder.and_(moved, mask))
     return found
 
 
-Places = tuple[int, int, int, int, int, int, int, int, int, int, int]
-"""A band's codes, its number of blocks, its scales and minima as float32; records of inputs and the bytes between their
-rows; outputs and the bytes between their rows; whether the outputs hold sums of earlier blocks; the table of levels;
-the offset of the codes; and the address of what is needed after these codes."""
+AHEAD = 8192
+"""How many bytes ahead codes are prefetched."""
+
+Places = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int, int]
+"""A band's codes, its number of blocks, its scales as float32; records of inputs and the bytes between their rows;
+outputs and the bytes between their rows; whether the outputs hold earlier sums; the table of levels; the offset of the
+codes; where the band's codes end and which are read next; the stored scales that are read next, their bytes for each
+block, and how far from them their minima are."""
 
 
 def _emit_rows(code: Code, kind: Kind, places: Any, rows: int) -> None:
     """Emit the products of one band with `rows` rows."""
-    codes, blocks, panel, records, r_stride, outputs, o_stride, begun, table_at, offset, following_at = places
+    codes, blocks, scales, records, r_stride, outputs, o_stride, begun, table_at, offset = places[:10]
+    end, following_codes, following_scales, scale_bytes, apart = places[10:]
     builder = code.builder
+    jump, step = builder.sub(following_codes, end), ir.Constant(LONG, kind.block_bytes)
     table = _table(code, table_at) if kind.table else None
-    end = builder.add(codes, builder.mul(blocks, ir.Constant(LONG, kind.block_bytes)))
-    jump = builder.sub(following_at, end)
     starts = _starts(code, outputs, o_stride, begun, rows)
     rows_at = [code.offset(records, r_stride, row) for row in range(rows)]
-    with code.steps(blocks, (codes, panel, *rows_at, *starts), by=1) as (_, carried, following):
-        place, scales = carried[:2]
-        row_places, sums = carried[2 : 2 + rows], list(carried[2 + rows :])
-        near = builder.add(place, ir.Constant(LONG, AHEAD))
-        over = builder.icmp_unsigned(">=", near, end)
-        code.fetch(builder.select(over, builder.add(near, jump), near), kind.block_bytes)
-        weights = unpacked(code, kind, place, table)
-        for row, record in enumerate(row_places):
-            sums[2 * row : 2 * row + 2] = _block(
-                code, kind, weights, scales, record, offset, sums[2 * row : 2 * row + 2]
-            )
-        following.append(builder.add(place, ir.Constant(LONG, kind.block_bytes)))
-        following.append(builder.add(scales, ir.Constant(LONG, kind.panel_bytes)))
+    with code.steps(blocks, (codes, scales, following_scales, *rows_at, *starts), by=1) as (_, carried, following):
+        place, panel, far_scales = carried[:3]
+        row_places, sums = carried[3 : 3 + rows], list(carried[3 + rows :])
+        for each in (far_scales, builder.add(far_scales, apart))[: 1 + kind.minima]:
+            code.fetch(each, CACHE_LINE, nearest=False)
+        far = builder.add(place, ir.Constant(LONG, AHEAD))
+        far = builder.select(builder.icmp_unsigned(">=", far, end), builder.add(far, jump), far)
+        for part in range(_PARTS // 2):
+            for group in range(kind.groups):
+                ints = _integer_sums(code, kind, place, row_places, table, offset, group, part, far)
+                for number, total in enumerate(ints):
+                    row, lanes = number // 2, part + number % 2 * (_PARTS // 2)
+                    at = row * _PARTS + lanes
+                    sums[at] = _added(code, total, panel, group, lanes, row_places[row], sums[at])
+        following.append(builder.add(place, step))
+        following.append(builder.add(panel, ir.Constant(LONG, kind.panel_bytes)))
+        following.append(builder.add(far_scales, scale_bytes))
         following.extend(builder.add(record, ir.Constant(LONG, RECORD)) for record in row_places)
         following.extend(sums)
-    for number, total in enumerate(following[2 + rows :]):
-        _store(code, total, code.offset(outputs, o_stride, number // 2), 4 * WIDE * (number % 2))
+    _store_sums(code, following[3 + rows :], outputs, o_stride)
 
 
 def _starts(code: Code, outputs: Any, o_stride: Any, begun: Any, rows: int) -> list[Any]:
-    """Zeros, or the sums of earlier blocks."""
+    """Zeros, or earlier sums: of each row, `REGISTER` outputs after `REGISTER` outputs."""
     there = code.builder.icmp_signed("!=", begun, ir.Constant(LONG, 0))
     stored = [
-        _load(code, code.offset(outputs, o_stride, row), 64 * half, _FLOATS) for row in range(rows) for half in (0, 1)
+        _load(code, code.offset(outputs, o_stride, row), 4 * REGISTER * part, _FLOATS)
+        for row in range(rows)
+        for part in range(_PARTS)
     ]
     return [code.builder.select(there, each, same(_FLOATS, 0.0)) for each in stored]
 
 
-AHEAD = 4096
-"""How many bytes ahead codes are prefetched."""
+def _store_sums(code: Code, sums: list[Any], outputs: Any, o_stride: Any) -> None:
+    for number, total in enumerate(sums):
+        _store(code, total, code.offset(outputs, o_stride, number // _PARTS), 4 * REGISTER * (number % _PARTS))
 
 
-def _block(
-    code: Code, kind: Kind, weights: list[Any], scales: Any, record: Any, offset: Any, sums: list[Any]
+def _integer_sums(
+    code: Code, kind: Kind, block: Any, records: Sequence[Any], table: Any, offset: Any, group: int, part: int, far: Any
 ) -> list[Any]:
-    """Add the products of a block of codes with one row's record to the sums of both halves of its outputs."""
-    builder, groups = code.builder, kind.groups
+    """Products of a block's codes and the records of some rows: for each row those of both halves of the outputs.
+
+    Meanwhile prefetch the block at `far`, line by line: many prefetches at once hold up the loads behind them.
+    """
+    builder, ints = code.builder, []
     signed = SIGNED and (kind.bits == 8 or kind.table)
-    result = list(sums)
-    ints = []
-    for group in range(groups):
-        if signed:
-            ints += [same(_INTS, 0)] * 2
-        else:
-            negative = _load(code, record, NEGATIVE if groups == 1 else NEGATIVE_HALVES + 4 * group, INT)
-            ints += [_spread(code, builder.mul(negative, builder.trunc(offset, INT)))] * 2
-    for pair in range(8):
-        inputs = _spread(code, _load(code, record, 4 * pair, INT))
-        group = pair * groups // 8
-        for half in (0, 1):
-            at = 2 * group + half
-            ints[at] = _dot(code, ints[at], weights[2 * pair + half], inputs, signed=signed)
-    return _added(code, kind, ints, scales, record, result)
+    for record in records:
+        start = same(_INTS, 0)
+        if not signed and (kind.bits == 8 or not kind.minima):
+            negative = _load(code, record, (NEGATIVE, NEGATIVE_HALVES)[kind.groups - 1] + 4 * group, INT)
+            start = _spread(code, builder.mul(negative, builder.trunc(offset, INT)))
+        ints += [start] * 2
+    for pair in range(8 * group // kind.groups, 8 * (group + 1) // kind.groups):
+        halves = _unpacked(code, kind, block, table, pair, part)
+        for line in range(*(kind.bits * each * 2 // 8 for each in (pair, pair + 1)) if part == 0 else (0,)):
+            code.fetch(builder.add(far, ir.Constant(LONG, CACHE_LINE * line)), CACHE_LINE, nearest=False)
+        for row, record in enumerate(records):
+            inputs = _spread(code, _load(code, record, 4 * pair, INT))
+            for half, codes in enumerate(halves):
+                ints[2 * row + half] = _dot(code, ints[2 * row + half], codes, inputs, signed=signed)
+    return ints
 
 
-def _added(code: Code, kind: Kind, ints: list[Any], scales: Any, record: Any, sums: list[Any]) -> list[Any]:
-    """Add integer sums, times the scales of weights and inputs, and the minima; always in this order."""
-    builder, groups, result = code.builder, kind.groups, list(sums)
-    scale = _spread(code, _load(code, record, SCALE, FLOAT))
-    for at, number in enumerate(ints):
-        of_weights = _load(code, scales, 4 * WIDE * at, _FLOATS)
-        scaled = builder.fmul(builder.sitofp(number, _FLOATS), of_weights)
-        result[at % 2] = _fused(code, scaled, scale, result[at % 2])
-    if kind.minima:
-        for at in range(2 * groups):
-            total = _spread(code, _load(code, record, SUM if groups == 1 else SUM_HALVES + 4 * (at // 2), FLOAT))
-            minima = _load(code, scales, 4 * WIDE * (2 * groups + at), _FLOATS)
-            result[at % 2] = _fused(code, minima, total, result[at % 2])
-    return result
+def _added(code: Code, ints: Any, panel: Any, group: int, lanes: int, record: Any, total: Any) -> Any:
+    """Add integer sums, times the scales of weights and of inputs."""
+    of_weights = _load(code, panel, 4 * (OUTS * group + REGISTER * lanes), _FLOATS)
+    scaled = code.builder.fmul(code.builder.sitofp(ints, _FLOATS), of_weights)
+    return _fused(code, scaled, _spread(code, _load(code, record, SCALE, FLOAT)), total)
+
+
+def _emit_minima(code: Code, kind: Kind, places: Any, rows: int) -> None:
+    """Emit the products of some blocks' minima with the sums of `rows` rows."""
+    minima, blocks, records, r_stride, outputs, o_stride, begun = places
+    builder, sums = code.builder, _starts(code, outputs, o_stride, begun, rows)
+    rows_at, at_sum = [code.offset(records, r_stride, row) for row in range(rows)], (SUM, SUM_HALVES)[kind.groups - 1]
+    with code.steps(blocks, (minima, *rows_at, *sums), by=1) as (_, carried, following):
+        panel, row_places, sums = carried[0], carried[1 : 1 + rows], list(carried[1 + rows :])
+        for group in range(kind.groups):
+            lanes = [_load(code, panel, 4 * (OUTS * group + REGISTER * part), _FLOATS) for part in range(_PARTS)]
+            for row, record in enumerate(row_places):
+                of_inputs = _spread(code, _load(code, record, at_sum + 4 * group, FLOAT))
+                for part, each in enumerate(lanes):
+                    at = row * _PARTS + part
+                    sums[at] = _fused(code, each, of_inputs, sums[at])
+        following.append(builder.add(panel, ir.Constant(LONG, kind.panel_bytes)))
+        following.extend(builder.add(record, ir.Constant(LONG, RECORD)) for record in row_places)
+        following.extend(sums)
+    _store_sums(code, following[1 + rows :], outputs, o_stride)
 
 
 def kind_kernel(*kinds: Any) -> Callable[[Emit], Callable[..., Any]]:
@@ -352,19 +333,23 @@ def kind_kernel(*kinds: Any) -> Callable[[Emit], Callable[..., Any]]:
     return made
 
 
-@kind_kernel(types.intp, types.UniTuple(types.intp, 11))
+@kind_kernel(types.intp, types.UniTuple(types.intp, 15))
 def product_rows(code: Code, kind: Kind, rows: Any, places: Any) -> None:
     """The products of one band of a weight with `rows` rows, at most `TOGETHER`; see `Places`."""
-    _emit_few(code, kind, rows, places)
+    _for_rows(code, rows, lambda count: _emit_rows(code, kind, places, count))
 
 
-@kind_kernel(types.intp, types.UniTuple(types.intp, 11))
-def product_unpacked(code: Code, kind: Kind, rows: Any, places: Any) -> None:
-    """`product_rows` of a band that was unpacked."""
-    _emit_few(code, kind.unpacked, rows, places)
+@kind_kernel(types.intp, types.UniTuple(types.intp, 7))
+def add_minima(code: Code, kind: Kind, rows: Any, places: Any) -> None:
+    """The products of a band's minima with the sums of blocks of `rows` rows, at most `TOGETHER`.
+
+    `places` are the minima as float32 and the number of blocks; records, outputs and `begun` as in `Places`.
+    """
+    _for_rows(code, rows, lambda count: _emit_minima(code, kind, places, count))
 
 
-def _emit_few(code: Code, kind: Kind, rows: Any, places: Any) -> None:
+def _for_rows(code: Code, rows: Any, emit: Callable[[int], None]) -> None:
+    """Emit instructions for every number of rows up to `TOGETHER`."""
     builder = code.builder
     if not UNIT:
         return
@@ -374,25 +359,24 @@ def _emit_few(code: Code, kind: Kind, rows: Any, places: Any) -> None:
         case = builder.append_basic_block("case")
         chosen.add_case(ir.Constant(LONG, count), case)
         builder.position_at_end(case)
-        _emit_rows(code, kind, places, count)
+        emit(count)
         builder.branch(end)
     builder.position_at_end(end)
 
 
 @kind_kernel(*[types.intp] * 5)
 def unpack_codes(code: Code, kind: Kind, codes: Any, blocks: Any, table: Any, offset: Any, target: Any) -> None:
-    """Write a band's codes to `target`, a byte each, as levels where the matrix unit or the processor reads these."""
+    """Write the levels of a band's codes to `target`, a byte each, for the matrix unit."""
     builder = code.builder
-    if not UNIT:
+    if not TILES:
         return
-    amounts = _spread(code, builder.trunc(offset, BYTE), 4 * WIDE)
+    amounts = _spread(code, builder.trunc(offset, BYTE), 4 * REGISTER)
     looked = _table(code, table) if kind.table else None
     with code.steps(blocks, (codes, target), by=1) as (_, (place, to), following):
-        for vector, found in enumerate(unpacked(code, kind, place, looked)):
-            lanes = builder.bitcast(found, _BYTES)
-            if TILES or (SIGNED and not (kind.bits == 8 or kind.table)):
-                lanes = builder.sub(lanes, amounts)
-            _store(code, lanes, to, CACHE_LINE * vector)
+        for pair in range(8):
+            for half, found in enumerate(_unpacked(code, kind, place, looked, pair, 0)):
+                levels = builder.sub(builder.bitcast(found, _BYTES), amounts)
+                _store(code, levels, to, CACHE_LINE * (2 * pair + half))
         following.append(builder.add(place, ir.Constant(LONG, kind.block_bytes)))
         following.append(builder.add(to, ir.Constant(LONG, OUTS * BLOCK)))
 
@@ -402,8 +386,8 @@ def quantise(code: Code, numbers: Any, blocks: Any, records: Any) -> None:
     """Quantise float32 numbers to records, 32 at a time. Infinity and NaN make the block's scale so."""
     builder = code.builder
     with code.steps(blocks, (numbers, records), by=1) as (_, (place, record), following):
-        halves = [_load(code, place, 4 * WIDE * half, _FLOATS) for half in (0, 1)]
-        sizes = [builder.and_(builder.bitcast(half, _INTS), same(_INTS, 0x7FFFFFFF)) for half in halves]
+        halves = [_load(code, place, 4 * WIDE * half, _WIDE_FLOATS) for half in (0, 1)]
+        sizes = [builder.and_(builder.bitcast(half, _WIDE_INTS), same(_WIDE_INTS, 0x7FFFFFFF)) for half in halves]
         larger = builder.select(builder.icmp_signed(">", *sizes), *sizes)
         bits = _call(code, f"llvm.vector.reduce.smax.v{WIDE}i32", INT, (larger,))
         largest, zero = builder.bitcast(bits, FLOAT), ir.Constant(FLOAT, 0.0)
@@ -412,11 +396,11 @@ def quantise(code: Code, numbers: Any, blocks: Any, records: Any) -> None:
         inverse = builder.select(small, zero, builder.fdiv(ir.Constant(FLOAT, LARGEST), largest))
         totals = []
         for half, loaded in enumerate(halves):
-            moved = builder.fadd(builder.fmul(loaded, _spread(code, inverse)), same(_FLOATS, _ROUND))
-            codes = builder.sub(builder.bitcast(moved, _INTS), same(_INTS, _ROUND_BITS))
+            moved = builder.fadd(builder.fmul(loaded, _spread(code, inverse, WIDE)), same(_WIDE_FLOATS, _ROUND))
+            codes = builder.sub(builder.bitcast(moved, _WIDE_INTS), same(_WIDE_INTS, _ROUND_BITS))
             narrow = builder.trunc(codes, ir.VectorType(BYTE, WIDE))
             _store(code, narrow, record, WIDE * half)
-            totals.append(_call(code, f"llvm.vector.reduce.add.v{WIDE}i32", INT, (builder.sext(narrow, _INTS),)))
+            totals.append(_call(code, f"llvm.vector.reduce.add.v{WIDE}i32", INT, (builder.sext(narrow, _WIDE_INTS),)))
         _store(code, scale, record, SCALE)
         whole = builder.add(*totals)
         for total, negative, product in zip(
@@ -436,11 +420,11 @@ def rest_of(code: Code, numbers: Any, blocks: Any, records: Any, rest: Any) -> N
     """Write what records leave of the numbers that they were made from."""
     builder = code.builder
     with code.steps(blocks, (numbers, records, rest), by=1) as (_, (place, record, to), following):
-        scale = _spread(code, _load(code, record, SCALE, FLOAT))
+        scale = _spread(code, _load(code, record, SCALE, FLOAT), WIDE)
         for half in (0, 1):
-            codes = builder.sext(_load(code, record, WIDE * half, ir.VectorType(BYTE, WIDE)), _INTS)
-            numbers_there = builder.fmul(builder.sitofp(codes, _FLOATS), scale)
-            left = builder.fsub(_load(code, place, 4 * WIDE * half, _FLOATS), numbers_there)
+            codes = builder.sext(_load(code, record, WIDE * half, ir.VectorType(BYTE, WIDE)), _WIDE_INTS)
+            numbers_there = builder.fmul(builder.sitofp(codes, _WIDE_FLOATS), scale)
+            left = builder.fsub(_load(code, place, 4 * WIDE * half, _WIDE_FLOATS), numbers_there)
             _store(code, left, to, 4 * WIDE * half)
         following.append(builder.add(place, ir.Constant(LONG, 4 * BLOCK)))
         following.append(builder.add(record, ir.Constant(LONG, RECORD)))
@@ -498,24 +482,24 @@ def scales_as_floats(code: Code, form: Any, source: Any, supers: Any, target: An
 def _scales(code: Code, name: str, source: Any, supers: Any, half: int) -> Any:
     builder, shorts = code.builder, ir.VectorType(ir.IntType(16), WIDE)
     if name == "float32":
-        return _load(code, source, 64 * half, _FLOATS)
+        return _load(code, source, 64 * half, _WIDE_FLOATS)
     if name == "float16":
         return builder.fpext(
-            builder.bitcast(_load(code, source, 32 * half, shorts), ir.VectorType(HALF, WIDE)), _FLOATS
+            builder.bitcast(_load(code, source, 32 * half, shorts), ir.VectorType(HALF, WIDE)), _WIDE_FLOATS
         )
     if name == "bfloat16":
-        widened = builder.zext(_load(code, source, 32 * half, shorts), _INTS)
-        return builder.bitcast(builder.shl(widened, same(_INTS, 16)), _FLOATS)
+        widened = builder.zext(_load(code, source, 32 * half, shorts), _WIDE_INTS)
+        return builder.bitcast(builder.shl(widened, same(_WIDE_INTS, 16)), _WIDE_FLOATS)
     steps = _load(code, source, 16 * half, ir.VectorType(BYTE, WIDE))
-    widened = builder.sext(steps, _INTS) if name == "int8" else builder.zext(steps, _INTS)
-    return builder.fmul(builder.sitofp(widened, _FLOATS), _scales(code, "float16", supers, supers, half))
+    widened = builder.sext(steps, _WIDE_INTS) if name == "int8" else builder.zext(steps, _WIDE_INTS)
+    return builder.fmul(builder.sitofp(widened, _WIDE_FLOATS), _scales(code, "float16", supers, supers, half))
 
 
 @kernel(*[types.intp] * 3)
 def add_floats(code: Code, numbers: Any, added: Any, count: Any) -> None:
     """Add float32 numbers to others in place, `WIDE` at a time."""
     with code.steps(count, (), by=WIDE) as (k, _, _):
-        place, other = (code.vector(base, k, 4, _FLOATS) for base in (numbers, added))
+        place, other = (code.vector(base, k, 4, _WIDE_FLOATS) for base in (numbers, added))
         code.builder.store(
             code.builder.fadd(*(code.builder.load(each, align=4) for each in (place, other))), place, align=4
         )
@@ -540,54 +524,43 @@ def read_byte(code: Code, place: Any) -> Any:
 
 
 TilePlaces = tuple[int, int, int, int, int, int, int, int, int, int, int]
-"""A band's levels, a byte each; its number of blocks; its scales and minima as float32; records and the bytes between
-their rows; outputs and the bytes between their rows; whether these hold sums of earlier blocks; room for `SUMS_BYTES`
-of integer sums; an address from which on to prefetch, and how many bytes for each block."""
+"""A band's levels, a byte each; its number of blocks and its scales as float32; records and the bytes between their
+rows; outputs and the bytes between their rows; whether these hold earlier sums; room for `SUMS_BYTES` of integer sums;
+an address from which on to prefetch, and how many bytes for each block."""
 
 
 @kind_kernel(types.UniTuple(types.intp, 11))
 def product_by_tiles(code: Code, kind: Kind, places: Any) -> None:
     """The products of one unpacked band with `TILE_ROWS` rows on the matrix unit; see `TilePlaces`."""
-    if TILES:
-        _emit_tiles(code, kind, places, TILE_ROWS)
-
-
-@kind_kernel(types.UniTuple(types.intp, 11))
-def few_by_tiles(code: Code, kind: Kind, places: Any) -> None:
-    """`product_by_tiles` with `FEW_TILE_ROWS` rows."""
-    if TILES:
-        _emit_tiles(code, kind, places, FEW_TILE_ROWS)
-
-
-def _emit_tiles(code: Code, kind: Kind, places: Any, rows: int) -> None:
+    if not TILES:
+        return
     levels, blocks, panel, records, r_stride, outputs, o_stride, begun, room, far, far_step = places
     builder, step = code.builder, ir.Constant(LONG, OUTS * BLOCK)
-    size = 2 * kind.groups * _SUMS
-    starts = _starts(code, outputs, o_stride, begun, rows)
-    _tile_sums(code, kind, levels, records, r_stride, room)
-    carried_from = (builder.add(levels, step), panel, records, room, far, *starts)
-    with code.steps(blocks, carried_from, by=1) as (_, carried, following):
-        place, scales, record, sums_at, ahead = carried[:5]
-        other = builder.xor(builder.sub(sums_at, room), ir.Constant(LONG, size))
-        other = builder.add(room, other)
-        beyond = builder.add(record, ir.Constant(LONG, RECORD))
-        _tile_sums(code, kind, place, beyond, r_stride, other)
+    starts = _starts(code, outputs, o_stride, begun, TILE_ROWS)
+    _multiply_tiles(code, kind, levels, records, r_stride)
+    with code.steps(blocks, (levels, panel, records, far, *starts), by=1) as (_, carried, following):
+        place, scales, record, ahead = carried[:4]
+        for total in range(2 * kind.groups):
+            at = builder.add(room, ir.Constant(LONG, _SUMS * total))
+            move_tile(builder, "store", total, at, ir.Constant(LONG, CACHE_LINE))
+        place, beyond = builder.add(place, step), builder.add(record, ir.Constant(LONG, RECORD))
+        _multiply_tiles(code, kind, place, beyond, r_stride)  # meanwhile the vector unit adds the sums just stored
         _fetch_some(code, ahead, far_step)
-        sums = list(carried[5:])
-        for row in range(rows):
-            ints = [_load(code, sums_at, _SUMS * at + CACHE_LINE * row, _INTS) for at in range(2 * kind.groups)]
+        sums = list(carried[4:])
+        for row in range(TILE_ROWS):
             row_record = code.offset(record, r_stride, row)
-            sums[2 * row : 2 * row + 2] = _added(code, kind, ints, scales, row_record, sums[2 * row : 2 * row + 2])
-        following.append(builder.add(place, step))
-        following.append(builder.add(scales, ir.Constant(LONG, kind.panel_bytes)))
-        following.extend((beyond, other, builder.add(ahead, far_step), *sums))
-    for number, total in enumerate(following[5:]):
-        _store(code, total, code.offset(outputs, o_stride, number // 2), 4 * WIDE * (number % 2))
+            for half, group in ((half, group) for half in (0, 1) for group in range(kind.groups)):
+                ints = _load(code, room, _SUMS * (2 * group + half) + CACHE_LINE * row, _INTS)
+                at = 2 * row + half
+                sums[at] = _added(code, ints, scales, group, half, row_record, sums[at])
+        following.extend((place, builder.add(scales, ir.Constant(LONG, kind.panel_bytes)), beyond))
+        following.extend((builder.add(ahead, far_step), *sums))
+    _store_sums(code, following[4:], outputs, o_stride)
 
 
-def _tile_sums(code: Code, kind: Kind, levels: Any, records: Any, r_stride: Any, room: Any) -> None:
-    """The integer sums of one block: for each group, then each half of the outputs, `[TILE_ROWS, WIDE]`."""
-    builder, line = code.builder, ir.Constant(LONG, CACHE_LINE)
+def _multiply_tiles(code: Code, kind: Kind, levels: Any, records: Any, r_stride: Any) -> None:
+    """The integer sums of one block as tiles: for each group, then each half of the outputs, `[TILE_ROWS, WIDE]`."""
+    builder = code.builder
     for group in range(kind.groups):
         move_tile(builder, "load", _INPUTS, builder.add(records, ir.Constant(LONG, group * BLOCK // 2)), r_stride)
         for half in (0, 1):
@@ -596,27 +569,21 @@ def _tile_sums(code: Code, kind: Kind, levels: Any, records: Any, r_stride: Any,
             move_tile(builder, "load", weights, place, ir.Constant(LONG, 2 * CACHE_LINE))
             tile_call(builder, "tilezero", (tile_number(total),))
             tile_call(builder, "tdpbssd", tuple(map(tile_number, (total, _INPUTS, weights))))
-            move_tile(builder, "store", total, builder.add(room, ir.Constant(LONG, _SUMS * total)), line)
 
 
 _INPUTS, _LEVELS, _SUMS = 4, 5, TILE_ROWS * CACHE_LINE
 """The tile of inputs, the first of levels, and the bytes of one of sums (the first four)."""
 
-SUMS_BYTES = 8 * _SUMS
-"""Bytes of the sums of two blocks."""
+SUMS_BYTES = 4 * _SUMS
+"""Bytes of the sums of a block."""
 
 
-@kind_kernel(types.intp)
-def open_int8_tiles(code: Code, kind: Kind, rows: Any) -> None:
-    """Configure the current thread's unit for `TILE_ROWS` rows, or `FEW_TILE_ROWS` if there are no more."""
-    builder, width = code.builder, BLOCK // kind.groups
-    if not TILES:
-        return
-    with builder.if_else(builder.icmp_signed(">", rows, ir.Constant(LONG, FEW_TILE_ROWS))) as branches:
-        for branch, count in zip(branches, (TILE_ROWS, FEW_TILE_ROWS), strict=True):
-            with branch:
-                inputs, levels = (count, width), (width // 4, CACHE_LINE)
-                configure_tiles(builder, [(count, CACHE_LINE)] * 4 + [inputs, levels, levels, levels])
+@kind_kernel()
+def open_int8_tiles(code: Code, kind: Kind) -> None:
+    """Configure the current thread's unit."""
+    if TILES:
+        inputs, levels = (TILE_ROWS, BLOCK // kind.groups), (BLOCK // kind.groups // 4, CACHE_LINE)
+        configure_tiles(code.builder, [(TILE_ROWS, CACHE_LINE)] * 4 + [inputs, levels, levels, levels])
 
 
 def _fetch_some(code: Code, place: Any, size: Any) -> None:

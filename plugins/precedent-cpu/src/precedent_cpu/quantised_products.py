@@ -1,7 +1,7 @@
 """Products of rows with a packed weight of 4 to 8 bits: bands of outputs, which threads take in turn.
 
-Up to `TOGETHER` rows are multiplied with the codes as they lie in memory. For more rows a band's codes are first
-unpacked into the second cache, a byte each, and then read by the matrix unit or the vector unit, some rows at a time.
+Up to `TOGETHER` rows at a time are multiplied with the codes as they lie in memory. For more than some of these a
+matrix unit, if there is one, reads the codes unpacked, a byte each, from the second cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from precedent.runtime.compiled import compiled, compiled_callback
 from precedent_cpu.kernel_code import CACHE_LINE, Code, kernel, read_long
 from precedent_cpu.quantised_kernels import (
     BLOCK,
-    FEW_TILE_ROWS,
+    CHUNK,
     KINDS,
     OUTS,
     RECORD,
@@ -26,12 +26,11 @@ from precedent_cpu.quantised_kernels import (
     TOGETHER,
     Kind,
     add_floats,
+    add_minima,
     copy_float,
-    few_by_tiles,
     open_int8_tiles,
     product_by_tiles,
     product_rows,
-    product_unpacked,
     quantise,
     rest_of,
     unpack_codes,
@@ -41,7 +40,7 @@ from precedent_cpu.quantised_kernels import (
 FIELDS = (
     "entry", "base", "band_bytes", "outs", "blocks", "form", "scales", "minima", "scale_bytes",
     "super_scales", "super_minima", "blocks_of_scale", "codes", "code_bytes", "groups", "table", "offset",
-    "tile_offset", "bias", "tiles",
+    "bias", "tiles",
 )  # fmt: skip
 """What a packed weight's int64 numbers say: where its bands are and how they lie.
 
@@ -52,7 +51,7 @@ scale for `blocks_of_scale` blocks, or `groups` for each block. `table` and `bia
 
 (
     _ENTRY, _BASE, _BAND_BYTES, _OUTS, _BLOCKS, _FORM, _SCALES, _MINIMA, _SCALE_BYTES,
-    _SUPERS, _SUPER_MINIMA, _SHARED, _CODES, _CODE_BYTES, _GROUPS, _TABLE, _OFFSET, _TILE_OFFSET, _BIAS, _TILES,
+    _SUPERS, _SUPER_MINIMA, _SHARED, _CODES, _CODE_BYTES, _GROUPS, _TABLE, _OFFSET, _BIAS, _TILES,
 ) = (8 * number for number in range(len(FIELDS)))  # fmt: skip
 
 
@@ -69,8 +68,14 @@ class Rows(NamedTuple):
 FEW_ROWS = 64
 """Up to so many rows a thread computes one band at a time, and their records stay in the second cache."""
 
-MOST_BANDS, CHUNK = 8 if TILES else 4, 64
-"""Bands of a piece for more rows, at most; and how many blocks of them are unpacked together into the second cache."""
+MOST_BANDS = 8 if TILES else 4
+"""Bands of a piece for more rows, at most."""
+
+_PANEL_BYTES = CHUNK * 2 * 4 * OUTS
+"""Bytes of a chunk's scales as float32, at most."""
+
+_BAND_ROOM = 2 * _PANEL_BYTES + (CHUNK + 1) * OUTS * BLOCK
+"""Bytes of a chunk of a band: scales, minima, and levels with one block too many, which is read but not used."""
 
 _OUTPUT_BYTES = 4 * OUTS * TILE_ROWS
 
@@ -87,8 +92,7 @@ def records_bytes(rows: int, inputs: int) -> int:
 
 def quantised_room(inputs: int) -> int:
     """Bytes that a thread needs for a weight of so many inputs: integer sums, a few outputs, scales, levels."""
-    blocks = -(-inputs // BLOCK)
-    return SUMS_BYTES + _OUTPUT_BYTES + (max(blocks, MOST_BANDS * CHUNK) + 1) * (16 * OUTS + OUTS * BLOCK) + CACHE_LINE
+    return max(4 * inputs, SUMS_BYTES + _OUTPUT_BYTES + MOST_BANDS * _BAND_ROOM + CACHE_LINE)
 
 
 @compiled
@@ -182,72 +186,68 @@ _entries: list[Any] = []
 def _entry_of(number: int) -> Any:
     def bands_of_kind(weight, band, bands, ahead, records, record_stride, count, outputs, output_stride, room):  # type: ignore[no-untyped-def]
         rows = Rows(records, record_stride, count, outputs, output_stride)
-        blocks, per_block, few = read_long(weight + _BLOCKS), read_long(weight + _GROUPS), count <= TOGETHER
-        table, offset = read_long(weight + _TABLE), read_long(weight + _OFFSET)
-        tiles = read_long(weight + _TILES) != 0 and not few
+        blocks, table, offset = read_long(weight + _BLOCKS), read_long(weight + _TABLE), read_long(weight + _OFFSET)
+        form, size, shared = read_long(weight + _FORM), read_long(weight + _SCALE_BYTES), read_long(weight + _SHARED)
+        minima, per_block = read_long(weight + _MINIMA), read_long(weight + _GROUPS)
+        tiles = read_long(weight + _TILES) != 0 and count > 2 * TOGETHER // per_block
+        block_bytes = read_long(weight + _CODE_BYTES) // blocks
+        first_room = (room + SUMS_BYTES + _OUTPUT_BYTES + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
         together = TILE_ROWS if tiles else TOGETHER
         share = read_long(weight + _BAND_BYTES) // ((count + together - 1) // together * blocks)
+        following, scale_step = ahead, size * per_block // shared
         if tiles:
-            open_int8_tiles(number, count)
-        for start in range(0, blocks, blocks if bands == 1 else CHUNK):
-            if tiles and start:
-                open_int8_tiles(number, count)
-            some = blocks if bands == 1 else min(CHUNK, blocks - start)
-            band_room = some * (16 * OUTS + OUTS * BLOCK)
-            first_panel = (room + SUMS_BYTES + _OUTPUT_BYTES + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+            open_int8_tiles(number)
+        for start in range(0, blocks, CHUNK):
+            some = min(CHUNK, blocks - start)
+            first_scale = start * per_block if per_block > 1 else start // shared
+            num_scales = some * per_block if per_block > 1 else (some + shared - 1) // shared
             for each in range(bands):
-                panel = first_panel + each * band_room
-                here, minima = band_place(weight, band + each), read_long(weight + _MINIMA)
-                form, size, shared = (
-                    read_long(weight + _FORM),
-                    read_long(weight + _SCALE_BYTES),
-                    read_long(weight + _SHARED),
-                )
-                first_scale = start * per_block if per_block > 1 else start // shared
-                num_scales = some * per_block if per_block > 1 else (some + shared - 1) // shared
-                supers = here + read_long(weight + _SUPERS) + start // 8 * 2 * OUTS
-                source = here + read_long(weight + _SCALES) + first_scale * size
-                widen_scales(number, form, source, size, supers, num_scales, shared, panel)
-                if minima:
-                    supers = here + read_long(weight + _SUPER_MINIMA) + start // 8 * 2 * OUTS
-                    source = here + minima + first_scale * size
-                    beside = panel + 4 * OUTS * per_block
-                    widen_scales(number, form, source, size, supers, num_scales, shared, beside)
-                if not few:
-                    codes = band_place(weight, band + each) + read_long(weight + _CODES)
-                    codes += start * (read_long(weight + _CODE_BYTES) // blocks)
-                    levels = panel + some * 16 * OUTS
-                    unpack_codes(number, codes, some, table, read_long(weight + _TILE_OFFSET), levels)
-            for row in range(0, count, together):
+                here, panel = band_place(weight, band + each), first_room + each * _BAND_ROOM
+                for part in range(2 if minima else 1):
+                    source = here + (minima if part else read_long(weight + _SCALES)) + first_scale * size
+                    supers = here + read_long(weight + (_SUPER_MINIMA if part else _SUPERS)) + start // 8 * 2 * OUTS
+                    place = panel + part * _PANEL_BYTES
+                    widen_scales(number, form, source, size, supers, num_scales, shared, place)
+                if tiles:
+                    codes = here + read_long(weight + _CODES) + start * block_bytes
+                    unpack_codes(number, codes, some, table, offset, panel + 2 * _PANEL_BYTES)
+            row = 0
+            while row < count:
+                width = min(together, count - row)
+                by_tiles = tiles and width > TOGETHER
                 inputs = records + row * record_stride + start * RECORD
-                width, far = min(together, count - row), ahead + row // together * blocks * share
-                if tiles and row and width <= FEW_TILE_ROWS:
-                    open_int8_tiles(number, width)
-                narrow = tiles and width not in (TILE_ROWS, FEW_TILE_ROWS)
                 for each in range(bands):
-                    panel = first_panel + each * band_room
-                    levels = panel + some * 16 * OUTS
+                    panel = first_room + each * _BAND_ROOM
+                    narrow = by_tiles and width < TILE_ROWS
                     target, stride = _target(weight, band + each, rows, row, width, start, narrow, room)
-                    if few:
-                        codes = band_place(weight, band) + read_long(weight + _CODES)
-                        product_rows(
+                    for other in range(0, width if minima else 0, TOGETHER):
+                        add_minima(
                             number,
-                            width,
-                            (codes, some, panel, inputs, record_stride, target, stride, 0, table, offset, ahead),
-                        )
-                    elif tiles:
-                        places = (levels, some, panel, inputs, record_stride, target, stride, start, room, far, share)
-                        if width > FEW_TILE_ROWS:
-                            product_by_tiles(number, places)
-                        else:
-                            few_by_tiles(number, places)
+                            min(TOGETHER, width - other),
+                            (panel + _PANEL_BYTES, some, inputs + other * record_stride, record_stride,
+                             target + other * stride, stride, start),
+                        )  # fmt: skip
+                    begun = start + minima
+                    if by_tiles:
+                        levels = panel + 2 * _PANEL_BYTES
+                        of_tiles = (
+                            levels, some, panel, inputs, record_stride, target, stride, begun, room, ahead, share,
+                        )  # fmt: skip
+                        product_by_tiles(number, of_tiles)
                     else:
-                        product_unpacked(
-                            number,
-                            width,
-                            (levels, some, panel, inputs, record_stride, target, stride, start, 0, offset, far),
-                        )
+                        here, last = band_place(weight, band + each), start + some == blocks
+                        beyond = band_place(weight, band + each + 1) if each + 1 < bands else following
+                        codes, scales = read_long(weight + _CODES), read_long(weight + _SCALES)
+                        next_scales = beyond + scales if last else here + scales + (start + some) * scale_step
+                        places = (
+                            here + codes + start * block_bytes, some, panel, inputs, record_stride, target, stride,
+                            begun, table, offset, here + codes + blocks * block_bytes, beyond + codes, next_scales,
+                            scale_step, minima - scales,
+                        )  # fmt: skip
+                        product_rows(number, width, places)
                     _finish(weight, band + each, rows, row, width, target, stride, start + some == blocks)
+                    ahead += some * share
+                row += width
 
     return compiled_callback(bands_of_kind, types.void(*[types.intp] * 10))
 

@@ -69,7 +69,6 @@ class PackedWeight:
         self.fields |= {
             "entry": band_entry(self._kind), "outs": weight.out_features, "blocks": blocks, "groups": self._kind.groups,
             "table": 0 if layout.table is None else self._table.ctypes.data, "offset": offset, "tiles": tiles,
-            "tile_offset": offset if tiles or (SIGNED and not signed) else 0,
         }  # fmt: skip
         self.nbytes = bands * self.fields["band_bytes"]
         self._memory = _memory(self.nbytes + CACHE_LINE)
@@ -175,6 +174,7 @@ def packable(weight: QuantisedWeight) -> bool:
         and layout.group in (16, 32, 64, 128)
         and (not layout.factors or (weight.in_features % _SUPER == 0 and layout.group <= BLOCK))
         and _kind_of(layout) in KINDS
+        and not (layout.minima and layout.bits < 8 and layout.offset)
         and (layout.bits < 8 or layout.offset in ((_OFFSET_OF_BYTES,) if SIGNED else (0, _OFFSET_OF_BYTES)))
     )
 
