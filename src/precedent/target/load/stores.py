@@ -127,7 +127,7 @@ def ollama_model(name: str) -> StoredModel:
     """Find a model by Ollama's name, `[HOST/][NAMESPACE/]MODEL[:TAG]`.
 
     Raises ModelLoadError, saying what to pull, for what is not there, incomplete or damaged, and UnsupportedError for
-    layers and parameters that change answers and cannot be applied.
+    layers and parameters that change answers and cannot be applied. Raises OSError for files that cannot be read.
     """
     store, manifest = _manifest(name)
     again = f"run `ollama pull {name}` again"
@@ -308,27 +308,24 @@ def lm_studio_names() -> list[str]:
 
 
 def lm_studio_file(name: str) -> Path:
-    """Find the file of a model by LM Studio's name, `PUBLISHER/MODEL[/FILE]`. Raises ModelLoadError."""
+    """Find the file of a model by LM Studio's name, `PUBLISHER/MODEL[/FILE]`. Raises ModelLoadError and OSError."""
     parts = name.split("/")
     if len(parts) not in (2, 3) or not all(map(_FILE.fullmatch, parts)):
         raise ModelLoadError(
             f"{name!r} is not a name of LM Studio's: write PUBLISHER/MODEL or PUBLISHER/MODEL/FILE.gguf"
         )
     for folder in lm_studio_folders():
-        try:
-            found = entry(folder, parts)
-            files = [file for file in found.iterdir() if is_model(file.name)] if found and len(parts) == 2 else [found]
-        except OSError as error:
-            raise ModelLoadError(f"cannot read {folder} of LM Studio: {error.strerror or error}") from error
+        found = entry(folder, parts)
         if found is None:
             continue
+        files = [file for file in found.iterdir() if is_model(file.name)] if len(parts) == 2 else [found]
         if len(files) == 1:
-            return files[0] or found
+            return files[0]
         if not files:
             raise ModelLoadError(
                 f"{found} holds no GGUF file: MLX models do not run here, download another format of it"
             )
-        listed = ", ".join(sorted(file.name for file in files if file))
+        listed = ", ".join(sorted(file.name for file in files))
         raise ModelLoadError(f"LM Studio's {name} has several files: write lmstudio:{name}/FILE, of {listed}")
     known = lm_studio_names()
     advice = f"it has {', '.join(known[:6])}" if known else f"looked in {', '.join(map(str, lm_studio_folders()))}"
