@@ -7,14 +7,13 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 from torch import Tensor, full_like, inf
 
 from precedent.cache import Completion, SpeculationCache
 from precedent.config import SamplingParams
 from precedent.drafters import Drafter, Request
-from precedent.drafters.base import NODE, Candidates
+from precedent.drafters.base import Candidates
 from precedent.drafters.grammar import GrammarDrafter
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.prediction import PredictionDrafter
@@ -27,6 +26,7 @@ from precedent.runtime.fence import Fences
 from precedent.target import Slot, TargetModel
 from precedent.target.load.first_layers import first_layers
 from precedent.text.templates import Template
+from precedent.tree import ROOT
 from precedent_testing.drafter_contract import DrafterContract
 from precedent_testing.drafters import OracleDrafter, RandomDrafter
 from precedent_testing.embedders import HashEmbedder
@@ -139,7 +139,7 @@ class Faulty:
 
     def match(self, budget: int) -> Candidates:
         self._fail_at("match")
-        return Candidates("x", np.zeros(budget + 1, NODE)) if self.at == "too many" else Candidates("x")
+        return Candidates.of("x", [(5, ROOT, 0.1, 0)] * (budget + 1 if self.at == "too many" else 0))
 
     def committed(self, token_ids: Sequence[int]) -> None:
         pass

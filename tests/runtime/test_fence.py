@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 
 import pytest
 
-from precedent.runtime.background import Background
+from precedent.runtime.background import Background, long_work
 from precedent.runtime.fence import FIRST_PAUSE, LONGEST_PAUSE, WITHIN, Fence, Fences
 
 
@@ -170,3 +170,18 @@ def test_the_end_of_an_executor_and_an_interruption_are_no_faults(fence: Fence) 
     with pytest.raises(KeyboardInterrupt):
         fence.run(interrupted, None)
     assert fence.num_faults == 0
+
+
+def test_long_work_ends_on_a_traced_thread() -> None:
+    """As under a debugger, or where coverage is measured."""
+
+    def work() -> int:
+        with long_work():
+            return 5
+
+    before = threading.gettrace()
+    threading.settrace(lambda *event: None)
+    try:
+        assert Background(1, "traced").submit(work).result(timeout=20) == 5
+    finally:
+        threading.settrace(before)  # type: ignore[arg-type]
