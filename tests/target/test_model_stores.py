@@ -218,6 +218,8 @@ def test_a_model_that_is_not_there_says_what_to_pull(
     monkeypatch.setattr(Path, "iterdir", refused)
     with pytest.raises(ModelLoadError, match=r"cannot be read \(Permission denied\): run as a user who may read it"):
         find_source("ollama:tiny")
+    with pytest.raises(ModelLoadError, match=r"Permission denied.*: run as a user who may read them"):
+        find_source("lmstudio:pub/tiny")
 
 
 def test_without_the_variable_the_usual_folders_are_looked_into(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from helpers.published_heads import (
     COVERED,
     DFLASH,
     SPECFORGE,
+    ZLAB,
     block_weights,
     random_weights,
     small_target,
     write_head,
 )
+from helpers.random_weights import quantise_randomly
 from helpers.small_engines import PLAIN, PROMPT, AlwaysOpen
 from helpers.tiny_block import tiny_block_draft
 
@@ -257,3 +260,22 @@ def test_a_cancelled_request_leaves_the_next_one_as_it_was(made: tuple[Head, Eng
     next(iter(cancelled))
     cancelled.cancel()
     assert kept.result().token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "weights"),
+    [(SPECFORGE, random_weights(SPECFORGE)), (ZLAB, block_weights(ZLAB)), (DFLASH, block_weights(DFLASH, COVERED))],
+    ids=["EAGLE", "whole head", "some rows of it"],
+)
+def test_published_drafts_draft_beside_a_quantised_target(config: Any, weights: Any, tmp_path: Path) -> None:
+    texts = []
+    for draft in (None, write_head(tmp_path, config, weights)):
+        dense = tiny_causal_lm(dtype=torch.float32, scale=1.5, num_hidden_layers=4)
+        target = quantise_randomly(dense, ["groups of 16 with minima"])
+        with closing(Engine(target, byte_tokenizer(), name="tiny", cost=CostCurve(), draft_model=draft)) as engine:
+            for name in ("eagle", "block-draft"):
+                engine.planner.gates[name] = AlwaysOpen()
+            result = engine.submit(PROMPT, SamplingParams(max_tokens=12)).result()
+            texts.append(result.token_ids)
+    assert texts[0] == texts[1]
+    assert sum(result.stats.drafted_by_source[name] for name in ("eagle", "block-draft")) > 0

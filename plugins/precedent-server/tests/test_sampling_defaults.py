@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
+from helpers.model_stores import OllamaStore
 from transformers import GenerationConfig
 
 from precedent.engine.options import EngineOptions
 from precedent_server.app import server_app
 from precedent_server.serving import opened
 from precedent_server.settings import ServerLimits
+from precedent_testing.tiny_gguf import write_gguf
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 ROUTES: dict[str, tuple[dict[str, Any], str]] = {
@@ -88,3 +91,23 @@ async def test_an_answer_longer_than_the_context_is_refused_and_one_that_fills_i
     if never_ends:
         assert answer.json()["choices"][0]["finish_reason"] == "length"
         assert answer.json()["usage"]["total_tokens"] == longest
+
+
+def test_under_ollamas_names_what_the_store_keeps_is_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request's own limit goes first, the operator's choice as well."""
+    pytest.importorskip("gguf")
+    model = tiny_causal_lm(dtype=torch.float32, vocab_size=260, max_position_embeddings=256)
+    file = write_gguf(tmp_path / "tiny.gguf", model, byte_tokenizer((("t", "h"),)))
+    store = OllamaStore(tmp_path / "ollama")
+    store.add("registry.ollama.ai/library/tiny/latest", file, params={"top_k": 5, "num_predict": 7, "stop": "zz"})
+    monkeypatch.setenv("OLLAMA_MODELS", str(store.folder))
+    for sampling, settings in (
+        (None, {"temperature": 0.8, "top_k": 5, "max_tokens": 7, "stop": ("zz",)}),
+        ("precedent", {"temperature": 1.0, "max_tokens": 100}),
+    ):
+        with opened({"tiny": "tiny:latest"}, EngineOptions(device="cpu"), ServerLimits(), sampling=sampling) as serving:  # type: ignore[arg-type]
+            served = serving.model("tiny")
+            assert served.settings_of({}, 100) == settings
+            assert served.settings_of({"max_tokens": 3}, 100) == settings | {"max_tokens": 3}

@@ -205,7 +205,7 @@ def _memory(config: Any, place: torch.device, held: int | None) -> Iterator[Find
     if weights > free:
         yield Finding("memory", "no", f"{said}: use a smaller or a quantised model", needed=True)
         return
-    if per_token := _per_token(config):
+    if per_token := bytes_per_token(config):
         room = int((free - weights) / 2 / per_token)
         said = f"{said}; {per_token / 1024:.0f} KiB per token, about {room:,} tokens fit"
     yield Finding("memory", "yes", said, needed=True)
@@ -225,7 +225,7 @@ def _itemsize(config: Any) -> int:
     return int(dtype.itemsize)
 
 
-def _per_token(config: Any) -> int | None:
+def bytes_per_token(config: Any) -> int | None:
     """Bytes of keys and values; None for an encoder-decoder model, whose prompt and answer take different ones."""
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", None)

@@ -1,14 +1,15 @@
-"""`precedent models`: tries the architectures of the installed transformers, and says which can be a target model."""
+"""`precedent models`: tries the architectures of the installed transformers, or lists the models on this machine."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from precedent.cli.options import JsonOption, write_json
+from precedent.cli.options import JsonOption, printable, write_json
 from precedent.cli.progress import Progress
 from precedent.errors import ConfigError
 
@@ -25,15 +26,24 @@ def models(
         list[str] | None, typer.Argument(help="Model types of transformers, such as qwen3_next.", show_default=False)
     ] = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="Try every causal LM of the installed transformers.")] = False,
+    local: Annotated[
+        bool, typer.Option("--local", help="List the models of Ollama, LM Studio and the hub's cache on this machine.")
+    ] = False,
+    context: Annotated[
+        int | None, typer.Option("--context", min=1, help="With --local: tokens whose KV cache counts as memory.")
+    ] = None,
     json: JsonOption = None,
 ) -> None:
     """Build a tiny random model of each architecture, score random trees with it and compare with plain forwards.
 
     Prints a table in Markdown. The exit status is 1 if one crashed or computed something else; a refusal, which names
-    its reason, is no failure.
+    its reason, is no failure. With --local, list the models on this machine instead.
     """
-    if sweep == bool(model_types):
-        raise typer.BadParameter("give some model types, or --sweep for all of them")
+    if [bool(model_types), sweep, local].count(True) != 1 or (context and not local):
+        raise typer.BadParameter("give some model types, or --sweep for all of them, or --local [--context N]")
+    if local:
+        _list_local(ctx.obj, context, json)
+        return
     from precedent_testing.sweep import CRASHED, try_architecture
     from precedent_testing.tiny_configs import causal_lm_types
 
@@ -57,3 +67,23 @@ def models(
             typer.echo(f"{one.model_type}: {one.reason}", err=True)
     if counts[CRASHED]:
         raise typer.Exit(FAILED)
+
+
+def _list_local(progress: Progress, context: int | None, json: Path | None) -> None:
+    from precedent_testing.local_models import local_models
+
+    progress.show("reading the models' files")
+    found = list(local_models(context))
+    progress.rest()
+    typer.echo(f"{len(found)} models.\n")
+    typer.echo("| model | size | quantisation | runs | memory |\n|---|---|---|---|---|")
+    for one in found:
+        memory = "" if one.memory is None else f"{one.memory / 1e9:.2f} GB with {one.context:,} tokens"
+        size, runs = (
+            "" if one.size is None else f"{one.size / 1e9:.2f} GB",
+            f"no: {one.refusal}" if one.refusal else "yes",
+        )
+        typer.echo(
+            f"| {printable(one.name)} | {size} | {one.quantization} | {printable(runs).replace('|', '/')} | {memory} |"
+        )
+    write_json(json, {"models": [dataclasses.asdict(one) for one in found]})

@@ -98,13 +98,15 @@ def stored_model(
     `hf:OWNER/REPOSITORY[:QUANT]`.
     """
     name = str(name_or_path)
-    if name.startswith(OLLAMA):
-        return ollama_model(name.removeprefix(OLLAMA))
-    if name.startswith(LM_STUDIO):
-        return StoredModel(name, lm_studio_file(name.removeprefix(LM_STUDIO)))
-    if name.startswith(HUB_FILE):
-        return StoredModel(name, hub_file(name.removeprefix(HUB_FILE), settings or {}, download=download))
-    return ollama_model(name) if _is_tag(name) and not Path(name).exists() else None
+    try:
+        if name.startswith(LM_STUDIO):
+            return StoredModel(name, lm_studio_file(name.removeprefix(LM_STUDIO)))
+        if name.startswith(HUB_FILE):
+            return StoredModel(name, hub_file(name.removeprefix(HUB_FILE), settings or {}, download=download))
+        of_ollama = name.startswith(OLLAMA) or (_is_tag(name) and not Path(name).exists())
+        return ollama_model(name.removeprefix(OLLAMA)) if of_ollama else None
+    except OSError as error:
+        raise ModelLoadError(f"cannot read the files of {name!r} ({error}): run as a user who may read them") from error
 
 
 def samples_as_recommended(name: str, sampling: str | None) -> bool:

@@ -127,7 +127,7 @@ def ollama_model(name: str) -> StoredModel:
     """Find a model by Ollama's name, `[HOST/][NAMESPACE/]MODEL[:TAG]`.
 
     Raises ModelLoadError, saying what to pull, for what is not there, incomplete or damaged, and UnsupportedError for
-    layers and parameters that change answers and cannot be applied.
+    layers and parameters that change answers and cannot be applied. Raises OSError for files that cannot be read.
     """
     store, manifest = _manifest(name)
     again = f"run `ollama pull {name}` again"
@@ -308,27 +308,24 @@ def lm_studio_names() -> list[str]:
 
 
 def lm_studio_file(name: str) -> Path:
-    """Find the file of a model by LM Studio's name, `PUBLISHER/MODEL[/FILE]`. Raises ModelLoadError."""
+    """Find the file of a model by LM Studio's name, `PUBLISHER/MODEL[/FILE]`. Raises ModelLoadError and OSError."""
     parts = name.split("/")
     if len(parts) not in (2, 3) or not all(map(_FILE.fullmatch, parts)):
         raise ModelLoadError(
             f"{name!r} is not a name of LM Studio's: write PUBLISHER/MODEL or PUBLISHER/MODEL/FILE.gguf"
         )
     for folder in lm_studio_folders():
-        try:
-            found = entry(folder, parts)
-            files = [file for file in found.iterdir() if is_model(file.name)] if found and len(parts) == 2 else [found]
-        except OSError as error:
-            raise ModelLoadError(f"cannot read {folder} of LM Studio: {error.strerror or error}") from error
+        found = entry(folder, parts)
         if found is None:
             continue
+        files = [file for file in found.iterdir() if is_model(file.name)] if len(parts) == 2 else [found]
         if len(files) == 1:
-            return files[0] or found
+            return files[0]
         if not files:
             raise ModelLoadError(
                 f"{found} holds no GGUF file: MLX models do not run here, download another format of it"
             )
-        listed = ", ".join(sorted(file.name for file in files if file))
+        listed = ", ".join(sorted(file.name for file in files))
         raise ModelLoadError(f"LM Studio's {name} has several files: write lmstudio:{name}/FILE, of {listed}")
     known = lm_studio_names()
     advice = f"it has {', '.join(known[:6])}" if known else f"looked in {', '.join(map(str, lm_studio_folders()))}"
@@ -378,6 +375,20 @@ def hub_file(name: str, settings: Mapping[str, Any], *, download: bool = True) -
         raise ModelLoadError(f"the hub did not give the files of {repository}: {in_one_line(error)}") from error
     known = ", ".join(file for file in listed if is_model(file)) or "no GGUF file: give its id, without hf:"
     raise ModelLoadError(f"{repository} has no file of {quant or 'any quantisation'}; it has {known}")
+
+
+def hub_models() -> Iterator[tuple[str, Path]]:
+    """All models in the hub's cache: the names of GGUF files with their paths, and ids with their folders."""
+    for repository in _listed(Path(constants.HF_HUB_CACHE), "models--*"):
+        name = repository.name.removeprefix("models--").replace("--", "/")
+        with suppress(LocalEntryNotFoundError, HFValidationError):
+            folder = Path(snapshot_download(name, local_files_only=True))
+            files = {file.relative_to(folder).as_posix(): file for file in _listed(folder, "**/*.gguf")}
+            for file in filter(is_model, files):
+                quant = re.split(r"[-.]", re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", file))[-1]
+                yield (f"hf:{name}:{quant}" if choose(files, quant) == file else str(files[file])), files[file]
+            if (folder / "config.json").is_file():
+                yield name, folder
 
 
 def choose(files: Iterable[str], quant: str) -> str | None:

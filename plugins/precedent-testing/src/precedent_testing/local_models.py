@@ -1,0 +1,71 @@
+"""The models that are on this machine under the names of Ollama, LM Studio and the Hugging Face hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from precedent.cli.doctor_checks import bytes_per_token
+from precedent.errors import PrecedentError
+from precedent.target.kv.layer_kinds import UNLIMITED, context_length
+from precedent.target.load.gguf import kinds_in_use, open_gguf
+from precedent.target.load.loading import auto_class, load_config
+from precedent.target.load.source import LM_STUDIO, OLLAMA, stored_model
+from precedent.target.load.stores import hub_models, lm_studio_names, ollama_names
+from precedent.target.load.weight_files import quant_method
+from precedent.target.support import check_loadable
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model on this machine: bytes of its weights, and of memory with a KV cache of `context` tokens.
+
+    `refusal` says why it does not run here; None if it does.
+    """
+
+    name: str
+    size: int | None = None
+    quantization: str = ""
+    context: int | None = None
+    memory: int | None = None
+    refusal: str | None = None
+
+
+def local_models(context: int | None = None) -> Iterator[LocalModel]:
+    """Examine all models by their files; `context` replaces the lengths that stores and configs say."""
+    for name in [*(OLLAMA + name for name in ollama_names()), *(LM_STUDIO + name for name in lm_studio_names())]:
+        try:
+            stored = stored_model(name)
+            assert stored is not None
+            yield _examined(name, stored.file, context or stored.context)
+        except PrecedentError as error:
+            yield LocalModel(name, refusal=str(error))
+    for name, path in hub_models():
+        try:
+            yield _examined(name, path, context)
+        except PrecedentError as error:
+            yield LocalModel(name, refusal=str(error))
+
+
+def _examined(name: str, path: Path, context: int | None) -> LocalModel:
+    config = load_config(path)
+    if path.is_dir():
+        size = held = sum(one.stat().st_size for one in path.glob("*.safetensors"))
+        kind = quant_method(config) or str(config.dtype or "").removeprefix("torch.")
+    else:
+        kinds = kinds_in_use(open_gguf(path), torch.device("cpu"))
+        size, held, kind = sum(one.stored for one in kinds), sum(one.held for one in kinds), kinds[0].kind
+    longest = context_length(config.get_text_config())
+    tokens = context or (None if longest == UNLIMITED else longest)
+    per_token = bytes_per_token(config)
+    memory = None if tokens is None or per_token is None else held + tokens * per_token
+    refusal = None
+    try:
+        auto_class(config)
+        check_loadable(config)
+    except PrecedentError as error:
+        refusal = str(error)
+    return LocalModel(name, size, kind, tokens, memory, refusal)
