@@ -24,10 +24,13 @@ pytestmark = pytest.mark.skipif(team() is None, reason="torch runs on other thre
 OUTS, INPUTS, MOST_ROWS = 75, 512, 110
 
 
-def linear(layout: str, *, bias: bool = False, seed: int = 0) -> PackedQuantisedLinear:
-    """A packed layer of random codes."""
+def linear(layout: str, *, bias: bool = False, seed: int = 0, largest: bool = False) -> PackedQuantisedLinear:
+    """A packed layer of random codes, or of the `largest` ones."""
     added = torch.randn(OUTS, generator=torch.Generator().manual_seed(seed)) if bias else None
-    layer = QuantisedLinear(RandomWeight(LAYOUTS[layout], OUTS, INPUTS, seed), added)
+    weight = RandomWeight(LAYOUTS[layout], OUTS, INPUTS, seed)
+    if largest:
+        weight.codes[:] = (1 << weight.layout.bits) - 1
+    layer = QuantisedLinear(weight, added)
     pack_quantised(layer)
     assert isinstance(layer, PackedQuantisedLinear)
     return layer
@@ -157,6 +160,7 @@ with torch.inference_mode():
     for layout in LAYOUTS:
         for count in (1, 3, 7, 12, 70, 100):
             digest.update(linear(layout)(rows_of(count)).numpy().tobytes())
+        digest.update(linear(layout, largest=True)(torch.ones(5, 512)).numpy().tobytes())
 print(digest.hexdigest())
 """
 
