@@ -85,8 +85,8 @@ test-vllm: $(VLLM_VENV)/run.stamp  ## precedent-vllm behind a real `vllm serve` 
 test-llama-cpp: $(LLAMA_VENV)/run.stamp  ## precedent-llama-cpp with a real GGUF model, in an environment of its own (compiles for seven minutes)
 	@$(LLAMA_VENV)/bin/python -m pytest -m llama_cpp plugins/precedent-llama-cpp/tests $(TEST_ARGS)
 
-test-gguf: $(LLAMA_VENV)/run.stamp  ## two real GGUF files beside llama.cpp and float32, in the environment of test-llama-cpp
-	@$(LLAMA_VENV)/bin/python -m pytest -s -m gguf plugins/precedent-cpu/tests/test_real_gguf_files.py $(TEST_ARGS)
+test-gguf: $(LLAMA_VENV)/run.stamp  ## real GGUF files beside llama.cpp and float32, quantisers' own checkpoints; environment of test-llama-cpp
+	@$(LLAMA_VENV)/bin/python -m pytest -s -m gguf plugins/precedent-cpu/tests/test_real_gguf_files.py tests/target/test_quantisers.py $(TEST_ARGS)
 
 test-ray: $(RAY_VENV)/run.stamp  ## replicas on a real Ray and a real PostgreSQL, in an environment of its own (half an hour)
 	@$(RAY_VENV)/bin/python -m pytest -m ray plugins/precedent-ray/tests $(TEST_ARGS)

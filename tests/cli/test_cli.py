@@ -18,7 +18,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from precedent import COMMANDS as EXTRAS
-from precedent import PLUGINS
+from precedent import PLUGINS, __version__
 from precedent.cli import app as cli
 from precedent.cli.options import DEFAULT_TARGET
 from precedent.errors import ConfigError, ModelLoadError
@@ -70,6 +70,11 @@ def test_help_comes_without_loading_torch() -> None:
     script = "import sys, precedent.cli.app; print(sorted({'torch', 'transformers', 'faiss'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert precedent("--version") == 0
+    assert capsys.readouterr().out == f"precedent {__version__}\n"
 
 
 def test_the_default_target_is_the_packaged_one() -> None:

@@ -16,7 +16,7 @@ from helpers.saved_models import assert_one_clear_line
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast, RwkvConfig
 
 from precedent.cli import doctor_checks
 from precedent.errors import ModelLoadError
@@ -121,6 +121,44 @@ def test_a_base_model_that_cannot_be_asked_in_chatml_can_be_used_without_convers
     assert examined(model, "--chat-template", "gemma")[1]["chat template"][0] == "yes"
 
 
+def test_a_base_model_and_one_without_an_end_token_are_called_so(tmp_path: Path, examined: Any) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = None
+    state, said = examined(write(tmp_path / "base", tokenizer=tokenizer))[1]["chat template"]
+    assert (state, "a base model, not trained to chat" in said) == ("note", True)
+    tokenizer.eos_token = None
+    folder = Path(write(tmp_path / "model", tokenizer=tokenizer))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (folder / name).read_text()
+        (folder / name).write_text(text.replace("<|im_end|>", "<|other|>").replace("<|endoftext|>", "<|pad|>"))
+    state, said = examined(folder)[1]["end tokens"]
+    assert (state, "stop=" in said) == ("no", True)
+
+
+def test_a_model_that_cannot_be_rewound_cannot_be_used(tmp_path: Path, examined: Any) -> None:
+    RwkvConfig(hidden_size=16, num_hidden_layers=2, vocab_size=259).save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    status, found = examined(tmp_path / "model")
+    assert (status, found["usable"], found["attention"][0]) == (1, False, "no")
+    assert "cannot be rewound" in found["attention"][1]
+
+
+def test_a_draft_model_is_examined_and_says_nothing_against_its_target(
+    model: str, tmp_path: Path, examined: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write(tmp_path / "draft", tokenizer=byte_tokenizer((("t", "h"),)))
+    for draft, state, says in (
+        ("first-layers:2", "yes", "the target's own first layers, "),
+        (model, "yes", "it has the target's tokenizer"),
+        ("first-layers:3", "no", "first-layers:3"),
+        (other, "no", "does not share the target's tokenizer"),
+    ):
+        status, found = examined(model, "--draft-model", draft)
+        assert (status, found["draft model"][0], found["model_usable"]) == (int(state == "no"), state, True)
+        assert says in found["draft model"][1]
+    assert capsys.readouterr().out.endswith(f"{model} can be used, but not with the draft model {other}\n")
+
+
 def test_a_gguf_file_is_examined_by_its_header(tmp_path: Path, examined: Any) -> None:
     """Each type of tensors is named, with what becomes of it; nothing is written."""
     pytest.importorskip("gguf")
@@ -203,6 +241,10 @@ def configured(folder: Path, **settings: Any) -> None:
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file is missing": (lambda folder: shards(folder)[0].unlink(), "names model-00001"),
+    "no index": (
+        lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": []}'),
+        "cannot be read as an index of tensors",
+    ),
     "a pointer": (lambda folder: shards(folder)[-1].write_text(POINTER), "pointer of git LFS"),
     "a short file": (
         lambda folder: shards(folder)[0].write_bytes(shards(folder)[0].read_bytes()[:-1000]),

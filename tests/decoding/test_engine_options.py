@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.small_engines import load_by
+from transformers import BitsAndBytesConfig
 
 from precedent.cache import SpeculationCache
 from precedent.config import EngineLimits, SpeculationConfig
@@ -155,7 +156,24 @@ def test_an_embedder_is_refused_with_an_open_cache_which_has_its_own() -> None:
                 load("/nowhere", EngineOptions(embedder=HashEmbedder(), cache=cache))
 
 
+def test_a_tokenizer_is_for_a_model_object_which_needs_it() -> None:
+    with pytest.raises(ConfigError, match="tokenizer is for a model object: /nowhere brings its own"):
+        Engine.load("/nowhere", tokenizer=byte_tokenizer())
+    with pytest.raises(ConfigError, match="a model object needs its tokenizer"):
+        Engine.load(tiny_causal_lm())
+
+
 # Sharing
+
+
+def test_quantisation_is_compared_by_its_settings_and_other_objects_by_identity() -> None:
+    def key(value: Any) -> Hashable:
+        return EngineOptions(model_kwargs={"of the model": value}).key()
+
+    eight, same, four = (BitsAndBytesConfig(load_in_8bit=bits == 8, load_in_4bit=bits == 4) for bits in (8, 8, 4))
+    assert key(eight) == key(same) != key(four)
+    one, equal = bytearray(b"x"), bytearray(b"x")
+    assert key(one) == key(one) != key(equal)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -99,6 +99,11 @@ def test_an_argument_of_another_kind_is_refused_by_name(engine: Engine, value: A
         engine.submit(PROMPT, SHORT, templates=value)
 
 
+def test_an_answer_longer_than_any_context_is_refused(engine: Engine) -> None:
+    with pytest.raises(ConfigError, match="max_tokens=1000000 is more than the model's context can hold: give at most"):
+        engine.submit(PROMPT, SamplingParams(max_tokens=10**6))
+
+
 def test_the_switch_of_speculation_is_on_or_off(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRECEDENT_SPECULATION", "of")
     with pytest.raises(ConfigError, match="PRECEDENT_SPECULATION='of' is neither 'on' nor 'off'"):

@@ -7,18 +7,23 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import Tensor, full_like, inf
 
 from precedent.cache import Completion, SpeculationCache
+from precedent.config import SamplingParams
 from precedent.drafters import Drafter, Request
+from precedent.drafters.base import NODE, Candidates
 from precedent.drafters.grammar import GrammarDrafter
 from precedent.drafters.model.drafter import DraftModelDrafter
 from precedent.drafters.prediction import PredictionDrafter
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.recall.drafter import RecallDrafter
+from precedent.drafters.sessions import Matching, begin_all, end_all, match_together
 from precedent.drafters.templates import TemplateDrafter
 from precedent.runtime.background import AtOnce
+from precedent.runtime.fence import Fences
 from precedent.target import Slot, TargetModel
 from precedent.target.load.first_layers import first_layers
 from precedent.text.templates import Template
@@ -120,3 +125,42 @@ class TestDrafters(DrafterContract):
         request = super().make_request(prompt_ids)
         asked = {"target_slot": place_of(request.prompt_ids)} if self.name == "early exit" else {}
         return replace(request, **ASKED.get(self.name, asked))
+
+
+class Faulty:
+    """A drafter, and its own session, that fails at one thing."""
+
+    def __init__(self, at: str) -> None:
+        self.at, self.ended = at, False
+
+    def begin(self, request: Request) -> Any:
+        self._fail_at("begin")
+        return object() if self.at == "no session" else self
+
+    def match(self, budget: int) -> Candidates:
+        self._fail_at("match")
+        return Candidates("x", np.zeros(budget + 1, NODE)) if self.at == "too many" else Candidates("x")
+
+    def committed(self, token_ids: Sequence[int]) -> None:
+        pass
+
+    def end(self) -> None:
+        self.ended = True
+        self._fail_at("end")
+
+    def _fail_at(self, stage: str) -> None:
+        if self.at == stage:
+            raise ValueError("boom")
+
+
+def test_sessions_begin_match_and_end_whatever_another_does() -> None:
+    drafters: Any = {at: Faulty(at) for at in ("begin", "no session", "match", "too many", "end", "nothing")}
+    fences, request = Fences(), Request("test", (5,), SamplingParams())
+    sessions = begin_all(drafters, request, fences)
+    matching = Matching(sessions, 8, None)
+    match_together([matching])
+    end_all(sessions, fences)
+    assert list(sessions) == ["match", "too many", "end", "nothing"]
+    assert (list(matching.failed), len(matching.candidates)) == (["match", "too many"], 2)
+    assert all(session.ended for session in sessions.values())
+    assert fences.faults() == {"begin": 1, "no session": 1, "end": 1}

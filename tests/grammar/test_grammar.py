@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 from helpers.grammars import CALL, END, ENDS, HERMES, PLAIN, TOOLS, allowed, arguments, constraint, refusal
 
-from precedent.grammar import Answer, Regex
+from precedent.errors import UnsupportedError
+from precedent.grammar import Answer, GuidanceEngine, JsonSchema, Lark, Regex, guidance
 
 
 def test_a_schema_allows_its_json_and_nothing_else() -> None:
@@ -17,6 +19,26 @@ def test_a_schema_allows_its_json_and_nothing_else() -> None:
     assert refusal(schema, '{"days": "1"}') == '{"days": '
     assert refusal(schema, '{"hours": 1}') == '{"'
     assert refusal(schema, '{"days":1}') == '{"days":'
+
+
+def test_other_notations() -> None:
+    assert refusal(Regex("a{2,3}/\n?"), "aaa/\n") is None
+    assert refusal(Regex("a{2,3}"), "a") == END
+    assert refusal(Lark('start: "x" start | "y"'), "xxy") is None
+    assert refusal(JsonSchema.of(True), '[1, {"a": null}]') is None
+    with pytest.raises(UnsupportedError, match="cannot enforce this grammar"):  # false: no value is allowed
+        constraint(JsonSchema.of(False))
+
+
+def test_grammars_are_compiled_once_while_they_are_among_the_last_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    compiled = guidance.compiled
+    monkeypatch.setattr(guidance, "compiled", lambda tokenizer, text: texts.append(text) or compiled(tokenizer, text))
+    monkeypatch.setattr(guidance, "MOST_COMPILED", 2)
+    engine = GuidanceEngine(PLAIN, ENDS)
+    for pattern in "abacb":
+        engine.matcher(Regex(pattern))
+    assert [text[-2] for text in texts] == ["a", "b", "c", "b"], "the second a was there, and b had made way for c"
 
 
 def test_a_path_outside_of_the_grammar_or_behind_its_end_is_left_alone() -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.grammars import ENDS, PLAIN, TOOLS, allowed, constraint, refusal
+from helpers.grammars import ENDS, LLAMA_JSON, PLAIN, TOOLS, allowed, constraint, refusal
 
 from precedent.errors import ConfigError, GrammarError, UnsupportedError
 from precedent.grammar import (
     ANY_OBJECT,
     Answer,
+    CallForm,
     GrammarConstraint,
     GuidanceEngine,
     JsonSchema,
@@ -35,6 +36,15 @@ from precedent.grammar import (
 def test_answers_that_cannot_be(settings: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Answer(**settings)
+
+
+def test_what_would_be_ambiguous_or_no_json_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="look like content"):
+        Answer(content=ANY_OBJECT, form=LLAMA_JSON, tools=TOOLS)
+    with pytest.raises(ConfigError, match="must start its calls"):
+        CallForm(name="odd", trigger="[", begin="{", between=":", end="}")
+    with pytest.raises(ConfigError, match="a JSON Schema must be made of JSON values"):
+        JsonSchema.of({"const": object()})
 
 
 def test_what_llguidance_cannot_enforce_is_named() -> None:

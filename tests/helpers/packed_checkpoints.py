@@ -21,10 +21,11 @@ AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 class Packed(NamedTuple):
-    """Tensors of one linear layer by the end of their names, and its weight."""
+    """Tensors of one linear layer by the end of their names, its weight, and what torchao says of it in the file."""
 
     tensors: dict[str, Tensor]
     weight: Tensor
+    described: str = ""
 
 
 def words(codes: np.ndarray, bits: int, axis: int) -> Tensor:
@@ -117,7 +118,7 @@ def torchao_int4(shape: torch.Size, seed: int) -> Packed:
         "_weight_zero_point": torch.from_numpy(low.T.copy()),
     }
     weight = numbers(codes, scales, 8, groups_of) + torch.from_numpy(low.astype(np.float32)[:, groups_of])
-    return Packed(tensors, weight)
+    return Packed(tensors, weight, '{"_type": "Int4Tensor", "_data": {}}')
 
 
 def torchao_int8(shape: torch.Size, seed: int) -> Packed:
@@ -129,7 +130,8 @@ def torchao_int8(shape: torch.Size, seed: int) -> Packed:
         "_weight_scale": wide,
         "_weight_zero_point": zeros,
     }
-    return Packed(tensors, numbers(codes, scales, 128, np.zeros(shape[1], np.int64)))
+    weight = numbers(codes, scales, 128, np.zeros(shape[1], np.int64))
+    return Packed(tensors, weight, '{"_type": "Int8Tensor", "_data": {}}')
 
 
 COMPRESSED = {
@@ -140,7 +142,9 @@ COMPRESSED = {
 }
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
 
-FORMATS: dict[str, tuple[dict[str, Any], Callable[..., Packed]]] = {
+Formats = dict[str, tuple[dict[str, Any], Callable[..., Packed]]]
+
+FORMATS: Formats = {
     "gptq": (GPTQ, gptq),
     "gptq v2": ({**GPTQ, "checkpoint_format": "gptq_v2"}, lambda shape, seed: gptq(shape, seed, version=2)),
     "gptq act-order": ({**GPTQ, "desc_act": True}, lambda shape, seed: gptq(shape, seed, act_order=True)),
@@ -156,12 +160,10 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[..., Packed]]] = {
 }
 """What the config of each format says, and what writes a layer."""
 
-TORCHAO_TYPES = {"torchao int4": "Int4Tensor", "torchao int8": "Int8Tensor"}
 
-
-def write_packed(folder: Path, name: str) -> PreTrainedModel:
+def write_packed(folder: Path, name: str, formats: Formats = FORMATS) -> PreTrainedModel:
     """Write a tiny checkpoint of a format whose head and embeddings are plain; returns the model that it means."""
-    settings, pack = FORMATS[name]
+    settings, pack = formats[name]
     model = tiny_causal_lm(dtype=torch.float32, hidden_size=64, intermediate_size=96)
     tensors = {key: value.clone() for key, value in model.state_dict().items()}
     metadata = {"format": "pt"}
@@ -171,8 +173,8 @@ def write_packed(folder: Path, name: str) -> PreTrainedModel:
         model.get_parameter(key).data.copy_(packed.weight)
         del tensors[key]
         tensors |= {f"{key.removesuffix('weight')}{part}": value.contiguous() for part, value in packed.tensors.items()}
-        if name in TORCHAO_TYPES:
-            metadata[key] = json.dumps({"_type": TORCHAO_TYPES[name], "_data": {}})
+        if packed.described:
+            metadata[key] = packed.described
             described.append(key)
     if described:
         metadata["tensor_names"] = json.dumps(described)

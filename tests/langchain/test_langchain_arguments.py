@@ -245,6 +245,23 @@ def test_half_a_surrogate_pair_is_refused_wherever_it_stands(where: str) -> None
         SURROGATES[where]()
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"top_logprobs": 3}, "top_logprobs=3 needs logprobs=True"),
+        ({"logprobs": 5}, "logprobs=5 must be True or False"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs=21 must be a number of tokens, at most 20"),
+        ({"learning": 1}, "learning=1 must be PendingCompletions"),
+        ({"model": 3}, "model=3 must be the name of a loaded model"),
+        ({"ls_structured_output_format": 3}, "ls_structured_output_format=3 is LangChain's own: leave it out"),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_kind_is_refused_by_its_name(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        calling(**given)()
+
+
 # LangChain's answer caches
 
 

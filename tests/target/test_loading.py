@@ -18,6 +18,7 @@ from transformers import CLIPVisionConfig, RwkvConfig, WhisperConfig
 from transformers.utils import logging
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
+from precedent.runtime.plain_values import in_one_line
 from precedent.target import TargetModel
 from precedent.target.load import source as packaged
 from precedent.target.load.loading import DEMO_TARGET, load_draft, load_target
@@ -235,3 +236,10 @@ class TestPackagedTarget:
         with torch.inference_mode():
             assert tokenizer.decode(model(ids).logits[0, -1].argmax()) == " Paris"
         assert tokenizer.tokenize("a  12\n\n3") == ["a", "ĠĠ", "1", "2", "ĊĊ", "3"]
+
+
+def test_a_long_error_of_another_library_is_cut_behind_a_sentence_or_a_word() -> None:
+    assert in_one_line(ValueError("It failed \n twice. " * 100)).endswith(" It failed twice")
+    assert in_one_line(ValueError("word " * 1000)).endswith(" word …")
+    assert all(100 < len(in_one_line(ValueError(text * 1000))) <= 802 for text in ("It failed. ", "word ", "x"))
+    assert [in_one_line(error) for error in (ValueError("a\n b."), KeyError())] == ["a b", "KeyError"]

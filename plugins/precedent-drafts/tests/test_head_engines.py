@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from helpers.published_heads import (
     COVERED,
     DFLASH,
     SPECFORGE,
+    ZLAB,
     block_weights,
     random_weights,
     small_target,
     write_head,
 )
+from helpers.random_weights import quantise_randomly
 from helpers.small_engines import PLAIN, PROMPT, AlwaysOpen
 from helpers.tiny_block import tiny_block_draft
 
@@ -85,14 +88,15 @@ HEADS: dict[str, Head] = {
         lambda model, folder: write_head(folder / "head", SPECFORGE, random_weights(SPECFORGE)),
         per_token=3 * 48,
     ),
-    "MTP like DeepSeek": mtp("glm4_moe"),
     "MTP like Qwen": mtp("qwen3_next"),
+    "MTP like DeepSeek": mtp("glm4_moe"),
     "conditioned": Head("draft-model", lambda folder: tiny_causal_lm(scale=2.0), conditioned),
     "block": block(lambda model, folder: tiny_block_draft(model)),
     "block without condition": block(lambda model, folder: tiny_block_draft(model, condition="none"), per_token=0),
     "DFlash": block(lambda model, folder: write_head(folder, DFLASH, block_weights(DFLASH, COVERED)), context=10**6),
 }
 EACH = pytest.mark.parametrize("name", HEADS)
+QWEN = pytest.param("MTP like Qwen", marks=pytest.mark.exhaustive)
 
 SAMPLINGS = {
     "greedy": SamplingParams(max_tokens=12),
@@ -128,7 +132,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.usefixtures("searches_at_once")
 @pytest.mark.parametrize("beside", [(), ("recall", "prompt")])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_answers_are_those_of_plain_decoding(
     made: tuple[Head, Engine], beside: tuple[str, ...], sampling: SamplingParams
 ) -> None:
@@ -160,7 +164,7 @@ def test_grammars_hold(made: tuple[Head, Engine], temperature: float) -> None:
         assert drafted.token_ids == plain.token_ids
 
 
-@pytest.mark.parametrize("name", ["EAGLE-3", "MTP like DeepSeek", "MTP like Qwen", "block"])
+@pytest.mark.parametrize("name", ["EAGLE-3", "MTP like Qwen", "MTP like DeepSeek", "block"])
 @pytest.mark.sampled(2)
 def test_the_next_turn_and_kept_prefixes_answer_the_same(name: str, tmp_path: Path) -> None:
     """What is read comes back with the keys and values, from idle conversations and from disk."""
@@ -226,7 +230,7 @@ def test_a_target_that_keeps_no_states_is_refused(name: str, tmp_path: Path) -> 
         kind.beside(target, draft)
 
 
-@pytest.mark.parametrize("name", ["EAGLE-3", "MTP like DeepSeek", "MTP like Qwen", "conditioned", "block"])
+@pytest.mark.parametrize("name", ["EAGLE-3", "MTP like DeepSeek", "conditioned", "block", QWEN])
 @torch.no_grad()
 def test_a_head_that_knows_its_target_saves_steps(name: str, tmp_path: Path) -> None:
     """Both find all tokens equally likely, so each says the lowest one for ever."""
@@ -257,3 +261,22 @@ def test_a_cancelled_request_leaves_the_next_one_as_it_was(made: tuple[Head, Eng
     next(iter(cancelled))
     cancelled.cancel()
     assert kept.result().token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "weights"),
+    [(SPECFORGE, random_weights(SPECFORGE)), (ZLAB, block_weights(ZLAB)), (DFLASH, block_weights(DFLASH, COVERED))],
+    ids=["EAGLE", "whole head", "some rows of it"],
+)
+def test_published_drafts_draft_beside_a_quantised_target(config: Any, weights: Any, tmp_path: Path) -> None:
+    texts = []
+    for draft in (None, write_head(tmp_path, config, weights)):
+        dense = tiny_causal_lm(dtype=torch.float32, scale=1.5, num_hidden_layers=4)
+        target = quantise_randomly(dense, ["groups of 16 with minima"])
+        with closing(Engine(target, byte_tokenizer(), name="tiny", cost=CostCurve(), draft_model=draft)) as engine:
+            for name in ("eagle", "block-draft"):
+                engine.planner.gates[name] = AlwaysOpen()
+            result = engine.submit(PROMPT, SamplingParams(max_tokens=12)).result()
+            texts.append(result.token_ids)
+    assert texts[0] == texts[1]
+    assert sum(result.stats.drafted_by_source[name] for name in ("eagle", "block-draft")) > 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 import torch
@@ -58,14 +58,62 @@ class Factors:
     minimum_steps: NDArray[np.uint8] | None = None
 
 
+class Bits(NamedTuple):
+    """Where some bits of a block's codes are stored, and from which bit of a code they begin (`shift`).
+
+    The codes take the lowest `bits` of `width` bytes from `place` on, then the next higher ones of the same bytes, and
+    so on; then those of the next `width` bytes.
+    """
+
+    place: int
+    bits: int
+    width: int
+    shift: int = 0
+
+
+def fields_of(packed: NDArray[np.uint8], bits: int, width: int) -> NDArray[np.uint8]:
+    """Fields of `bits` bits in `[rows, blocks, bytes]`, in the order of `Bits`: `[rows, blocks, fields]`."""
+    rows, blocks, _ = packed.shape
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    fields = packed.reshape(rows, blocks, -1, 1, width) >> shifts
+    fields &= np.uint8((1 << bits) - 1)
+    return fields.reshape(rows, blocks, -1)
+
+
+class PackedCodes(NamedTuple):
+    """Codes as they are stored: `blocks` `[outputs, blocks, bytes]` of `size` codes each, in which their `bits` are.
+
+    `added` is added to every code, modulo 256.
+    """
+
+    blocks: NDArray[np.uint8]
+    size: int
+    bits: tuple[Bits, ...]
+    added: int = 0
+
+    def unpacked(self) -> NDArray[np.uint8]:
+        """The codes, `[outputs, inputs]`."""
+        rows, count, _ = self.blocks.shape
+        codes = np.full((rows, count, self.size), self.added, np.uint8)
+        for place, bits, width, shift in self.bits:
+            stored = self.blocks[..., place : place + self.size * bits // 8]
+            codes += fields_of(stored, bits, width) << np.uint8(shift)
+        return codes.reshape(rows, -1)
+
+
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Some outputs of a weight: `codes` uint8 `[outputs, inputs]`, `scales`, `minima` `[outputs, inputs / group]`."""
+    """Some outputs of a weight: codes as they are stored, `scales` and `minima` `[outputs, inputs / group]`."""
 
-    codes: NDArray[np.uint8]
+    stored: PackedCodes | NDArray[np.uint8]
     scales: NDArray[np.float32]
     minima: NDArray[np.float32] | None = None
     factors: Factors | None = None
+
+    @property
+    def codes(self) -> NDArray[np.uint8]:
+        """The codes, a byte each: `[outputs, inputs]`."""
+        return self.stored.unpacked() if isinstance(self.stored, PackedCodes) else self.stored
 
 
 class QuantisedWeight(ABC):
@@ -135,12 +183,13 @@ def dequantised(weight: QuantisedWeight, first: int, last: int) -> NDArray[np.fl
 def dequantised_rows(weight: QuantisedWeight, which: Rows) -> NDArray[np.float32]:
     """Some outputs as numbers, `[outputs, in_features]`, inputs in their natural order."""
     band, layout = weight.rows(which), weight.layout
+    codes = band.codes
     if layout.table is None:
-        numbers = band.codes.astype(np.float32)
+        numbers = codes.astype(np.float32)
         if layout.offset:
             numbers -= np.float32(layout.offset)
     else:
-        numbers = np.array(layout.table, np.float32)[band.codes]
+        numbers = np.array(layout.table, np.float32)[codes]
     groups = numbers.reshape(len(numbers), -1, layout.group)
     groups *= band.scales[..., None]
     if band.minima is not None:

@@ -7,7 +7,7 @@ that rounding is the same in every run:
 weights            processor                      a few rows            more rows (prompts)
 =================  =============================  ====================  =====================================
 bfloat16           with AMX                       `row_product`, 64     packed for oneDNN, in bfloat16
-bfloat16           with AVX-512 bf16              `row_product`, 16     packed for oneDNN, in bfloat16
+bfloat16           with AVX-512 bf16              `row_product`, 32     packed for oneDNN, in bfloat16
 bfloat16           without                        `row_product`, 64     packed for oneDNN, in float32
 float32            any                            `row_product`, 64     packed for oneDNN up to 96, then plain
 others             any                            plain                 plain
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 MOST_FLOAT32_ROWS = 96
 """Above this, the plain float32 product is as fast as a packed one: its repacking is spread over many rows."""
 
-FEW_ROWS, FEW_ROWS_BESIDE_BFLOAT16 = 64, 16
+FEW_ROWS, FEW_ROWS_BESIDE_BFLOAT16 = 64, 32
 """Use `row_product` up to this many rows; if only the vector unit multiplies bfloat16, packed copies win earlier."""
 
 MEMORY_SHARE = 0.25

@@ -73,6 +73,7 @@ REGISTER, TOGETHER = {"avx512vnni": (16, 8), "avxvnni": (8, 6), "avx2": (8, 4), 
 
 _PARTS = OUTS // REGISTER
 _FLOATS, _INTS, _BYTES = (ir.VectorType(kind, REGISTER * size) for kind, size in ((FLOAT, 1), (INT, 1), (BYTE, 4)))
+_SHORTS = ir.VectorType(SHORT, 2 * REGISTER)
 _WIDE_FLOATS, _WIDE_INTS = ir.VectorType(FLOAT, WIDE), ir.VectorType(INT, WIDE)
 
 SIGNED = UNIT in ("avx2", "dotprod")
@@ -141,21 +142,23 @@ def _dot(code: Code, total: Any, codes: Any, inputs: Any, *, signed: bool) -> An
     """`total` plus the products of codes (or signed levels) and signed inputs, four in each lane."""
     if UNIT.endswith("vnni"):
         return _call(code, f"llvm.x86.avx512.vpdpbusd.{32 * REGISTER}", _INTS, (total, codes, inputs))
-    codes, inputs = code.builder.bitcast(codes, _BYTES), code.builder.bitcast(inputs, _BYTES)
     if UNIT == "dotprod":
+        codes, inputs = code.builder.bitcast(codes, _BYTES), code.builder.bitcast(inputs, _BYTES)
         return _call(code, "llvm.aarch64.neon.sdot.v4i32.v16i8", _INTS, (total, codes, inputs))
-    return _dot_avx2(code, total, codes, inputs, signed)
+    return _with_pairs(code, total, _pairs(code, codes, inputs, signed=signed))
 
 
-def _dot_avx2(code: Code, total: Any, codes: Any, inputs: Any, signed: bool) -> Any:
-    """Sums of two products have 16 bits, which 7 bits times 8 bits do not exceed; signed levels lend their sign."""
-    shorts = ir.VectorType(SHORT, 2 * REGISTER)
+def _pairs(code: Code, codes: Any, inputs: Any, *, signed: bool) -> Any:
+    """AVX2: sums of two products in 16 bits, which 7 bits times 8 bits do not exceed; signed levels lend their sign."""
+    codes, inputs = code.builder.bitcast(codes, _BYTES), code.builder.bitcast(inputs, _BYTES)
     if signed:
         inputs = _call(code, "llvm.x86.avx2.psign.b", _BYTES, (inputs, codes))
         codes = _call(code, f"llvm.abs.v{4 * REGISTER}i8", _BYTES, (codes, ir.Constant(ir.IntType(1), 0)))
-    pairs = _call(code, "llvm.x86.avx2.pmadd.ub.sw", shorts, (codes, inputs))
-    sums = _call(code, "llvm.x86.avx2.pmadd.wd", _INTS, (pairs, same(shorts, 1)))
-    return code.builder.add(total, sums)
+    return _call(code, "llvm.x86.avx2.pmadd.ub.sw", _SHORTS, (codes, inputs))
+
+
+def _with_pairs(code: Code, total: Any, pairs: Any) -> Any:
+    return code.builder.add(total, _call(code, "llvm.x86.avx2.pmadd.wd", _INTS, (pairs, same(_SHORTS, 1))))
 
 
 _LOOKUPS = {"avx512vnni": "llvm.x86.avx512.pshuf.b.512", "dotprod": "llvm.aarch64.neon.tbl1.v16i8"}
@@ -258,7 +261,8 @@ def _integer_sums(
 ) -> list[Any]:
     """Products of a block's codes and the records of some rows: for each row those of both halves of the outputs.
 
-    Meanwhile prefetch the block at `far`, line by line: many prefetches at once hold up the loads behind them.
+    On AVX2 so many as `narrow` sums of two products are added in 16 bits, which they fit. Meanwhile prefetch the block
+    at `far`, line by line: many prefetches at once hold up the loads behind them.
     """
     builder, ints = code.builder, []
     signed = SIGNED and (kind.bits == 8 or kind.table)
@@ -268,6 +272,8 @@ def _integer_sums(
             negative = _load(code, record, (NEGATIVE, NEGATIVE_HALVES)[kind.groups - 1] + 4 * group, INT)
             start = _spread(code, builder.mul(negative, builder.trunc(offset, INT)))
         ints += [start] * 2
+    narrow = {4: 8 // kind.groups, 5: 4, 6: 2}.get(kind.bits, 0) if UNIT == "avx2" and not signed else 0
+    shorts: dict[int, Any] = {}
     for pair in range(8 * group // kind.groups, 8 * (group + 1) // kind.groups):
         halves = _unpacked(code, kind, block, table, pair, part)
         for line in range(*(kind.bits * each * 2 // 8 for each in (pair, pair + 1)) if part == 0 else (0,)):
@@ -275,7 +281,14 @@ def _integer_sums(
         for row, record in enumerate(records):
             inputs = _spread(code, _load(code, record, 4 * pair, INT))
             for half, codes in enumerate(halves):
-                ints[2 * row + half] = _dot(code, ints[2 * row + half], codes, inputs, signed=signed)
+                at = 2 * row + half
+                if narrow:
+                    pairs = _pairs(code, codes, inputs, signed=False)
+                    shorts[at] = builder.add(shorts[at], pairs) if at in shorts else pairs
+                else:
+                    ints[at] = _dot(code, ints[at], codes, inputs, signed=signed)
+        if narrow and (pair + 1) % narrow == 0:
+            ints = [_with_pairs(code, total, shorts.pop(at)) for at, total in enumerate(ints)]
     return ints
 
 

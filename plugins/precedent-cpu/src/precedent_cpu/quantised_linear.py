@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -122,21 +123,25 @@ def pack_quantised(model: nn.Module) -> None:
     Where packing fails, core's own forward goes on, with a warning; damaged weights are an error (ModelLoadError).
     """
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-    for module in model.modules():
-        each: Any = module
-        if type(module) in (QuantisedLinear, QuantisedEmbedding) and packable(each.quantised):
-            try:
-                packed = _packed_of(each.quantised)
-            except PrecedentError:
-                raise
-            except Exception as error:  # such as a kernel that does not compile on this processor
-                log.warning("%s runs without kernels, which is slow: %r", each.quantised.name, error)
-                continue
-            if isinstance(module, QuantisedLinear):
-                each.__class__ = PackedQuantisedLinear
-                each.prepare(packed, accurate=each.accurate or module is head)
-            else:
-                each.__class__ = PackedQuantisedEmbedding
+    modules: list[Any] = [each for each in model.modules() if type(each) in (QuantisedLinear, QuantisedEmbedding)]
+    modules = [each for each in modules if packable(each.quantised)]
+    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as threads:
+        list(threads.map(_pack, {id(each.quantised): each.quantised for each in modules}.values()))
+    for each in modules:
+        packed, linear = each.quantised.packed, isinstance(each, QuantisedLinear)
+        if isinstance(packed, PackedWeight):
+            each.__class__ = PackedQuantisedLinear if linear else PackedQuantisedEmbedding
+            if linear:
+                each.prepare(packed, accurate=each.accurate or each is head)
+
+
+def _pack(weight: QuantisedWeight) -> None:
+    try:
+        _packed_of(weight)
+    except PrecedentError:
+        raise
+    except Exception as error:  # such as a kernel that does not compile on this processor
+        log.warning("%s runs without kernels, which is slow: %r", weight.name, error)
 
 
 def _packed_of(weight: QuantisedWeight) -> PackedWeight:

@@ -129,9 +129,9 @@ class BlockHead(nn.Module):
 
     def __init__(self, rows: Any, token_ids: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
-        self.rows, place = rows, rows.weight.device
-        self.confidence = nn.Linear(rows.weight.shape[1], 1, device=place, dtype=dtype)
-        self.register_buffer("token_ids", token_ids.to(place, torch.long), persistent=False)
+        self.rows, place = rows, token_ids.device
+        self.confidence = nn.Linear(rows.in_features, 1, device=place, dtype=dtype)
+        self.register_buffer("token_ids", token_ids.long(), persistent=False)
 
     @property
     def weight(self) -> Tensor:

@@ -254,7 +254,7 @@ def _renamed(name: str) -> str:
 
 def _num_covered(head: Any) -> int:
     covered: Any = getattr(head.lm_head, "rows", head.lm_head)
-    return int(covered.weight.shape[0])
+    return int(covered.out_features)
 
 
 def eagle_beside(head: EagleHead, target: TargetModel) -> HeadModel:

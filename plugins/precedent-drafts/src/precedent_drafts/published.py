@@ -239,7 +239,7 @@ def own_or_borrowed_rows(
     for name in (D2T, T2D):
         weights.pop(name, None)
     if own is None:
-        return (theirs if num_rows == width and hasattr(theirs, "weight") else RestrictedHead.of(theirs, ids).rows), ids
+        return (theirs if num_rows == width else RestrictedHead.of(theirs, ids).rows), ids
     if own.shape[1] != hidden_size:
         raise misshapen(draft, HEAD, own, (num_rows, hidden_size))
     return linear(own.to(target.device, target.dtype)), ids

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,18 @@ from torch import Tensor
 
 from precedent.errors import ModelLoadError
 from precedent.target.load.gguf_header import KINDS, TensorEntry
-from precedent.target.quantised import BAND, Band, Factors, Layout, QuantisedWeight, Rows, dequantised_rows
+from precedent.target.quantised import (
+    BAND,
+    Band,
+    Bits,
+    Factors,
+    Layout,
+    PackedCodes,
+    QuantisedWeight,
+    Rows,
+    dequantised_rows,
+    fields_of,
+)
 
 Blocks = NDArray[np.uint8]
 """Bytes of blocks, `[rows, blocks, bytes of a block]`."""
@@ -54,13 +65,12 @@ class MappedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Unpacked:
-    """Codes of some blocks `[rows, blocks, weights of a block]` and what they are multiplied by.
+class Scales:
+    """What the codes of some blocks are multiplied by.
 
     `scales` and `minima` are `[rows, blocks, 1]`, or super-scales for the integer `steps [rows, blocks, groups]`.
     """
 
-    codes: NDArray[np.uint8]
     scales: NDArray[Any]
     minima: NDArray[np.float16] | None = None
     steps: NDArray[Any] | None = None
@@ -72,100 +82,84 @@ def _numbers(blocks: Blocks, place: int) -> NDArray[np.float16]:
     return blocks[..., place : place + 2].copy().view("<f2")
 
 
-def _fields(packed: Blocks, bits: int, width: int) -> NDArray[np.uint8]:
-    """Fields of `bits` bits: the lowest of `width` bytes, then the next higher ones of the same bytes, and so on."""
-    rows, blocks, _ = packed.shape
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    fields = packed.reshape(rows, blocks, -1, 1, width) >> shifts
-    fields &= np.uint8((1 << bits) - 1)
-    return fields.reshape(rows, blocks, -1)
+def _scale(blocks: Blocks) -> Scales:
+    return Scales(_numbers(blocks, 0))
 
 
-def _fifth_bits(blocks: Blocks, place: int) -> NDArray[np.uint8]:
-    """The fifth bits of 32 codes, one after the other in four bytes, as 0 or 16."""
-    return np.unpackbits(blocks[..., place : place + 4], axis=-1, bitorder="little") << np.uint8(4)
+def _scale_and_minimum(blocks: Blocks) -> Scales:
+    return Scales(_numbers(blocks, 0), _numbers(blocks, 2))
 
 
-def _q4_0(blocks: Blocks) -> Unpacked:
-    return Unpacked(_fields(blocks[..., 2:], 4, 16), _numbers(blocks, 0))
-
-
-def _q4_1(blocks: Blocks) -> Unpacked:
-    return Unpacked(_fields(blocks[..., 4:], 4, 16), _numbers(blocks, 0), _numbers(blocks, 2))
-
-
-def _q5_0(blocks: Blocks) -> Unpacked:
-    return Unpacked(_fields(blocks[..., 6:], 4, 16) | _fifth_bits(blocks, 2), _numbers(blocks, 0))
-
-
-def _q5_1(blocks: Blocks) -> Unpacked:
-    codes = _fields(blocks[..., 8:], 4, 16) | _fifth_bits(blocks, 4)
-    return Unpacked(codes, _numbers(blocks, 0), _numbers(blocks, 2))
-
-
-def _q8_0(blocks: Blocks) -> Unpacked:
-    return Unpacked(blocks[..., 2:] ^ np.uint8(128), _numbers(blocks, 0))  # a signed byte plus 128
-
-
-def _mxfp4(blocks: Blocks) -> Unpacked:
-    """The scale is half of two to the power of a byte, minus its bias of 127."""
+def _power_of_two(blocks: Blocks) -> Scales:
+    """Half of two to the power of a byte, minus its bias of 127."""
     exponents = blocks[..., :1].astype(np.int32)
     scales = np.ldexp(np.float32(1), exponents - 128)
-    return Unpacked(_fields(blocks[..., 1:], 4, 16), np.where(exponents == NOT_A_NUMBER, np.float32("nan"), scales))
+    return Scales(np.where(exponents == NOT_A_NUMBER, np.float32("nan"), scales))
 
 
-def _k_steps(packed: Blocks) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _k_steps(blocks: Blocks) -> Scales:
     """Eight scales and eight minima of six bits in twelve bytes: four of each whole, four in pieces."""
-    scales, minima, low = packed[..., :4], packed[..., 4:8], packed[..., 8:]
-    return (
+    scales, minima, low = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+    return Scales(
+        _numbers(blocks, 0), _numbers(blocks, 2),
         np.concatenate([scales & 63, low & 15 | scales >> 2 & 48], -1),
         np.concatenate([minima & 63, low >> 4 | minima >> 2 & 48], -1),
-    )
+    )  # fmt: skip
 
 
-def _q4_k(blocks: Blocks) -> Unpacked:
-    codes = _fields(blocks[..., 16:], 4, 32)
-    return Unpacked(codes, _numbers(blocks, 0), _numbers(blocks, 2), *_k_steps(blocks[..., 4:16]))
+def _q6_k_steps(blocks: Blocks) -> Scales:
+    return Scales(_numbers(blocks, 208), steps=blocks[..., 192:208].view(np.int8))
 
 
-def _q5_k(blocks: Blocks) -> Unpacked:
-    codes = _fields(blocks[..., 48:], 4, 32) | _fields(blocks[..., 16:48], 1, 32) << np.uint8(4)
-    return Unpacked(codes, _numbers(blocks, 0), _numbers(blocks, 2), *_k_steps(blocks[..., 4:16]))
+def _q3_k_steps(blocks: Blocks) -> Scales:
+    """Scales of six bits."""
+    steps = fields_of(blocks[..., 96:104], 4, 8) | fields_of(blocks[..., 104:108], 2, 4) << np.uint8(4)
+    return Scales(_numbers(blocks, 108), steps=(steps - np.uint8(32)).view(np.int8))
 
 
-def _q6_k(blocks: Blocks) -> Unpacked:
-    codes = _fields(blocks[..., :128], 4, 64) | _fields(blocks[..., 128:192], 2, 32) << np.uint8(4)
-    return Unpacked(codes, _numbers(blocks, 208), steps=blocks[..., 192:208].view(np.int8))
+def _iq4_xs_steps(blocks: Blocks) -> Scales:
+    high = fields_of(blocks[..., 2:4], 2, 1) << np.uint8(4)
+    steps = (fields_of(blocks[..., 4:8], 4, 1) | high) - np.uint8(32)
+    return Scales(_numbers(blocks, 0), steps=steps.view(np.int8))
 
 
-def _q3_k(blocks: Blocks) -> Unpacked:
-    """Levels from -4 to 3 and scales of six bits, as codes of Q6_K's layout, which holds them exactly."""
-    codes = _fields(blocks[..., 32:96], 2, 32) + (_fields(blocks[..., :32], 1, 32) << np.uint8(2)) + np.uint8(28)
-    steps = _fields(blocks[..., 96:104], 4, 8) | _fields(blocks[..., 104:108], 2, 4) << np.uint8(4)
-    return Unpacked(codes, _numbers(blocks, 108), steps=(steps - np.uint8(32)).view(np.int8))
+class Format(NamedTuple):
+    """A type of blocks: how numbers follow from codes, where scales and codes are, and what is added to codes."""
+
+    layout: Layout
+    scales: Callable[[Blocks], Scales]
+    bits: tuple[Bits, ...]
+    added: int = 0
 
 
-def _iq4_xs(blocks: Blocks) -> Unpacked:
-    high = _fields(blocks[..., 2:4], 2, 1) << np.uint8(4)
-    steps = (_fields(blocks[..., 4:8], 4, 1) | high) - np.uint8(32)
-    return Unpacked(_fields(blocks[..., 8:], 4, 16), _numbers(blocks, 0), steps=steps.view(np.int8))
-
-
-FORMATS: dict[str, tuple[Layout, Callable[[Blocks], Unpacked]]] = {
-    "Q4_0": (Layout(4, 32, offset=8), _q4_0),
-    "Q4_1": (Layout(4, 32, minima=True), _q4_1),
-    "Q5_0": (Layout(5, 32, offset=16), _q5_0),
-    "Q5_1": (Layout(5, 32, minima=True), _q5_1),
-    "Q8_0": (Layout(8, 32, offset=128), _q8_0),
-    "IQ4_NL": (Layout(4, 32, table=CODEBOOK), _q4_0),
-    "MXFP4": (Layout(4, 32, table=E2M1, scale_dtype="bfloat16"), _mxfp4),
-    "Q4_K": (Layout(4, 32, minima=True, scale_dtype="float32", factors=True), _q4_k),
-    "Q5_K": (Layout(5, 32, minima=True, scale_dtype="float32", factors=True), _q5_k),
-    "Q6_K": (Layout(6, 16, offset=32, scale_dtype="float32", factors=True), _q6_k),
-    "Q3_K": (Layout(6, 16, offset=32, scale_dtype="float32", factors=True), _q3_k),
-    "IQ4_XS": (Layout(4, 32, table=CODEBOOK, scale_dtype="float32", factors=True), _iq4_xs),
+FORMATS = {
+    "Q4_0": Format(Layout(4, 32, offset=8), _scale, (Bits(2, 4, 16),)),
+    "Q4_1": Format(Layout(4, 32, minima=True), _scale_and_minimum, (Bits(4, 4, 16),)),
+    "Q5_0": Format(Layout(5, 32, offset=16), _scale, (Bits(6, 4, 16), Bits(2, 1, 1, 4))),
+    "Q5_1": Format(Layout(5, 32, minima=True), _scale_and_minimum, (Bits(8, 4, 16), Bits(4, 1, 1, 4))),
+    "Q8_0": Format(Layout(8, 32, offset=128), _scale, (Bits(2, 8, 32),), 128),  # signed bytes
+    "IQ4_NL": Format(Layout(4, 32, table=CODEBOOK), _scale, (Bits(2, 4, 16),)),
+    "MXFP4": Format(Layout(4, 32, table=E2M1, scale_dtype="bfloat16"), _power_of_two, (Bits(1, 4, 16),)),
+    "Q4_K": Format(Layout(4, 32, minima=True, scale_dtype="float32", factors=True), _k_steps, (Bits(16, 4, 32),)),
+    "Q5_K": Format(
+        Layout(5, 32, minima=True, scale_dtype="float32", factors=True), _k_steps, (Bits(48, 4, 32), Bits(16, 1, 32, 4))
+    ),
+    "Q6_K": Format(
+        Layout(6, 16, offset=32, scale_dtype="float32", factors=True),
+        _q6_k_steps,
+        (Bits(0, 4, 64), Bits(128, 2, 32, 4)),
+    ),
+    "Q3_K": Format(  # levels from -4 to 3, as codes of Q6_K's layout, which holds them exactly
+        Layout(6, 16, offset=32, scale_dtype="float32", factors=True),
+        _q3_k_steps,
+        (Bits(32, 2, 32), Bits(0, 1, 32, 2)),
+        28,
+    ),
+    "IQ4_XS": Format(
+        Layout(4, 32, table=CODEBOOK, scale_dtype="float32", factors=True), _iq4_xs_steps, (Bits(8, 4, 16),)
+    ),
 }
-"""Types of blocks that are run as they are: how their numbers follow from codes, and how the bytes are unpacked."""
+"""Types of blocks that are run as they are."""
 
 
 class GgufWeight(QuantisedWeight):
@@ -177,7 +171,7 @@ class GgufWeight(QuantisedWeight):
     def __init__(self, file: MappedFile, entry: TensorEntry, row_order: NDArray[np.int64] | None = None) -> None:
         self.name, self.kind, self.row_order = entry.name, entry.kind, row_order
         self.out_features, self.in_features = entry.shape
-        self.layout, self._unpack = FORMATS[entry.kind]
+        self.layout = FORMATS[entry.kind].layout
         self._file, self._entry = file, entry
 
     @property
@@ -198,15 +192,15 @@ class GgufWeight(QuantisedWeight):
     def rows(self, which: Rows) -> Band:
         """The codes of some outputs, with scales and minima."""
         blocks = self.stored[which if self.row_order is None else self.row_order[which]]
-        count, size = len(blocks), KINDS_BY_NAME[self.kind]
-        found = self._unpack(blocks.reshape(count, -1, size))
-        minima = None if found.minima is None else found.minima
+        count, (size, nbytes), kind = len(blocks), SIZES[self.kind], FORMATS[self.kind]
+        blocks = blocks.reshape(count, -1, nbytes)
+        found, codes = kind.scales(blocks), PackedCodes(blocks, size, kind.bits, kind.added)
+        minima = found.minima
         if not (np.isfinite(found.scales).all() and (minima is None or np.isfinite(minima).all())):
             raise ModelLoadError(
                 f"the tensor {self.name} in {self._file.path} has a scale that is not a finite number: the file is "
                 "damaged, copy or download it again"
             )
-        codes = found.codes.reshape(count, self.in_features)
         if found.steps is None:
             lows = None if minima is None else minima.reshape(count, -1).astype(np.float32)
             return Band(codes, found.scales.reshape(count, -1).astype(np.float32), lows)
@@ -219,8 +213,8 @@ class GgufWeight(QuantisedWeight):
         return Band(codes, scales, lows, replace(factors, super_minima=minima.reshape(count, -1), minimum_steps=steps))
 
 
-KINDS_BY_NAME = {name: size for name, _, size in KINDS.values()}
-"""Bytes of a block."""
+SIZES = {name: (weights, size) for name, weights, size in KINDS.values()}
+"""Weights and bytes of a block."""
 
 
 PLAIN = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
