@@ -35,6 +35,8 @@ os.environ.setdefault(
 os.environ.setdefault("NUMBA_BOUNDSCHECK", "1")  # compiled loops check their indices here, at some cost
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "numba"))
 
+gc.disable()  # until all is imported and collected, of which nothing is garbage
+
 pytest.register_assert_rewrite("helpers")  # what fails there says as much as in a test
 
 settings.register_profile("deterministic", deadline=None, derandomize=True, database=None)
@@ -56,8 +58,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Whoever collects garbage later does not look through all that was imported and collected."""
-    gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 10)
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -109,7 +112,7 @@ def _skipped_without_package(report: Any, path: str) -> Any:
 def _remembered_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What steps of tiny models cost stays out of the user's cache folder, and is measured briefly."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("precedent.planning.costs.START_UP_SECONDS", 0.15)
+        patch.setattr("precedent.planning.costs.START_UP_SECONDS", 0.02)
         folder = tmp_path_factory.mktemp("caches")
         patch.setattr("precedent.engine.warm_up.user_cache_path", lambda name: folder / name)
         yield

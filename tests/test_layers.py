@@ -205,14 +205,9 @@ UNWANTED = {
 }
 """What must not be loaded after each import, one after another in one process."""
 
-UNWANTED_BY_CLIENT = {
-    "precedent_server.client": "torch transformers numba faiss numpy precedent.engine precedent.cache"
-}
 
-
-@pytest.mark.parametrize("unwanted", [UNWANTED, UNWANTED_BY_CLIENT], ids=["core", "client"])
-def test_an_import_loads_no_more_than_it_needs(unwanted: dict[str, str]) -> None:
-    here = {module: names.split() for module, names in unwanted.items() if find_spec(module.partition(".")[0])}
+def test_an_import_loads_no_more_than_it_needs() -> None:
+    here = {module: names.split() for module, names in UNWANTED.items() if find_spec(module.partition(".")[0])}
     script = f"""
 import importlib, sys
 for module, unwanted in {here}.items():

@@ -152,7 +152,7 @@ def test_noise_on_steps_of_one_width_leaves_the_curve_as_it_was(width: int, spre
 
 @pytest.mark.parametrize("spread", [0.15, 0.3])
 @pytest.mark.parametrize("curve", CURVES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_under_noise_the_chosen_widths_are_within_a_tenth_of_the_best(curve: Curve, spread: float) -> None:
     """Averaged over kinds of traffic and over runs, since one run's belief is itself random."""
     ratios = []
@@ -164,7 +164,7 @@ def test_under_noise_the_chosen_widths_are_within_a_tenth_of_the_best(curve: Cur
     assert sum(ratios) / len(ratios) < 1.1
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("name", "curve"), list(product(DISTURBANCES, [memory_bound, costly, dipping])))
 def test_after_a_disturbance_clean_steps_restore_the_best_widths(name: str, curve: Curve) -> None:
     machine = Machine(curve, CHANCES, seed=1)
@@ -175,7 +175,7 @@ def test_after_a_disturbance_clean_steps_restore_the_best_widths(name: str, curv
     assert machine.run(300, clean) < 1.1
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("chances", "curve", "slow"),
     list(
@@ -194,7 +194,7 @@ def test_a_start_under_five_fold_load_is_put_right(chances: tuple[float, ...], c
     assert machine.run(300, clean) < 1.1
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("pattern", "name"), list(product(PATTERNS, DISTURBANCES)))
 def test_whatever_the_widths_and_the_times_every_value_stays_in_bounds(pattern: str, name: str) -> None:
     costs, rng = StepCosts(), random.Random(3)

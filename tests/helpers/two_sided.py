@@ -47,11 +47,16 @@ def target_of(family: str) -> EncoderDecoderTarget:
 
 
 def plain_logits(model: PreTrainedModel, prompt: Sequence[int], decoded: Sequence[int]) -> torch.Tensor:
-    """Logits after the last of the `decoded` tokens, by the whole model without any cache, `[vocab_size]`."""
+    """Logits after the last of the `decoded` tokens, `[vocab_size]`."""
+    return plain_rows(model, prompt, decoded)[-1]
+
+
+def plain_rows(model: PreTrainedModel, prompt: Sequence[int], decoded: Sequence[int]) -> torch.Tensor:
+    """Logits after each of the `decoded` tokens, by the whole model without any cache."""
     with torch.inference_mode():
         inputs = {"input_ids": torch.tensor([list(prompt)]), "decoder_input_ids": torch.tensor([list(decoded)])}
-        row: torch.Tensor = model(**inputs, use_cache=False).logits[0, -1]
-    return row
+        rows: torch.Tensor = model(**inputs, use_cache=False).logits[0]
+    return rows
 
 
 def generated(model: PreTrainedModel, prompt: Sequence[int], max_tokens: int, **settings: Any) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """LangChain's own standard tests on a real tiny model that follows a script, in five ways of drafting.
 
-Plain, from a warm cache with a draft model, and exhaustively with a draft model, a cold cache and a prediction alone.
+From a warm cache with a draft model, and exhaustively plain, with a draft model, a cold cache and a prediction alone.
 Nothing is marked as an expected failure, and skipped are only the tests of pictures, sound, files and recorded servers.
 The suites ask little of an answer, so the engine looks at prompts: what a user, a tool or an earlier call said must be
 there (`precedent_testing.overheard`).
@@ -88,6 +88,7 @@ class WithPrediction(InProcess):
     model_class = Predicted
 
 
+@pytest.mark.exhaustive
 class TestPlain(InProcess, ChatModelIntegrationTests):
     speculation = False
 

@@ -222,6 +222,12 @@ def test_a_model_that_is_not_there_says_what_to_pull(
         find_source("lmstudio:pub/tiny")
 
 
+def test_a_name_that_the_hub_does_not_have_but_ollama_does_says_so(store: OllamaStore, file: Path) -> None:
+    store.add(TINY, file)
+    with pytest.raises(ModelLoadError, match="Ollama has it: write 'ollama:tiny'"):
+        load_target("tiny")
+
+
 def test_without_the_variable_the_usual_folders_are_looked_into(
     store: OllamaStore, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

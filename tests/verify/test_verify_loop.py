@@ -92,13 +92,13 @@ def _probability(target: TabledModel, string: tuple[int, ...]) -> float:
 
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
 def test_answers_have_the_targets_distribution_by_a_small_g_test(mode: str) -> None:
-    """Sees a total variation of 10 %."""
-    assert g_statistic(mode, answers_needed(0.10)) < CRITICAL
+    """Sees a total variation of 15 %."""
+    assert g_statistic(mode, answers_needed(0.15)) < CRITICAL
 
 
-def test_a_distribution_that_is_off_by_ten_per_cent_is_seen() -> None:
+def test_a_distribution_that_is_off_by_fifteen_per_cent_is_seen() -> None:
     """The same answers against a distribution moved by what the test claims to see."""
-    assert g_statistic("traversal", answers_needed(0.10), bend=0.10) > CRITICAL
+    assert g_statistic("traversal", answers_needed(0.15), bend=0.15) > CRITICAL
 
 
 @pytest.mark.exhaustive

@@ -107,6 +107,7 @@ def test_rows_do_not_depend_on_how_many_are_scored_beside_them(dtype: torch.dtyp
         assert torch.equal(target.score([(slot, tree)])[0], rows)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("length", [1, 36, 70, *(pytest.param(one, marks=pytest.mark.exhaustive) for one in (16, 120))])
 def test_a_tree_is_scored_to_the_bit_as_plain_steps(target: TargetModel, length: int) -> None:
     """Beside another request, with a window that ends before the tree, within it, and within the prompt."""
@@ -122,6 +123,7 @@ def test_a_tree_is_scored_to_the_bit_as_plain_steps(target: TargetModel, length:
     assert all(torch.equal(*pair) for pair in zip(rows, decode(target, slot, path), strict=True))
 
 
+@pytest.mark.sampled(2)
 def test_trees_of_any_size_give_the_bits_of_one_row_at_a_time(target: TargetModel) -> None:
     """Each node alone behind its own ancestors."""
     prompt, alone = tokens(40, seed=3), target.new_slot()

@@ -54,7 +54,7 @@ def as_modules(target: TargetModel, found: Tensor, size: int = 3) -> None:
     ids=BY_ROWS | ONE_BY_ONE,
 )
 @pytest.mark.usefixtures("each_unit")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_logits_keys_and_values_are_those_of_the_modules(
     architecture: str, settings: dict[str, Any], dtype: torch.dtype
 ) -> None:
@@ -99,7 +99,7 @@ def counted(target: TargetModel) -> Counted:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("architecture", "settings"), BY_ROWS.values(), ids=BY_ROWS)
 @pytest.mark.usefixtures("each_unit")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_all_layers_give_the_bits_of_one_after_the_other(
     architecture: str, settings: dict[str, Any], dtype: torch.dtype
 ) -> None:

@@ -61,6 +61,7 @@ def test_the_product_is_that_of_the_quantised_rows(layout: str) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.sampled(4)
 def test_accurate_inputs_have_sixteen_bits(layout: str) -> None:
     """Against float64 without quantised inputs; a row has the same bits alone."""
     layer, rows = linear(layout, bias=True), rows_of(21)
@@ -77,6 +78,7 @@ def test_accurate_inputs_have_sixteen_bits(layout: str) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.sampled(5)
 def test_a_row_has_the_same_bits_beside_any_other_rows(layout: str, threads: int) -> None:
     layer, rows, before = linear(layout), rows_of(MOST_ROWS), torch.get_num_threads()
     alone = torch.cat([layer(row[None]) for row in rows])

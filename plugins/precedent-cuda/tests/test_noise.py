@@ -43,7 +43,7 @@ def test_the_rarest_noise_does_not_choose_a_token_without_probability() -> None:
 def test_the_choice_is_the_argmax_of_probabilities_by_noise(dtype: torch.dtype) -> None:
     """What takes few logarithms against what takes all of them, on a row alone and on several at once."""
     sizes = (1, 7, 1023, 1024, 1025, 5000)
-    for seed in range(300):
+    for seed in range(120):
         generator, size = torch.Generator().manual_seed(seed), sizes[seed % len(sizes)]
         rows = torch.randn(3, size, generator=generator, dtype=dtype).mul((0.1, 1.0, 4.0)[seed % 3]).softmax(-1)
         rows[:, torch.rand(size, generator=generator) < 0.3 * (seed % 2)] = 0.0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -54,18 +56,24 @@ RECIPES: dict[str, Recipe] = {
 PLANS = dict.fromkeys(RECIPES, Plan(chunks=2, completions=2, steps=6)) | {"chain": PLAN}
 EACH = pytest.mark.parametrize("name", RECIPES)
 
+FolderOf = Callable[[str], Path]
+
 
 class Killed(BaseException):
     """Stands for a signal that nobody handles."""
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained draft of every kind."""
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
+    """The folder of a trained draft of a kind."""
     out = tmp_path_factory.mktemp("drafts")
-    for name, recipe in RECIPES.items():
-        train_tiny(out / name, recipe, PLANS[name])
-    return out
+
+    @cache
+    def trained(name: str) -> Path:
+        train_tiny(out / name, RECIPES[name], PLANS[name])
+        return out / name
+
+    return trained
 
 
 def answered(target: PreTrainedModel, number: int = 8) -> list[Text]:
@@ -89,7 +97,7 @@ def test_training_raises_acceptance(name: str, tmp_path: Path) -> None:
     """Of held-out answers; of a conditioned chain also that of later samples."""
     target = tiny_target()
     measurement = Measurement(target, answered(target))
-    plan = Plan(2, 0, 80, rounds=2, rollouts=1) if name == "chain" else Plan(3, 0, 50)
+    plan = Plan(2, 0, 50, rounds=2, rollouts=1) if name == "chain" else Plan(3, 0, 50)
     recipe = replace(RECIPES[name], head_tokens=0, learning_rate=3e-3 if name == "chain" else 1e-2)
     trained = train_tiny(tmp_path / "draft", recipe, plan, target)
     before, after = (
@@ -107,12 +115,14 @@ def test_training_raises_acceptance(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "phase", "number"),
     [
-        ("chain", "rollouts", 0), ("chain", "training", 9), ("exit", "answers", 1), ("exit", "training", 6),
-        ("conditioned", "training", 3), ("block", "training", 3), ("block without condition", "training", 6),
+        ("chain", "rollouts", 0), ("chain", "training", 9), ("exit", "answers", 1), ("conditioned", "training", 3),
+        ("block", "training", 3),
+        pytest.param("exit", "training", 6, marks=pytest.mark.exhaustive),
+        pytest.param("block without condition", "training", 6, marks=pytest.mark.exhaustive),
     ],
 )  # fmt: skip
 def test_a_killed_training_ends_as_an_uninterrupted_one(
-    name: str, phase: str, number: int, folders: Path, tmp_path: Path
+    name: str, phase: str, number: int, folder_of: FolderOf, tmp_path: Path
 ) -> None:
     """With the same bytes, and nothing that was done is done again."""
     done, resumed, out = list[tuple[str, int]](), list[tuple[str, int]](), tmp_path / "draft"
@@ -129,8 +139,8 @@ def test_a_killed_training_ends_as_an_uninterrupted_one(
     train_tiny(
         out, RECIPES[name], PLANS[name], progress=lambda at, count, *_: resumed.append((at, count)), checkpoint_steps=2
     )
-    assert [path.name for path in out.iterdir()] == [path.name for path in (folders / name).iterdir()]
-    assert all(path.read_bytes() == (folders / name / path.name).read_bytes() for path in out.iterdir())
+    assert [path.name for path in out.iterdir()] == [path.name for path in folder_of(name).iterdir()]
+    assert all(path.read_bytes() == (folder_of(name) / path.name).read_bytes() for path in out.iterdir())
     assert len(resumed) < len(done) + len(set(resumed) - set(done))
 
 
@@ -275,10 +285,10 @@ def test_completions_of_one_tenant_are_learned_from(tmp_path: Path) -> None:
 # A trained draft in its folder
 
 
-def test_a_trained_draft_drafts_for_its_target(folders: Path) -> None:
+def test_a_trained_draft_drafts_for_its_target(folder_of: FolderOf) -> None:
     """Greedy text is plain decoding's, with drafts from the folder, half of the vocabulary out of its reach."""
     target, texts = tiny_target(), []
-    for draft in (None, folders / "chain"):
+    for draft in (None, folder_of("chain")):
         engine = Engine.load(target, tokenizer=TOKENIZER, draft_model=draft)
         speculation = SpeculationConfig(drafters=("draft-model",))
         result = engine.submit(PROMPTS[0], SamplingParams(max_tokens=20), speculation=speculation).result()
@@ -289,6 +299,7 @@ def test_a_trained_draft_drafts_for_its_target(folders: Path) -> None:
 
 
 @EACH
+@pytest.mark.sampled(2)
 def test_a_draft_is_quantised_in_its_file_and_drafts_beside_a_quantised_target(name: str, tmp_path: Path) -> None:
     """It is trained for the dequantised file; beside either its weights are those of its own file."""
     pytest.importorskip("gguf")
@@ -338,8 +349,8 @@ class TestRestrictedHead(DrafterContract):
 # Refusals
 
 
-def test_a_damaged_draft_is_one_clear_line(folders: Path, tmp_path: Path) -> None:
-    good = {path.name: path.read_bytes() for path in (folders / "chain").iterdir()}
+def test_a_damaged_draft_is_one_clear_line(folder_of: FolderOf, tmp_path: Path) -> None:
+    good = {path.name: path.read_bytes() for path in (folder_of("chain")).iterdir()}
     whole, settings = good["draft.safetensors"], good["draft.json"]
     torn = {name: weight for name, weight in load(whole).items() if name != "layers.0.mlp.up_proj.weight"}
     for number, (changed, says) in enumerate(
@@ -358,20 +369,20 @@ def test_a_damaged_draft_is_one_clear_line(folders: Path, tmp_path: Path) -> Non
         assert "\n" not in str(caught.value)
 
 
-def test_a_draft_of_another_target_is_refused_by_name(folders: Path) -> None:
+def test_a_draft_of_another_target_is_refused_by_name(folder_of: FolderOf) -> None:
     with pytest.raises(ModelLoadError, match=r"trained for LlamaForCausalLM and uses its embeddings"):
-        load_draft(folders / "chain", tiny_target(seed=1), TOKENIZER)
+        load_draft(folder_of("chain"), tiny_target(seed=1), TOKENIZER)
 
 
 def test_a_target_of_the_same_embeddings_may_use_it_and_is_told(
-    folders: Path, caplog: pytest.LogCaptureFixture
+    folder_of: FolderOf, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = tiny_target()
-    load_draft(folders / "chain", target, TOKENIZER)
+    load_draft(folder_of("chain"), target, TOKENIZER)
     assert caplog.messages == []
     with torch.no_grad():
         target.model.layers[1].mlp.up_proj.weight.add_(0.5)
-    load_draft(folders / "chain", target, TOKENIZER)
+    load_draft(folder_of("chain"), target, TOKENIZER)
     assert ["fewer of its tokens will be accepted" in message for message in caplog.messages] == [True]
 
 

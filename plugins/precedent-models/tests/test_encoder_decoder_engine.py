@@ -124,7 +124,7 @@ def test_options_that_do_not_hold_are_refused(tmp_path) -> None:
 
 # The exact distribution, by enumeration of every random number
 
-VOCABULARY = 5
+VOCABULARY = 4
 TINY = {"vocab_size": VOCABULARY, "start": 3, "d_model": 16, "dtype": torch.float64}
 
 

@@ -15,7 +15,7 @@ from precedent_server.serving import PREPARING_THREADS, Quota, Serving
 from precedent_server.settings import ServerLimits
 
 CHAT = "/v1/chat/completions"
-LONG = " ".join(f"word{number}" for number in range(60))
+LONG = " ".join(f"word{number}" for number in range(20))
 TEXT = "word " * 2_000_000
 """Ten megabytes."""
 
@@ -103,6 +103,7 @@ async def test_a_schema_that_is_too_wide_makes_nobody_wait(serve: Any, strict: b
     ],
     ids=["lists", "texts", "depth", "key", "separators in a text"],
 )
+@pytest.mark.sampled(3)
 async def test_eight_megabytes_of_another_kind(serve: Any, path: str, raw: bytes, complaint: str) -> None:
     client = serve(lambda prompt: LONG, limits=ROOMY, may_stray=True)
     answer = await client.post(path, content=raw)

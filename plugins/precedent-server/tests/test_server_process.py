@@ -192,7 +192,7 @@ def test_headers_have_a_time_and_so_has_the_rest_of_a_refused_body(bounded: Any)
 
 def test_headers_and_body_share_one_time(bounded: Any) -> None:
     """It runs from the first byte, and nothing is waited for after it."""
-    with bounded(header_seconds=1000, upload_seconds=0.5, max_body_bytes=200_000) as connect:
+    with bounded(header_seconds=1000, upload_seconds=0.3, max_body_bytes=200_000) as connect:
         assert dribbled(connect(), HEAD + b"Content-Length: 100000\r\n\r\n").startswith(b"HTTP/1.1 408 ")
         for begun in (b"", b"x\r\nContent-Length: 10000\r\n\r\n", b"x\r\nTransfer-Encoding: chunked\r\n\r\n1000\r\n"):
             assert dribbled(connect(), HEAD + b"X-Slow: " + begun).startswith(b"HTTP/1.1 408 ")

@@ -59,9 +59,11 @@ def test_a_wrong_result_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 @pytest.mark.parametrize(
     ("model_type", "verdict"),
-    [("llama", "works"), ("qwen3_5_text", "works"), ("recurrent_gemma", "works"), ("bloom", "works on chains"),
-     ("deepseek_v32", "works"), ("deepseek_v4", "refused")],
-)  # fmt: skip
+    [
+        *(("llama", "works"), ("qwen3_5_text", "works"), ("bloom", "works on chains"), ("deepseek_v4", "refused")),
+        *(pytest.param(name, "works", marks=pytest.mark.exhaustive) for name in ("recurrent_gemma", "deepseek_v32")),
+    ],
+)
 def test_the_families_on_the_page_get_these_verdicts(model_type: str, verdict: str) -> None:
     pytest.importorskip("precedent_models")
     assert try_architecture(model_type).verdict == verdict

@@ -5,10 +5,12 @@ Each one that works is compared with plain forwards of an untouched copy, along 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MethodType
 from typing import Any
 
@@ -81,7 +83,12 @@ def config_class_of(model_type: str) -> type[PreTrainedConfig]:
 
 
 def tiny_model(model_type: str) -> PreTrainedModel:
-    """A random model in float64; the same one each time."""
+    """A random model in float64; an equal one each time."""
+    return copy.deepcopy(_tiny_model(model_type))
+
+
+@lru_cache(maxsize=4)
+def _tiny_model(model_type: str) -> PreTrainedModel:
     config: Any = tiny_config(config_class_of(model_type))
     for part in (config, config.get_text_config()):
         part.is_decoder = True
@@ -134,15 +141,19 @@ def compare(target: TargetModel, plain: PreTrainedModel) -> float:
     for _ in range(NUM_STEPS):
         tree = _tree(choose, only_chains=target.one_path)
         (scored,) = target.score([(slot, tree)])
-        distances += [_distance(plain, slot, tree, node, scored) for node in (ROOT, *range(len(tree)))]
+        distances += _distances(plain, slot, tree, scored)
         target.commit(slot, tree, tree.path_to(choose.randrange(len(tree))), choose.randrange(250))
     return float(torch.tensor(distances).max())  # not a number if one of them is not
 
 
-def _distance(plain: PreTrainedModel, slot: Slot, tree: CandidateTree, node: int, scored: Tensor) -> float:
-    text: Sequence[int] = [*slot.token_ids, slot.pending, *tree.tokens_to(node)]
-    expected = plain(torch.tensor([text]), use_cache=False).logits[0, -1]
-    return float((scored[node + 1] - expected).norm() / (expected - expected.mean()).norm())
+def _distances(plain: PreTrainedModel, slot: Slot, tree: CandidateTree, scored: Tensor) -> Iterator[float]:
+    """Of every node, by a forward over the path to each leaf."""
+    for leaf in set(range(len(tree))) - set(tree.parents):
+        path = [ROOT, *tree.path_to(leaf)]
+        text = [*slot.token_ids, slot.pending, *tree.tokens_to(leaf)]
+        rows = plain(torch.tensor([text]), use_cache=False).logits[0, -len(path) :]
+        for node, expected in zip(path, rows, strict=True):
+            yield float((scored[node + 1] - expected).norm() / (expected - expected.mean()).norm())
 
 
 def _tree(choose: random.Random, *, only_chains: bool) -> CandidateTree:

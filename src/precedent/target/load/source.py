@@ -24,7 +24,7 @@ from precedent.runtime.hub import ask_hub
 from precedent.runtime.plain_values import in_one_line
 from precedent.target.load.gguf import parts_of, quiet
 from precedent.target.load.gguf_header import is_gguf
-from precedent.target.load.stores import StoredModel, hub_file, lm_studio_file, ollama_model
+from precedent.target.load.stores import StoredModel, hub_file, lm_studio_file, ollama_model, ollama_names
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = ["adapter_*", "*token*", "*.jinja", "vocab*", "merges.txt"]
@@ -173,7 +173,7 @@ def _fetched_before(name: str, where: Mapping[str, Any], silence: str) -> Path:
                 return folder
         raise ModelLoadError(
             f"the model {name!r} is not on this machine, and the Hugging Face hub cannot be asked "
-            f"({silence.rstrip(' .')}); check the name, or {FETCH.format(name)}"
+            f"({silence.rstrip(' .')}); check the name, or {FETCH.format(name)}{_in_ollama(name)}"
         ) from error
 
 
@@ -199,8 +199,15 @@ def explained(source: str | Path, what: str) -> Iterator[None]:
             raise ModelLoadError(f"cannot load {what} {source}: {in_one_line(error)}") from error
         raise ModelLoadError(
             f"cannot load {what} {str(source)!r}: there is no such folder here and the Hugging Face hub did not give "
-            f"it ({in_one_line(error)}); check the name, or {FETCH.format(source)}"
+            f"it ({in_one_line(error)}); check the name, or {FETCH.format(source)}{_in_ollama(str(source))}"
         ) from error
+
+
+def _in_ollama(name: str) -> str:
+    """What to write if Ollama has a model of a name that the hub does not know."""
+    return (
+        f"; Ollama has it: write '{OLLAMA}{name}'" if f"{name.lower()}:latest" in map(str.lower, ollama_names()) else ""
+    )
 
 
 def check_name(name: str) -> None:
