@@ -9,7 +9,9 @@ import torch
 
 from precedent.errors import ModelLoadError
 from precedent.target.load.loading import load_target
-from precedent_demo import adapted, adapted_target
+from precedent_demo import adapted, adapted_target, block_folder, draft_folder
+from precedent_drafts.block_draft import BlockSettings
+from precedent_drafts.trained import read_settings
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 peft = pytest.importorskip("peft")
@@ -63,3 +65,8 @@ def test_shipped_weights_are_small_and_hold_no_pickle(name: str, most_megabytes:
     files = {file.name: file.stat().st_size for file in (Path(adapted.__file__).parent / "models" / name).iterdir()}
     assert {Path(file).suffix for file in files} == {".safetensors", ".json", ".md"}
     assert sum(files.values()) <= most_megabytes * 10**6
+
+
+def test_shipped_drafts_are_ones_that_this_version_reads() -> None:
+    assert BlockSettings.read(block_folder()).block_size == 8
+    assert read_settings(draft_folder()).kind == "a chain"

@@ -199,7 +199,8 @@ def test_the_memory_alone_is_measured_in_full() -> None:
     assert "both, topdown" in [way.name for way in ways_of(0.7, full=False)]
     with_another = [way.name for way in ways_of(0.0, False, other_draft=True)]
     assert with_another[len(NAMES) :] == ["draft-only, other", "both, other"]
-    assert [way.name for way in ways_of(0.0, False, int8=True)][len(NAMES) :] == ["plain, int8", "both, int8"]
+    stored = [way.name for way in ways_of(0.0, False, stored=True)]
+    assert stored[len(NAMES) :] == ["plain, bfloat16", "both, bfloat16"]
 
 
 def turn(sources: Sequence[str]) -> Turn:

@@ -58,7 +58,7 @@ def demo(
         bool,
         typer.Option(
             "--full",
-            help="Warm with 60 requests, measure 40; also recall alone, the order desk's other draft, its int8 target.",
+            help="Warm with 60 requests, measure 40; also recall alone, the order desk's other draft, its bfloat16.",
         ),
     ] = False,
     requests: Annotated[int | None, typer.Option(min=1, help="Measure exactly this many requests.")] = None,
