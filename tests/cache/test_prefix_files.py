@@ -312,11 +312,11 @@ def test_two_processes_on_one_folder_read_whole_files_or_none(tmp_path: Path) ->
     files = opened(tmp_path, max_prefix_bytes=400_000)
     with Program(["-c", dedent(BESIDE), tmp_path]) as beside:
         assert beside.stdout.readline() == "working\n"
-        for number in range(40):
+        for number in range(20):
             name = "abcde"[number % 5]
             written(files, name=name, content=b"ours!!" * 20_000)
             found.add((files.read("shop", name) or b"").lstrip(bytes(1)))
-            if number % 20 == 19:
+            if number % 10 == 9:
                 files.forget(Selection(tenant="shop"))
         beside.stdin.close()
         assert beside.stdout.readline() == "done\n"

@@ -127,6 +127,7 @@ def plain(folder: str) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize(("way", "name"), WAYS, ids=lambda part: part if isinstance(part, str) else part.__name__)
+@pytest.mark.sampled(3)
 def test_every_option_reaches_the_engine(
     way: Callable[[str, dict[str, Any]], Engine], name: str, folder: str, plain: Engine, tmp_path: Path
 ) -> None:

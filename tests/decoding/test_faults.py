@@ -399,6 +399,7 @@ def test_an_embedder_that_fails_changes_no_answer(trial: Trial, name: str) -> No
 
 
 @pytest.mark.parametrize("call", ["recall", "among", "credit", "epoch", "since", "ids"])
+@pytest.mark.sampled(2)
 def test_a_cache_that_fails_fails_no_answer(trial: Trial, call: str) -> None:
     engine = trial.engine(cache=trial.cache)
     engine.submit(PROMPT, GREEDY, query="order").result()
@@ -633,6 +634,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("how", "broken", "mode", "fails_in"), [("", "never", "traversal", 2), *FAULTS])
+@pytest.mark.sampled(4)
 def test_a_draft_model_or_a_planner_that_fails_keeps_the_distribution(
     how: str, broken: str, mode: str, fails_in: int
 ) -> None:

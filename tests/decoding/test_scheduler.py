@@ -154,6 +154,7 @@ def test_memory_that_runs_out_is_said_clearly_and_idle_conversations_are_given_u
 
 
 @pytest.mark.parametrize("rounds", range(6))
+@pytest.mark.sampled(2)
 def test_a_cancelled_request_leaves_wherever_it_is(target: WatchedTarget, rounds: int) -> None:
     """Waiting, in the middle of its prompt or running: the next round lets it go, and the others get their answers."""
     scheduler = scheduler_on(target, EngineLimits(prefill_tokens_per_round=40, max_running=2))

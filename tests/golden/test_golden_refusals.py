@@ -116,6 +116,7 @@ def options_of_engines(tmp_path: Path) -> dict[str, dict[str, Any]]:
     "name",
     [pytest.param(name, marks=pytest.mark.exhaustive if name in ALIKE else ()) for name in TARGETS],
 )
+@pytest.mark.sampled(2)
 def test_engines_are_refused_as_recorded(name: str, golden: Golden, tmp_path: Path) -> None:
     def load(options: dict[str, Any]) -> None:
         Engine.load(TARGETS[name](), tokenizer=byte_tokenizer(), **options).close()

@@ -82,6 +82,7 @@ def test_every_part_of_a_conversation_has_a_count(name: str) -> None:
 
 
 @ALL
+@pytest.mark.sampled(4)
 def test_histories_are_trimmed_and_summarised_by_the_models_own_count(name: str) -> None:
     model = scripted(name)
     count = model.get_num_tokens_from_messages

@@ -91,6 +91,7 @@ async def streamed(runnable: Any) -> list[list[Any]]:
 
 @BY_METHOD
 @pytest.mark.parametrize("schema", [Refund, RefundV1, RefundDict, DICT], ids=str)
+@pytest.mark.sampled(5)
 async def test_an_answer_streams_as_it_comes_and_ends_with_what_invoke_gives(schema: Any, method: str) -> None:
     text = text_of(method, Refund if isinstance(schema, dict) else schema, **GIVEN)
     runnable = answering(text).with_structured_output(schema, method=method)

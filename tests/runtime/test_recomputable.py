@@ -90,7 +90,7 @@ def test_compiled_kernels_are_kept(kernels: Path, next_process: Callable[[], str
     assert {file: file.stat().st_mtime_ns for file in files(kernels)} == kept, "nothing was compiled anew"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("ending", "name"),
     [

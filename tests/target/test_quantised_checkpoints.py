@@ -23,6 +23,7 @@ from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.sampled(5)
 def test_packed_codes_are_read_as_their_format_defines_them(name: str, tmp_path: Path) -> None:
     """Without the quantiser's package; to the bit where a zero point is one of the codes."""
     expected = write_packed(tmp_path, name)

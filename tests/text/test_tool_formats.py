@@ -268,6 +268,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 @pytest.mark.parametrize("name", FORMS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
+@pytest.mark.sampled(3)
 def test_streamed_equals_whole_under_every_split(name: str, data: st.DataObject) -> None:
     mine = [ONE_CALL[name], FORMS[name].tag or "<|channel|>", FORMS[name].call_close or "}"]
     pieces = st.lists(st.sampled_from(PIECES) | st.sampled_from(mine) | st.text(max_size=4), max_size=8)

@@ -141,6 +141,7 @@ def test_trees_of_any_size_give_the_bits_of_one_row_at_a_time(target: TargetMode
 @pytest.mark.usefixtures("searches_at_once")
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("name", ["odd", "gemma 2"])
+@pytest.mark.sampled(2)
 def test_texts_are_the_same_with_drafts_and_without(name: str, sampling: SamplingParams) -> None:
     """With a cold cache and a draft model, then with a cache that holds the answers, all requests together."""
     target, draft = target_of(name, torch.bfloat16), model(torch.float32, num_hidden_layers=1)

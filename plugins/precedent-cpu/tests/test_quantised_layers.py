@@ -52,6 +52,7 @@ def target_of(name: str, *, bitwise: bool = False) -> TargetModel:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled(2)
 def test_a_row_has_the_same_bits_in_a_tree_in_any_piece_of_a_prompt_and_alone(name: str) -> None:
     """Without `bitwise=True`: quantised layers round alike anyway."""
     target = target_of(name)
@@ -89,6 +90,7 @@ def decode(target: TargetModel, slot: Slot, path: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled(2)
 def test_layers_in_one_piece_compute_what_their_modules_do(name: str) -> None:
     """Up to the numbers that lie between two codes of a quantised input, which differences in rounding tip."""
     target = TargetModel(model_of(name))

@@ -53,6 +53,7 @@ def quantised(rows: Tensor) -> Tensor:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.sampled(3)
 def test_the_product_is_that_of_the_quantised_rows(layout: str) -> None:
     """Against float64: only float32 sums over the blocks are rounded."""
     layer, rows = linear(layout, bias=True), rows_of(21)

@@ -50,6 +50,7 @@ def reference(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Ten
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("rows", [1, 2, 5, LANES + 3])
+@pytest.mark.sampled(5)
 def test_it_is_attention(dtype: torch.dtype, shape: tuple[int, int], prefix: int, rows: int) -> None:
     """Against float64, for prompts and trees of every size, grouped heads or not."""
     query, key, value, allowed = case(shape, prefix, rows, dtype)

@@ -36,6 +36,7 @@ def random_rows(count: int, length: int, dtype: torch.dtype, seed: int = 0) -> T
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.usefixtures("each_unit")
+@pytest.mark.sampled(7)
 def test_the_product_is_the_exact_one_rounded_once(
     dtype: torch.dtype, num_outs: int, with_bias: bool, length: int
 ) -> None:

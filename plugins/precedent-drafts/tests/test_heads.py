@@ -125,6 +125,7 @@ def drawn(session: Any, number: int = 4) -> list[int]:
 
 
 @WITH_FORMULA
+@pytest.mark.sampled(5)
 def test_a_head_computes_what_its_makers_wrote(name: str) -> None:
     """Logits of every position equal the formula, in pieces; tokens that it does not cover have none."""
     head, ids = head_of(name), random_ids(1, 40)

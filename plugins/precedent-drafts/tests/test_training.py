@@ -121,6 +121,7 @@ def test_training_raises_acceptance(name: str, tmp_path: Path) -> None:
         pytest.param("block without condition", "training", 6, marks=pytest.mark.exhaustive),
     ],
 )  # fmt: skip
+@pytest.mark.sampled(5)
 def test_a_killed_training_ends_as_an_uninterrupted_one(
     name: str, phase: str, number: int, folder_of: FolderOf, tmp_path: Path
 ) -> None:
@@ -299,7 +300,7 @@ def test_a_trained_draft_drafts_for_its_target(folder_of: FolderOf) -> None:
 
 
 @EACH
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_draft_is_quantised_in_its_file_and_drafts_beside_a_quantised_target(name: str, tmp_path: Path) -> None:
     """It is trained for the dequantised file; beside either its weights are those of its own file."""
     pytest.importorskip("gguf")

@@ -66,6 +66,7 @@ def test_the_settings_differ_from_plain_decoding(model: PreTrainedModel) -> None
 
 
 @pytest.mark.parametrize(("make", "model_type"), [(made, "gpt_neox"), (tiny_model, "qwen3_next"), (tiny_model, "zaya")])
+@pytest.mark.sampled(3)
 def test_greedy_text_is_that_of_generate_on_other_architectures(
     make: Callable[[str], PreTrainedModel], model_type: str
 ) -> None:
@@ -175,6 +176,7 @@ class OpenAIs(LogitsProcessor):
     ids=str,
 )
 @pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.sampled(2)
 def test_openais_penalties_are_those_of_a_processor_of_ones_own(
     model: PreTrainedModel, penalties: dict[str, Any], sampled: bool
 ) -> None:

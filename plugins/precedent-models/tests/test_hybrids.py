@@ -46,12 +46,14 @@ def as_fresh(slot: Slot, target: TargetModel, model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", SAMPLED)
+@pytest.mark.sampled(3)
 def test_trees_are_plain_forwards_along_every_path(model_type: str) -> None:
     """Of transformers' own module, untouched and without a cache; again after an accepted path."""
     assert compare(hybrid(model_type), in_float64(tiny_model(model_type))) < IN_FLOAT32
 
 
 @pytest.mark.parametrize("model_type", SAMPLED)
+@pytest.mark.sampled(3)
 def test_going_back_is_never_having_gone_there(model_type: str) -> None:
     """A prompt in pieces, random commits, rewinds and forks: the next logits are those of a fresh prefill."""
     target, choose = hybrid(model_type), random.Random(2)

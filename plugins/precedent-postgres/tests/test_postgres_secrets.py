@@ -181,6 +181,7 @@ def command(*arguments: object) -> tuple[int, str]:
         ("cache", "export", "folder"),
     ],
 )
+@pytest.mark.sampled(4)
 def test_the_command_line_shows_no_password(server, arguments: tuple[object, ...], tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for url in (guarded(server, PASSWORD), guarded(server, f"{CANARY}?"), FAILING["@ as it is"], FAILING["/ as it is"]):

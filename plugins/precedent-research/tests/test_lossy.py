@@ -121,6 +121,7 @@ def distribution_at_root(draft: Callable[[Rng], CandidateTree], mode: str) -> tu
 @pytest.mark.parametrize(("fixed", "exclude"), [((), False), ((3,), True), ((3,), False), ((0, 1), True)])
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("mode", RULE_MODES)
+@pytest.mark.sampled(5)
 def test_one_level_writes_exactly_the_rules_distribution_and_reports_exactly_its_distance(
     mode: str, number: int, fixed: tuple[int, ...], exclude: bool, replacement: bool
 ) -> None:
@@ -143,6 +144,7 @@ def test_one_level_writes_exactly_the_rules_distribution_and_reports_exactly_its
     ids=str,
 )
 @pytest.mark.parametrize("mode", RULE_MODES)
+@pytest.mark.sampled(2)
 def test_on_random_trees_the_spent_variation_bounds_the_true_one(mode: str, seeds: range) -> None:
     """Over all strings of a step and of plain decoding behind it; the bound is not vacuous."""
     largest = 0.0

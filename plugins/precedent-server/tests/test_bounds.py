@@ -58,6 +58,7 @@ def asked(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "value"), CASES)
+@pytest.mark.sampled(5)
 async def test_ten_megabytes_of_a_field(serve: Any, name: str, value: Any) -> None:
     """Refused by its name, in a short answer, while a stream that began before goes on to its end."""
     client = serve(lambda prompt: LONG, limits=ROOMY, may_stray=True)

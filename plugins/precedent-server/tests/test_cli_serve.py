@@ -46,7 +46,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(Engine, "load", NoEngine)
     monkeypatch.setattr(running, "serve", serve)
-    monkeypatch.setattr("precedent_server.serving.ChatPrecedent.from_engine", lambda engine: None)
+    monkeypatch.setattr("precedent_server.serving.ChatPrecedent.from_engine", lambda engine, **given: None)
     return found
 
 

@@ -71,6 +71,7 @@ def check_written(name: str, text: str, length: int) -> None:
         assert written.replace(" ", "").replace("\n", "").endswith(text.replace(" ", "").replace("\n", "")), text
 
 
+@pytest.mark.sampled(3)
 async def test_whole_answers_have_whole_calls_alone(client: httpx.AsyncClient, name: str, lengths: range) -> None:
     for length in lengths:
         (choice,) = (await posted(client, CHAT, max_tokens=length))["choices"]
@@ -87,6 +88,7 @@ async def test_whole_answers_have_whole_calls_alone(client: httpx.AsyncClient, n
             assert items[-1]["status"] == ("completed" if calls else "incomplete")
 
 
+@pytest.mark.sampled(3)
 async def test_a_stream_never_has_markup_in_arguments(client: httpx.AsyncClient, name: str, lengths: range) -> None:
     """An unfinished item of a stream of Responses says so."""
     for length in lengths:
@@ -110,6 +112,7 @@ def check_arguments(arguments: str) -> None:
     assert json.dumps(ARGUMENTS, ensure_ascii=False).startswith(arguments)
 
 
+@pytest.mark.sampled(3)
 def test_a_chat_model_returns_a_cut_call_as_its_text_and_streams_it_without_markup(name: str, lengths: range) -> None:
     engine = ScriptedEngine(TOKENIZERS[name], lambda prompt: answer_of(name))
     model = ChatPrecedent.from_engine(engine).bind_tools(TOOLS)

@@ -154,6 +154,7 @@ TAKEN: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "more"), TAKEN, ids=str)
+@pytest.mark.sampled(2)
 async def test_habits_nulls_and_values_that_ask_for_nothing_are_taken(client: Any, path: str, more: Any) -> None:
     answer = await client.post(path, json={"model": "scripted", **BODIES[path], **more})
     assert answer.status_code == 200, answer.text

@@ -64,6 +64,7 @@ def test_a_wrong_result_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: py
         *(pytest.param(name, "works", marks=pytest.mark.exhaustive) for name in ("recurrent_gemma", "deepseek_v32")),
     ],
 )
+@pytest.mark.sampled(4)
 def test_the_families_on_the_page_get_these_verdicts(model_type: str, verdict: str) -> None:
     pytest.importorskip("precedent_models")
     assert try_architecture(model_type).verdict == verdict
