@@ -188,11 +188,10 @@ def _stored(scales: NDArray[np.float32], dtype: str) -> NDArray[Any]:
 
 
 def _memory(size: int) -> Bytes:
-    if size < LARGE:
+    if size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.empty(size, np.uint8)
-    area = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        area.madvise(mmap.MADV_HUGEPAGE)
+    area = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
+    area.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(area, np.uint8)
 
 
