@@ -159,6 +159,7 @@ BAD = {
     "two files": (lambda store, file: beside("model", file.read_bytes())(store, file), "is split over 2 files"),
     "parameters that are no object": (beside("params", b"[1]"), "is not a JSON object"),
     "text that is not UTF-8": (beside("system", b"\xff"), "cannot read"),
+    "a text without end": (beside("system", bytes(5 << 20)), "larger than 4,194,304 bytes"),
     "mirostat": (given(params={"mirostat": 2}), "sets mirostat to 2, which is not supported: give its file"),
     "a number that is a text": (given(params={"temperature": "hot"}), "temperature='hot' must be"),
     "a temperature below 0": (given(params={"temperature": -1}), "temperature=-1 must be"),
@@ -270,6 +271,10 @@ def test_parameters_and_system_message_are_the_defaults_of_that_name(
     assert answer("ollama:tiny", own, temperature=0, seed=3) == answer(file, own, **MEANT | {"temperature": 0})
     assert unloaded[0].get_num_tokens_from_messages([]) == 0
     engine = unloaded[0].engine
+    given = ChatPrecedent.from_model(engine.target.model, engine.tokenizer, model_name="a:b")  # type: ignore[union-attr]
+    unloaded.append(given)
+    for named in (given, ChatPrecedent.from_engine(engine)):  # a name, but not one that was looked up in a store
+        assert named.invoke(own, **plain).text == answer(file, own, **plain)
     assert engine.sampling_defaults == {**MEANT, "stop": ("zz",)}
     (control,) = engine.tokenizer.encode("<|endoftext|>", add_special_tokens=False)
     assert control in engine.target.generation_config.eos_token_id  # type: ignore[union-attr,operator]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -94,11 +95,16 @@ def test_the_models_of_this_machine_are_listed_with_what_they_take_or_why_they_d
     for name in ("a-Q8_0.gguf", "b-Q8_0.gguf", "mmproj-a.gguf"):
         (snapshot / name).symlink_to(file)
     saved(snapshot, model)
+    (snapshot / "gone-Q4_0.gguf").symlink_to(tmp_path / "erased")
+    shutil.copytree(snapshot.parents[1], gone := tmp_path / "hub/models--some--gone", symlinks=True)
+    (gone / snapshot.relative_to(snapshot.parents[1]) / "gone.safetensors").symlink_to(tmp_path / "erased")
     store = OllamaStore(tmp_path / "ollama")
     store.add("registry.ollama.ai/library/tiny/latest", file, params={"num_ctx": 100})
     store.add("registry.ollama.ai/library/embedder/latest", embedder)
     store.add("hf.co/me/broken/q4", file, adapter="x")
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF")
     lm_studio(tmp_path / "home", "pub/tiny/tiny.gguf", model=file)
+    lm_studio(tmp_path / "home", "pub/cut/cut.gguf", model=tmp_path / "cut.gguf")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("OLLAMA_MODELS", str(store.folder))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -107,8 +113,11 @@ def test_the_models_of_this_machine_are_listed_with_what_they_take_or_why_they_d
     found = {one["name"]: one for one in json.loads(report.read_text())["models"]}
     assert set(found) == {
         "ollama:hf.co/me/broken:q4", "ollama:embedder:latest", "ollama:tiny:latest", "lmstudio:pub/tiny/tiny.gguf",
-        "hf:some/thing:Q8_0", str(snapshot / "b-Q8_0.gguf"), "some/thing",
+        "hf:some/thing:Q8_0", str(snapshot / "b-Q8_0.gguf"), "some/thing", "lmstudio:pub/cut/cut.gguf",
+        "hf:some/thing:Q4_0", "some/gone", "hf:some/gone:Q8_0", "hf:some/gone:Q4_0",
+        str(gone / snapshot.relative_to(snapshot.parents[1]) / "b-Q8_0.gguf"),
     }  # fmt: skip
+    assert all(found[name]["refusal"] for name in ("hf:some/thing:Q4_0", "lmstudio:pub/cut/cut.gguf", "some/gone"))
     assert "an adapter" in found["ollama:hf.co/me/broken:q4"]["refusal"]
     assert "an embedding model" in found["ollama:embedder:latest"]["refusal"]
     tiny = found["ollama:tiny:latest"]

@@ -293,7 +293,8 @@ class EngineFields(CallFields):
         if isinstance(tenant, UnsharedTenant):  # a new one for each request: a batch may be of different people
             tenant, speculation = str(UnsharedTenant.new()), without_cache(speculation or engine.speculation)
             rendered["prefix_tokens"] = 0
-        by_model = samples_as_recommended(settings.get("model", self.model), self.sampling)
+        by_default = "precedent" if self.engines.identity else None  # whoever gave a model may have named it anyhow
+        by_model = samples_as_recommended(settings.get("model", self.model), self.sampling or by_default)
         recommended = engine.sampling_defaults if by_model else {}
         recommended = {name: value for name, value in recommended.items() if name not in self.model_fields_set}
         sampling = sampling_params(self, stop, {**recommended, **settings})

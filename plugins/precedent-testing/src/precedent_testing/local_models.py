@@ -14,7 +14,7 @@ from precedent.target.kv.layer_kinds import UNLIMITED, context_length
 from precedent.target.load.gguf import kinds_in_use, open_gguf
 from precedent.target.load.loading import auto_class, load_config
 from precedent.target.load.source import LM_STUDIO, OLLAMA, stored_model
-from precedent.target.load.stores import hub_models, lm_studio_names, ollama_names
+from precedent.target.load.stores import StoredModel, hub_models, lm_studio_names, ollama_names
 from precedent.target.load.weight_files import quant_method
 from precedent.target.support import check_loadable
 
@@ -36,17 +36,13 @@ class LocalModel:
 
 def local_models(context: int | None = None) -> Iterator[LocalModel]:
     """Examine all models by their files; `context` replaces the lengths that stores and configs say."""
-    for name in [*(OLLAMA + name for name in ollama_names()), *(LM_STUDIO + name for name in lm_studio_names())]:
+    of_stores = [*(OLLAMA + name for name in ollama_names()), *(LM_STUDIO + name for name in lm_studio_names())]
+    for name, path in [*((name, None) for name in of_stores), *hub_models()]:
         try:
-            stored = stored_model(name)
+            stored = stored_model(name) if path is None else StoredModel(name, path)
             assert stored is not None
             yield _examined(name, stored.file, context or stored.context)
-        except PrecedentError as error:
-            yield LocalModel(name, refusal=str(error))
-    for name, path in hub_models():
-        try:
-            yield _examined(name, path, context)
-        except PrecedentError as error:
+        except (PrecedentError, OSError) as error:  # the others are listed nevertheless
             yield LocalModel(name, refusal=str(error))
 
 

@@ -103,7 +103,7 @@ def stored_model(
             return StoredModel(name, lm_studio_file(name.removeprefix(LM_STUDIO)))
         if name.startswith(HUB_FILE):
             return StoredModel(name, hub_file(name.removeprefix(HUB_FILE), settings or {}, download=download))
-        of_ollama = name.startswith(OLLAMA) or (_is_tag(name) and not Path(name).exists())
+        of_ollama = name.startswith(OLLAMA) or _is_tag(name)
         return ollama_model(name.removeprefix(OLLAMA)) if of_ollama else None
     except OSError as error:
         raise ModelLoadError(f"cannot read the files of {name!r} ({error}): run as a user who may read them") from error
@@ -115,9 +115,11 @@ def samples_as_recommended(name: str, sampling: str | None) -> bool:
 
 
 def _is_tag(name: str) -> bool:
+    """Whether a name is one of Ollama's with a tag, and neither a service's nor that of a file or folder here."""
     service, _, _ = name.partition(":")
     others = {*OF_A_SERVICE, "huggingface", HUB_FILE.rstrip(":")}
-    return _TAG.fullmatch(name) is not None and service not in others and not HOSTED.match(name)
+    own = _TAG.fullmatch(name) is not None and service not in others and not HOSTED.match(name)
+    return own and not Path(name).exists()
 
 
 def gguf_file(

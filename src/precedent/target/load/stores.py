@@ -71,6 +71,9 @@ NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
 
+MOST_TEXT = 4 << 20
+"""Bytes of a manifest or a layer of text, at most."""
+
 log = logging.getLogger(__name__)
 
 _DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
@@ -262,6 +265,8 @@ def _sampling(given: Mapping[str, Any], name: str, file: Path) -> tuple[dict[str
 
 def _text(path: Path, again: str) -> str:
     try:
+        if path.stat().st_size > MOST_TEXT:
+            raise ValueError(f"larger than {MOST_TEXT:,} bytes")
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"cannot read {path} of Ollama's store ({error}): {again}") from error
