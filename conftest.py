@@ -6,7 +6,7 @@ import gc
 import os
 import re
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,17 +43,30 @@ settings.register_profile("deterministic", deadline=None, derandomize=True, data
 settings.load_profile("deterministic")
 
 
+FEW_VALUES = 3
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One case in `step` of a test marked `sampled(step)` runs each time, the others with the exhaustive tests."""
-    cases = Counter[str]()
+    """One case in `step` of a test marked `sampled(step)` runs each time, the others with the exhaustive tests.
+
+    Of a parameter with at most `FEW_VALUES` values, such as a mode, a case for each value runs.
+    """
+    cases: dict[str, list[Any]] = defaultdict(list)
     for item in items:
-        marker = item.get_closest_marker("sampled")
-        if marker is not None:
-            name = item.nodeid.partition("[")[0]
-            if cases[name] % marker.args[0]:
+        if item.get_closest_marker("sampled") is not None:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for same in cases.values():
+        step = same[0].get_closest_marker("sampled").args[0]
+        values = [{(name, id(value)) for name, value in item.callspec.params.items()} for item in same]
+        count = Counter(name for name, _ in set[tuple[str, int]]().union(*values))
+        seen = set[tuple[str, int]]()
+        for number, item in enumerate(same):
+            own = {value for value in values[number] if count[value[0]] <= FEW_VALUES}
+            if number % step and own <= seen:
                 item.add_marker("exhaustive")
-            cases[name] += 1
+            else:
+                seen |= own
 
 
 def pytest_collection_finish() -> None:

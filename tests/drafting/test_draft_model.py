@@ -236,7 +236,6 @@ def drawn(drafter: DraftModelDrafter, request: Request, num_draws: int = 4) -> l
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "stablelm"])
-@pytest.mark.sampled(3)
 def test_an_exit_drafts_what_the_same_layers_draft_on_a_cache_of_their_own(architecture: str) -> None:
     """Sharing the target's keys and values saves the prefill and changes nothing, neither here nor for the target."""
     model = tiny_causal_lm(architecture, **settings_of(architecture))

@@ -147,7 +147,6 @@ def problems() -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
-@pytest.mark.sampled(3)
 def test_sampled_and_fixed_candidates_under_a_grammar_keep_the_masked_distribution(mode: str, way: str) -> None:
     for seed, language in problems():
         target, draft = (toy_model(f"{name} {seed}", SIZE, plain=True) for name in ("target", "draft"))

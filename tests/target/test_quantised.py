@@ -41,7 +41,6 @@ def greedy(model: Any, length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("quantised", KINDS)
-@pytest.mark.sampled(2)
 def test_a_model_of_packed_weights_answers_as_it_does_in_transformers(quantised: Quantised, tmp_path: Path) -> None:
     """By an engine that keeps prefixes, and by `generate`; its first layers can be its draft model."""
     ids = torch.tensor([PROMPT])

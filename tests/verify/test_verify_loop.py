@@ -91,7 +91,6 @@ def _probability(target: TabledModel, string: tuple[int, ...]) -> float:
 
 
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
-@pytest.mark.sampled(2)
 def test_answers_have_the_targets_distribution_by_a_small_g_test(mode: str) -> None:
     """Sees a total variation of 15 %."""
     assert g_statistic(mode, answers_needed(0.15)) < CRITICAL

@@ -173,7 +173,6 @@ def drafted(target: TargetModel, draft: Any, sampling: SamplingParams) -> tuple[
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(max_tokens=24), SamplingParams(max_tokens=24, temperature=1.0)])
-@pytest.mark.sampled(2)
 def test_a_draft_model_runs_in_fixed_sizes_as_its_target_does(sampling: SamplingParams) -> None:
     """A trained one, with a head of few tokens and an arena for as many as its target's; greedy texts are the same."""
     static, plain = static_target(), plain_target()

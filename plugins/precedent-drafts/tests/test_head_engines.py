@@ -268,7 +268,6 @@ def test_a_cancelled_request_leaves_the_next_one_as_it_was(made: tuple[Head, Eng
     [(SPECFORGE, random_weights(SPECFORGE)), (ZLAB, block_weights(ZLAB)), (DFLASH, block_weights(DFLASH, COVERED))],
     ids=["EAGLE", "whole head", "some rows of it"],
 )
-@pytest.mark.sampled(3)
 def test_published_drafts_draft_beside_a_quantised_target(config: Any, weights: Any, tmp_path: Path) -> None:
     texts = []
     for draft in (None, write_head(tmp_path, config, weights)):

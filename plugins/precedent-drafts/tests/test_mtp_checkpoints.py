@@ -52,7 +52,6 @@ def refused(model: Any, **settings: Any) -> Any:
     return caught.value
 
 
-@pytest.mark.sampled(2)
 def test_models_without_a_head_say_so(folder: Path) -> None:
     """Families that have none, families that mtp does not know, and models that come from no files."""
     assert "llama has no MTP head" in str(refused(tiny_causal_lm()))
@@ -73,7 +72,6 @@ def without(*names: str) -> Any:
     return lambda weights: {name: weight for name, weight in weights.items() if name not in names}
 
 
-@pytest.mark.sampled(2)
 def test_torn_heads_are_refused_by_the_tensor(folder: Path, tmp_path: Path) -> None:
     """A missing or misshapen tensor, one too many, and one that is quantised."""
     model = loaded(folder)
@@ -97,7 +95,6 @@ def test_torn_heads_are_refused_by_the_tensor(folder: Path, tmp_path: Path) -> N
         assert re.search(message, str(error)), f"{name}: {error}"
 
 
-@pytest.mark.sampled(2)
 def test_a_head_in_a_shard_of_its_own_is_found(folder: Path, tmp_path: Path) -> None:
     """With an index; the target's own copies beside it are left alone. A missing shard is an error of loading."""
     weights = head_weights(loaded(folder), folder)

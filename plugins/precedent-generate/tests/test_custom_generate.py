@@ -66,7 +66,6 @@ def test_the_settings_differ_from_plain_decoding(model: PreTrainedModel) -> None
 
 
 @pytest.mark.parametrize(("make", "model_type"), [(made, "gpt_neox"), (tiny_model, "qwen3_next"), (tiny_model, "zaya")])
-@pytest.mark.sampled(3)
 def test_greedy_text_is_that_of_generate_on_other_architectures(
     make: Callable[[str], PreTrainedModel], model_type: str
 ) -> None:

@@ -40,7 +40,6 @@ def prefilled(target: TargetModel, prompt: list[int]) -> Slot:
 
 
 @pytest.mark.parametrize("family", EVERY)
-@pytest.mark.sampled(2)
 def test_every_path_of_ragged_trees_equals_a_plain_forward_step_after_step(family: str) -> None:
     """Three requests of other lengths share each forward; after every commit all nodes are compared (float64)."""
     untouched, target = model_of(family), target_of(family)

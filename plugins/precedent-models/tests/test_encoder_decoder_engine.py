@@ -45,7 +45,6 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sampled(2)
 def test_greedy_answers_are_those_of_generate(family: str) -> None:
     """Token for token in float64, through prompt lookup and a right and then wrong prediction."""
     expected = generated(model_of(family), PROMPT, 40)
@@ -69,7 +68,6 @@ def test_a_decoder_only_draft_model_drafts() -> None:
     assert drafted > 0
 
 
-@pytest.mark.sampled(2)
 def test_the_prompt_drafter_copies_from_what_the_encoder_reads(engine: Engine) -> None:
     """An answer that must hold words of the prompt: the drafter finds them there, for the answer never said them."""
     grammar = JsonSchema('{"enum": ["order 18 on friday"]}')
@@ -80,7 +78,6 @@ def test_the_prompt_drafter_copies_from_what_the_encoder_reads(engine: Engine) -
     assert result.stats.accepted_by_source["prompt"] > 8
 
 
-@pytest.mark.sampled(2)
 def test_ragged_and_seeded_requests_together_equal_single_ones_whatever_was_proposed(engine: Engine) -> None:
     prompts = [random_ids(seed, length) for seed, length in ((1, 3), (2, 90), (3, 17), (4, 1), (5, 40))]
     settings = [SamplingParams(max_tokens=20), SamplingParams(max_tokens=33, temperature=0.8, top_p=0.9, seed=7)]

@@ -90,7 +90,6 @@ def decoded(model: PreTrainedModel, prompt: list[int], tree: CandidateTree) -> t
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])
-@pytest.mark.sampled(2)
 def test_equal_scores_are_settled_as_plain_decoding_settles_them(
     model_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -279,7 +279,6 @@ def engine_on(model: PreTrainedModel, draft: PreTrainedModel | None, **settings:
 
 
 @pytest.mark.parametrize("sampling", CHOSEN_TEXTS.values(), ids=CHOSEN_TEXTS)
-@pytest.mark.sampled(2)
 def test_an_engine_answers_as_without(sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several requests at once, on the thread and in place; the draft model takes part, its steps are counted."""
     model, draft = (tiny_causal_lm(scale=2.0, num_hidden_layers=layers) for layers in (3, 3))

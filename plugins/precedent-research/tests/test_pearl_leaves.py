@@ -97,7 +97,6 @@ def note(tree: CandidateTree, verdict: Verdict, num_scored: int, seen: Counter[s
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", ["traversal", "topdown"])
-@pytest.mark.sampled(3)
 def test_two_steps_with_leaves_keep_the_distribution(mode: str, way: str) -> None:
     """All strings of two steps, over every tree, every leaf sampled late and every verdict."""
     seen: Counter[str] = Counter()
