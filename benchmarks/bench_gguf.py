@@ -11,6 +11,8 @@ answered on the packaged file by both (greedy; decoding alone; "warm": with answ
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import closing
@@ -48,6 +50,23 @@ COMMON: dict[str, Any] = {
 """What both of Llama 3.2's shapes have."""
 
 ROUNDS, IN_A_ROW, PREFILLS = 8, 3, 5
+
+FIRST_TOKEN = """
+import sys
+from time import perf_counter
+import precedent_cpu.support
+from precedent.target import TargetModel
+from precedent.target.load.loading import load_target
+
+begun = perf_counter()
+target = TargetModel(load_target(sys.argv[1])[0])
+slot = target.new_slot()
+target.prefill(slot, [1, 2, 3])
+target.plain_step(slot)
+seconds = perf_counter() - begun
+print(seconds, next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+"""Prints the seconds from Python's imports to the first token, and the most kibibytes of memory (Linux)."""
 
 
 def opened(file: Path, threads: int, context: int) -> Any:
@@ -119,10 +138,14 @@ def compared(file: Path, rows: Sequence[int], context: int, threads: int) -> dic
             steps[way, count] += times[1:]
         for way in (way for _ in range(1 + PREFILLS) for way in timers):
             prompts[way].append(timers[way].prefill(512))
+    first = subprocess.run([sys.executable, "-c", FIRST_TOKEN, file], capture_output=True, text=True, check=True)
+    waited, peak = map(float, first.stdout.split())  # the kernels are compiled by now
     found = [{"rows": count, **versus({way: median(steps[way, count]) for way in timers})} for count in rows]
     for each in found:
         each["rows_against_one"] = each["ours"] / found[0]["ours"]
-    return {"rows": found, "prompt": versus({way: 1 / median(rates[1:]) for way, rates in prompts.items()})}
+    prompt = versus({way: 1 / median(rates[1:]) for way, rates in prompts.items()})
+    sizes = {"seconds": waited, "peak_megabytes": peak * 1.024e-3, "file_megabytes": file.stat().st_size * 1e-6}
+    return {"rows": found, "prompt": prompt, "first_token": sizes}
 
 
 def versus(times: dict[str, float]) -> dict[str, float]:
