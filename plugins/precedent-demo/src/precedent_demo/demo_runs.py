@@ -54,6 +54,7 @@ TENANT = "order-desk"
 
 QUANTIZATION = "int8"
 """How the order desk's model is loaded on a CPU: it solves as many requests as in bfloat16, in less time."""
+
 MEMORY = ("recall", "prompt", "template")
 """The library's default drafters without the draft model; `template` proposes the forms of the agent's tool calls."""
 
