@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from langchain.agents import create_agent
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.tools import StructuredTool
 
 from helpers.scripted_agents import Answer, Desk, ScriptedChat, call, calls, script, transcript
@@ -54,6 +55,18 @@ def way(name: str) -> Run:
 def saying(*turns: dict[str, Any] | list[dict[str, Any]]) -> Answer:
     """The script of a model that makes these calls, turn by turn, and then says "ok"."""
     return script(*(calls(*(turn if isinstance(turn, list) else [turn])) for turn in turns), AIMessage("ok"))
+
+
+def once(ready: Callable[[], Any], answer: Answer) -> Answer:
+    """The same answers, each given once something is true: what runs ahead has got so far by then."""
+
+    def waiting(messages: Sequence[BaseMessage]) -> AIMessage:
+        until = time.monotonic() + 30
+        while not ready() and time.monotonic() < until:
+            time.sleep(0.001)
+        return answer(messages)
+
+    return waiting
 
 
 def reading(act: Callable[[str], Any], name: str = "look_up", **options: Any) -> StructuredTool:

@@ -21,6 +21,7 @@ from helpers.run_ahead_agents import (
     agent_on,
     in_turns,
     join_runs_ahead,
+    once,
     plain,
     reading,
     saying,
@@ -61,7 +62,8 @@ def test_a_result_is_used_for_an_equal_call_alone(
 ) -> None:
     desk, answer = Desk(), saying(*turns)
     ahead = RunAheadMiddleware(READS, predict=in_turns(predicted))
-    assert transcript(run(agent_of(desk, answer, ahead))) == plain(answer)
+    began = once(lambda: len(desk.read) >= len(predicted), answer)
+    assert transcript(run(agent_of(desk, began, ahead))) == plain(answer)
     join_runs_ahead()  # what nobody asked for may still be running when the agent ends
     assert (ahead.ledger.counts.used, ahead.ledger.counts.discarded) == (used, discarded)
     reads = sum(one["name"] in READS for turn in turns for one in turn)
@@ -116,7 +118,7 @@ def test_an_interrupt_in_a_tool_asks_once_and_is_answered_once(run: Run) -> None
 def test_a_resumed_graph_starts_without_pending_results(run: Run) -> None:
     desk, ask = Desk(), reading(lambda order: str(interrupt(order)), "ask")
     ahead = RunAheadMiddleware([*READS, "ask"], predict=in_turns([W7]))
-    answer = saying(call("ask", order="now?"), W7)
+    answer = once(lambda: desk.read, saying(call("ask", order="now?"), W7))
     agent = agent_on([*desk.tools().values(), ask], answer, ahead, checkpointer=InMemorySaver())
     run(agent, config=THREAD)
     assert "ask" not in ahead.refused
@@ -134,11 +136,10 @@ def test_other_middleware_works_on_the_call_and_its_result_once(place: str) -> N
         result = handler(request.override(tool_call={**request.tool_call, "args": {"order": "W9"}}))
         return result.model_copy(update={"content": f"[{result.content}]"})
 
-    def found(*middleware: Any) -> Any:
-        return transcript(agent_of(Desk(), saying(W7), *middleware).invoke(ASKED)["messages"])
-
-    ahead = RunAheadMiddleware(READS, predict=in_turns([W7]), harmless=[marking])
-    assert found(*([marking, ahead] if place == "outside" else [ahead, marking])) == found(marking)
+    desk, ahead = Desk(), RunAheadMiddleware(READS, predict=in_turns([W7]), harmless=[marking])
+    order = [marking, ahead] if place == "outside" else [ahead, marking]
+    found = agent_of(desk, once(lambda: desk.read, saying(W7)), *order).invoke(ASKED)["messages"]
+    assert transcript(found) == transcript(agent_of(Desk(), saying(W7), marking).invoke(ASKED)["messages"])
     assert ahead.ledger.counts.used == 1
 
 
@@ -171,7 +172,8 @@ def test_a_call_that_other_middleware_sends_to_another_tool_runs_once(run: Run, 
     allow = ["look_up", "other"] if listed else ["look_up"]
     ahead = RunAheadMiddleware(allow, predict=in_turns([W7]), harmless=[rerouting])
     order = [rerouting, ahead] if place == "outside" else [ahead, rerouting]
-    found = run(agent_on(tools, lambda messages: asked.set() or saying(W7)(messages), *order))  # type: ignore[func-returns-value]
+    answer = once(lambda: ran or not listed, lambda messages: asked.set() or saying(W7)(messages))  # type: ignore[func-returns-value]
+    found = run(agent_on(tools, answer, *order))
     join_runs_ahead()
     assert found[-2].content == "other W7"
     assert [name for name, _ in ran] == ["other"]

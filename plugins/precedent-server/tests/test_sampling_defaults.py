@@ -84,7 +84,8 @@ async def test_an_answer_longer_than_the_context_is_refused_and_one_that_fills_i
         error = refused.json()["error"]
         assert (refused.status_code, error["param"]) == (400, limit)
         assert "context" in error["message"] or number > 2**63
-    never_ends = {} if route == "/v1/responses" else {"logit_bias": {"257": -100, "256": -100}}
+    ends = byte_tokenizer().all_special_ids
+    never_ends = {} if route == "/v1/responses" else {"logit_bias": {str(token): -100 for token in ends}}
     answer = await client.post(route, json={"model": "tiny", **body, limit: longest, **never_ends})
     usual = await client.post(route, json={"model": "tiny", **body})
     assert (answer.status_code, usual.status_code) == (200, 200), (answer.text, usual.text)
