@@ -21,6 +21,7 @@ from precedent.engine.generation import Generation
 from precedent.errors import CapacityError, ContextOverflowError, EngineClosedError, GenerationError, RequestCancelled
 from precedent.grammar import Regex
 from precedent.planning.costs import CostCurve
+from precedent.runtime.fence import Fences
 from precedent.target import Slot
 from precedent.tree import CandidateTree
 from precedent_testing.drafters import OracleDrafter
@@ -227,7 +228,8 @@ def test_a_stream_cancelled_at_any_token_leaves_a_sound_engine() -> None:
     fresh.close()
     drafted = SpeculationConfig(drafters=("recall", "prompt"), write_back=False)
     with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
-        running = make_engine(cache)
+        settings: dict[str, Any] = {"cost": CostCurve(), "fences": (fences := Fences())}
+        running = Engine(tiny_causal_lm("llama", seed=21), byte_tokenizer(), name="tiny", cache=cache, **settings)
         poison(cache, running, expected)
         threads: set[str] = set()
         for position in range(17):
@@ -242,6 +244,7 @@ def test_a_stream_cancelled_at_any_token_leaves_a_sound_engine() -> None:
             again = running.submit(PROMPT, after, speculation=drafted, query="order").result()
             assert again.token_ids == expected[:12]
             _wait_until_over(generation)
+            fences.settle()  # a search may end after its request
             now = running.metrics()
             assert (now.num_requests_running, now.num_requests_waiting, now.kv_cache_reserved_bytes) == (0, 0, 0)
             threads = threads or {thread.name for thread in threading.enumerate()}

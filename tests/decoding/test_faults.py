@@ -519,23 +519,19 @@ def test_a_machine_load_that_fails_changes_no_answer(trial: Trial, name: str, mo
 # In the long run
 
 
+@pytest.mark.usefixtures("searches_at_once")
 def test_what_was_switched_off_comes_back(trial: Trial) -> None:
     """Recall's search fails three times, pauses, and serves again: nothing has to be restarted."""
     now = [1000.0]
-    fences = Fences(lambda: now[0])
-    engine = trial.engine(fences=fences, cache=trial.cache)
+    engine = trial.engine(fences=Fences(lambda: now[0]), cache=trial.cache)
     setattr(trial.cache, "recall", raises)  # noqa: B010
-    for number in range(30):  # on a busy machine an answer may end before its search has begun
+    for number in range(3):
         engine.submit(PROMPT, GREEDY, query=f"order {number}").result()
-        fences.settle()  # the search may end after the answer
-        if engine.health().degraded:
-            break
     assert engine.health().degraded == engine.metrics().degraded == ("the speculation cache",)
     delattr(trial.cache, "recall")
     now[0] += 31.0
     engine.submit(PROMPT, GREEDY, query="order").result()
     assert engine.health().status == "degraded", "on trial"
-    fences.settle()  # a clock that jumps over a search would take it for one that hangs
     now[0] += 60.0
     assert engine.health().status == "ok"
     assert engine.metrics().faults == {"the speculation cache": 3}
@@ -563,7 +559,7 @@ def test_an_engine_lives_through_a_thousand_faults(trial: Trial) -> None:
     several(20)
     gc.collect()
     threads, objects = threading.active_count(), len(gc.get_objects())
-    several(200)
+    several(230)  # four faults each, and recall's where its search begins before the answer is over
     gc.collect()
     assert sum(engine.metrics().faults.values()) >= 1000
     assert threading.active_count() <= threads

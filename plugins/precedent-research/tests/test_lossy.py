@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 from helpers.enumeration import exact_step, mean_spent, toy_rows
+from helpers.forked import run
 from helpers.random_trees import (
     always,
     random_distribution,
@@ -255,8 +254,8 @@ engine.submit([5, 6, 7, 5, 6], sampled, speculation=SpeculationConfig(mode="loss
 print(lossless, "precedent_research.lossy" in sys.modules)
 engine.close()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[] True"
+    done = run(["-c", script])
+    assert done.stdout.strip() == "[] True", done.stderr
 
 
 def test_a_lossy_mode_says_so_and_how_much_it_spent() -> None:

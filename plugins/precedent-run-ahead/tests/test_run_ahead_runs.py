@@ -12,6 +12,7 @@ from operator import add
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from helpers.event_loops import time_passes
 from helpers.run_ahead_agents import READS, agent_of, agent_on, join_runs_ahead, reading, saying
 from helpers.scripted_agents import Desk, ScriptedChat, call, calls, last_result, script, transcript
 from langchain.agents import create_agent
@@ -184,8 +185,7 @@ async def test_a_synchronous_tool_keeps_its_place_until_its_thread_ends(end: str
     """An async agent can leave such a tool behind, not stop it: `at_once` counts it until it has ended."""
     crowd, asking, go_on = Crowd(), asyncio.Event(), asyncio.Event()
     look_up = StructuredTool.from_function(crowd.visit, name="look_up")
-    time_to_live = 0.2 if end == "too old" else 30
-    ahead = RunAheadMiddleware([look_up], predict=lambda state: [W1], at_once=1, time_to_live=time_to_live)
+    ahead = RunAheadMiddleware([look_up], predict=lambda state: [W1], at_once=1, time_to_live=300)
     model = HeldChat(answer=saying(), asking=asking, go_on=go_on)
     agent = create_agent(model, [look_up], middleware=[ahead])
     for _ in range(3):
@@ -196,7 +196,7 @@ async def test_a_synchronous_tool_keeps_its_place_until_its_thread_ends(end: str
         if end == "cancelled":
             running.cancel()
         else:
-            await asyncio.sleep(0.3)
+            time_passes(asyncio.get_running_loop())
             go_on.set()
         await asyncio.gather(running, return_exceptions=True)
     found = crowd.most, ahead.ledger.counts.started
@@ -210,10 +210,12 @@ async def test_a_tool_that_hangs_ahead_is_called_again_when_its_time_is_over() -
     async def act(order: str) -> str:
         made.append(order)
         if len(made) == 1:
+            loop = asyncio.get_running_loop()
+            loop.call_later(0.05, time_passes, loop)  # by then the model has asked for the call, or will
             await asyncio.Event().wait()
         return order
 
-    ahead = RunAheadMiddleware(["look_up"], predict=lambda state: [] if made else [W1], time_to_live=0.2)
+    ahead = RunAheadMiddleware(["look_up"], predict=lambda state: [] if made else [W1], time_to_live=300)
     found = await agent_on([reading(act)], saying(W1), ahead).ainvoke(asked("W1"))
     assert (found["messages"][-2].content, made) == ("W1", ["W1", "W1"])
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
+from helpers.event_loops import time_passes
 
 from precedent_server.errors import ApiError
 from precedent_server.serving import PREPARING_THREADS, Quota, Serving
@@ -185,17 +186,9 @@ async def test_a_body_counts_until_it_is_read(serve: Any) -> None:
     assert (await client.post(CHAT, content=raw)).status_code == 200
 
 
-@pytest.fixture
-async def too_long(monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
-    """Makes the event loop believe, from another thread, that a long time has passed."""
-    loop, passed = asyncio.get_running_loop(), [0.0]
-    now = loop.time
-    monkeypatch.setattr(loop, "time", lambda: now() + passed[0])
-    return lambda: loop.call_soon_threadsafe(passed.__setitem__, 0, 1000.0)
-
-
-async def test_who_is_too_slow_and_who_only_waited(too_long: Callable[[], object]) -> None:
-    enough, begun = threading.Event(), threading.Barrier(PREPARING_THREADS, too_long)
+async def test_who_is_too_slow_and_who_only_waited() -> None:
+    enough = threading.Event()
+    begun = threading.Barrier(PREPARING_THREADS, partial(time_passes, asyncio.get_running_loop()))
 
     def slow() -> None:
         begun.wait(60.0)
@@ -209,11 +202,11 @@ async def test_who_is_too_slow_and_who_only_waited(too_long: Callable[[], object
     assert [error.status for error in errors if isinstance(error, ApiError)] == [400] * PREPARING_THREADS + [503]
 
 
-async def test_a_result_that_nobody_waits_for_is_disposed_of(too_long: Callable[[], object]) -> None:
-    enough, disposed = threading.Event(), asyncio.Event()
+async def test_a_result_that_nobody_waits_for_is_disposed_of() -> None:
+    enough, disposed, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
 
     def slow() -> bool:
-        too_long()
+        time_passes(loop)
         return enough.wait(60.0)
 
     with closing(Serving({}, ServerLimits(prepare_seconds=100.0))) as serving:

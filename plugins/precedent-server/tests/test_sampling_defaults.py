@@ -63,14 +63,14 @@ async def test_requests_that_give_no_settings_sample_as_the_operator_chose(clien
         recommended = [await text_of(client, route) for _ in range(2)]
         plain = await text_of(client, route, temperature=0)
         greedy = await text_of(clients["precedent"], route, temperature=0)
-        usual = {await text_of(clients["precedent"], route) for _ in range(3)}
+        usual = {await text_of(clients["precedent"], route) for _ in range(4)}
         assert recommended == [plain] * 2, "the likeliest token, under the recommended penalty"
         assert plain != greedy, "the penalty holds for requests that give a temperature alone"
-        assert len(usual) == 3, "OpenAI's temperature 1"
+        assert len(usual) > 1, "OpenAI's temperature 1; two of them may end at once"
         if route != "/v1/responses":
             assert await text_of(client, route, **own) == greedy, "what a request gives goes first"
-            unfiltered = {await text_of(client, route, top_k=-1) for _ in range(3)}
-            assert len(unfiltered) == 3, "-1 switches the recommended top_k off"
+            unfiltered = {await text_of(client, route, top_k=-1) for _ in range(4)}
+            assert len(unfiltered) > 1, "-1 switches the recommended top_k off"
 
 
 @pytest.mark.parametrize("route", ROUTES)
