@@ -29,9 +29,7 @@ class FakeContext:
 
     threads, what = 1, {"llama.cpp": "fake"}
 
-    def __init__(
-        self, num_cells: int = 2048, window: int = 0, *, blind: bool = False, vocab_size: int = VOCAB
-    ) -> None:
+    def __init__(self, num_cells: int = 2048, window: int = 0, *, blind: bool = False, vocab_size: int = VOCAB) -> None:
         self.num_cells, self.window, self.blind, self.vocab_size = num_cells, window, blind, vocab_size
         self.cells: list[Cell] = []
         self.fails = 0

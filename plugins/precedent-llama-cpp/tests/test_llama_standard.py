@@ -1,4 +1,4 @@
-"""LangChain's own standard tests on `LlamaTarget`, which follows a script on a context that keeps cells as llama.cpp."""
+"""LangChain's own standard tests on a scripted `LlamaTarget`, whose context keeps cells as llama.cpp does."""
 
 from __future__ import annotations
 

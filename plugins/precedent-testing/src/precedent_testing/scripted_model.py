@@ -44,12 +44,12 @@ class Scripted(Target):
     `may_stray` it ends as soon as it can instead; only then do the model's own logits matter.
     """
 
-    _scripts: weakref.WeakKeyDictionary[Slot, ScriptedText] = weakref.WeakKeyDictionary()
+    _scripts: Any = None
 
     def follow(self, tokenizer: PreTrainedTokenizerBase, script: Script, *, may_stray: bool = False) -> Self:
         """Follow this script from now on."""
         self._tokenizer, self._answer_to, self._may_stray = tokenizer, answers_of(script), may_stray
-        self._scripts = weakref.WeakKeyDictionary()
+        self._scripts = weakref.WeakKeyDictionary[Slot, ScriptedText]()
         return self
 
     def begin_prefill(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
@@ -62,18 +62,19 @@ class Scripted(Target):
     @torch.inference_mode()
     def score(self, batch: Sequence[tuple[Slot, CandidateTree]]) -> list[Tensor]:
         """As `Target.score`, but every row puts the script's next token far above all others."""
-        scored = super().score(batch)
+        scored = super().score(batch)  # type: ignore[safe-super]  # that of the class beside
         if not self._scripts:  # a target may try itself out before it has a script
             return scored
         return [self._follow(logits, *pair) for logits, pair in zip(scored, batch, strict=True)]
 
     def commit_all(self, batch: Sequence[Commit]) -> list[Exception | None]:
         """As `Target.commit_all`; also returns an error for an answer that has left the script."""
-        errors = super().commit_all(batch)
+        errors = super().commit_all(batch)  # type: ignore[safe-super]
         return [error or self._strayed(commit[0]) for error, commit in zip(errors, batch, strict=True)]
 
     def _follow(self, logits: Tensor, slot: Slot, tree: CandidateTree) -> Tensor:
-        script, rows, before = self._scripts[slot], logits.clone(), (*slot.token_ids, slot.pending)
+        rows, before = logits.clone(), (*slot.token_ids, slot.pending)
+        script: ScriptedText = self._scripts[slot]
         for node in range(ROOT, len(tree)):
             for token, weight in zip(script.wishes((*before, *tree.tokens_to(node))), WEIGHTS, strict=False):
                 rows[node + 1, token] += weight
