@@ -43,6 +43,9 @@ def target() -> TargetModel:
     return TargetModel(tiny_causal_lm("llama", seed=5))
 
 
+in_place_and_on_a_thread = pytest.mark.parametrize("executor", [AtOnce(), None], ids=["in place", "on a thread"])
+
+
 @pytest.fixture(params=["in place", "on a thread"])
 def pearl(request: pytest.FixtureRequest, target: TargetModel):
     """Both ways to draw ahead."""
@@ -193,14 +196,19 @@ def test_a_forward_that_fails_leaves_no_draft_model_at_work(
     assert not session.at_it
 
 
-@pytest.mark.parametrize("executor", [AtOnce(), None], ids=["in place", "on a thread"])
-def test_a_draft_model_that_fails_ahead_fails_nobody(target: TargetModel, executor: AtOnce | None) -> None:
+@in_place_and_on_a_thread
+def test_a_draft_model_that_fails_ahead_fails_nobody(
+    target: TargetModel, executor: AtOnce | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its request goes on without it; both answers are the plain ones."""
-    sampling = SamplingParams(max_tokens=12)
-    plain = run(target, start(target, [], sampling))
+    sampling, begun = SamplingParams(max_tokens=12), threading.Event()
+    plain, score = run(target, start(target, [], sampling)), target.score
 
     def ill() -> None:
+        begun.set()
         raise RuntimeError("the draft model is ill")
+
+    monkeypatch.setattr(target, "score", lambda batch: score(batch) if begun.wait(60.0) else None)
 
     failing, healthy = start(target, [AlwaysWrong([1] * 400, ill)], sampling), start(target, [good_draft()], sampling)
     pearl = PearlLoop(target, PlannerOfAllCandidates(), fences := Fences(), executor)
@@ -212,11 +220,19 @@ def test_a_draft_model_that_fails_ahead_fails_nobody(target: TargetModel, execut
     assert fences.faults() == {"wrong": 1}
 
 
-def test_a_draft_model_that_does_not_come_back_is_given_up(target: TargetModel) -> None:
+def test_a_draft_model_that_does_not_come_back_is_given_up(
+    target: TargetModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The step waits for it until the deadline, once; the drafter stays switched off until its thread is free."""
-    sampling, go_on = SamplingParams(max_tokens=12), threading.Event()
-    plain = run(target, start(target, [], sampling))
-    sequence = start(target, [AlwaysWrong([1] * 400, lambda: go_on.wait(60.0))], sampling)
+    sampling, begun, go_on = SamplingParams(max_tokens=12), threading.Event(), threading.Event()
+    plain, score = run(target, start(target, [], sampling)), target.score
+
+    def hang() -> None:
+        begun.set()
+        assert go_on.wait(60.0)
+
+    sequence = start(target, [AlwaysWrong([1] * 400, hang)], sampling)
+    monkeypatch.setattr(target, "score", lambda batch: score(batch) if begun.wait(60.0) else None)
     pearl = PearlLoop(target, PlannerOfAllCandidates(), fences := Fences(deadline=0.05))
     while not sequence.finished:
         pearl.step([sequence])
@@ -370,8 +386,13 @@ def test_a_draft_model_that_is_waited_for_in_vain_is_left_alone() -> None:
     assert planner.num_draws_ahead("draft-model", 1, Limits(8, 0, 40, frozenset())) == 0
 
 
-def test_a_cancelled_request_leaves_an_engine_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_place_and_on_a_thread
+def test_a_cancelled_request_leaves_an_engine_that_answers(
+    executor: AtOnce | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cancelled in the middle of an answer, while the draft model is ahead; the next one is the plain one."""
+    if executor is not None:
+        monkeypatch.setattr(pearl_module, "Background", lambda *_: executor)
     model, draft = tiny_causal_lm(scale=2.0), tiny_causal_lm(scale=2.0)
     long, short = SamplingParams(max_tokens=400), SamplingParams(max_tokens=24)
     with engine_on(model, None) as engine:
@@ -386,4 +407,5 @@ def test_a_cancelled_request_leaves_an_engine_that_answers(monkeypatch: pytest.M
             time.sleep(0.001)  # its caller knows before its place is free
         assert engine.submit(PROMPT_OF_ENGINE, short).result().token_ids == plain
         kept = engine._drafters["draft-model"].pool  # type: ignore[attr-defined]
-        assert len(kept._idle) == 1  # the second request went on where the first one was left
+        fewest = int(executor is not None)  # a thread may come too late to draw
+        assert fewest <= len(kept._idle) <= 1  # the second request went on where the first one was left

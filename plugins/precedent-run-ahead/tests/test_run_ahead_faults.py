@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from itertools import repeat
 from typing import Any
 
@@ -35,8 +36,25 @@ class Unusable:
 
 
 @pytest.fixture(autouse=True)
-def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PATIENCE", 0.05)
+def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Work that hangs until the test is over. Whoever waits for it loses patience once it has begun, and no earlier."""
+    hanging, go_on = threading.Event(), threading.Event()
+
+    def patient(jobs: Any, timeout: float) -> Any:
+        assert timeout == running.PATIENCE
+        while not wait(jobs, timeout=0.001).done and not hanging.is_set():
+            pass
+        hanging.clear()
+        return wait(jobs, timeout=0)
+
+    def hangs(*_: Any, **__: Any) -> list[Any]:
+        hanging.set()
+        assert go_on.wait(60.0)
+        return []
+
+    monkeypatch.setattr(running, "wait", patient)
+    yield hangs
+    go_on.set()
 
 
 @pytest.fixture(params=["sync", "astream"])
@@ -86,13 +104,11 @@ def test_a_predictor_that_is_wrong_changes_nothing(run: Run, predicted: Any) -> 
     assert ahead.faults == {}
 
 
-def test_a_predictor_that_hangs_delays_no_run_twice(run: Run) -> None:
-    go_on = threading.Event()
-    ahead = RunAheadMiddleware(READS, predict=lambda state: go_on.wait(60.0) and [])
+def test_a_predictor_that_hangs_delays_no_run_twice(run: Run, hang: Callable[..., Any]) -> None:
+    ahead = RunAheadMiddleware(READS, predict=hang)
     check_runs(ahead, run)
     assert ahead.faults == {"predict=": 1}, "it is not asked again while it hangs"
     assert ahead.degraded == ("predict=",)
-    go_on.set()
 
 
 CACHES: dict[str, tuple[str, Any, int]] = {
@@ -106,16 +122,15 @@ CACHES: dict[str, tuple[str, Any, int]] = {
 
 @pytest.mark.parametrize("name", CACHES)
 def test_a_cache_that_fails_or_hangs_fails_no_run_and_delays_none_twice(
-    run: Run, name: str, cache: SpeculationCache
+    run: Run, name: str, cache: SpeculationCache, hang: Callable[..., Any]
 ) -> None:
-    (call, does, faults), go_on = CACHES[name], threading.Event()
+    call, does, faults = CACHES[name]
     ahead = RunAheadMiddleware(READS, cache=cache, predict=in_turns([W7]))
-    setattr(cache, call, does or (lambda *_, **__: go_on.wait(60.0) and []))
+    setattr(cache, call, does or hang)
     check_runs(ahead, run)
     assert ahead.faults == {"the memory of earlier runs": faults}, "while it hangs it is not asked again"
     assert ahead.degraded == ("the memory of earlier runs",)
     assert ahead.ledger.counts.used == 3, "the caller's predictions go on"
-    go_on.set()
     delattr(cache, call)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -184,20 +185,40 @@ async def test_a_body_counts_until_it_is_read(serve: Any) -> None:
     assert (await client.post(CHAT, content=raw)).status_code == 200
 
 
-async def test_who_is_too_slow_and_who_only_waited() -> None:
-    enough = threading.Event()
-    with closing(Serving({}, ServerLimits(prepare_seconds=0.2))) as serving:
-        jobs = [serving.prepared(enough.wait) for _ in range(PREPARING_THREADS + 1)]
+@pytest.fixture
+async def too_long(monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
+    """Makes the event loop believe, from another thread, that a long time has passed."""
+    loop, passed = asyncio.get_running_loop(), [0.0]
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + passed[0])
+    return lambda: loop.call_soon_threadsafe(passed.__setitem__, 0, 1000.0)
+
+
+async def test_who_is_too_slow_and_who_only_waited(too_long: Callable[[], object]) -> None:
+    enough, begun = threading.Event(), threading.Barrier(PREPARING_THREADS, too_long)
+
+    def slow() -> None:
+        begun.wait(60.0)
+        enough.wait(60.0)
+
+    with closing(Serving({}, ServerLimits(prepare_seconds=100.0))) as serving:
+        jobs = [serving.prepared(slow) for _ in range(PREPARING_THREADS + 1)]
         errors = await asyncio.gather(*jobs, return_exceptions=True)
+        begun.abort()
         enough.set()
     assert [error.status for error in errors if isinstance(error, ApiError)] == [400] * PREPARING_THREADS + [503]
 
 
-async def test_a_result_that_nobody_waits_for_is_disposed_of() -> None:
+async def test_a_result_that_nobody_waits_for_is_disposed_of(too_long: Callable[[], object]) -> None:
     enough, disposed = threading.Event(), asyncio.Event()
-    with closing(Serving({}, ServerLimits(prepare_seconds=0.05))) as serving:
+
+    def slow() -> bool:
+        too_long()
+        return enough.wait(60.0)
+
+    with closing(Serving({}, ServerLimits(prepare_seconds=100.0))) as serving:
         with pytest.raises(ApiError, match="longer than"):
-            await serving.prepared(lambda: enough.wait() and 7, lambda result: disposed.set())
+            await serving.prepared(slow, lambda result: disposed.set())
         enough.set()
         await disposed.wait()
 

@@ -22,6 +22,7 @@ from precedent_testing.embedders import HashEmbedder
 LONG = " ".join(f"word{number}" for number in range(150))
 HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 LAST_HEALTH = HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+MOST_TOKENS = 3000
 PATIENCE = 60
 """Seconds after which a connection counts as never closed."""
 
@@ -34,7 +35,7 @@ def connected(port: int) -> Iterator[http.client.HTTPConnection]:
 
 def ask(connection: http.client.HTTPConnection, *, stream: bool = False, headers: Any = None) -> None:
     messages = [{"role": "user", "content": "Hello?"}]
-    asked = {"model": "scripted", "messages": messages, "temperature": 0, "max_tokens": 3000, "stream": stream}
+    asked = {"model": "scripted", "messages": messages, "temperature": 0, "max_tokens": MOST_TOKENS, "stream": stream}
     connection.request("POST", "/v1/chat/completions", json.dumps(asked), headers or {})
 
 
@@ -82,18 +83,29 @@ def test_running_answers_end_and_everything_is_closed_and_a_hangup_ends_nothing(
         assert [one.text for one in cache.list(tenant="shop")] == [LONG]
 
 
+def until_running(port: int, number: int) -> None:
+    """Wait until the server answers so many requests."""
+    found, deadline = b"", time.monotonic() + PATIENCE
+    while f'num_requests_running{{model_name="scripted",engine="0"}} {number}'.encode() not in found:
+        assert time.monotonic() < deadline, found
+        with connected(port) as connection:
+            connection.request("GET", "/metrics")
+            found = connection.getresponse().read()
+
+
 def test_answers_that_outlast_the_grace_end_in_an_error(start_process: Any) -> None:
-    with start_process(answer=LONG, limits={"grace_seconds": 0.01}) as (process, port), connected(port) as connection:
+    longer = LONG * 3
+    with start_process(answer=longer, limits={"grace_seconds": 0.01}) as (process, port), connected(port) as connection:
         streamed = begin(connection)
         with connected(port) as other:
             ask(other)
-            time.sleep(0.1)  # so that the server has read it
+            until_running(port, 2)
             process.send_signal(signal.SIGTERM)
             answer = other.getresponse()
             assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
             assert json.loads(answer.read())["error"]["message"] == "the server is stopping: try again"
         *events, last, nothing = streamed.read().decode().split("\n\n")
-        assert not text_of("\n\n".join(events)).endswith(LONG[-100:])
+        assert 0 < len(text_of("\n\n".join(events))) < MOST_TOKENS
         assert json.loads(last.removeprefix("data: "))["error"]["message"] == "the server is stopping: try again"
         assert not nothing
         check_closed(process)
@@ -199,6 +211,13 @@ def test_headers_and_body_share_one_time(bounded: Any) -> None:
         assert dribbled(connect(), BODY).startswith(b"HTTP/1.1 413 ")
 
 
+def until_not_full(connect: Callable[[], socket.socket]) -> None:
+    """Wait until the server has noticed that another connection is gone."""
+    deadline = time.monotonic() + PATIENCE
+    while b" 503 " in all_of(connect(), LAST_HEALTH):
+        assert time.monotonic() < deadline
+
+
 def test_only_so_many_connections_are_open(bounded: Any) -> None:
     def answered(connection: socket.socket) -> bytes:
         connection.sendall(HEALTH)
@@ -214,9 +233,7 @@ def test_only_so_many_connections_are_open(bounded: Any) -> None:
         assert all_of(connect()).startswith(b"HTTP/1.1 503 ")
         assert b" 200 " in answered(held[0])
         held[1].close()
-        deadline = time.monotonic() + PATIENCE
-        while b" 503 " in all_of(connect(), LAST_HEALTH):  # until the server has noticed that the other is gone
-            assert time.monotonic() < deadline
+        until_not_full(connect)
         for connection in held:
             connection.close()
 
@@ -224,9 +241,10 @@ def test_only_so_many_connections_are_open(bounded: Any) -> None:
 def test_a_client_that_never_reads_is_cut_off(bounded: Any) -> None:
     """It asks for far more than the system's buffers hold, and begins to read when it is too late."""
     asked, number = HEALTH.replace(b"/health", b"/openapi.json"), 100
-    with bounded(request_seconds=0.5) as connect:
+    with bounded(request_seconds=1.0, max_connections=1) as connect:
         whole = all_of(connect(), LAST_HEALTH.replace(b"/health", b"/openapi.json"))
         slow = connect()
         slow.sendall(asked * number)
-        time.sleep(2)
+        assert slow.recv(12) == b"HTTP/1.1 200"
+        until_not_full(connect)
         assert len(all_of(slow)) < len(whole) * number / 2
