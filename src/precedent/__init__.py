@@ -82,6 +82,7 @@ OPTIONS = {
     "bitwise": "precedent-cpu",
     "bitwise on cuda": "precedent-llm[cuda]",
     "cuda_graphs": "precedent-llm[cuda]",
+    "llama.cpp": "precedent-llm[llama-cpp]",
     "models": "precedent-llm[models]",
 }
 """Options and kinds of models that other packages compute, each with what to install."""

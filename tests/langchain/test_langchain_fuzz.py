@@ -189,7 +189,7 @@ def engine() -> Iterator[Engine]:
     """A model, a cache, and an answer cache of LangChain's, whose keys are made of every argument."""
     tokenizer = scripted_tokenizer()
     weights = tiny_causal_lm(vocab_size=len(tokenizer), num_hidden_layers=1, max_position_embeddings=512)
-    target = ScriptedTarget(weights, tokenizer, lambda prompt: f"You said {prompt[-40:]}")
+    target = ScriptedTarget(weights).follow(tokenizer, lambda prompt: f"You said {prompt[-40:]}")
     set_llm_cache(InMemoryCache())
     with SpeculationCache.open(None, embedder=HashEmbedder()) as cache:
         running = Engine(target, tokenizer, name="fuzzed", cache=cache, cost=fixed_cost(), executor=AtOnce())

@@ -154,6 +154,7 @@ def test_steps_are_timed_by_number_of_rows_and_prompts_by_length(
         (["--rows", "1,0"], "--rows takes numbers of rows from 1 on"),
         (["--rows", "1,x"], "--rows takes numbers of rows from 1 on"),
         (["--rows", "1", "--topics"], "--rows times steps alone"),
+        (["--compare"], "--compare times steps alone: give --rows as well"),
     ],
 )
 def test_bad_usage_is_one_line_and_status_2(

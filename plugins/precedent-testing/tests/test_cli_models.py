@@ -128,6 +128,6 @@ def test_the_models_of_this_machine_are_listed_with_what_they_take_or_why_they_d
     assert tiny["refusal"] is None
     assert found["lmstudio:pub/tiny/tiny.gguf"]["context"] == model.config.max_position_embeddings
     assert found["some/thing"]["size"] > 0
-    assert "| ollama:tiny:latest | 0.00 GB | F32 | yes | 0.00 GB with 100 tokens |" in capsys.readouterr().out
+    assert "| ollama:tiny:latest | 0.00 GB | F32 | precedent | 0.00 GB with 100 tokens |" in capsys.readouterr().out
     assert precedent("models", "--local", "--context", "7", "--json", report) == 0
     assert {one["context"] for one in json.loads(report.read_text())["models"]} == {7, None}

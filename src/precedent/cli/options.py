@@ -60,6 +60,13 @@ QuantizationOption = Annotated[
 AccurateOption = Annotated[
     bool, typer.Option("--accurate", help="Round inputs of quantised products to 16 bits instead of 8.")
 ]
+BackendOption = Annotated[
+    Literal["precedent", "llama.cpp", "auto"] | None,
+    typer.Option("--backend", help="What computes a GGUF file; auto: llama.cpp on a GPU. Default: precedent."),
+]
+GpuLayersOption = Annotated[
+    int | None, typer.Option("--n-gpu-layers", help="Layers that llama.cpp computes on a GPU. Default: all.")
+]
 ChatTemplateOption = Annotated[
     str | None,
     typer.Option(

@@ -38,6 +38,8 @@ def run(
     dtype: options.DtypeOption = None,
     quantization: options.QuantizationOption = None,
     accurate: options.AccurateOption = False,
+    backend: options.BackendOption = None,
+    n_gpu_layers: options.GpuLayersOption = None,
     chat_template: options.ChatTemplateOption = None,
     bitwise: Annotated[
         bool,
@@ -85,7 +87,8 @@ def run(
         chosen = EngineOptions(
             draft_model=draft_model, cache=stack.enter_context(SpeculationCache.open(cache)) if cache else None,
             device=device, draft_device=draft_device, dtype=dtype, quantization=quantization,
-            accurate=accurate, chat_template=chat_template, bitwise=bitwise, cuda_graphs=cuda_graphs, loop=loop,
+            accurate=accurate, backend=backend, n_gpu_layers=n_gpu_layers, chat_template=chat_template,
+            bitwise=bitwise, cuda_graphs=cuda_graphs, loop=loop,
         )  # fmt: skip
         progress.show(f"loading {target}")
         engine = stack.enter_context(closing(Engine.load(target, chosen)))

@@ -114,7 +114,7 @@ class Engine(OfOneProcess):
         self.cache = opened_cache(options)
         if self.cache is not None:
             self.cache.check_process()
-        draft_model = loaded_draft(options, model.model if isinstance(model, Target) else model, tokenizer)
+        draft_model = loaded_draft(options, model, tokenizer)
         self.target = target_of(model, bitwise=options.bitwise, cuda_graphs=options.cuda_graphs)
         self._fences = fences or Fences()
         self._fences.add(self.target.team.fence)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from precedent.drafters.registry import DRAFT_MODEL, DraftKind, kind_named, kind_of, load_draft
-from precedent.engine.options import OF_LOADING, EngineOptions
+from precedent.engine.options import BACKENDS, OF_LOADING, EngineOptions
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import Target, TargetModel
 from precedent.target.load.first_layers import draft_for
-from precedent.target.load.loading import load_target, load_tokenizer
+from precedent.target.load.loading import load_beside, load_target, load_tokenizer, recommended
 from precedent.target.load.source import gguf_file
-from precedent.target.support import ModelSource, TargetOptions, support_for
+from precedent.target.support import ModelSource, TargetOptions, missing, support_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -43,31 +43,43 @@ def loaded_target(
     name, default = str(target), EngineOptions()
     applied = options.with_changes(**{option: getattr(default, option) for option in OF_LOADING})
     wanted = TargetOptions(
-        options.device, options.dtype, options.model_kwargs or {}, options.bitwise, options.cuda_graphs
-    )
-    source = ModelSource(gguf_file(name, options.model_kwargs) or name)
+        options.device, options.dtype, options.model_kwargs or {}, options.bitwise, options.cuda_graphs,
+        options.backend, options.n_gpu_layers,
+    )  # fmt: skip
+    file = gguf_file(name, options.model_kwargs)
+    source = ModelSource(file or name)
     support = support_for(source, wanted)
     if support is not None:
         for option in ("quantization", "accurate"):
             if value := getattr(options, option):
                 raise UnsupportedError(f"{option}={value!r} is not available for {name}: leave it out")
         tokenizer = load_tokenizer(name, options.chat_template)
+        if file is not None:
+            source = replace(source, generation_config=recommended(name, file, tokenizer))
         return LoadedTarget(support.load(source, wanted), tokenizer, name, applied)
-    loaded = load_target(name, **{option: getattr(options, option) for option in OF_LOADING})
+    if options.backend not in (None, "auto", BACKENDS[0]):
+        raise missing("llama.cpp", f"backend={options.backend!r}")
+    by_us = [option for option in OF_LOADING if option not in ("backend", "n_gpu_layers")]
+    loaded = load_target(name, **{option: getattr(options, option) for option in by_us})
     return LoadedTarget(*loaded, name, applied)
 
 
 def loaded_draft(
-    options: EngineOptions, target: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase
+    options: EngineOptions, target: PreTrainedModel | Target, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel | None:
-    """The draft model of the options, None without one. Raises what `load_draft` raises."""
-    if options.draft_model is None:
+    """The draft model of the options, None without one.
+
+    Raises what `load_draft` raises, and UnsupportedError for one that is made of its target's layers, or reads them,
+    beside a target of another program.
+    """
+    draft = options.draft_model
+    if draft is None:
         return None
-    if target is None:
-        raise UnsupportedError(
-            f"draft_model={options.draft_model!r} needs a target that transformers loads: leave it out"
-        )
-    return load_draft(options.draft_model, target, tokenizer, device=options.draft_device)
+    model = target.model if isinstance(target, Target) else target
+    if model is not None:
+        return load_draft(draft, model, tokenizer, device=options.draft_device)
+    assert isinstance(target, Target)
+    return load_beside(draft, target.vocab_size, tokenizer, device=options.draft_device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +101,7 @@ class DraftModels:
         if not isinstance(target, TargetModel):
             if any(kind_named(name) is not None for name in drafters):
                 target.keep_hidden_states()  # raises UnsupportedError
-            return cls()
+            return cls(None if draft_model is None else TargetModel(draft_model))
         kind = None if draft_model is None else kind_of(draft_model)
         models = cls(*draft_for(target, draft_model)) if kind is None else cls(kind=kind)
         heads: dict[str, Any] = {}

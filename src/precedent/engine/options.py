@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
     from precedent.cache import Embedder
 
-OF_LOADING = ("device", "dtype", "quantization", "accurate", "model_kwargs", "chat_template")
+OF_LOADING = ("device", "dtype", "quantization", "accurate", "model_kwargs", "chat_template", "backend", "n_gpu_layers")
 """Options that say how a target is loaded by name; a model object is loaded already and takes none of them."""
+
+BACKENDS = ("precedent", "llama.cpp", "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,11 @@ class EngineOptions:
     - `quantization`: "int8" or "int4" quantises a checkpoint's linear layers while it is loaded, on a CPU
       (docs/how-to/model-files.md).
     - `accurate`: inputs of products with quantised weights keep 16 bits instead of 8.
-    - `model_kwargs`: passed to transformers' `from_pretrained` (`quantization_config`, `device_map`, `revision`, ...).
+    - `backend`: what computes a GGUF file: "precedent" (None too), "llama.cpp" (docs/how-to/llama-cpp.md), or "auto",
+      which is llama.cpp where that was built for a GPU or alone knows the architecture.
+    - `n_gpu_layers`: how many layers llama.cpp computes on a GPU; None is all of them, where it was built for one.
+    - `model_kwargs`: passed to transformers' `from_pretrained` (`quantization_config`, `device_map`, `revision`, ...),
+      or settings of llama.cpp (`n_ctx`, `n_threads`, `flash_attn`, ...).
     - `chat_template`: replaces the model's own: a text, a file, or a family's name (chatml, llama-3, gemma, mistral,
       phi-3).
     - `bitwise`: greedy and seeded texts do not depend on rounding: they are the same whatever is drafted, reused or
@@ -59,6 +65,8 @@ class EngineOptions:
     dtype: str | None = None
     quantization: str | None = None
     accurate: bool = False
+    backend: str | None = None
+    n_gpu_layers: int | None = None
     model_kwargs: Mapping[str, Any] | None = field(default=None, repr=False)  # may hold a token of the hub
     chat_template: str | Path | None = None
     bitwise: bool = False
@@ -83,6 +91,10 @@ class EngineOptions:
 
     def check(self) -> None:
         """Raise ConfigError for an option that would be ignored beside the others, or lacks what it needs."""
+        if self.backend not in (None, *BACKENDS):
+            raise ConfigError(f"backend={self.backend!r} is not one of {', '.join(BACKENDS)}")
+        if self.n_gpu_layers is not None and self.backend in (None, BACKENDS[0]):
+            raise ConfigError("n_gpu_layers is for llama.cpp: give backend='llama.cpp' or backend='auto' as well")
         if self.draft_model is None and self.draft_device is not None:
             raise ConfigError(f"draft_device={self.draft_device!r} is for a draft model: give draft_model= as well")
         cache = self.cache

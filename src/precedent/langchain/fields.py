@@ -84,6 +84,8 @@ class EngineFields(CallFields):
     dtype: str | None = None
     quantization: str | None = None
     accurate: StrictBool | None = None
+    backend: str | None = None
+    n_gpu_layers: int | None = None
     model_kwargs: dict[str, Any] | None = None
     chat_template: str | Path | None = None
     bitwise: StrictBool | None = None

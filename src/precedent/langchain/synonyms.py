@@ -107,14 +107,15 @@ _HINTS: dict[str, str] = {
     "keep_alive": "weights stay while a chat model holds them: call unload() to free them",
     "validate_model_on_init": "weights are loaded at the first call: read llm.engine to load them now",
     # the machine
-    "num_gpu n_gpu_layers": 'write device="cuda" or device="cpu", or device_map="auto" to spread the layers',
-    "num_thread n_threads": "torch's threads do the work: set OMP_NUM_THREADS in the environment",
+    "num_gpu": 'write device="cuda" or device="cpu", or n_gpu_layers= with backend="llama.cpp"',
+    "num_thread n_threads": "torch's threads do the work: set OMP_NUM_THREADS in the environment, or with "
+    'backend="llama.cpp" write model_kwargs={"n_threads": …}',
     "num_ctx n_ctx max_model_len": f"the context has the model's own length: {_LEAVE}, and bound the answer with "
-    "max_tokens=",
+    'max_tokens=; with backend="llama.cpp" write model_kwargs={"n_ctx": …}',
     "batch_size n_batch n_ubatch num_batch max_num_seqs": f"requests of one engine are decoded together anyway: "
     f"{_LEAVE}, and call batch()",
     # LangChain and clients
-    "task backend": f"a model here continues a conversation or a text: {_LEAVE}",
+    "task": f"a model here continues a conversation or a text: {_LEAVE}",
     "pipeline_kwargs options": "write its entries as arguments: max_tokens=, temperature=, top_p=",
     "extra_body": "write its entries as arguments: chat_template_kwargs=, top_k=, min_p=, stop_token_ids=",
     "user cache_salt": "write tenant= to say whose request it is",

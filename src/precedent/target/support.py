@@ -25,7 +25,7 @@ from precedent.target.kv.shape import ObserverLayer, StateShape
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
     from precedent.target.contract import Target
     from precedent.target.kv.cache import Arena
@@ -44,12 +44,14 @@ class ModelSource:
     """What a target is made of, before any weight is read.
 
     `place` is a folder, a GGUF file or an id of the hub, None for a `model` that is loaded already. `config` is what
-    its files say, None where transformers does not know the architecture.
+    its files say, None where transformers does not know the architecture. `generation_config` is what a GGUF file, or
+    the program that keeps it, recommends.
     """
 
     place: str | Path | None
     config: PreTrainedConfig | None = None
     model: PreTrainedModel | None = None
+    generation_config: GenerationConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,9 @@ class TargetOptions:
     bitwise: bool = False
     cuda_graphs: object = False
     """True, or the settings of the package that makes the graphs."""
+
+    backend: str | None = None
+    n_gpu_layers: int | None = None
 
 
 class LayerState:

@@ -1,4 +1,4 @@
-"""The requests of an engine, each with its session: what the packages for vLLM, SGLang and llama.cpp share."""
+"""The requests of an engine, each with its session: what the packages for vLLM and SGLang share."""
 
 from __future__ import annotations
 

@@ -1,11 +1,5 @@
-"""Precedent behind llama-cpp-python: a draft model without a model, which drafts from a speculation cache.
+"""llama.cpp as a back end: `ChatPrecedent(model="model.gguf", backend="llama.cpp")`.
 
-    draft = PrecedentDraft("orders.db", "path/of/tokenizer.json", tenant="shop")
-    model = draft.attach(Llama("model.gguf", draft_model=draft, flash_attn=True))
-
-Importing it imports neither llama_cpp nor torch.
+`support.SUPPORT` is what the entry point names. `context` is llama.cpp through the declarations of llama-cpp-python,
+`target` scores candidate trees on it. Importing this imports none of them.
 """
-
-from precedent_llama_cpp.draft import PrecedentDraft
-
-__all__ = ["PrecedentDraft"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,7 @@ from precedent.drafters.registry import DRAFT_MODEL, kind_of
 from precedent.errors import ConfigError
 
 if TYPE_CHECKING:
+    from precedent.engine.options import EngineOptions
     from precedent_replay.bench_lineup import Lineup, Timing
     from precedent_replay.bench_prompts import PromptSet
 
@@ -45,6 +47,11 @@ def bench(
     dtype: options.DtypeOption = None,
     quantization: options.QuantizationOption = None,
     accurate: options.AccurateOption = False,
+    backend: options.BackendOption = None,
+    n_gpu_layers: options.GpuLayersOption = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="With --rows: time the steps of Precedent and of llama.cpp in turns.")
+    ] = False,
     chat_template: options.ChatTemplateOption = None,
     cuda_graphs: options.CudaGraphsOption = False,
     modes: Annotated[
@@ -73,12 +80,19 @@ def bench(
     Extra modes: ours-cold (empty cache), adversarial (wrong answers in it), null (no proposals), oracle (perfect ones).
     With --concurrency, only the modes that --modes names are measured.
     """
+    from precedent.engine.options import EngineOptions
+
     if rows:
         if traces or topics or modes or concurrency or draft_model:
             raise ConfigError("--rows times steps alone: give it --target and how it is loaded, --context and --json")
-        loading = {"device": device, "dtype": dtype, "quantization": quantization, "accurate": accurate}
-        _measure_rows(ctx.obj, _row_counts(rows), context, target, loading, cuda_graphs, json)
+        loading = EngineOptions(
+            device=device, dtype=dtype, quantization=quantization, accurate=accurate, backend=backend,
+            n_gpu_layers=n_gpu_layers, cuda_graphs=cuda_graphs,
+        )  # fmt: skip
+        _measure_rows(ctx.obj, _row_counts(rows), context, target, loading, json, compare=compare)
         return
+    if compare:
+        raise ConfigError("--compare times steps alone: give --rows as well")
     chosen = _chosen_modes(modes, draft_model, only_named=bool(concurrency))
     if not draft_model and draft_device is not None:
         raise ConfigError("--draft-device needs a draft model: give --draft-model as well")
@@ -88,14 +102,14 @@ def bench(
         raise ConfigError(
             f"--concurrency {concurrency} is impossible: it needs 2 or more, and at least as many --prompts ({prompts})"
         )
-    from precedent.engine.options import EngineOptions
     from precedent_replay import bench_lineup, bench_prompts, bench_report
 
     progress: Progress = ctx.obj
     progress.show(f"loading {target}")
     given = EngineOptions(
         draft_model=draft_model, device=device, draft_device=draft_device, dtype=dtype, quantization=quantization,
-        accurate=accurate, chat_template=chat_template, cuda_graphs=cuda_graphs, loop=loop,
+        accurate=accurate, backend=backend, n_gpu_layers=n_gpu_layers, chat_template=chat_template,
+        cuda_graphs=cuda_graphs, loop=loop,
     )  # fmt: skip
     with closing(bench_lineup.Lineup(target, given, max_tokens)) as lineup:
         if traces is not None:
@@ -108,7 +122,7 @@ def bench(
             filler = bench_lineup.OurContestant(filling, max_tokens)
             for prompt in progress.each(asked.warming, "filling the cache", len(asked.warming)):
                 filler(prompt)
-        results: dict[str, Any] = {"machine": bench_report.machine(lineup.model, target), "prompts": asked.as_dict()}
+        results: dict[str, Any] = {"machine": bench_report.machine(lineup.target, target), "prompts": asked.as_dict()}
         timings = _measured(lineup, chosen, asked, progress) if chosen else {}
         results["modes"] = [bench_report.summary(name, timings) for name in timings]
         if concurrency:
@@ -126,22 +140,27 @@ def _measure_rows(
     rows: Sequence[int],
     context: int,
     name: str,
-    loading: Mapping[str, Any],
-    cuda_graphs: bool,
+    loading: EngineOptions,
     json: Path | None,
+    *,
+    compare: bool,
 ) -> None:
-    """Time steps by number of rows, and prompts."""
-    from precedent.target import TargetModel
-    from precedent.target.load.loading import load_target
-    from precedent_replay.step_times import step_times, table
+    """Time steps by number of rows, and prompts; of both back ends with `compare`."""
+    from precedent.engine.loading import loaded_target
+    from precedent.target.model import target_of
+    from precedent_replay.step_times import bound, compared, table
 
     progress.show(f"loading {name}")
-    model, _ = load_target(name, **loading)
-    target = TargetModel(model, cuda_graphs=cuda_graphs)
-    found = step_times(target, name, rows, context, partial(progress.show, "measuring"))
+    ours, theirs = replace(loading, backend=None, n_gpu_layers=None), replace(loading, backend="llama.cpp")
+    loaded = [loaded_target(name, None, each).model for each in ([ours, theirs] if compare else [loading])]
+    targets = [target_of(each, cuda_graphs=loading.cuda_graphs) for each in loaded]
+    found = compared(targets, name, rows, context, partial(progress.show, "measuring"))
     progress.rest()
-    Console().print(table(found))
-    options.write_json(json, found)
+    for each in found:
+        Console().print(table(each))
+        if compare:
+            Console().print(bound(each))
+    options.write_json(json, {"backends": found} if compare else found[0])
 
 
 def _row_counts(text: str) -> list[int]:

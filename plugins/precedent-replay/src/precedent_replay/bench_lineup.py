@@ -25,11 +25,11 @@ from precedent.config import SamplingParams, SpeculationConfig
 from precedent.drafters import DraftSession, Request
 from precedent.drafters.registry import kind_of, load_draft
 from precedent.engine.engine import Engine
-from precedent.engine.options import OF_LOADING, EngineOptions
+from precedent.engine.loading import loaded_draft, loaded_target
+from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
 from precedent.planning.costs import CostCurve
-from precedent.target import TargetModel
-from precedent.target.load.loading import load_target
+from precedent.target.model import target_of
 from precedent_testing.drafters import NullDrafter, OracleDrafter
 
 if TYPE_CHECKING:
@@ -186,22 +186,14 @@ class Lineup:
 
     def __init__(self, target: str, options: EngineOptions, max_tokens: int) -> None:
         self._target, self._options, self._max_tokens, self._held = target, options, max_tokens, ExitStack()
-        self.model: PreTrainedModel
-        self.tokenizer: PreTrainedTokenizerBase
-        self.model, self.tokenizer = self._loaded()
-        self._draft = None
-        if options.draft_model is not None:
-            where = options.draft_device
-            self._draft = load_draft(options.draft_model, self.model, self.tokenizer, device=where)
+        loaded = loaded_target(target, None, options)
+        self.tokenizer: PreTrainedTokenizerBase = loaded.tokenizer
+        self._draft = loaded_draft(options, loaded.model, self.tokenizer)
         # all engines share it: with CUDA graphs, each separate one would take half of the remaining memory
-        self._target_model = TargetModel(self.model, cuda_graphs=options.cuda_graphs)
+        self.target = target_of(loaded.model, cuda_graphs=options.cuda_graphs)
         self._embedder = resolve(None)
         self._cost: CostCurve | None = None
         self.cache = self._new_cache()
-
-    def _loaded(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        given = self._options
-        return load_target(self._target, **{name: getattr(given, name) for name in OF_LOADING})
 
     def ours(self, cache: SpeculationCache | None = None, **settings: Any) -> OurContestant:
         """A contestant with its own engine. The first engine measures the cost curve; the others start from a copy."""
@@ -209,7 +201,7 @@ class Lineup:
         speculation = SpeculationConfig(**{"write_back": False, **settings})
         loop = self._options.loop
         options = EngineOptions(draft_model=self._draft, cache=cache, speculation=speculation, loop=loop)
-        engine = Engine(self._target_model, self.tokenizer, options, name=self._target, cost=cost)
+        engine = Engine(self.target, self.tokenizer, options, name=self._target, cost=cost)
         self._held.callback(engine.close)
         if self._cost is None:
             self._cost = copy.deepcopy(engine.planner.cost)
@@ -242,7 +234,9 @@ class Lineup:
         wanted, named = [mode for mode in modes if mode not in OURS], self._options.draft_model
         if not wanted:
             return {}
-        untouched, _ = self._loaded()  # our engines pack the linear layers of their model
+        if self.target.model is None:
+            raise ConfigError(f"transformers does not compute this target: leave out {', '.join(wanted)} of --modes")
+        untouched: Any = loaded_target(self._target, None, self._options).model  # our engines pack their linear layers
         settings: dict[str, dict[str, Any]] = {"generate": {}, "prompt-lookup": PROMPT_LOOKUP}
         if named and "assisted" in wanted:
             if kind_of(self._draft) is not None:

@@ -15,6 +15,7 @@ from precedent.decoding.stats import Percentiles
 from precedent.runtime.machine_load import processor
 
 if TYPE_CHECKING:
+    from precedent.target import Target
     from precedent_replay.bench_lineup import Timing
 
 BASELINES = ("plain", "generate", "prompt-lookup", "assisted")
@@ -76,12 +77,14 @@ def _latency(mine: Sequence[Timing]) -> dict[str, float]:
     return {f"{name}_{share}": round(getattr(found[name], share), 4) for name in measured for share in ("p50", "p95")}
 
 
-def machine(model: Any, target: str) -> dict[str, Any]:
+def machine(target: Target, name: str) -> dict[str, Any]:
     """The target, and the machine that it ran on."""
+    model = target.model
     return {
-        "target": target,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "device": str(model.device),
+        "target": name,
+        "backend": "precedent" if model is not None else type(target).__name__,
+        "dtype": "as stored" if model is None else str(model.dtype).removeprefix("torch."),
+        "device": str(target.device),
         "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),

@@ -20,6 +20,9 @@ from precedent_replay.bench_report import machine
 if TYPE_CHECKING:
     from precedent.target.contract import Target
 
+CHEAP_ROW = 0.05
+"""Rows cheaper than this part of a step let branches pay on recorded traces (docs/how-to/llama-cpp.md)."""
+
 ROUNDS, PREFILLS = 15, 3
 """Measurements of each number of rows, and of a whole prefill, whose medians count."""
 
@@ -67,32 +70,65 @@ def step_times(
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> dict[str, Any]:
     """Measure all numbers of rows in turns; medians. `progress(done, total)` counts rounds."""
-    load, timer = os.getloadavg()[0], StepTimer(target, context)
-    for count in rows:  # the first forward pass of a width allocates and may compile
-        timer.step(count)
-    times: dict[int, list[float]] = {count: [] for count in rows}
+    (found,) = compared([target], name, rows, context, progress)
+    return found
+
+
+def compared(
+    targets: Sequence[Target],
+    name: str,
+    rows: Sequence[int],
+    context: int,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> list[dict[str, Any]]:
+    """`step_times` of the same model in several back ends, in turns."""
+    load, timers = os.getloadavg()[0], [StepTimer(target, context) for target in targets]
+    for timer in timers:
+        for count in rows:  # the first forward pass of a width allocates and may compile
+            timer.step(count)
+    times = [{count: list[float]() for count in rows} for _ in timers]
     for number in range(ROUNDS):
         progress(number, ROUNDS)
         for count in rows:
-            times[count].append(timer.step(count))
-    timer.prefill(context)
-    where = machine(target.model, name) | {
+            for timer, spent in zip(timers, times, strict=True):
+                spent[count].append(timer.step(count))
+    for timer in timers:
+        timer.prefill(context)
+    prefills = [[timer.prefill(context) for timer in timers] for _ in range(PREFILLS)]
+    here = {
         "instructions": [instruction for instruction in INSTRUCTIONS if FEATURES.get(instruction)],
         "kernels": os.environ.get(KERNELS, "native"),
         "load": round(load, 2),
     }
-    return {
-        "rows": [{"rows": count, "milliseconds": round(median(times[count]), 3)} for count in rows],
-        "prefill_tokens_per_second": round(median(timer.prefill(context) for _ in range(PREFILLS)), 1),
-        "context": context,
-        "machine": where,
-    }
+    return [
+        {
+            "rows": [{"rows": count, "milliseconds": round(median(spent[count]), 3)} for count in rows],
+            "prefill_tokens_per_second": round(median(each), 1),
+            "context": context,
+            "machine": machine(target, name) | here,
+        }
+        for target, spent, each in zip(targets, times, zip(*prefills, strict=True), strict=True)
+    ]
+
+
+def bound(found: dict[str, Any]) -> str:
+    """How much faster than plain steps those of a back end could be, and whether branches would pay."""
+    one = found["rows"][0]["milliseconds"] / found["rows"][0]["rows"]
+    gains = {each["rows"]: each["rows"] * one / each["milliseconds"] for each in found["rows"]}
+    best = max(gains, key=gains.__getitem__)
+    dear = (found["rows"][-1]["milliseconds"] / one - 1) / max(1, found["rows"][-1]["rows"] - 1)
+    branches = "branches pay" if dear < CHEAP_ROW else "branches bring little more than the best chain"
+    return (
+        f"{found['machine']['backend']}: at most {gains[best]:.2f} times plain decoding, with {best} rows that are all "
+        f"accepted; a further row costs {100 * dear:.0f} % of a step, where {branches}"
+    )
 
 
 def table(found: dict[str, Any]) -> Table:
     """The printed report."""
     where, one = found["machine"], found["rows"][0]
-    title = f"{where['target']} · {where['processor']}, {where['threads']} threads, load {where['load']}"
+    title = f"{where['target']}, {where['backend']} · {where['processor']}, "
+    title += f"{where['threads']} threads, load {where['load']}"
     shown = Table(title=title, box=SIMPLE_HEAD, caption=f"prompts: {found['prefill_tokens_per_second']:.0f} tokens/s")
     for heading in ("rows", "ms", f"against {one['rows']} row" + "s" * (one["rows"] > 1)):
         shown.add_column(heading, justify="right")

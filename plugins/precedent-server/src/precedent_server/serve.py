@@ -11,12 +11,14 @@ import typer
 from precedent.cli.options import (
     DEFAULT_TARGET,
     AccurateOption,
+    BackendOption,
     ChatTemplateOption,
     CudaGraphsOption,
     DeviceOption,
     DraftDeviceOption,
     DraftModelOption,
     DtypeOption,
+    GpuLayersOption,
     QuantizationOption,
     SamplingOption,
 )
@@ -62,6 +64,8 @@ def serve(
     dtype: DtypeOption = None,
     quantization: QuantizationOption = None,
     accurate: AccurateOption = False,
+    backend: BackendOption = None,
+    n_gpu_layers: GpuLayersOption = None,
     chat_template: ChatTemplateOption = None,
     sampling: SamplingOption = None,
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Exactly the tokens of plain decoding.")] = False,
@@ -138,7 +142,8 @@ def serve(
     keys = None if api_keys is None else KeyFile(api_keys)
     options = EngineOptions(
         draft_model=draft_model, draft_device=draft_device, device=device, dtype=dtype,
-        quantization=quantization, accurate=accurate, bitwise=bitwise, cuda_graphs=cuda_graphs,
+        quantization=quantization, accurate=accurate, backend=backend, n_gpu_layers=n_gpu_layers,
+        bitwise=bitwise, cuda_graphs=cuda_graphs,
         keep_prefixes=keep_prefixes, chat_template=chat_template,
     )  # fmt: skip
     given = {"max_bytes": max_cache_bytes, "max_tenant_bytes": max_tenant_bytes, "max_age": max_age}

@@ -16,14 +16,14 @@ from precedent.target.load.loading import auto_class, load_config
 from precedent.target.load.source import LM_STUDIO, OLLAMA, stored_model
 from precedent.target.load.stores import StoredModel, hub_models, lm_studio_names, ollama_names
 from precedent.target.load.weight_files import quant_method
-from precedent.target.support import check_loadable
+from precedent.target.support import ModelSource, TargetOptions, check_loadable, support_for
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
     """A model on this machine: bytes of its weights, and of memory with a KV cache of `context` tokens.
 
-    `refusal` says why it does not run here; None if it does.
+    `backend` computes it, by default; None where nothing here does, and `refusal` says why.
     """
 
     name: str
@@ -31,6 +31,7 @@ class LocalModel:
     quantization: str = ""
     context: int | None = None
     memory: int | None = None
+    backend: str | None = None
     refusal: str | None = None
 
 
@@ -47,7 +48,15 @@ def local_models(context: int | None = None) -> Iterator[LocalModel]:
 
 
 def _examined(name: str, path: Path, context: int | None) -> LocalModel:
-    config = load_config(path)
+    auto = support_for(ModelSource(path), TargetOptions(backend="auto")) if path.is_file() else None
+    by = "precedent" if auto is None else "llama.cpp"
+    try:
+        config = load_config(path)
+    except PrecedentError:
+        if auto is None:
+            raise
+        kinds = kinds_in_use(open_gguf(path), torch.device("cpu"))
+        return LocalModel(name, sum(one.stored for one in kinds), kinds[0].kind, backend=by)
     if path.is_dir():
         size = held = sum(one.stat().st_size for one in path.glob("*.safetensors"))
         kind = quant_method(config) or str(config.dtype or "").removeprefix("torch.")
@@ -58,10 +67,10 @@ def _examined(name: str, path: Path, context: int | None) -> LocalModel:
     tokens = context or (None if longest == UNLIMITED else longest)
     per_token = bytes_per_token(config)
     memory = None if tokens is None or per_token is None else held + tokens * per_token
-    refusal = None
-    try:
-        auto_class(config)
-        check_loadable(config)
-    except PrecedentError as error:
-        refusal = str(error)
-    return LocalModel(name, size, kind, tokens, memory, refusal)
+    if auto is None:
+        try:
+            auto_class(config)
+            check_loadable(config)
+        except PrecedentError as error:
+            return LocalModel(name, size, kind, tokens, memory, refusal=str(error))
+    return LocalModel(name, size, kind, tokens, memory, by)

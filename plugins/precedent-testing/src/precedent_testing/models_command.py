@@ -76,12 +76,12 @@ def _list_local(progress: Progress, context: int | None, json: Path | None) -> N
     found = list(local_models(context))
     progress.rest()
     typer.echo(f"{len(found)} models.\n")
-    typer.echo("| model | size | quantisation | runs | memory |\n|---|---|---|---|---|")
+    typer.echo("| model | size | quantisation | back end | memory |\n|---|---|---|---|---|")
     for one in found:
         memory = "" if one.memory is None else f"{one.memory / 1e9:.2f} GB with {one.context:,} tokens"
         size, runs = (
             "" if one.size is None else f"{one.size / 1e9:.2f} GB",
-            f"no: {one.refusal}" if one.refusal else "yes",
+            one.backend or f"no: {one.refusal}",
         )
         typer.echo(
             f"| {printable(one.name)} | {size} | {one.quantization} | {printable(runs).replace('|', '/')} | {memory} |"

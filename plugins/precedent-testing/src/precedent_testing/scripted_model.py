@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from precedent.engine.engine import Engine, Generation, ResultObserver
 from precedent.engine.options import EngineOptions
 from precedent.planning.costs import CostCurve
 from precedent.runtime.background import AtOnce
-from precedent.target import TargetModel
+from precedent.target import Target, TargetModel
 from precedent.target.contract import Commit, Slot
 from precedent.tree import ROOT, CandidateTree
 from precedent_testing.overheard import LISTENER
@@ -36,22 +36,24 @@ MILLISECONDS = ((1, 4.0), (8, 4.2), (32, 5.0))
 """Fixed step costs by width, so that every machine plans the same trees."""
 
 
-class ScriptedTarget(TargetModel):
-    """A target model that follows a script: a function of the prompt's text, a list of answers, or a conversation.
+class Scripted(Target):
+    """Lets a target, of whichever class stands beside it, follow a script.
 
-    A request fails with a GenerationError if its answer leaves the script, layout aside, because a constraint forbade a
-    token. With `may_stray` it ends as soon as it can instead; only then do the model's own logits matter.
+    That is a function of the prompt's text, a list of answers, or a conversation. A request fails with a
+    GenerationError if its answer leaves the script, layout aside, because a constraint forbade a token. With
+    `may_stray` it ends as soon as it can instead; only then do the model's own logits matter.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, script: Script, *, may_stray: bool = False
-    ) -> None:
-        super().__init__(model)
+    _scripts: Any = None
+
+    def follow(self, tokenizer: PreTrainedTokenizerBase, script: Script, *, may_stray: bool = False) -> Self:
+        """Follow this script from now on."""
         self._tokenizer, self._answer_to, self._may_stray = tokenizer, answers_of(script), may_stray
-        self._scripts: weakref.WeakKeyDictionary[Slot, ScriptedText] = weakref.WeakKeyDictionary()
+        self._scripts = weakref.WeakKeyDictionary[Slot, ScriptedText]()
+        return self
 
     def begin_prefill(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
-        """As `TargetModel.begin_prefill`; asks the script for the answer to this prompt."""
+        """As `Target.begin_prefill`; asks the script for the answer to this prompt."""
         reused = super().begin_prefill(slot, prompt_ids)
         answer = self._answer_to(str(self._tokenizer.decode(list(prompt_ids))))
         self._scripts[slot] = ScriptedText(self._tokenizer, len(prompt_ids), answer)
@@ -59,17 +61,20 @@ class ScriptedTarget(TargetModel):
 
     @torch.inference_mode()
     def score(self, batch: Sequence[tuple[Slot, CandidateTree]]) -> list[Tensor]:
-        """As `TargetModel.score`, but every row puts the script's next token far above all others."""
-        scored = super().score(batch)
+        """As `Target.score`, but every row puts the script's next token far above all others."""
+        scored = super().score(batch)  # type: ignore[safe-super]  # that of the class beside
+        if not self._scripts:  # a target may try itself out before it has a script
+            return scored
         return [self._follow(logits, *pair) for logits, pair in zip(scored, batch, strict=True)]
 
     def commit_all(self, batch: Sequence[Commit]) -> list[Exception | None]:
-        """As `TargetModel.commit_all`; also returns an error for an answer that has left the script."""
-        errors = super().commit_all(batch)
+        """As `Target.commit_all`; also returns an error for an answer that has left the script."""
+        errors = super().commit_all(batch)  # type: ignore[safe-super]
         return [error or self._strayed(commit[0]) for error, commit in zip(errors, batch, strict=True)]
 
     def _follow(self, logits: Tensor, slot: Slot, tree: CandidateTree) -> Tensor:
-        script, rows, before = self._scripts[slot], logits.clone(), (*slot.token_ids, slot.pending)
+        rows, before = logits.clone(), (*slot.token_ids, slot.pending)
+        script: ScriptedText = self._scripts[slot]
         for node in range(ROOT, len(tree)):
             for token, weight in zip(script.wishes((*before, *tree.tokens_to(node))), WEIGHTS, strict=False):
                 rows[node + 1, token] += weight
@@ -78,6 +83,10 @@ class ScriptedTarget(TargetModel):
     def _strayed(self, slot: Slot) -> Exception | None:
         lost = None if self._may_stray else self._scripts[slot].lost((*slot.token_ids, slot.pending))
         return None if lost is None else forbidden(lost)
+
+
+class ScriptedTarget(Scripted, TargetModel):
+    """A torch model that follows a script."""
 
 
 class ScriptedModelEngine(Engine):
@@ -109,7 +118,7 @@ def scripted_model_engine(
     timed, so the drafts depend neither on thread timing nor on the machine's load.
     """
     tokenizer = tokenizer or scripted_tokenizer()
-    target = ScriptedTarget(_tiny(tokenizer, seed=0), tokenizer, script, may_stray=may_stray)
+    target = ScriptedTarget(_tiny(tokenizer, seed=0)).follow(tokenizer, script, may_stray=may_stray)
     options = (options or EngineOptions()).with_changes(**changes)
     if draft_model:
         options = options.with_changes(draft_model=_tiny(tokenizer, seed=1))

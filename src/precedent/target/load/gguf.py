@@ -48,6 +48,9 @@ SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codesh
 OF_GPT2 = frozenset({"", "default", "gpt-2"})
 """Pre-tokenizers that are GPT-2's own, which transformers also uses for names that it does not know."""
 
+SIMILAR_TOKENIZERS = {"gpt2": "qwen2", "llama": "llama"}
+"""Kinds of tokenizers, by llama.cpp's names, each with an architecture whose tokenizer transformers reads."""
+
 LONGEST_RUN = 256
 """No vocabulary has tokens of so many spaces."""
 
@@ -505,8 +508,13 @@ def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     content = open_gguf(file)
     header = content.metadata
     kind = header.get("tokenizer.ggml.pre", "")
-    with _our_reader(content):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_in(file))
+    try:
+        tokenizer = _tokenizer_in(content)
+    except ValueError:  # an architecture that only another back end knows; its tokenizer is one of few kinds
+        similar = SIMILAR_TOKENIZERS.get(str(header.get("tokenizer.ggml.model")))
+        if similar is None:
+            raise
+        tokenizer = _tokenizer_in(replace(content, metadata={**header, "general.architecture": similar}))
     if str(header.get("general.architecture")).startswith("gemma"):
         _match_runs_of_spaces(tokenizer)
     backend = tokenizer.backend_tokenizer
@@ -522,6 +530,12 @@ def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     if isinstance(length, int):
         tokenizer.model_max_length = length
     tokenizer.name_or_path = str(file)
+    return tokenizer
+
+
+def _tokenizer_in(content: GgufFile) -> PreTrainedTokenizerBase:
+    with _our_reader(content):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_in(content.path))
     return tokenizer
 
 

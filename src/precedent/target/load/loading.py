@@ -26,9 +26,10 @@ from transformers import (
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.runtime.plain_values import in_one_line, is_number
 from precedent.target.load.chat_template import CHATML, read_chat_template, refusing_template, say_what_lacks
-from precedent.target.load.draft_folders import check_readable, check_whole
+from precedent.target.load.draft_folders import check_readable, check_whole, draft_at
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count, first_layers, layers_of
-from precedent.target.load.gguf import load_gguf, read_config, read_sampling, read_tokenizer
+from precedent.target.load.gguf import end_tokens_in, load_gguf, read_config, read_sampling, read_tokenizer
+from precedent.target.load.gguf_header import read_header
 from precedent.target.load.quantised_checkpoint import QUANTIZATIONS, load_made, load_packed
 from precedent.target.load.source import (
     DEMO_TARGET,
@@ -168,6 +169,17 @@ def load_generation_config(name_or_path: str | Path) -> GenerationConfig:
     return found
 
 
+def recommended(name: str, file: Path, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
+    """What a GGUF file, and the program that keeps it, say about end tokens and sampling; the log says it too."""
+    found = load_generation_config(name)
+    found.eos_token_id = sorted(set(end_tokens_in(read_header(file)).values())) or None
+    stored = stored_model(name)
+    if stored is not None:
+        say_what_is_kept(name, stored)
+        recommend(stored, found, tokenizer)
+    return found
+
+
 def load_draft(
     spec: str | Path | PreTrainedModel,
     target: PreTrainedModel,
@@ -200,6 +212,30 @@ def load_draft(
     keeps = is_file(source) or quant_method(config) is not None or is_quantised(target)
     draft = _load_model(source, config, place, "auto" if keeps else target.dtype, {})
     return _with_width(draft, _width(target))
+
+
+def load_beside(
+    spec: str | Path | PreTrainedModel,
+    vocab_size: int,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    device: str | None = None,
+) -> PreTrainedModel:
+    """A draft model for a target that another program computes; its logits are `[..., vocab_size]`.
+
+    Raises what `load_target` raises, ModelLoadError for another tokenizer than the target's, UnsupportedError for
+    "first-layers:N", and for a draft that reads its target.
+    """
+    if isinstance(spec, str | Path) and str(spec).startswith(FIRST_LAYERS):
+        raise UnsupportedError(f"draft_model={str(spec)!r} shares its target's layers, which another program has here")
+    if not isinstance(spec, str | Path):
+        check_loadable(spec.config)
+        return _with_width(spec, vocab_size)
+    if (found := draft_at(find_source(spec))) is not None:
+        raise UnsupportedError(f"{spec} holds {found}, which reads its target's layers: another program has those here")
+    draft, own = load_target(spec, device=device)
+    check_same_vocabulary(str(spec), own, tokenizer)
+    return _with_width(draft, vocab_size)
 
 
 def copied_to(draft: PreTrainedModel, device: torch.device) -> PreTrainedModel:

@@ -25,7 +25,7 @@ FIELDS = ("model", *ChatFields.model_fields, *OF_THE_CONNECTION, *BaseChatModel.
 
 OF_THE_ENGINE = (
     *("draft_model", "speculation_cache", "embedder", "device", "draft_device", "dtype", "model_kwargs"),
-    *("quantization", "accurate", "chat_template"),
+    *("quantization", "accurate", "backend", "n_gpu_layers", "chat_template"),
     *("bitwise", "cuda_graphs", "loop", "keep_prefixes"),
 )
 """Fields of `ChatPrecedent` that say what is loaded."""

@@ -1,0 +1,274 @@
+"""A model in llama.cpp: its weights, one context that all sequences share, and what they store there.
+
+A token that is computed belongs to one or more sequences, and sees the stored tokens of its sequences that stand
+before it. So sequences that share tokens store them once, and one batch computes a candidate tree: each node belongs
+to the sequences of the leaves below it. llama.cpp makes the mask from that (docs/how-to/llama-cpp.md).
+
+Written for the structures of one version of llama-cpp-python (`KNOWN`), through its ctypes declarations.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
+from precedent.runtime.plain_values import is_whole
+from precedent.runtime.team import TEAM
+
+KNOWN = ("0.3.36",)
+"""Versions of llama-cpp-python whose structures are those used here; the tests run them."""
+
+MOST_SEQUENCES = 256
+"""`LLAMA_MAX_SEQ`."""
+
+BATCH = 2048
+"""Rows of one call of `llama_decode` at most."""
+
+DEFAULT_CONTEXT = 16_384
+"""Tokens that all requests together may hold, unless `n_ctx` says another number."""
+
+SETTINGS = {
+    "n_ctx": "context", "n_ubatch": "context", "n_threads": "context", "n_threads_batch": "context",
+    "type_k": "context", "type_v": "context", "offload_kqv": "context", "flash_attn": "context",
+    "n_gpu_layers": "model", "main_gpu": "model", "use_extra_bufts": "model",
+}  # fmt: skip
+"""Settings of llama.cpp that may be given, and which of its structures holds them."""
+
+CELL_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
+"""What `type_k` and `type_v` may be, with llama.cpp's numbers."""
+
+SWITCHES = ("offload_kqv", "flash_attn", "use_extra_bufts")
+
+WARNING, ERROR = 3, 4
+"""`GGML_LOG_LEVEL_…`."""
+
+log = logging.getLogger(__name__)
+
+_said: list[str] = []
+_heard: list[Any] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a batch computes: `tokens [rows]`, their `positions`, and to which sequences each belongs."""
+
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    sequences: Sequence[Sequence[int]]
+
+
+class OutOfCells(MemoryError):
+    """The context has no place for so many tokens."""
+
+
+def library() -> Any:
+    """llama.cpp by ctypes. Raises UnsupportedError without llama-cpp-python, or for a version that is not known."""
+    try:
+        import llama_cpp
+        from llama_cpp import llama_cpp as api
+    except (ImportError, OSError, RuntimeError) as error:
+        raise UnsupportedError(
+            f"backend='llama.cpp' needs llama-cpp-python {KNOWN[-1]}, compiled for this machine's devices "
+            f"(docs/how-to/llama-cpp.md): {error}"
+        ) from error
+    if llama_cpp.__version__ not in KNOWN:
+        raise UnsupportedError(
+            f"precedent-llama-cpp knows llama-cpp-python {', '.join(KNOWN)}, and this is {llama_cpp.__version__}: "
+            "install that one, or a newer precedent-llama-cpp"
+        )
+    return api
+
+
+class LlamaContext:
+    """A GGUF file in llama.cpp. Raises ModelLoadError for a file that it cannot read, ConfigError for a bad setting.
+
+    `num_cells` tokens of all sequences fit in together. Sequences are numbers below `MOST_SEQUENCES`.
+    """
+
+    def __init__(self, file: Path, settings: Mapping[str, Any]) -> None:
+        self._api = api = library()
+        model_params, context_params = api.llama_model_default_params(), api.llama_context_default_params()
+        self._set_up(model_params, context_params, settings)
+        _listen(api)
+        model = api.llama_model_load_from_file(str(file).encode(), model_params)
+        if not model:
+            raise ModelLoadError(f"llama.cpp cannot load {file}: {_reason()}")
+        self._freed = weakref.finalize(self, api.llama_model_free, model)
+        self._check(model, file)
+        self.trained_context = int(api.llama_model_n_ctx_train(model))
+        self.window = int(api.llama_model_n_swa(model))
+        """Tokens that layers with a sliding window see; 0 without such layers."""
+        if not context_params.n_ctx:
+            context_params.n_ctx = min(self.trained_context or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+        self._context = api.llama_init_from_model(model, context_params)
+        if not self._context:
+            raise ModelLoadError(
+                f"llama.cpp cannot make a context of {context_params.n_ctx} tokens for {file}: {_reason()}; "
+                "give a smaller n_ctx in model_kwargs"
+            )
+        self._freed.detach()
+        self._freed = weakref.finalize(self, _free, api, self._context, model)
+        self._memory = api.llama_get_memory(self._context)
+        self.num_cells = int(api.llama_n_ctx(self._context))
+        vocabulary = api.llama_model_get_vocab(model)
+        self.vocab_size = int(api.llama_vocab_n_tokens(vocabulary))
+        self.threads = self._most_threads = int(context_params.n_threads)
+
+    def _set_up(self, model: Any, context: Any, settings: Mapping[str, Any]) -> None:
+        context.n_ctx, context.n_batch, context.n_seq_max, context.kv_unified = 0, BATCH, MOST_SEQUENCES, True
+        context.n_threads = context.n_threads_batch = torch.get_num_threads()
+        model.use_extra_bufts = not has_amx(self._api)
+        for name, value in settings.items():
+            if name not in SETTINGS:
+                raise ConfigError(
+                    f"model_kwargs cannot hold {name!r} with backend='llama.cpp'; known: {', '.join(sorted(SETTINGS))}"
+                )
+            place = "flash_attn_type" if name == "flash_attn" else name
+            setattr(model if SETTINGS[name] == "model" else context, place, _number(name, value))
+
+    def _check(self, model: Any, file: Path) -> None:
+        api = self._api
+        if api.llama_model_has_encoder(model):
+            raise UnsupportedError(
+                f"{file} is an encoder-decoder model: give its original folder or id, without backend="
+            )
+        if api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model):
+            raise UnsupportedError(
+                f"{file} has recurrent layers, from which llama.cpp cannot take rejected tokens back exactly: "
+                "leave backend= out"
+            )
+
+    @property
+    def what(self) -> dict[str, object]:
+        """What the numbers of its states depend on, besides the file."""
+        return {"llama.cpp": KNOWN, "system": self._api.llama_print_system_info().decode(), "cells": self.num_cells}
+
+    def decode(self, rows: Rows, *, logits: bool) -> NDArray[np.float32] | None:
+        """Compute and store rows; with `logits` a view of theirs, `[rows, vocab_size]`, until the next call.
+
+        Raises OutOfCells, or RuntimeError; the caller removes what was stored then.
+        """
+        count = len(rows.tokens)
+        widths = np.array([len(each) for each in rows.sequences], dtype=np.int32)
+        numbers = np.concatenate([np.asarray(each, dtype=np.int32) for each in rows.sequences])
+        places = numbers.ctypes.data + 4 * (np.cumsum(widths) - widths).astype(np.uint64)
+        tokens, positions = np.asarray(rows.tokens, dtype=np.int32), np.asarray(rows.positions, dtype=np.int32)
+        wanted = np.full(count, logits, dtype=np.int8)
+        self._fit_threads()
+        api = self._api
+        batch = api.llama_batch(
+            count, _pointer(tokens, ctypes.c_int32), None, _pointer(positions, ctypes.c_int32),
+            _pointer(widths, ctypes.c_int32), _pointer(places, ctypes.POINTER(ctypes.c_int32)),
+            _pointer(wanted, ctypes.c_int8),
+        )  # fmt: skip
+        _said.clear()
+        status = api.llama_decode(self._context, batch)
+        if status == 1:
+            raise OutOfCells(f"not enough memory in llama.cpp's context of {self.num_cells} tokens")
+        if status:
+            raise RuntimeError(f"llama_decode returned {status} ({_reason()})")
+        if not logits:
+            return None
+        first, last = (self._row(place) for place in (0, count - 1))
+        if last - first != 4 * self.vocab_size * (count - 1):
+            raise RuntimeError("llama.cpp does not keep the logits of a batch in its order")
+        shape = ctypes.c_float * (count * self.vocab_size)
+        return np.ctypeslib.as_array(shape.from_address(first)).reshape(count, self.vocab_size)
+
+    def _fit_threads(self) -> None:
+        """Compute with as many threads as other programs leave processors for: llama.cpp's wait for each other too."""
+        fitting = TEAM.size(self._most_threads)
+        if fitting != self.threads:
+            self._api.llama_set_n_threads(self._context, fitting, fitting)
+            self.threads = fitting
+
+    def _row(self, place: int) -> int:
+        found = self._api.llama_get_logits_ith(self._context, place)
+        if not found:
+            raise RuntimeError(f"llama.cpp has no logits of row {place} ({_reason()})")
+        return int(ctypes.cast(found, ctypes.c_void_p).value or 0)
+
+    def share(self, source: int, other: int, start: int, end: int) -> None:
+        """Let another sequence have what a sequence stores from position `start` up to `end`, too."""
+        self._api.llama_memory_seq_cp(self._memory, source, other, start, end)
+
+    def remove(self, sequence: int, start: int = 0) -> None:
+        """Take what stands from position `start` on away from a sequence."""
+        if not self._api.llama_memory_seq_rm(self._memory, sequence, start, -1):
+            raise RuntimeError(f"llama.cpp cannot take back tokens from position {start} on")
+
+    def state(self, sequence: int) -> NDArray[np.uint8]:
+        """A copy of what a sequence stores, in main memory."""
+        size = int(self._api.llama_state_seq_get_size(self._context, sequence))
+        copied = np.empty(size, dtype=np.uint8)
+        written = self._api.llama_state_seq_get_data(self._context, _pointer(copied, ctypes.c_uint8), size, sequence)
+        if written != size:
+            raise RuntimeError(f"llama.cpp copied {written} of {size} bytes of a sequence")
+        return copied
+
+    def set_state(self, sequence: int, state: NDArray[np.uint8]) -> bool:
+        """Let an empty sequence store what `state` gave; False if llama.cpp refuses it."""
+        state = np.ascontiguousarray(state)
+        taken = self._api.llama_state_seq_set_data(
+            self._context, _pointer(state, ctypes.c_uint8), state.nbytes, sequence
+        )
+        return bool(taken == state.nbytes)
+
+
+def _listen(api: Any) -> None:
+    """Keep llama.cpp's words off the terminal: the last errors stay in `_said`, warnings go to the log."""
+
+    def hear(level: int, text: bytes, _: Any) -> None:
+        line = text.decode(errors="replace").strip()
+        if level == ERROR and line:
+            _said[:] = [*_said[-7:], line]
+        if level in (WARNING, ERROR) and line:
+            log.debug("llama.cpp: %s", line)
+
+    if not _heard:
+        _heard.append(api.llama_log_callback(hear))  # llama.cpp keeps no reference
+    api.llama_log_set(_heard[0], None)
+
+
+def _reason() -> str:
+    return "; ".join(_said[-2:]) or "it does not say why"
+
+
+def _number(name: str, value: Any) -> int:
+    """A setting as llama.cpp takes it, which would end the process for some others. Raises ConfigError."""
+    if name in ("type_k", "type_v"):
+        if value not in CELL_TYPES:
+            raise ConfigError(f"{name}={value!r} is not one of {', '.join(CELL_TYPES)}")
+        return CELL_TYPES[value]
+    if name in SWITCHES:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name}={value!r} must be True or False")
+        return int(value)
+    least = {"n_gpu_layers": -1, "main_gpu": 0}.get(name, 1)
+    if not is_whole(value) or not least <= value < 1 << 31:
+        raise ConfigError(f"{name}={value!r} must be a whole number, at least {least}")
+    return int(value)
+
+
+def has_amx(api: Any) -> bool:
+    """Whether llama.cpp was compiled with AMX, whose kernels are wrong for batches of several sequences, or crash."""
+    return b"AMX_INT8 = 1" in api.llama_print_system_info()
+
+
+def _pointer(array: NDArray[Any], kind: Any) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(kind))
+
+
+def _free(api: Any, context: Any, model: Any) -> None:
+    api.llama_free(context)
+    api.llama_model_free(model)

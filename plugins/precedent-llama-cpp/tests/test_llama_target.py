@@ -1,0 +1,162 @@
+"""`LlamaTarget` on a context that keeps its cells as llama.cpp does; on llama.cpp: `test_llama_backend.py`."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from helpers.llama_context import VOCAB, FakeContext
+from transformers import PreTrainedConfig
+
+from precedent.errors import CapacityError
+from precedent.target import Slot
+from precedent.tree import ROOT, CandidateTree, TreeBuilder, chain
+from precedent_llama_cpp.context import MOST_SEQUENCES
+from precedent_llama_cpp.target import MOST_LEAVES, LlamaTarget
+from precedent_testing.target_contract import TargetContract
+
+
+def target_on(context: FakeContext) -> LlamaTarget:
+    return LlamaTarget(context, PreTrainedConfig())
+
+
+def fan(leaves: int) -> CandidateTree:
+    """A tree of so many leaves below one node."""
+    builder = TreeBuilder()
+    stem = builder.add_fixed(ROOT, 1, "test")
+    for leaf in range(leaves):
+        builder.add_fixed(stem, 2 + leaf, "test")
+    return builder.build()
+
+
+def prompted(target: LlamaTarget, length: int = 12, seed: int = 0) -> Slot:
+    slot = target.new_slot()
+    target.prefill(slot, [(seed + place) % VOCAB for place in range(length)])
+    return slot
+
+
+class TestContract(TargetContract):
+    """On a context without sliding windows."""
+
+    tolerance = 0.0
+
+    @pytest.fixture
+    def target(self) -> LlamaTarget:
+        return target_on(FakeContext())
+
+
+class TestContractUnderAWindow(TargetContract):
+    """Whatever one sequence alone stores outside its window is overwritten at once."""
+
+    tolerance = 0.0
+
+    @pytest.fixture
+    def target(self) -> LlamaTarget:
+        return target_on(FakeContext(window=8))
+
+
+def test_a_context_that_computes_trees_wrongly_gets_chains(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="precedent_llama_cpp"):
+        target = target_on(FakeContext(blind=True))
+    assert target.capabilities.most_leaves == 1
+    assert "single paths" in caplog.text
+    assert prompted(target).one_path
+    assert target_on(FakeContext()).capabilities.most_leaves == MOST_LEAVES
+
+
+@pytest.mark.parametrize("window", [0, 8])
+def test_tokens_are_stored_once_for_all_that_have_them_and_go_with_the_last(window: int) -> None:
+    context = FakeContext(window=window)
+    target = target_on(context)
+    gc.collect()
+    slot = prompted(target, 41)
+    fork = target.fork(slot, 30)
+    target.score([(slot, fan(5))])
+    target.commit(slot, fan(5), [0, 3], 9)
+    assert len(context.cells) == 43
+    del slot
+    target.has_room(1)
+    assert len(context.cells) == 30
+    with ThreadPoolExecutor() as thread:
+        thread.submit(lambda made: None, fork)
+    del fork
+    gc.collect()
+    target.has_room(1)
+    assert not context.cells
+
+
+def test_a_decode_that_fails_leaves_every_sequence_as_it_was() -> None:
+    context = FakeContext()
+    target = target_on(context)
+    slots = [prompted(target, 9, seed) for seed in (0, 40)]
+    before = [target.plain_step(slot).clone() for slot in slots]
+    for slot in slots:
+        target.discard(slot)
+    stored = len(context.cells)
+    for act in (
+        lambda: target.score([(slot, fan(4)) for slot in slots]),
+        lambda: target.prefill(slots[0], [*range(8), *range(60, 90)]),
+    ):
+        context.fails = 1
+        with pytest.raises(RuntimeError, match="-3"):
+            act()
+        assert len(context.cells) == stored
+    target.prefill(slots[0], range(9))
+    assert all(torch.equal(target.plain_step(slot), row) for slot, row in zip(slots, before, strict=True))
+
+
+def test_a_full_context_says_that_memory_ran_out_and_keeps_what_it_has() -> None:
+    target = target_on(FakeContext(num_cells=64))
+    slot = prompted(target, 40)
+    other = target.new_slot()
+    with pytest.raises(MemoryError, match="memory"):
+        target.prefill(other, [*range(100, 140)])
+    assert target.plain_step(slot).shape == (1, VOCAB)
+
+
+def test_many_sequences_share_what_llama_cpp_can_follow() -> None:
+    """Few requests branch, many follow single paths, and more than it follows are refused by what has room."""
+    target = target_on(FakeContext(num_cells=1 << 14))
+    few = [prompted(target, 4, seed) for seed in range(4)]
+    for slot in few:
+        target.score([(slot, chain([1]))])
+    target.commit_all([(slot, chain([1]), (0,), 2) for slot in few])
+    assert not any(slot.one_path for slot in few)
+    target.score([(slot, fan(MOST_LEAVES)) for slot in few])
+    target.commit_all([(slot, fan(MOST_LEAVES), (0, 5), 2) for slot in few])
+    many = [*few, *(prompted(target, 4, seed) for seed in range(4, 100))]
+    assert all(slot.one_path for slot in many[4:]), "until their first step"
+    target.score([(slot, chain([1])) for slot in many])
+    target.commit_all([(slot, chain([1]), (0,), 2) for slot in many])
+    assert all(slot.one_path for slot in many)
+    while target.has_room(4):
+        many.append(prompted(target, 4))
+    assert len(many) >= MOST_SEQUENCES - 2 * MOST_LEAVES
+    with pytest.raises(CapacityError, match="max_running"):
+        many += [target.new_slot() for _ in range(MOST_SEQUENCES)]
+
+
+def test_room_is_what_nobody_holds_or_has_reserved() -> None:
+    target = target_on(FakeContext(num_cells=1000))
+    slot = prompted(target, 100)
+    target.reserve(slot, 600)
+    assert (target.has_room(400), target.has_room(401)) == (True, False)
+    target.prefill(slot, range(120))
+    assert not target.has_room(401), "a prompt keeps its reservation"
+    target.rewind(slot, 50)
+    assert (target.has_room(950), target.has_room(951)) == (True, False)
+
+
+def test_more_rows_than_a_batch_holds_are_computed_in_several() -> None:
+    context = FakeContext(num_cells=1 << 14)
+    target = target_on(context)
+    slots = [prompted(target, 8, seed) for seed in range(20)]
+    batch = [(slot, chain([seed % VOCAB for seed in range(150)])) for slot in slots]
+    together = target.score(batch)
+    assert context.most_rows <= 2048
+    target.discard(slots[3])
+    (alone,) = target.score([batch[3]])
+    assert torch.equal(alone, together[3])
