@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import pytest
 import torch
@@ -62,7 +63,8 @@ def constraint(language: str) -> GrammarConstraint:
     return GrammarConstraint(GuidanceMatcher(start, SIZE), [END])
 
 
-def may_follow(language: str, path: Sequence[int]) -> list[int]:
+@cache
+def may_follow(language: str, path: tuple[int, ...]) -> list[int]:
     """The tokens that an unlimited search through the language's words finds."""
     prefix = "".join(LETTERS[token] for token in path)
     words = [word for word in WORDS if re.fullmatch(language, word) and word.startswith(prefix)]
@@ -73,6 +75,7 @@ def may_follow(language: str, path: Sequence[int]) -> list[int]:
 def masked(distribution: ToyModel, language: str) -> ToyModel:
     """Plain decoding's distribution under the grammar; behind the end, which nobody reads, the model's own."""
 
+    @cache
     def masked_distribution(path: tuple[int, ...]) -> Tensor:
         kept = [] if END in path else may_follow(language, path)
         if not kept:
