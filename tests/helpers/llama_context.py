@@ -1,6 +1,7 @@
 """A context that keeps its cells as llama.cpp does, around a model whose logits are drawn from what a row sees.
 
-It refuses the batches that llama.cpp refuses, and overwrites at once whatever a sliding window would let it overwrite.
+It refuses the batches that llama.cpp refuses, overwrites at once whatever a sliding window would let it overwrite, and
+overwrites the logits of a batch by those of the next.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from precedent_llama_cpp.context import OutOfCells, Rows
+from precedent_llama_cpp.context import BATCH, OutOfCells, Rows
 
 VOCAB = 256
 
@@ -32,11 +33,14 @@ class FakeContext:
     def __init__(self, num_cells: int = 2048, window: int = 0, *, blind: bool = False, vocab_size: int = VOCAB) -> None:
         self.num_cells, self.window, self.blind, self.vocab_size = num_cells, window, blind, vocab_size
         self.cells: list[Cell] = []
+        self.logits = np.empty((BATCH, vocab_size), np.float32)
         self.fails = 0
         self.most_rows = 0
 
     def decode(self, rows: Rows, *, logits: bool) -> NDArray[np.float32] | None:
         self._check(rows)
+        if len(rows.tokens) > min(BATCH, self.num_cells):
+            raise OutOfCells("not enough memory for so many at once")
         self.most_rows = max(self.most_rows, len(rows.tokens))
         found = []
         for token, position, sequences in zip(rows.tokens, rows.positions, rows.sequences, strict=True):
@@ -48,7 +52,10 @@ class FakeContext:
         if self.fails:
             self.fails -= 1
             raise RuntimeError("llama_decode returned -3")
-        return np.stack(found) if logits else None  # type: ignore[arg-type]
+        if not logits:
+            return None
+        self.logits[: len(found)] = found
+        return self.logits[: len(found)]
 
     def _check(self, rows: Rows) -> None:
         """What llama.cpp refuses: gaps, and sequences that share a row after they have parted."""

@@ -247,7 +247,11 @@ def test_a_draft_model_drafts_for_it(folder: Path) -> None:
         ({"n_ctx": "many"}, ConfigError, "n_ctx"),
         ({"n_ctx": -5}, ConfigError, "n_ctx"),
         ({"n_contexts": 5}, ConfigError, "known: flash_attn"),
+        ({"n_ctx": 255}, ConfigError, "from 256"),
+        ({"n_threads": 100_000}, ConfigError, "n_threads"),
+        ({"n_threads_batch": 100_000}, ConfigError, "n_threads_batch"),
         ({"type_k": 999}, ConfigError, "type_k"),
+        ({"type_k": ["f16"]}, ConfigError, "type_k"),
         ({"flash_attn": 3}, ConfigError, "flash_attn"),
     ],
 )
@@ -256,6 +260,30 @@ def test_settings_that_llama_cpp_does_not_take_are_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=words):
         Engine.load(tiny(folder), backend="llama.cpp", model_kwargs=settings)
+
+
+def test_a_context_larger_than_main_memory_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama.cpp fills it with zeros, for which the system would kill the process."""
+    monkeypatch.setattr("precedent_llama_cpp.context.free_bytes", lambda device: 1 << 20)
+    with pytest.raises(ConfigError, match="smaller n_ctx"):
+        target_on(tiny(folder), n_ctx=1 << 20)
+
+
+def test_more_rows_than_a_context_takes_at_once_run_out_of_memory(folder: Path) -> None:
+    target = target_on(tiny(folder), n_ctx=256)
+    with pytest.raises(MemoryError):
+        target.measure_costs(300)
+    assert target.measure_costs(8)
+
+
+def test_models_trained_on_few_tokens_get_a_context(folder: Path) -> None:
+    model = tiny_causal_lm(dtype=torch.float32, vocab_size=VOCABULARY, max_position_embeddings=64)
+    file = write_gguf(folder / "short.gguf", model, byte_tokenizer((("t", "h"),)))
+    assert LlamaContext(file, {}).num_cells == 256
+
+
+def test_prefixes_of_other_kinds_of_cells_are_others(folder: Path) -> None:
+    assert target_on(tiny(folder)).identity() != target_on(tiny(folder), type_k="bf16").identity()
 
 
 def test_files_that_it_cannot_load_are_refused_with_its_reason(folder: Path) -> None:

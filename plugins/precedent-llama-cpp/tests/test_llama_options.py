@@ -54,6 +54,15 @@ def of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", api)
 
 
+@pytest.mark.usefixtures("of_a_gpu")
+def test_layers_on_a_gpu_are_said_once(tmp_path: Path) -> None:
+    settings = {"model_kwargs": {"n_gpu_layers": 5}, "backend": "llama.cpp"}
+    with pytest.raises(ModelLoadError, match=r"asked llama\.cpp"):
+        Engine.load(tiny_file(tmp_path), **settings)
+    with pytest.raises(ConfigError, match="n_gpu_layers is given twice"):
+        Engine.load(tiny_file(tmp_path), n_gpu_layers=3, **settings)
+
+
 @pytest.mark.usefixtures("without_llama")
 def test_without_llama_cpp_the_choice_is_ours_or_says_what_to_install(tmp_path: Path) -> None:
     file = tiny_file(tmp_path)
@@ -102,6 +111,8 @@ def test_what_it_cannot_have_is_refused_by_name(tmp_path: Path, options: dict[st
 def test_options_that_nothing_would_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"backend='vulkan' is not one of precedent, llama\.cpp, auto"):
         Engine.load(tiny_file(tmp_path), backend="vulkan")
+    with pytest.raises(ConfigError, match="model_kwargs must be a dict"):
+        Engine.load(tiny_file(tmp_path), model_kwargs="n_ctx=512")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"n_gpu_layers is for llama\.cpp"):
         ChatPrecedent(model=str(tiny_file(tmp_path)), n_gpu_layers=3).invoke("Hello.")
 
@@ -134,6 +145,21 @@ def test_the_list_of_local_models_says_which_back_end_runs_each(
 @pytest.mark.parametrize("said", ["AMX_INT8 = 1 | REPACK = 1", "REPACK = 1"])
 def test_kernels_that_crash_are_known_by_what_llama_cpp_says(said: str) -> None:
     assert has_amx(SimpleNamespace(llama_print_system_info=said.encode)) == ("AMX" in said)
+
+
+def test_a_full_context_forgets_the_oldest_conversations_only() -> None:
+    target = LlamaTarget(FakeContext(1024, vocab_size=VOCABULARY), PreTrainedConfig())
+    sampling, plain = SamplingParams(max_tokens=4, temperature=0.0), SpeculationConfig(enabled=False)
+    with closing(Engine(target, byte_tokenizer(), speculation=plain, name="it")) as engine:
+
+        def cached(tenant: str, length: int) -> int:
+            return engine.submit([*range(5, 5 + length)], sampling, tenant=tenant).result().cached_prompt_tokens
+
+        for tenant in ("first", "second", "third", "fourth"):
+            assert not cached(tenant, 240)
+        assert not cached("fifth", 250)
+        assert cached("fourth", 245) > 200
+        assert not cached("first", 240)
 
 
 def test_a_draft_model_drafts_for_a_target_without_a_model_of_torch() -> None:

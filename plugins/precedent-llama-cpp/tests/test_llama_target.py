@@ -9,8 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from helpers.llama_context import VOCAB, FakeContext
+from helpers.stepping import AllCandidates, run, start
 from transformers import PreTrainedConfig
 
+from precedent.config import SamplingParams
+from precedent.decoding.loop import DecodeLoop
 from precedent.errors import CapacityError
 from precedent.target import Slot
 from precedent.tree import ROOT, CandidateTree, TreeBuilder, chain
@@ -108,6 +111,19 @@ def test_a_decode_that_fails_leaves_every_sequence_as_it_was() -> None:
     assert all(torch.equal(target.plain_step(slot), row) for slot, row in zip(slots, before, strict=True))
 
 
+def test_requests_whose_forward_failed_together_get_their_own_logits_alone() -> None:
+    context = FakeContext()
+    target = target_on(context)
+    prompts, sampling = [(3, 1, 4, 1, 5), (9, 2, 6, 5)], SamplingParams(max_tokens=8, temperature=0.0)
+    alone = [run(target, start(target, [], sampling, prompt=prompt)) for prompt in prompts]
+    sequences = [start(target, [], sampling, prompt=prompt) for prompt in prompts]
+    loop = DecodeLoop(target, AllCandidates())
+    while not sequences[0].finished:
+        context.fails = 1
+        loop.step(sequences)
+    assert [tuple(sequence.output_ids) for sequence in sequences] == alone
+
+
 def test_a_full_context_says_that_memory_ran_out_and_keeps_what_it_has() -> None:
     target = target_on(FakeContext(num_cells=64))
     slot = prompted(target, 40)
@@ -137,6 +153,28 @@ def test_many_sequences_share_what_llama_cpp_can_follow() -> None:
     assert len(many) >= MOST_SEQUENCES - 2 * MOST_LEAVES
     with pytest.raises(CapacityError, match="max_running"):
         many += [target.new_slot() for _ in range(MOST_SEQUENCES)]
+
+
+def test_a_slot_that_gets_too_few_sequences_leaves_them_to_others() -> None:
+    target = target_on(FakeContext(window=8))
+    slot = prompted(target)
+    target.score([(slot, fan(3))])
+    others = [target.new_slot() for _ in range((MOST_SEQUENCES - 3) // 2)]
+    with pytest.raises(CapacityError):
+        target.new_slot()
+    assert others
+    assert target.score([(slot, fan(4))])
+
+
+@pytest.mark.parametrize(("num_cells", "nodes", "one_path"), [(2048, 38, False), (2048, 255, True), (512, 130, True)])
+def test_trees_that_might_find_no_sequence_or_cell_are_single_paths(num_cells: int, nodes: int, one_path: bool) -> None:
+    target = target_on(FakeContext(num_cells=num_cells))
+    target.request_bytes(10, 10, nodes + 1)
+    slots = [prompted(target, 4, seed) for seed in range(4)]
+    target.score([(slot, chain([1])) for slot in slots])
+    target.commit_all([(slot, chain([1]), (0,), 2) for slot in slots])
+    assert [slot.one_path for slot in slots] == [one_path] * 4
+    target.score([(slot, chain([1] * nodes) if one_path else fan(nodes - 1)) for slot in slots[: 1 if one_path else 4]])
 
 
 def test_room_is_what_nobody_holds_or_has_reserved() -> None:

@@ -88,7 +88,8 @@ def score(proposals: Sequence[Proposal], target: Target) -> Forward:
         tries += 1
         for each in some if tries > 1 else ():
             target.discard(each.sequence.slot)
-        return target.score([(each.sequence.slot, each.tree) for each in some])
+        found = target.score([(each.sequence.slot, each.tree) for each in some])
+        return found if tries == 1 else [logits.clone() for logits in found]  # the next forward may overwrite them
 
     def fail(proposal: Proposal, error: Exception) -> None:
         proposal.sequence.fail(error, f"scoring at output position {len(proposal.sequence.output_ids)}")

@@ -108,9 +108,9 @@ class Admission:
         return self._target.tokens_in_arena(sequence.kv_bytes)
 
     def _clear(self, rows: int) -> bool:
-        """Whether the arena has a place for that many rows; evicts idle conversations if needed."""
-        if rows and not self._target.has_room(rows):
-            self.drop_idle()
+        """Whether the arena has a place for that many rows; evicts as many idle conversations as needed."""
+        while rows and self._pool.nbytes and not self._target.has_room(rows):
+            self._shrink_idle(self._pool.nbytes - 1)  # the oldest
         return not rows or self._target.has_room(rows)
 
     def _make_room(self) -> None:

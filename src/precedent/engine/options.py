@@ -93,6 +93,8 @@ class EngineOptions:
         """Raise ConfigError for an option that would be ignored beside the others, or lacks what it needs."""
         if self.backend not in (None, *BACKENDS):
             raise ConfigError(f"backend={self.backend!r} is not one of {', '.join(BACKENDS)}")
+        if not isinstance(self.model_kwargs, Mapping | None):
+            raise ConfigError(f"model_kwargs must be a dict of settings, got {type(self.model_kwargs).__name__}")
         if self.n_gpu_layers is not None and self.backend in (None, BACKENDS[0]):
             raise ConfigError("n_gpu_layers is for llama.cpp: give backend='llama.cpp' or backend='auto' as well")
         if self.draft_model is None and self.draft_device is not None:

@@ -132,8 +132,8 @@ class Target(ABC):
     def score(self, batch: Sequence[tuple[Slot, CandidateTree]]) -> list[Tensor]:
         """Logits after the pending token and after every node, `[num_nodes + 1, vocab_size]` for each sequence.
 
-        Nothing is committed: the next `commit_all` or `discard` decides. Raises ValueError for a slot whose prompt is
-        not complete.
+        The logits may be overwritten by the next forward. Nothing is committed: the next `commit_all` or `discard`
+        decides. Raises ValueError for a slot whose prompt is not complete.
         """
 
     @abstractmethod

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
+from precedent.runtime.device_memory import free_bytes
 from precedent.runtime.plain_values import is_whole
 from precedent.runtime.team import TEAM
 
@@ -34,18 +36,23 @@ MOST_SEQUENCES = 256
 BATCH = 2048
 """Rows of one call of `llama_decode` at most."""
 
-DEFAULT_CONTEXT = 16_384
-"""Tokens that all requests together may hold, unless `n_ctx` says another number."""
+SMALLEST_CONTEXT, DEFAULT_CONTEXT = 256, 16_384
+"""Tokens that all requests together may hold: at least, and unless `n_ctx` says another number."""
 
 SETTINGS = {
-    "n_ctx": "context", "n_ubatch": "context", "n_threads": "context", "n_threads_batch": "context",
-    "type_k": "context", "type_v": "context", "offload_kqv": "context", "flash_attn": "context",
+    "n_ctx": "context", "n_ubatch": "context", "n_threads": "context", "type_k": "context", "type_v": "context",
+    "offload_kqv": "context", "flash_attn": "context",
     "n_gpu_layers": "model", "main_gpu": "model", "use_extra_bufts": "model",
 }  # fmt: skip
 """Settings of llama.cpp that may be given, and which of its structures holds them."""
 
 CELL_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
 """What `type_k` and `type_v` may be, with llama.cpp's numbers."""
+
+MOST = 1 << 30
+
+RANGES = {"n_ctx": (SMALLEST_CONTEXT, MOST), "n_threads": (1, 512), "n_gpu_layers": (-1, MOST), "main_gpu": (0, 64)}
+"""What whole numbers may be; others would end the process."""
 
 SWITCHES = ("offload_kqv", "flash_attn", "use_extra_bufts")
 
@@ -97,10 +104,11 @@ class LlamaContext:
 
     def __init__(self, file: Path, settings: Mapping[str, Any]) -> None:
         self._api = api = library()
+        self._layout = {name: settings.get(name) for name in ("type_k", "type_v", "flash_attn")}
         model_params, context_params = api.llama_model_default_params(), api.llama_context_default_params()
         self._set_up(model_params, context_params, settings)
         _listen(api)
-        model = api.llama_model_load_from_file(str(file).encode(), model_params)
+        model = api.llama_model_load_from_file(os.fsencode(file), model_params)
         if not model:
             raise ModelLoadError(f"llama.cpp cannot load {file}: {_reason()}")
         self._freed = weakref.finalize(self, api.llama_model_free, model)
@@ -109,7 +117,9 @@ class LlamaContext:
         self.window = int(api.llama_model_n_swa(model))
         """Tokens that layers with a sliding window see; 0 without such layers."""
         if not context_params.n_ctx:
-            context_params.n_ctx = min(self.trained_context or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+            trained = self.trained_context or DEFAULT_CONTEXT
+            context_params.n_ctx = min(max(trained, SMALLEST_CONTEXT), DEFAULT_CONTEXT)
+        self._check_memory(model, context_params.n_ctx)
         self._context = api.llama_init_from_model(model, context_params)
         if not self._context:
             raise ModelLoadError(
@@ -119,14 +129,16 @@ class LlamaContext:
         self._freed.detach()
         self._freed = weakref.finalize(self, _free, api, self._context, model)
         self._memory = api.llama_get_memory(self._context)
-        self.num_cells = int(api.llama_n_ctx(self._context))
+        if not self._memory:
+            raise UnsupportedError(f"{file} holds no model that writes text token by token, and cannot be a target")
+        self.num_cells, self._most_rows = int(api.llama_n_ctx(self._context)), int(api.llama_n_batch(self._context))
         vocabulary = api.llama_model_get_vocab(model)
         self.vocab_size = int(api.llama_vocab_n_tokens(vocabulary))
         self.threads = self._most_threads = int(context_params.n_threads)
 
     def _set_up(self, model: Any, context: Any, settings: Mapping[str, Any]) -> None:
         context.n_ctx, context.n_batch, context.n_seq_max, context.kv_unified = 0, BATCH, MOST_SEQUENCES, True
-        context.n_threads = context.n_threads_batch = torch.get_num_threads()
+        context.n_threads = torch.get_num_threads()
         model.use_extra_bufts = not has_amx(self._api)
         for name, value in settings.items():
             if name not in SETTINGS:
@@ -135,6 +147,7 @@ class LlamaContext:
                 )
             place = "flash_attn_type" if name == "flash_attn" else name
             setattr(model if SETTINGS[name] == "model" else context, place, _number(name, value))
+        context.n_threads_batch = context.n_threads
 
     def _check(self, model: Any, file: Path) -> None:
         api = self._api
@@ -148,10 +161,25 @@ class LlamaContext:
                 "leave backend= out"
             )
 
+    def _check_memory(self, model: Any, num_tokens: int) -> None:
+        """Refuse a context of which the keys and values alone, in 16 bits, are more than main memory has left.
+
+        Systems promise more memory than they have, and kill the process when it is used.
+        """
+        api = self._api
+        width = api.llama_model_n_head_kv(model) * (api.llama_model_n_embd(model) // api.llama_model_n_head(model))
+        wanted, free = 4 * num_tokens * api.llama_model_n_layer(model) * width, free_bytes(torch.device("cpu"))
+        if wanted > free and not api.llama_supports_gpu_offload():
+            raise ConfigError(
+                f"n_ctx={num_tokens} takes about {wanted / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free: "
+                "give a smaller n_ctx in model_kwargs"
+            )
+
     @property
     def what(self) -> dict[str, object]:
         """What the numbers of its states depend on, besides the file."""
-        return {"llama.cpp": KNOWN, "system": self._api.llama_print_system_info().decode(), "cells": self.num_cells}
+        system = self._api.llama_print_system_info().decode()
+        return {"llama.cpp": KNOWN, "system": system, "cells": self.num_cells, **self._layout}
 
     def decode(self, rows: Rows, *, logits: bool) -> NDArray[np.float32] | None:
         """Compute and store rows; with `logits` a view of theirs, `[rows, vocab_size]`, until the next call.
@@ -159,6 +187,8 @@ class LlamaContext:
         Raises OutOfCells, or RuntimeError; the caller removes what was stored then.
         """
         count = len(rows.tokens)
+        if count > self._most_rows:  # llama.cpp would end the process
+            raise OutOfCells(f"not enough memory in llama.cpp's context for {count} tokens at once")
         widths = np.array([len(each) for each in rows.sequences], dtype=np.int32)
         numbers = np.concatenate([np.asarray(each, dtype=np.int32) for each in rows.sequences])
         places = numbers.ctypes.data + 4 * (np.cumsum(widths) - widths).astype(np.uint64)
@@ -247,16 +277,16 @@ def _reason() -> str:
 def _number(name: str, value: Any) -> int:
     """A setting as llama.cpp takes it, which would end the process for some others. Raises ConfigError."""
     if name in ("type_k", "type_v"):
-        if value not in CELL_TYPES:
+        if not isinstance(value, str) or value not in CELL_TYPES:
             raise ConfigError(f"{name}={value!r} is not one of {', '.join(CELL_TYPES)}")
         return CELL_TYPES[value]
     if name in SWITCHES:
         if not isinstance(value, bool):
             raise ConfigError(f"{name}={value!r} must be True or False")
         return int(value)
-    least = {"n_gpu_layers": -1, "main_gpu": 0}.get(name, 1)
-    if not is_whole(value) or not least <= value < 1 << 31:
-        raise ConfigError(f"{name}={value!r} must be a whole number, at least {least}")
+    least, most = RANGES.get(name, (1, MOST))
+    if not is_whole(value) or not least <= value <= most:
+        raise ConfigError(f"{name}={value!r} must be a whole number from {least} to {most}")
     return int(value)
 
 

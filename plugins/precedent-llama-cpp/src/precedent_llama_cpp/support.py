@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from precedent.errors import ModelLoadError, PrecedentError, UnsupportedError
+from precedent.errors import ConfigError, ModelLoadError, PrecedentError, UnsupportedError
 from precedent.target.contract import Target
 from precedent.target.support import ModelSource, ModelSupport, TargetOptions
 
@@ -52,6 +52,8 @@ class LlamaCpp(ModelSupport):
         content = open_gguf(file)
         settings = dict(options.model_kwargs)
         if options.n_gpu_layers is not None:
+            if "n_gpu_layers" in settings:
+                raise ConfigError("n_gpu_layers is given twice: leave it out of model_kwargs")
             settings["n_gpu_layers"] = options.n_gpu_layers
         elif options.device == "cpu":
             settings["n_gpu_layers"] = 0

@@ -26,6 +26,9 @@ from precedent_llama_cpp.context import BATCH, MOST_SEQUENCES, Rows
 MOST_LEAVES = 32
 """Leaves of a tree at most: each needs a sequence of llama.cpp's."""
 
+SPARE = 16
+"""Sequences that requests which begin between two steps may take."""
+
 LARGEST_TREE = 256
 """Tokens kept free behind the context for the trees of a step."""
 
@@ -98,6 +101,7 @@ class LlamaTarget(Target):
         self._let_go: deque[list[int]] = deque()
         self._slots = weakref.WeakSet[Held]()
         self._least = 2 if context.window else 1  # what one sequence stores alone, a sliding window may overwrite
+        self._most_nodes = MOST_LEAVES  # of a tree of a request so far, which may all be leaves
         self._only_chains = False
         self._state_sizes = (0, 0)
         self._examine()
@@ -143,9 +147,11 @@ class LlamaTarget(Target):
 
     def new_slot(self) -> Slot:
         """An empty slot. Raises CapacityError when llama.cpp has no sequence left for it."""
-        held = Held([self._take() for _ in range(self._least)])
-        self._slots.add(held)
+        held = Held()
         weakref.finalize(held, self._let_go.append, held.sequences).atexit = False
+        while len(held.sequences) < self._least:
+            held.sequences.append(self._take())
+        self._slots.add(held)
         return Slot(held, one_path=True)  # until its first step, which sees how many others there are
 
     def fork(self, slot: Slot, length: int, room: int = 0) -> Slot:
@@ -243,8 +249,9 @@ class LlamaTarget(Target):
                 errors.append(None)
             except Exception as error:
                 errors.append(error)
-        held = sum(self._least for _ in self._slots)
-        few = (MOST_LEAVES - 1) * len(batch) + MOST_LEAVES > MOST_SEQUENCES - held
+        nodes = self._most_nodes
+        few = (nodes - 1) * len(batch) + SPARE > MOST_SEQUENCES - self._least * len(self._slots)
+        few = few or nodes >= self._context.num_cells - self.context_length
         for slot, *_ in batch:
             slot.one_path = few or self._only_chains
         return errors
@@ -285,6 +292,7 @@ class LlamaTarget(Target):
 
     def request_bytes(self, prompt_tokens: int, answer_tokens: int, tree_tokens: int, num_rows: int = 0) -> int:
         """Bytes of a request."""
+        self._most_nodes = max(self._most_nodes, tree_tokens - 1)
         return (prompt_tokens + answer_tokens + tree_tokens) * self._row_bytes
 
     @property
