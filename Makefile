@@ -37,13 +37,6 @@ LLAMA_FLAGS := $(if $(filter x86_64,$(shell uname -m)),-march=$(LLAMA_MARCH) -mn
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-# torch and transformers take eleven seconds to import uncompiled, four compiled, in each of the many processes of the
-# tests: where no bytecode may be written beside the sources, it is kept in the environment
-ifneq ($(PYTHONDONTWRITEBYTECODE),)
-export PYTHONDONTWRITEBYTECODE :=
-export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
-endif
-
 .PHONY: help demo serve test test-exhaustive test-stress test-integration test-browser test-agents test-clients test-vllm test-llama-cpp test-gguf test-ray test-speculators check docs reference figures dist bench clean
 .DELETE_ON_ERROR:
 

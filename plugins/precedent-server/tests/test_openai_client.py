@@ -223,7 +223,7 @@ async def test_the_event_of_an_error_has_the_next_number(serve: Any, openai: Asy
     def script(prompt: str) -> str:
         return "word " * 2000 if too_long else str(1 / 0)
 
-    client = serve(script, limits=ServerLimits(request_seconds=0.3 if too_long else 600))
+    client = serve(script, limits=ServerLimits(request_seconds=0.1 if too_long else 600))
     answer = await client.post(
         "/v1/responses", json={"model": "scripted", "input": "hi", "stream": True, "max_output_tokens": 4000}
     )

@@ -80,6 +80,9 @@ class Target(ABC):
     vocab_size: int
     context_length: int
 
+    backend = "precedent"
+    """What computes it, as `EngineOptions.backend` names it."""
+
     model: PreTrainedModel | None = None
     """The torch model, for drafts that share its modules; None if there is none."""
 

@@ -86,6 +86,8 @@ class LlamaTarget(Target):
     further ones once its trees branch; while so many requests run that there would be too few, trees are single paths.
     """
 
+    backend = "llama.cpp"
+
     def __init__(
         self,
         context: Context,

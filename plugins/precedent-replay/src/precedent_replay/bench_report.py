@@ -82,7 +82,7 @@ def machine(target: Target, name: str) -> dict[str, Any]:
     model = target.model
     return {
         "target": name,
-        "backend": "precedent" if model is not None else type(target).__name__,
+        "backend": target.backend,
         "dtype": "as stored" if model is None else str(model.dtype).removeprefix("torch."),
         "device": str(target.device),
         "processor": processor(),
