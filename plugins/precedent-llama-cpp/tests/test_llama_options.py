@@ -18,13 +18,14 @@ pytest.importorskip("gguf")
 
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
-from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
+from precedent.errors import ConfigError, GenerationError, ModelLoadError, UnsupportedError
 from precedent.langchain import ChatPrecedent
 from precedent.planning.costs import CostCurve
 from precedent.target import TargetModel
 from precedent.target.load.loading import load_tokenizer
 from precedent_llama_cpp.context import has_amx
 from precedent_llama_cpp.target import LlamaTarget
+from precedent_replay.step_times import compared
 from precedent_testing.local_models import local_models
 from precedent_testing.tiny_gguf import write_gguf
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
@@ -160,6 +161,14 @@ def test_a_full_context_forgets_the_oldest_conversations_only() -> None:
         assert not cached("fifth", 250)
         assert cached("fourth", 245) > 200
         assert not cached("first", 240)
+
+
+def test_steps_of_more_rows_than_fit_are_not_timed_and_others_are() -> None:
+    target = LlamaTarget(FakeContext(256), PreTrainedConfig())
+    (found,) = compared([target], "it", [1, 4], 16)
+    assert found["rows"]
+    with pytest.raises(GenerationError, match="computing 300 rows"):
+        compared([target], "it", [1, 300], 16)
 
 
 def test_a_draft_model_drafts_for_a_target_without_a_model_of_torch() -> None:

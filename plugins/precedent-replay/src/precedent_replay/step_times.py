@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from precedent.runtime.failures import as_ours
 from precedent.runtime.instructions import FEATURES, KERNELS
 from precedent.target.contract import PREFILL_CHUNK
 from precedent.tree import chain
@@ -41,8 +42,7 @@ class StepTimer:
         target.prefill(self._slot, self._tokens(context + 1))
 
     def _tokens(self, count: int) -> list[int]:
-        vocabulary = int(self._target.config.get_text_config().vocab_size)
-        return [self._choose.randrange(vocabulary) for _ in range(count)]
+        return [self._choose.randrange(self._target.vocab_size) for _ in range(count)]
 
     def step(self, rows: int) -> float:
         """Milliseconds of a forward pass of `rows` rows that ends with all of their logits."""
@@ -85,7 +85,10 @@ def compared(
     load, timers = os.getloadavg()[0], [StepTimer(target, context) for target in targets]
     for timer in timers:
         for count in rows:  # the first forward pass of a width allocates and may compile
-            timer.step(count)
+            try:
+                timer.step(count)
+            except Exception as error:
+                raise as_ours(error, f"computing {count} rows") from error
     times = [{count: list[float]() for count in rows} for _ in timers]
     for number in range(ROUNDS):
         progress(number, ROUNDS)
