@@ -72,6 +72,8 @@ def effect_of(name: str, folder: Path) -> Effect:
         "quantization": Effect(
             {"device": "cpu", "quantization": "int8"}, lambda engine: is_quantised(engine.target.model)
         ),
+        "backend": Effect({"backend": "nobody's"}, refused="is not one of precedent"),
+        "n_gpu_layers": Effect({"n_gpu_layers": 2}, refused="n_gpu_layers is for"),
         "accurate": Effect({"device": "cpu", "accurate": True}, refused="accurate=True is for quantised weights"),
         "backend": Effect({"backend": "vulkan"}, refused="backend='vulkan' is not one of"),
         "n_gpu_layers": Effect({"n_gpu_layers": 3}, refused="n_gpu_layers is for llama.cpp"),

@@ -185,7 +185,7 @@ def test_an_engine_runs_a_target_that_a_package_brings(tmp_path: Path, monkeypat
         engine.close()
     with pytest.raises(UnsupportedError, match="leave bitwise out"):
         Engine.load(str(tmp_path), bitwise=True)
-    with pytest.raises(UnsupportedError, match=r"draft_model='first-layers:1' needs a target that transformers loads"):
+    with pytest.raises(UnsupportedError, match=r"draft_model='first-layers:1' shares its target's layers"):
         Engine.load(str(tmp_path), draft_model="first-layers:1")
     with pytest.raises(UnsupportedError, match="keeps no hidden states"):
         package.target.keep_hidden_states()

@@ -80,6 +80,6 @@ def test_transformers_own_assisted_generation_is_left_out(head: Path, block: Pat
     assert "assisted" in _chosen_modes("", "first-layers:2")
     lineup: Any = object.__new__(Lineup)
     lineup._options, lineup._draft = EngineOptions(draft_model=head), load_draft(head, small_target(), byte_tokenizer())
-    lineup._loaded = lambda: (SimpleNamespace(), None)
+    lineup.target = SimpleNamespace(model=small_target())
     with pytest.raises(ConfigError, match="mode 'assisted' is transformers', which cannot use"):
         lineup._transformers(["plain", "assisted"])

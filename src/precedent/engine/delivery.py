@@ -51,7 +51,10 @@ class Finisher:
                 jobs.append(job)
             else:  # the interpreter is exiting
                 fence.run(partial(action, result), None)
-        self._reporting.append((self._fences.clock() + self._fences.deadline, report, jobs))
+        if jobs:
+            self._reporting.append((self._fences.clock() + self._fences.deadline, report, jobs))
+        else:  # behind another that is being stored it would be reported as late as that
+            report()
         for job in jobs:
             job.add_done_callback(lambda _: report() if all(each.done() for each in jobs) else None)
         self.seconds_left()

@@ -112,6 +112,8 @@ def bench(
         cuda_graphs=cuda_graphs, loop=loop,
     )  # fmt: skip
     with closing(bench_lineup.Lineup(target, given, max_tokens)) as lineup:
+        if lineup.target.model is None and not modes:
+            chosen = [mode for mode in chosen if mode in bench_lineup.OURS]
         if traces is not None:
             sizes = (prompts, warm, max_prompt_tokens)
             asked = bench_prompts.trace_prompts(traces, lineup.tokenizer, *sizes, truncate=truncate)

@@ -236,13 +236,13 @@ class Lineup:
             return {}
         if self.target.model is None:
             raise ConfigError(f"transformers does not compute this target: leave out {', '.join(wanted)} of --modes")
+        if "assisted" in wanted and kind_of(self._draft) is not None:
+            raise ConfigError(
+                f"mode 'assisted' is transformers', which cannot use {named}: name the other modes with --modes"
+            )
         untouched: Any = loaded_target(self._target, None, self._options).model  # our engines pack their linear layers
         settings: dict[str, dict[str, Any]] = {"generate": {}, "prompt-lookup": PROMPT_LOOKUP}
         if named and "assisted" in wanted:
-            if kind_of(self._draft) is not None:
-                raise ConfigError(
-                    f"mode 'assisted' is transformers', which cannot use {named}: name the other modes with --modes"
-                )
             settings["assisted"] = {"assistant_model": load_draft(named, untouched, self.tokenizer)}
         return {mode: TransformersContestant(untouched, self._max_tokens, **settings[mode]) for mode in wanted}
 
