@@ -75,8 +75,6 @@ def effect_of(name: str, folder: Path) -> Effect:
         "backend": Effect({"backend": "nobody's"}, refused="is not one of precedent"),
         "n_gpu_layers": Effect({"n_gpu_layers": 2}, refused="n_gpu_layers is for"),
         "accurate": Effect({"device": "cpu", "accurate": True}, refused="accurate=True is for quantised weights"),
-        "backend": Effect({"backend": "vulkan"}, refused="backend='vulkan' is not one of"),
-        "n_gpu_layers": Effect({"n_gpu_layers": 3}, refused="n_gpu_layers is for llama.cpp"),
         "model_kwargs": Effect({"model_kwargs": {"tp_size": 2}}, refused="model_kwargs cannot hold 'tp_size'"),
         "chat_template": Effect(
             {"chat_template": "gemma"}, lambda engine: "<start_of_turn>" in str(engine.tokenizer.chat_template)
