@@ -148,6 +148,16 @@ def test_kernels_that_crash_are_known_by_what_llama_cpp_says(said: str) -> None:
     assert has_amx(SimpleNamespace(llama_print_system_info=said.encode)) == ("AMX" in said)
 
 
+def test_a_conversation_of_most_of_the_context_goes_on_where_it_was() -> None:
+    target = LlamaTarget(FakeContext(1024, vocab_size=VOCABULARY), PreTrainedConfig())
+    sampling, prompt = SamplingParams(max_tokens=4, temperature=0.0), [place % 200 for place in range(600)]
+    with closing(Engine(target, byte_tokenizer(), name="it")) as engine:
+        assert not engine.submit(prompt, sampling, tenant="other").result().cached_prompt_tokens
+        for longer in (0, 40):
+            found = engine.submit([*prompt, *range(longer)], sampling).result()
+        assert found.cached_prompt_tokens >= 599
+
+
 def test_a_full_context_forgets_the_oldest_conversations_only() -> None:
     target = LlamaTarget(FakeContext(1024, vocab_size=VOCABULARY), PreTrainedConfig())
     sampling, plain = SamplingParams(max_tokens=4, temperature=0.0), SpeculationConfig(enabled=False)

@@ -81,13 +81,13 @@ def test_tokens_are_stored_once_for_all_that_have_them_and_go_with_the_last(wind
     target.commit(slot, fan(5), [0, 3], 9)
     assert len(context.cells) == 43
     del slot
-    target.has_room(1)
+    target.new_slot()
     assert len(context.cells) == 30
     with ThreadPoolExecutor() as thread:
         thread.submit(lambda made: None, fork)
     del fork
     gc.collect()
-    target.has_room(1)
+    target.new_slot()
     assert not context.cells
 
 
@@ -134,7 +134,7 @@ def test_a_full_context_says_that_memory_ran_out_and_keeps_what_it_has() -> None
 
 
 def test_many_sequences_share_what_llama_cpp_can_follow() -> None:
-    """Few requests branch, many follow single paths, and more than it follows are refused by what has room."""
+    """Few requests branch, and many follow single paths."""
     target = target_on(FakeContext(num_cells=1 << 14))
     few = [prompted(target, 4, seed) for seed in range(4)]
     for slot in few:
@@ -148,9 +148,6 @@ def test_many_sequences_share_what_llama_cpp_can_follow() -> None:
     target.score([(slot, chain([1])) for slot in many])
     target.commit_all([(slot, chain([1]), (0,), 2) for slot in many])
     assert all(slot.one_path for slot in many)
-    while target.has_room(4):
-        many.append(prompted(target, 4))
-    assert len(many) >= MOST_SEQUENCES - 2 * MOST_LEAVES
     with pytest.raises(CapacityError, match="max_running"):
         many += [target.new_slot() for _ in range(MOST_SEQUENCES)]
 
@@ -177,15 +174,14 @@ def test_trees_that_might_find_no_sequence_or_cell_are_single_paths(num_cells: i
     target.score([(slot, chain([1] * nodes) if one_path else fan(nodes - 1)) for slot in slots[: 1 if one_path else 4]])
 
 
-def test_room_is_what_nobody_holds_or_has_reserved() -> None:
-    target = target_on(FakeContext(num_cells=1000))
-    slot = prompted(target, 100)
-    target.reserve(slot, 600)
-    assert (target.has_room(400), target.has_room(401)) == (True, False)
-    target.prefill(slot, range(120))
-    assert not target.has_room(401), "a prompt keeps its reservation"
-    target.rewind(slot, 50)
-    assert (target.has_room(950), target.has_room(951)) == (True, False)
+@pytest.mark.parametrize("window", [0, 8])
+def test_there_are_never_more_slots_than_sequences_for_them(window: int) -> None:
+    """Each slot counts as a share of the memory, however short its text is."""
+    target = target_on(FakeContext(num_cells=1000, window=window))
+    slots = target.arena_bytes // target.request_bytes(1, 1, 1)
+    assert 50 < slots * (2 if window else 1) <= MOST_SEQUENCES - 2 * MOST_LEAVES
+    assert target.slot_bytes(prompted(target, 3)) == target.request_bytes(1, 1, 1)
+    assert target.request_bytes(900, 50, 300) == target.arena_bytes, "a request that fits in the context is not refused"
 
 
 def test_more_rows_than_a_batch_holds_are_computed_in_several() -> None:

@@ -307,7 +307,7 @@ def test_the_ratio_is_to_the_best_baseline_that_verifies_no_more_nodes() -> None
 
 def test_every_idea_can_be_left_out_and_costs_where_it_counts(names: Path) -> None:
     """Names differ, so alignment counts; a run may repeat, so the same prompt counts."""
-    found = rows(names, pool="same-task", ablate=tuple(IDEAS), budgets=(24,))
+    found = rows(names, pool="same-task", ablate=tuple(IDEAS), budgets=(16,))
     left = {idea: found[f"without {idea}"]["left"] for idea in IDEAS}
     assert left["anchors"] < 0.97
     assert left["holes"] < 0.99

@@ -346,3 +346,18 @@ def test_a_method_marked_in_its_class_says_what_to_mark_instead() -> None:
     ahead = RunAheadMiddleware(predict=in_turns([asked_of(made)]))
     ran(ahead, [made])
     assert "read_only(tool)" in ahead.refused["look_up"]
+
+
+def test_a_tool_may_gain_attributes_while_its_mark_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pydantic caches schemas in a tool, on the thread that runs it ahead."""
+    marked = read_only(look_up(acting()))
+
+    def grows(one: Any) -> bool:
+        vars(marked)[f"cached {len(vars(marked))}"] = 1
+        return callable(one)
+
+    monkeypatch.setattr("precedent_run_ahead.marks.callable", grows, raising=False)
+    ahead = RunAheadMiddleware(predict=in_turns([call("look_up", order="W7")]))
+    agent_on([marked], saying(call("look_up", order="W7")), ahead).invoke(ASKED)
+    assert ahead.faults == {}
+    assert ahead.ledger.counts.used == 1

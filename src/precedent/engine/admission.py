@@ -37,6 +37,8 @@ class Admission:
     ) -> None:
         self.max_running = limits.max_running
         self.max_kv_bytes = limits.max_kv_bytes or _default_bytes(target, free)
+        if target.capabilities.fixed_memory:
+            self.max_kv_bytes = min(self.max_kv_bytes, target.arena_bytes)
         self.reserved_bytes = self.num_inside = self._num_unplaced = 0
         self.idle_bytes = 0
         self._target, self._kept = target, kept
@@ -108,9 +110,9 @@ class Admission:
         return self._target.tokens_in_arena(sequence.kv_bytes)
 
     def _clear(self, rows: int) -> bool:
-        """Whether the arena has a place for that many rows; evicts as many idle conversations as needed."""
-        while rows and self._pool.nbytes and not self._target.has_room(rows):
-            self._shrink_idle(self._pool.nbytes - 1)  # the oldest
+        """Whether the arena has a place for that many rows; evicts idle conversations if needed."""
+        if rows and not self._target.has_room(rows):
+            self.drop_idle()
         return not rows or self._target.has_room(rows)
 
     def _make_room(self) -> None:

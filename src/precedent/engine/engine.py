@@ -316,7 +316,7 @@ class Engine(OfOneProcess):
         """Bytes of keys and values of a whole request and its draft models without an arena. Raises CapacityError."""
         tree = speculation.max_nodes + speculation.max_draws + 1 if drafters else 1
         num_bytes = self.target.request_bytes(prompt_tokens, max_tokens, tree, tree)
-        for drafter in drafters.values():
+        for drafter in drafters.values() if not self.target.capabilities.fixed_memory else ():
             own = getattr(drafter, "request_bytes", None)
             num_bytes += 0 if own is None else own(prompt_tokens, max_tokens, speculation)
         self.admission.check(num_bytes, prompt_tokens, max_tokens)

@@ -59,7 +59,8 @@ class Capabilities:
     `most_leaves` is how many leaves a tree may have: 1 for targets that follow chains only, None without a bound.
     `most_rows` bounds the rows of one sequence in a forward, its pending token included. `bitwise` targets round a row
     the same way whatever is computed with it. `hidden_states`: drafters and judges can read the last layer's output.
-    `rewinds_anywhere`: a sequence can go back to every earlier length, not only to some.
+    `rewinds_anywhere`: a sequence can go back to every earlier length, not only to some. `fixed_memory`: all sequences
+    together take at most `arena_bytes`, in any places of them.
     """
 
     most_leaves: int | None = None
@@ -67,6 +68,7 @@ class Capabilities:
     bitwise: bool = False
     hidden_states: bool = False
     rewinds_anywhere: bool = True
+    fixed_memory: bool = False
 
 
 class Target(ABC):

@@ -29,6 +29,9 @@ MOST_LEAVES = 32
 SPARE = 16
 """Sequences that requests which begin between two steps may take."""
 
+MOST_SLOTS = 192
+"""Slots at most; the other sequences are left to the leaves of trees."""
+
 LARGEST_TREE = 256
 """Tokens kept free behind the context for the trees of a step."""
 
@@ -70,13 +73,11 @@ class Context(Protocol):
 class Held:
     """The sequences of a slot; each stores all committed tokens, so that each can follow one leaf of a tree.
 
-    `leaves` gives for each scored row (the pending token, then the nodes) the leaves below it, `reserved` counts the
-    tokens for which there has to be room.
+    `leaves` gives for each scored row (the pending token, then the nodes) the leaves below it.
     """
 
     sequences: list[int] = field(default_factory=list)
     leaves: list[tuple[int, ...]] = field(default_factory=list)
-    reserved: int = 0
 
 
 class LlamaTarget(Target):
@@ -126,7 +127,7 @@ class LlamaTarget(Target):
     @property
     def capabilities(self) -> Capabilities:
         """It follows trees of `MOST_LEAVES`, or chains only where its trees did not agree with their chains."""
-        return Capabilities(most_leaves=1 if self._only_chains else MOST_LEAVES)
+        return Capabilities(most_leaves=1 if self._only_chains else MOST_LEAVES, fixed_memory=True)
 
     @property
     def threads(self) -> int:
@@ -162,19 +163,7 @@ class LlamaTarget(Target):
         for sequence in made.kv.sequences:
             self._context.share(slot.kv.sequences[0], sequence, 0, length)
         made.token_ids = slot.token_ids[:length]
-        made.kv.reserved = max(room, length)
         return made
-
-    def reserve(self, slot: Slot, num_tokens: int) -> None:
-        """Keep room for `num_tokens` in all."""
-        slot.kv.reserved = max(slot.kv.reserved, num_tokens)
-
-    def begin_prefill(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
-        """Keep the common prefix, and the room that was reserved."""
-        reserved = slot.kv.reserved
-        kept = super().begin_prefill(slot, prompt_ids)
-        slot.kv.reserved = max(reserved, slot.kv.reserved)
-        return kept
 
     def continue_prefill(self, slot: Slot, prompt_ids: Sequence[int], max_tokens: int) -> bool:
         """Compute at most `max_tokens` more tokens of the prompt."""
@@ -271,11 +260,10 @@ class LlamaTarget(Target):
         held.leaves = []
 
     def rewind(self, slot: Slot, length: int) -> int:
-        """Forget all committed tokens from `length` on, and everything scored; what was reserved beyond is free."""
+        """Forget all committed tokens from `length` on, and everything scored."""
         length = min(length, len(slot.token_ids))
         self._cut(slot, length)
         del slot.token_ids[length:]
-        slot.kv.reserved = length
         return length
 
     def discard(self, slot: Slot) -> None:
@@ -290,12 +278,17 @@ class LlamaTarget(Target):
 
     def slot_bytes(self, slot: Slot) -> int:
         """Bytes of a slot's tokens, as if it shared none, with those of a tree that was scored."""
-        return (len(slot.token_ids) + len(slot.kv.leaves)) * self._row_bytes
+        return self._bytes(len(slot.token_ids) + len(slot.kv.leaves))
 
     def request_bytes(self, prompt_tokens: int, answer_tokens: int, tree_tokens: int, num_rows: int = 0) -> int:
         """Bytes of a request."""
         self._most_nodes = max(self._most_nodes, tree_tokens - 1)
-        return (prompt_tokens + answer_tokens + tree_tokens) * self._row_bytes
+        return self._bytes(prompt_tokens + answer_tokens + tree_tokens)
+
+    def _bytes(self, num_tokens: int) -> int:
+        """Bytes of so many tokens, at least a slot's share of the cells: there are not more slots than sequences."""
+        share = self._context.num_cells // (MOST_SLOTS // self._least)
+        return max(1 + share, min(num_tokens, self._context.num_cells)) * self._row_bytes
 
     @property
     def _row_bytes(self) -> int:
@@ -305,17 +298,6 @@ class LlamaTarget(Target):
     def arena_bytes(self) -> int:
         """Bytes of the context's cells."""
         return self._context.num_cells * self._row_bytes
-
-    def tokens_in_arena(self, num_bytes: int) -> int:
-        """Cells that a request reserves."""
-        return min(num_bytes // self._row_bytes, self._context.num_cells)
-
-    def has_room(self, num_tokens: int) -> bool:
-        """Whether there are cells, and a sequence, beside what all slots hold or have reserved."""
-        self._collect()
-        reserved = sum(held.reserved for held in self._slots)
-        few = self._least * (len(self._slots) + 1) > MOST_SEQUENCES - MOST_LEAVES
-        return not few and reserved + num_tokens <= self._context.num_cells
 
     def save(self, slot: Slot, num_tokens: int) -> list[Tensor]:
         """What llama.cpp writes of a sequence's state, `[bytes]`; of a sliding window it leaves too much out."""
@@ -341,7 +323,6 @@ class LlamaTarget(Target):
         for other in slot.kv.sequences[1:]:
             self._context.share(slot.kv.sequences[0], other, 0, len(token_ids))
         slot.token_ids.extend(token_ids)
-        slot.kv.reserved = max(room, len(token_ids))
         return slot
 
     def _take(self, own: Held | None = None) -> int:

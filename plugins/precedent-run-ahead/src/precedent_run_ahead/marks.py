@@ -91,7 +91,8 @@ def _functions_of(tool: BaseTool) -> list[Any]:
 
 def _hidden(tool: BaseTool) -> list[Any]:
     """Attributes of a tool object that hide a method of its class."""
-    return [value for name, value in vars(tool).items() if callable(getattr(type(tool), name, None))]
+    held = vars(tool).copy()  # a run ahead, on another thread, may add what pydantic caches there
+    return [value for name, value in held.items() if callable(getattr(type(tool), name, None))]
 
 
 def _within(used: Any) -> Iterator[Any]:
