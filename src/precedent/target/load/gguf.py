@@ -48,7 +48,7 @@ SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codesh
 OF_GPT2 = frozenset({"", "default", "gpt-2"})
 """Pre-tokenizers that are GPT-2's own, which transformers also uses for names that it does not know."""
 
-SIMILAR_TOKENIZERS = {"gpt2": "qwen2", "llama": "llama"}
+SIMILAR_TOKENIZERS = {"gpt2": "gpt2", "llama": "llama"}
 """Kinds of tokenizers, by llama.cpp's names, each with an architecture whose tokenizer transformers reads."""
 
 LONGEST_RUN = 256
@@ -510,9 +510,9 @@ def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     kind = header.get("tokenizer.ggml.pre", "")
     try:
         tokenizer = _tokenizer_in(content)
-    except ValueError:  # an architecture that only another back end knows; its tokenizer is one of few kinds
+    except ValueError as error:  # an architecture that only another back end knows; its tokenizer is one of few kinds
         similar = SIMILAR_TOKENIZERS.get(str(header.get("tokenizer.ggml.model")))
-        if similar is None:
+        if similar is None or "is not supported" not in str(error):
             raise
         tokenizer = _tokenizer_in(replace(content, metadata={**header, "general.architecture": similar}))
     if str(header.get("general.architecture")).startswith("gemma"):
