@@ -100,6 +100,8 @@ class FakeContext:
 
     def set_state(self, sequence: int, state: NDArray[np.uint8]) -> bool:
         _, *parts = state.view(np.int64).tolist()
+        if len(self.cells) + len(parts) // 2 > self.num_cells:
+            return False
         for token, position in zip(parts[::2], parts[1::2], strict=True):
             self.cells.append(Cell(token, position, {sequence}))
         return True

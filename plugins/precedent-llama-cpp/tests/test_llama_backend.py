@@ -28,6 +28,7 @@ from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError, ModelLoadError, RequestCancelled, UnsupportedError
 from precedent.langchain import ChatPrecedent
 from precedent.planning.costs import CostCurve
+from precedent.runtime.team import Team
 from precedent.sampling.rng import entropy_rng
 from precedent.target import TargetModel
 from precedent.target.load.loading import load_target
@@ -292,6 +293,15 @@ def test_more_rows_than_a_context_takes_at_once_run_out_of_memory(folder: Path) 
     with pytest.raises(MemoryError):
         target.measure_costs(300)
     assert target.measure_costs(8)
+
+
+def test_threads_leave_room_for_other_programs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, busy = target_on(tiny(folder), n_threads=2), Team()
+    monkeypatch.setattr("precedent_llama_cpp.context.TEAM", busy)
+    for left in (1, 2):
+        monkeypatch.setattr(busy, "size", lambda most, left=left: min(most, left))
+        assert target.measure_costs(3)
+        assert target.threads == left
 
 
 def test_models_trained_on_few_tokens_get_a_context(folder: Path) -> None:

@@ -133,6 +133,17 @@ def test_a_full_context_says_that_memory_ran_out_and_keeps_what_it_has() -> None
     assert target.plain_step(slot).shape == (1, VOCAB)
 
 
+def test_a_kept_prefix_that_finds_no_room_is_not_called_damaged() -> None:
+    """It would be removed from the disk for that."""
+    target = target_on(FakeContext(num_cells=64))
+    slot = prompted(target, 41)
+    saved = target.save(slot, 40)
+    with pytest.raises(MemoryError, match="40 kept tokens"):
+        target.restore(slot.token_ids, saved)
+    target.rewind(slot, 10)
+    assert target.restore([*range(40)], saved).token_ids == [*range(40)]
+
+
 def test_many_sequences_share_what_llama_cpp_can_follow() -> None:
     """Few requests branch, and many follow single paths."""
     target = target_on(FakeContext(num_cells=1 << 14))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -196,9 +196,13 @@ class Runner:
         return frozenset(inspect.signature(self.model.forward).parameters)
 
 
-def batches(sequences: Sequence[Rows], most_rows: int | None) -> Iterator[list[Rows]]:
+RowsOf = TypeVar("RowsOf", bound=Sized)
+"""The rows of one sequence, whatever holds them."""
+
+
+def batches(sequences: Sequence[RowsOf], most_rows: int | None) -> Iterator[list[RowsOf]]:
     """Batches of sequences in their order, at most `most_rows` rows each; a wider sequence gets its own batch."""
-    batch: list[Rows] = []
+    batch: list[RowsOf] = []
     for rows in sequences:
         if batch and most_rows is not None and sum(map(len, batch)) + len(rows) > most_rows:
             yield batch

@@ -73,6 +73,9 @@ class Rows:
     positions: Sequence[int]
     sequences: Sequence[Sequence[int]]
 
+    def __len__(self) -> int:
+        return len(self.tokens)
+
 
 class OutOfCells(MemoryError):
     """The context has no place for so many tokens."""

@@ -20,8 +20,9 @@ from precedent.errors import CapacityError
 from precedent.target import Capabilities, Slot, Target
 from precedent.target.contract import NOTHING_PENDING, Commit
 from precedent.target.fingerprints import weights_digest
+from precedent.target.runner import batches
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
-from precedent_llama_cpp.context import BATCH, MOST_SEQUENCES, Rows
+from precedent_llama_cpp.context import BATCH, MOST_SEQUENCES, OutOfCells, Rows
 
 MOST_LEAVES = 32
 """Leaves of a tree at most: each needs a sequence of llama.cpp's."""
@@ -193,10 +194,10 @@ class LlamaTarget(Target):
         try:
             parts = [self._rows(slot, tree) for slot, tree in batch]
             found: list[Tensor] = []
-            groups = list(_together(parts))
+            groups = list(batches(parts, BATCH))
             for group in groups:
                 logits = torch.from_numpy(self._context.decode(_joined(group), logits=True))
-                found += (logits if len(groups) == 1 else logits.clone()).split([len(rows.tokens) for rows in group])
+                found += (logits if len(groups) == 1 else logits.clone()).split([len(rows) for rows in group])
         except BaseException:
             for slot, _ in batch:
                 self.discard(slot)
@@ -315,11 +316,16 @@ class LlamaTarget(Target):
         return self._state_sizes[0] + num_tokens * self._state_sizes[1]
 
     def restore(self, token_ids: Sequence[int], saved: Sequence[Tensor], room: int = 0) -> Slot:
-        """A new slot of these tokens. Raises ValueError for what is no state of as many tokens of this model."""
+        """A new slot of these tokens.
+
+        Raises ValueError for what is no state of as many tokens of this model, OutOfCells if it has no room.
+        """
         state = saved[0].numpy() if len(saved) == 1 else np.empty(0, dtype=np.uint8)
+        if state.nbytes != self.saved_bytes(len(token_ids)):
+            raise ValueError(f"a state of {state.nbytes} bytes is not of this model")
         slot = self.new_slot()
-        if state.nbytes != self.saved_bytes(len(token_ids)) or not self._context.set_state(slot.kv.sequences[0], state):
-            raise ValueError(f"a state of {state.nbytes} bytes is not of this model, or has no room in its context")
+        if not self._context.set_state(slot.kv.sequences[0], state):
+            raise OutOfCells(f"not enough memory in llama.cpp's context for {len(token_ids)} kept tokens")
         for other in slot.kv.sequences[1:]:
             self._context.share(slot.kv.sequences[0], other, 0, len(token_ids))
         slot.token_ids.extend(token_ids)
@@ -379,19 +385,6 @@ class LlamaTarget(Target):
             self.discard(slot)
         if self._only_chains:
             log.warning("llama.cpp computes trees differently from chains on this device, so single paths are drafted")
-
-
-def _together(parts: Sequence[Rows]) -> list[list[Rows]]:
-    """The rows of sequences in groups of at most `BATCH`."""
-    groups: list[list[Rows]] = []
-    room = 0
-    for rows in parts:
-        if len(rows.tokens) > room:
-            groups.append([])
-            room = BATCH
-        groups[-1].append(rows)
-        room -= len(rows.tokens)
-    return groups
 
 
 def _joined(group: Sequence[Rows]) -> Rows:
