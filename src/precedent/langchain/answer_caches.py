@@ -19,10 +19,10 @@ from langchain_core.outputs import ChatGeneration, Generation
 
 from precedent.cache.records import digest
 from precedent.errors import PrecedentError, PromptError
+from precedent.langchain.arguments import own_tenant
 from precedent.langchain.messages import to_template_messages
 from precedent.langchain.recent import Recent
 from precedent.langchain.recorded_answers import AnswerReader
-from precedent.langchain.tenants import own_tenant
 from precedent.runtime.process import Lock
 from precedent.text.traces import Skip, Trajectory, trajectory_of
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from precedent.errors import ConfigError, UnsupportedError
-from precedent.langchain.schemas import UNNAMED, is_json_schema
+from precedent.langchain.tools import UNNAMED, is_json_schema
 from precedent.runtime.plain_values import is_whole, shown
 
 SAME: dict[str, str] = {
