@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,14 +14,14 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
 from precedent.cache import tools_fingerprint
-from precedent.errors import UnsupportedError
+from precedent.errors import ConfigError, PromptError, UnsupportedError
 from precedent.langchain.answers import AnswerChunks, Prompt, Running
 from precedent.langchain.arguments import OF_THE_CALL, ONLY_SPEED, merged_stop, own_tenant, tenant_of
 from precedent.langchain.chat_calls import ChatCalls
 from precedent.langchain.fields import EngineFields
 from precedent.langchain.messages import media_of, template_messages_of, to_template_messages
 from precedent.langchain.profile import profile_of_engine, profile_of_files, profile_of_weights
-from precedent.langchain.recorded_answers import Conversation, warm
+from precedent.langchain.recorded import AnswerReader
 from precedent.langchain.structured import AnswerRules
 from precedent.langchain.synonyms import IN_A_CALL, WITH_TOOLS
 from precedent.langchain.tools import NONE, ToolLike, allowed_tools, openai_tools, tool_choice_of
@@ -28,9 +29,12 @@ from precedent.text.answers import answer_syntax
 from precedent.text.prompt import num_prompt_tokens, render_prompt
 from precedent.text.query import recall_query
 from precedent.text.template_settings import TemplateSettings
+from precedent.text.traces import read_trajectories
 
 if TYPE_CHECKING:
     from precedent.engine.engine import Engine
+
+log = logging.getLogger(__name__)
 
 
 class ChatPrecedent(EngineFields, ChatCalls):
@@ -154,7 +158,7 @@ class ChatPrecedent(EngineFields, ChatCalls):
 
     def warm(
         self,
-        conversations: str | Path | Iterable[Conversation],
+        conversations: str | Path | Iterable[Sequence[Any]],
         *,
         tools: Sequence[ToolLike] = (),
         tenant: str | None = None,
@@ -169,8 +173,31 @@ class ChatPrecedent(EngineFields, ChatCalls):
         for messages that cannot be read.
         """
         settings = self._call_settings({"tenant": tenant, "workflow_step": workflow_step})
-        tenant, step = own_tenant(self, settings.get("tenant")), settings.get("workflow_step", "")
-        return warm(self, conversations, openai_tools(tools), tenant=tenant, workflow_step=step)
+        cache, shown = self.engine.cache, openai_tools(tools)
+        if cache is None:
+            raise ConfigError("there is no speculation cache to warm: give the chat model speculation_cache=…")
+        reader = AnswerReader(
+            self.engine.tokenizer,
+            tenant=own_tenant(self, settings.get("tenant")),
+            workflow_step=settings.get("workflow_step", ""),
+            settings=self.template_settings({}),
+            media=self.media,
+        )
+        if not isinstance(conversations, str | Path):
+            read = [self._turns(*numbered) for numbered in enumerate(_checked_lists(conversations), start=1)]
+            return sum(cache.insert(one) > 0 for turns in read for one in reader.answers(turns, shown))
+        logged, skipped = read_trajectories([Path(conversations)], reader.skipped.add), reader.skipped
+        number = sum(cache.insert(one) > 0 for call in logged for one in reader.completions(call))
+        if skipped.counts:
+            count, first = skipped.counts.total(), next(iter(skipped.first.values()))
+            log.warning("skipped answers of %s: %d, the first because of %s", conversations, count, first)
+        return number
+
+    def _turns(self, number: int, conversation: Any) -> list[dict[str, Any]]:
+        try:
+            return template_messages_of(_checked_lists(conversation), media=self.media)
+        except (PromptError, UnsupportedError) as error:
+            raise type(error)(f"conversation {number}: {error}") from error
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None) -> int:
         """Tokens in the prompt made of these messages and tools.
@@ -233,6 +260,12 @@ class ChatPrecedent(EngineFields, ChatCalls):
 
     def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
         return super()._get_invocation_params(list(merged_stop(self.stop, stop)) or None, **kwargs)
+
+
+def _checked_lists(given: Any) -> Iterable[Any]:
+    if isinstance(given, BaseMessage | str | Mapping) or not isinstance(given, Iterable):
+        raise ConfigError("conversations must be lists of messages: give one list for each conversation")
+    return given
 
 
 def _written(value: Any) -> str | None:

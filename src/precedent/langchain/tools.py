@@ -59,7 +59,7 @@ def described_schema(schema: Any) -> tuple[Any, bool | None]:
     inner = inner if isinstance(inner, Mapping) else {}
     found, name, strict = inner.get("schema"), inner.get("name", UNNAMED), inner.get("strict")
     if not isinstance(found, Mapping) or not isinstance(name, str) or not isinstance(strict, bool | None):
-        raise ConfigError(f'{shown(inner)} is not a schema: give {{"name": "…", "schema": {{…}}, "strict": True}}')
+        raise ConfigError(f'{shown(schema)} is not a schema: give {{"name": "…", "schema": {{…}}, "strict": True}}')
     told = {key: inner[key] for key in ("description",) if isinstance(inner.get(key), str)}
     return {"title": name, **told, **{key: value for key, value in found.items() if key != "title"}}, strict
 
