@@ -38,10 +38,9 @@ from precedent.target.load.loading import (
     sampling_defaults,
     shown_settings,
 )
-from precedent.target.load.quantised_checkpoint import reads
 from precedent.target.load.source import find_source, gguf_file, samples_as_recommended, stored_model, with_base
 from precedent.target.load.weight_files import DISTRIBUTIONS, PACKAGES, faults_of, loads_dense, quant_method
-from precedent.target.support import check_loadable
+from precedent.target.support import check_loadable, quantised_reader
 from precedent.text.answers import answer_syntax
 from precedent.text.end_tokens import configured_ends, end_tokens
 from precedent.text.prompt import render_prompt
@@ -106,7 +105,7 @@ def _read_as_stored(model: str, config: Any, place: torch.device) -> bool:
     if place.type != "cpu" or quant_method(config) is None or not folder.is_dir():
         return False
     try:
-        return reads(folder, config)
+        return quantised_reader(folder, config) is not None
     except ModelLoadError:  # what is wrong with the files is said elsewhere
         return False
 
