@@ -124,7 +124,7 @@ def weights_digest(weights: Mapping[str, Any]) -> str:
 def _digest(name: str, weight: Any) -> bytes:
     hashed = hashlib.sha256(f"{name} {getattr(weight, 'dtype', '')} {getattr(weight, 'shape', '')}".encode())
     if isinstance(weight, QuantisedWeight):
-        hashed.update(f"{weight.kind} {weight.order}".encode() + np.ascontiguousarray(weight.stored).data)
+        hashed.update(weight.kind.encode() + np.ascontiguousarray(weight.stored).data)
         weight.release()
         return hashed.digest()
     if not isinstance(weight, torch.Tensor):
