@@ -21,9 +21,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from precedent.errors import ModelLoadError, UnsupportedError
-from precedent.target.checkpoint import safetensors_files
 from precedent.target.load.gguf import fill_buffers
 from precedent.target.load.gguf_weights import MappedFile
+from precedent.target.load.weight_files import safetensors_files
 from precedent.target.quantised import (
     QuantisedExperts,
     QuantisedLinear,
