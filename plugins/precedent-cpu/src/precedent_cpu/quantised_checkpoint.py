@@ -17,24 +17,24 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from precedent.errors import ModelLoadError, UnsupportedError
-from precedent.target.checkpoint import safetensors_files
 from precedent.target.load.gguf import fill_buffers
 from precedent.target.load.gguf_weights import MappedFile
+from precedent.target.load.weight_files import safetensors_files
 from precedent.target.quantised import (
-    Band,
-    Layout,
-    QuantisedEmbedding,
     QuantisedExperts,
     QuantisedLinear,
     QuantisedWeight,
     Rows,
+    layer_over,
     shapes_of_experts,
+    tie_head,
 )
 from precedent.target.support import Reader
+from precedent_cpu.codes import Band, CodedWeight, Layout
 
 GROUP = 32
 
@@ -122,7 +122,7 @@ class CheckpointFiles:
         return found if found is not None and found.dtype in dtypes else None
 
 
-class StoredWeight(QuantisedWeight):
+class StoredWeight(CodedWeight):
     """A matrix whose codes, scales and zero points are tensors of their own.
 
     `codes`, `scales` and `zeros` take the numbers of some outputs and give `[outputs, inputs]` codes, and
@@ -175,7 +175,7 @@ class StoredWeight(QuantisedWeight):
             part.file.release(part.start, part.start + part.nbytes)
 
 
-class MadeWeight(QuantisedWeight):
+class MadeWeight(CodedWeight):
     """Codes that are made of a matrix of numbers whenever a band is read, the same ones each time."""
 
     def __init__(self, numbers: Stored, kind: str) -> None:
@@ -507,8 +507,6 @@ class _Assembly:
     def run(self, weights: Weights) -> PreTrainedModel | None:
         """The model; None, and what is `missing`, if some weight is not under the name of its module."""
         for name, module in list(self.model.named_modules()):
-            scale = getattr(module, "scalar_embed_scale", None)
-            linear, embedding = type(module) is nn.Linear, type(module) is nn.Embedding or scale is not None
             shapes = shapes_of_experts(module) or {}
             experts = [
                 [each for expert in range(shape[0]) if (each := weights(f"{name}.{expert}.{part}_proj", shape[1:]))]
@@ -516,11 +514,10 @@ class _Assembly:
             ]
             if shapes and all(len(each) == shapes["up"][0] for each in experts):
                 self.model.set_submodule(name, QuantisedExperts(module, experts))
-            if not (linear or embedding):
-                continue
-            weight = weights(name, tuple(module.weight.shape))
-            if weight is not None:
-                made = QuantisedLinear(weight, module.bias) if linear else QuantisedEmbedding(weight, scale or 1.0)
+            shape = getattr(getattr(module, "weight", None), "shape", ())
+            weight = weights(name, tuple(shape)) if len(shape) == 2 else None
+            made = None if weight is None else layer_over(module, weight)
+            if made is not None:
                 self.model.set_submodule(name, made)
         self._tie()
         found: dict[str, Tensor] = {}
@@ -544,10 +541,5 @@ class _Assembly:
         return ready
 
     def _tie(self) -> None:
-        head, embedding = self.model.get_output_embeddings(), self.model.get_input_embeddings()
-        if not self.model.config.tie_word_embeddings or not isinstance(head, nn.Linear) or not head.weight.is_meta:
-            return
-        if isinstance(embedding, QuantisedEmbedding):
-            self.model.set_output_embeddings(QuantisedLinear(embedding.quantised, head.bias))
-        elif not embedding.weight.is_meta:
-            head.weight = embedding.weight
+        if self.model.config.tie_word_embeddings:
+            tie_head(self.model)
