@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from precedent.target.support import ModelSource, TargetOptions, missing, suppor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 
 class LoadedTarget(NamedTuple):
@@ -59,6 +62,8 @@ def loaded_target(
         return LoadedTarget(support.load(source, wanted), tokenizer, name, applied)
     if options.backend not in (None, "auto", BACKENDS[0]):
         raise missing("llama.cpp", f"backend={options.backend!r}")
+    if options.n_gpu_layers:
+        log.warning("n_gpu_layers=%d is ignored: llama.cpp does not compute %s", options.n_gpu_layers, name)
     by_us = [option for option in OF_LOADING if option not in ("backend", "n_gpu_layers")]
     loaded = load_target(name, **{option: getattr(options, option) for option in by_us})
     return LoadedTarget(*loaded, name, applied)
