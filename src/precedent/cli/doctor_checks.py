@@ -38,7 +38,7 @@ from precedent.target.load.loading import (
     sampling_defaults,
     shown_settings,
 )
-from precedent.target.load.source import find_source, gguf_file, samples_as_recommended, stored_model, with_base
+from precedent.target.load.source import find_source, gguf_file, samples_as_recommended, stored_model
 from precedent.target.load.weight_files import UNPACKED_BY_FIRST_FORWARD, faults_of, quant_method
 from precedent.target.support import check_loadable, quantised_reader
 from precedent.text.answers import answer_syntax
@@ -150,8 +150,9 @@ def _weights(model: str, config: Any, place: torch.device) -> Iterator[Finding]:
     if file is not None:
         yield Finding("weights", "yes", "every tensor lies in the file", needed=True)  # or the config was refused
         return
-    source, adapter = with_base(find_source(model))
-    if adapter is not None:
+    found = find_source(model)
+    source = found.place
+    if found.adapter is not None:
         yield Finding("adapter", "note", f"an adapter for {source}, merged into its weights when it is loaded")
     if not isinstance(source, Path):
         yield Finding("weights", "note", "on the hub; their files are checked once they are downloaded")
@@ -324,7 +325,7 @@ def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: 
             chosen = checked_count(draft_model, number)
             return Finding("draft model", "yes", f"the target's own first layers, {chosen} of {number}")
         file = gguf_file(draft_model)  # asking for its folder would convert it
-        source = None if file is not None else find_source(draft_model)
+        source = None if file is not None else find_source(draft_model).place
         for kind in () if source is None else draft_kinds():
             says = kind.recognises(source, config.get_text_config())
             if says is not None:
