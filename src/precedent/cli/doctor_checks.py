@@ -28,7 +28,8 @@ from precedent.target.kv.layer_kinds import (
 from precedent.target.load import chat_template as templates
 from precedent.target.load.draft_folders import check_readable
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
-from precedent.target.load.gguf import KindInUse, kinds_in_use, open_gguf, read_end_tokens
+from precedent.target.load.gguf import KindInUse, end_tokens_in, kinds_in_use, open_gguf
+from precedent.target.load.gguf_header import read_header
 from precedent.target.load.loading import (
     auto_class,
     check_same_vocabulary,
@@ -288,7 +289,7 @@ def _tools(tokenizer: PreTrainedTokenizerBase) -> Finding:
 
 def _ends(model: str, config: Any, tokenizer: PreTrainedTokenizerBase) -> Finding:
     file = gguf_file(model)
-    configured = read_end_tokens(file) if file else configured_ends(config, load_generation_config(model))
+    configured = end_tokens_in(read_header(file)) if file else configured_ends(config, load_generation_config(model))
     found = [f"{one.text} ({one.token_id}: {', '.join(one.sources)})" for one in end_tokens(tokenizer, configured)]
     if not found:
         said = "none is known, so every answer runs to max_tokens: give stop= or stop_token_ids="

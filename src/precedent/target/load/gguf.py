@@ -38,7 +38,7 @@ from transformers.utils import logging as transformers_logging
 
 from precedent.errors import ConfigError, ModelLoadError, PrecedentError, UnsupportedError
 from precedent.runtime.plain_values import in_one_line
-from precedent.target.load.gguf_header import TensorEntry, read_directory, read_header
+from precedent.target.load.gguf_header import TensorEntry, read_directory
 from precedent.target.load.gguf_weights import BLOCKS, PLAIN, GgufWeight, MappedFile
 from precedent.target.quantised import QuantisedExperts, layer_over, shapes_of_experts, tie_head
 
@@ -90,11 +90,6 @@ class GgufFile:
     path: Path
     metadata: Mapping[str, Any]
     entries: tuple[tuple[Path, TensorEntry], ...] = field(repr=False)
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """The names of all tensors."""
-        return frozenset(entry.name for _, entry in self.entries)
 
     @cached_property
     def nbytes_by_kind(self) -> Counter[str]:
@@ -413,11 +408,6 @@ def _dequantised_by_transformers(
     return placed
 
 
-def read_end_tokens(file: Path) -> dict[str, int]:
-    """Ids of the tokens that end an answer, by the metadata keys that name them. Raises ModelLoadError."""
-    return end_tokens_in(read_header(file))
-
-
 def end_tokens_in(metadata: Mapping[str, Any]) -> dict[str, int]:
     """Ids of the tokens that end an answer, by the metadata keys that name them."""
     found = {name: metadata.get(f"tokenizer.ggml.{name}") for name in END_TOKEN_KEYS}
@@ -501,11 +491,6 @@ def _tokenizer_in(content: GgufFile) -> PreTrainedTokenizerBase:
     with _our_reader(content):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_in(content.path))
     return tokenizer
-
-
-def read_sampling(file: Path) -> dict[str, float]:
-    """The sampling settings that a file recommends, by their names in a generation config. Raises ModelLoadError."""
-    return sampling_in(read_header(file))
 
 
 def sampling_in(metadata: Mapping[str, Any]) -> dict[str, float]:

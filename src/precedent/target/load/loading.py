@@ -28,7 +28,7 @@ from precedent.runtime.plain_values import in_one_line, is_number
 from precedent.target.load.chat_template import CHATML, read_chat_template, refusing_template, say_what_lacks
 from precedent.target.load.draft_folders import check_readable, check_whole, draft_at
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count, first_layers, layers_of
-from precedent.target.load.gguf import end_tokens_in, load_gguf, read_config, read_sampling, read_tokenizer
+from precedent.target.load.gguf import end_tokens_in, load_gguf, read_config, read_tokenizer, sampling_in
 from precedent.target.load.gguf_header import read_header
 from precedent.target.load.source import (
     DEMO_TARGET,
@@ -101,8 +101,6 @@ def load_target(
         device = None
         settings.setdefault("device_map", "auto")
     place = device_named(device)
-    if quantization is not None:
-        _check_quantizable(quantization, place, dtype, settings)
     source = find_source(name_or_path, settings)
     stored, adapter = source.stored, source.adapter
     if stored is not None:
@@ -113,8 +111,6 @@ def load_target(
         say_what_lacks(name_or_path, tokenizer.chat_template, has_chatml=CHATML in tokenizer.get_vocab())
     if adapter is not None and source.file is not None and dtype in (None, "auto"):
         dtype = "bfloat16"  # an adapter is merged into ordinary weights
-    if quantization is not None and adapter is not None:
-        raise UnsupportedError(f"quantization={quantization!r} is not available for an adapter: merge it into a model")
     model = _load_model(source, config, place, dtype or "auto", settings, quantization)
     if accurate:
         for module in model.modules():
@@ -152,7 +148,7 @@ def load_generation_config(name_or_path: str | Path) -> GenerationConfig:
     with explained(source.place, "the generation config of"):
         if source.file is not None:
             return GenerationConfig(
-                **read_sampling(source.file) | dict(source.stored.sampling if source.stored else {})
+                **sampling_in(read_header(source.file)) | dict(source.stored.sampling if source.stored else {})
             )
         try:
             found: GenerationConfig = GenerationConfig.from_pretrained(source.place)
@@ -290,20 +286,24 @@ def _load_model(
 ) -> PreTrainedModel:
     settings = {name: value for name, value in settings.items() if name not in WHERE_FROM}
     place, placed, method, auto = source.place, {**settings, **source.where}, quant_method(config), auto_class(config)
-    if quantization is not None and (source.file is not None or method is not None):
-        raise UnsupportedError(f"quantization={quantization!r} is not available for {place}: it is quantised already")
+    others = sorted(settings.keys() - {"attn_implementation"} | placed.keys() & {"subfolder"})
+    if quantization is not None:
+        asked = f"quantization={quantization!r}"
+        for refused, why in (
+            (source.adapter, "is not available for an adapter: merge it into a model"),
+            (device.type != "cpu", f"is for a CPU, and the device is {device}: leave it out"),
+            (dtype != "auto", f"computes in float32: leave dtype={dtype!r} out"),
+            (others, f"cannot be given with model_kwargs {', '.join(map(repr, others))}"),
+            (source.file or method, f"is not available for {place}: it is quantised already"),
+            (auto is not AutoModelForCausalLM, f"is not available for {config.model_type}"),
+        ):
+            if refused:
+                raise UnsupportedError(f"{asked} {why}")
     if source.file is not None:
         wanted = None if dtype == "auto" else dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
         return load_gguf(source.file, config, device, wanted, placed)
-    by_ours = auto is AutoModelForCausalLM and device.type == "cpu" and dtype == "auto"
-    if quantization is not None and not by_ours:
-        raise UnsupportedError(f"quantization={quantization!r} is not available for {config.model_type}")
-    if (
-        by_ours
-        and (quantization or method)
-        and settings.keys() <= {"attn_implementation"}
-        and "subfolder" not in placed
-    ):
+    plain = auto is AutoModelForCausalLM and device.type == "cpu" and dtype == "auto" and not others
+    if plain and (quantization or method):
         with explained(place, "the model"):
             read = quantised_reader(source.folder, config, quantization)
             if quantization is not None and read is None:
@@ -333,17 +333,6 @@ def _load_model(
     if method is not None:
         say_if_dense(ready, method, place)
     return ready
-
-
-def _check_quantizable(quantization: str, device: torch.device, dtype: str | None, settings: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError, naming what it cannot be given with."""
-    beside = sorted(settings.keys() - {"attn_implementation", *WHERE_FROM} | settings.keys() & {"subfolder"})
-    if device.type != "cpu":
-        raise UnsupportedError(f"quantization={quantization!r} is for a CPU, and the device is {device}: leave it out")
-    if dtype not in (None, "auto"):
-        raise UnsupportedError(f"quantization={quantization!r} computes in float32: leave dtype={dtype!r} out")
-    if beside:
-        raise UnsupportedError(f"quantization={quantization!r} cannot be given with model_kwargs {beside[0]!r}")
 
 
 def device_named(device: str | None, name: str = "device") -> torch.device:
