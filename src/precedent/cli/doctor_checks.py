@@ -28,7 +28,7 @@ from precedent.target.kv.layer_kinds import (
 from precedent.target.load import chat_template as templates
 from precedent.target.load.draft_folders import check_readable
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
-from precedent.target.load.gguf import KindInUse, end_tokens_in, kinds_in_use, open_gguf
+from precedent.target.load.gguf import GgufFile, end_tokens_in, open_gguf
 from precedent.target.load.gguf_header import read_header
 from precedent.target.load.loading import (
     auto_class,
@@ -77,6 +77,29 @@ DISTRIBUTIONS = {
     "spqr_quant": "spqr-quant", "fp_quant": "fp-quant", "quark": "amd-quark", "fbgemm_gpu": "fbgemm-gpu",
 }  # fmt: skip
 """Names under which pip installs some of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindInUse:
+    """The tensors of one type in a file: bytes in the file, and in memory once they are loaded."""
+
+    kind: str
+    count: int
+    stored: int
+    held: int
+    as_stored: bool
+
+
+def kinds_in_use(content: GgufFile, device: torch.device) -> list[KindInUse]:
+    """The types of a file's tensors by their bytes, and what becomes of them on a device."""
+    found: dict[tuple[str, bool], list[tuple[int, int]]] = {}
+    for entry, stays, held in content.in_memory(device):
+        found.setdefault((entry.kind, stays), []).append((entry.nbytes, held))
+    made = [
+        KindInUse(kind, len(each), sum(stored for stored, _ in each), sum(held for _, held in each), stays)
+        for (kind, stays), each in found.items()
+    ]
+    return sorted(made, key=lambda one: -one.stored)
 
 
 @dataclass(frozen=True, slots=True)
