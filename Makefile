@@ -86,7 +86,7 @@ test-llama-cpp: $(LLAMA_VENV)/run.stamp  ## precedent-llama-cpp with a real GGUF
 	@$(LLAMA_VENV)/bin/python -m pytest -m llama_cpp plugins/precedent-llama-cpp/tests $(TEST_ARGS)
 
 test-gguf: $(LLAMA_VENV)/run.stamp  ## real GGUF files beside llama.cpp and float32, quantisers' own checkpoints; environment of test-llama-cpp
-	@$(LLAMA_VENV)/bin/python -m pytest -s -m gguf plugins/precedent-cpu/tests/test_real_gguf_files.py tests/target/test_quantisers.py $(TEST_ARGS)
+	@$(LLAMA_VENV)/bin/python -m pytest -s -m gguf plugins/precedent-cpu/tests/test_real_gguf_files.py plugins/precedent-cpu/tests/test_quantisers.py $(TEST_ARGS)
 
 test-ray: $(RAY_VENV)/run.stamp  ## replicas on a real Ray and a real PostgreSQL, in an environment of its own (half an hour)
 	@$(RAY_VENV)/bin/python -m pytest -m ray plugins/precedent-ray/tests $(TEST_ARGS)

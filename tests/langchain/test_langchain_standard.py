@@ -40,8 +40,8 @@ def _closed_at_the_end() -> Iterator[None]:
 class Predicted(ChatPrecedent):
     """A chat model whose every call has a prediction, right for most of them."""
 
-    def _submit(self, engine: Any, settings: Any, *others: Any, **rendered: Any) -> Any:
-        return super()._submit(engine, {**settings, "prediction": TEXT}, *others, **rendered)
+    def _submit(self, engine: Any, prompt: Any, settings: Any, *others: Any) -> Any:
+        return super()._submit(engine, prompt, {**settings, "prediction": TEXT}, *others)
 
 
 class InProcess(Offered):

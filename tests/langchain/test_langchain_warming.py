@@ -182,7 +182,7 @@ async def test_new_answers_of_other_models_warm_and_own_ones_are_left_to_the_eng
 def test_what_is_no_chat_is_cached_and_nothing_raises(llm: ChatPrecedent, caplog: pytest.LogCaptureFixture) -> None:
     cache = RecordingCache(InMemoryCache(), llm)
     answers: list[Any] = [[Generation(text="a text")], [ChatGeneration(message=AIMessage("x"))]]
-    with caplog.at_level(logging.DEBUG, logger="precedent.langchain.answer_caches"):
+    with caplog.at_level(logging.DEBUG, logger="precedent.langchain.recorded"):
         for number, answer in enumerate(answers):
             cache.update(f"no messages {number}", "model", answer)
             assert cache.lookup(f"no messages {number}", "model") == answer

@@ -38,10 +38,9 @@ from precedent.target.load.loading import (
     sampling_defaults,
     shown_settings,
 )
-from precedent.target.load.quantised_checkpoint import reads
 from precedent.target.load.source import find_source, gguf_file, samples_as_recommended, stored_model, with_base
-from precedent.target.load.weight_files import DISTRIBUTIONS, PACKAGES, faults_of, loads_dense, quant_method
-from precedent.target.support import check_loadable
+from precedent.target.load.weight_files import UNPACKED_BY_FIRST_FORWARD, faults_of, quant_method
+from precedent.target.support import check_loadable, quantised_reader
 from precedent.text.answers import answer_syntax
 from precedent.text.end_tokens import configured_ends, end_tokens
 from precedent.text.prompt import render_prompt
@@ -59,6 +58,24 @@ TOOL = {
     "type": "function",
     "function": {"name": "look_up", "description": "Look up.", "parameters": {"type": "object", "properties": {}}},
 }
+
+
+GPU_ONLY = {"fp8": (8, 9), "mxfp4": (7, 5)}
+"""Methods whose kernels need a GPU of this compute capability; transformers dequantises their weights elsewhere."""
+
+PACKAGES = {
+    "torchao": "torchao", "compressed-tensors": "compressed_tensors", "bitsandbytes": "bitsandbytes",
+    "gptq": "gptqmodel", "awq": "gptqmodel", "hqq": "hqq", "quanto": "optimum", "aqlm": "aqlm", "eetq": "eetq",
+    "vptq": "vptq", "auto-round": "auto_round", "spqr": "spqr_quant", "fp_quant": "fp_quant", "quark": "quark",
+    "fp8": "accelerate", "fbgemm_fp8": "fbgemm_gpu", "mxfp4": "accelerate", "bitnet": "accelerate",
+}  # fmt: skip
+"""The package that transformers needs to load weights of a method."""
+
+DISTRIBUTIONS = {
+    "compressed_tensors": "compressed-tensors", "optimum": "optimum-quanto", "auto_round": "auto-round",
+    "spqr_quant": "spqr-quant", "fp_quant": "fp-quant", "quark": "amd-quark", "fbgemm_gpu": "fbgemm-gpu",
+}  # fmt: skip
+"""Names under which pip installs some of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +117,21 @@ def examine_files(
     yield _draft(draft_model, tokenizer, config)
 
 
+def _loads_dense(method: str, device: torch.device) -> bool:
+    """Whether weights of a method will be dequantised on a device: to the size of a model that was never quantised."""
+    if method == UNPACKED_BY_FIRST_FORWARD:
+        return True
+    needed = GPU_ONLY.get(method)
+    return needed is not None and (device.type != "cuda" or torch.cuda.get_device_capability(device) < needed)
+
+
 def _read_as_stored(model: str, config: Any, place: torch.device) -> bool:
     """Whether a checkpoint in a folder is quantised in a way that is run without its package."""
     folder = Path(model).expanduser()
     if place.type != "cpu" or quant_method(config) is None or not folder.is_dir():
         return False
     try:
-        return reads(folder, config)
+        return quantised_reader(folder, config) is not None
     except ModelLoadError:  # what is wrong with the files is said elsewhere
         return False
 
@@ -192,7 +217,7 @@ def _context(config: Any) -> Iterator[Finding]:
 def _memory(config: Any, place: torch.device, held: int | None) -> Iterator[Finding]:
     """Whether the weights fit, and how many tokens beside them; `held` are their bytes where the file says them."""
     method = quant_method(config)
-    free, dense = free_bytes(place), method is None or loads_dense(method, place)
+    free, dense = free_bytes(place), method is None or _loads_dense(method, place)
     weights = held or (_weight_bytes(config) if dense else None)
     if weights is None:
         why = "the config does not tell how large the weights are" if dense else f"weights packed by {method}"

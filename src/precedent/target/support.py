@@ -8,7 +8,7 @@ state) implements only the hooks below them. Everything that a package leaves ou
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from precedent.verify import Pending
 
 GROUP = "precedent.models"
+
+Reader = Callable[[Mapping[str, Any]], "PreTrainedModel | None"]
+"""Loads a model with some arguments of `from_pretrained`; None where that is left to transformers."""
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +152,13 @@ class ModelSupport:
     def prepare(self, model: PreTrainedModel, *, bitwise: bool) -> None:
         """Replace modules of a model of the torch target by faster ones, before it is examined."""
 
+    def quantised_reader(self, folder: Path, config: PreTrainedConfig, quantization: str | None) -> Reader | None:
+        """What loads a checkpoint on a CPU with linear layers that stay as its quantiser stored them.
+
+        With `quantization`, one whose weights are ordinary, which are quantised in this way. None for others.
+        """
+        return None
+
     def layer_state(self, config: Any) -> LayerState | None:
         """How to run the layers of a text model's config; None for layers that this package does not know."""
         return None
@@ -209,6 +219,12 @@ def support_for(source: ModelSource, options: TargetOptions | None = None) -> Mo
     if found is None and getattr(source.config, "is_encoder_decoder", False):
         raise _lacking(source.config, "is an encoder-decoder model, which needs")
     return found
+
+
+def quantised_reader(folder: Path, config: Any, quantization: str | None = None) -> Reader | None:
+    """What loads a checkpoint of quantised linear layers (`ModelSupport.quantised_reader`); None if nothing does."""
+    found = (each.quantised_reader(folder, config, quantization) for each in installed())
+    return next((read for read in found if read is not None), None)
 
 
 def layer_state_of(config: Any) -> LayerState:

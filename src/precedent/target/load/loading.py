@@ -30,7 +30,6 @@ from precedent.target.load.draft_folders import check_readable, check_whole, dra
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count, first_layers, layers_of
 from precedent.target.load.gguf import end_tokens_in, load_gguf, read_config, read_sampling, read_tokenizer
 from precedent.target.load.gguf_header import read_header
-from precedent.target.load.quantised_checkpoint import QUANTIZATIONS, load_made, load_packed
 from precedent.target.load.source import (
     DEMO_TARGET,
     HUB_FILE,
@@ -47,9 +46,12 @@ from precedent.target.load.source import (
 from precedent.target.load.stores import StoredModel
 from precedent.target.load.weight_files import faults_of, layers_left_over, quant_method, say_if_dense, too_many
 from precedent.target.quantised import QuantisedLinear, is_quantised
-from precedent.target.support import check_loadable
+from precedent.target.support import check_loadable, missing, quantised_reader
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
+
+QUANTIZATIONS = ("int8", "int4")
+"""What `quantization` may be: eight bits with a scale for 32 inputs, or four bits with a scale and a minimum."""
 
 OURS = {
     "dtype": "give dtype= itself",
@@ -314,8 +316,11 @@ def _load_model(
     if by_ours and (quantization or method) and settings.keys() <= {"attn_implementation", *WHERE_FROM} - {"subfolder"}:
         with explained(source, "the model"):
             folder = source if isinstance(source, Path) else files_of(source, _where(settings))
+            read = quantised_reader(folder, config, quantization)
+            if quantization is not None and read is None:
+                raise missing("quantization", f"quantization={quantization!r}")
             how = {name: settings[name] for name in settings if name == "attn_implementation"}
-            made = load_made(folder, config, quantization, how) if quantization else load_packed(folder, config, how)
+            made = None if read is None else read(how)
         if made is not None:
             return made
     if method is not None or "quantization_config" in placed:

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
-from precedent.target.checkpoint import INDEX, OLDER, WHOLE
-from precedent.target.fingerprints import is_dense
+INDEX, WHOLE, OLDER = "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"
 
 LFS = b"version https://git-lfs"
 """How the text begins that git leaves in place of a large file which was not fetched."""
@@ -30,6 +29,25 @@ _OF_AN_MTP_HEAD = re.compile(r"\.(eh_proj|enorm|hnorm|shared_head)\.")
 
 _FETCH = "get all of its files again, or give another model"
 _POINTER = "run `git lfs pull` there, or `hf download` the model"
+
+
+def safetensors_files(folder: Path, prefixes: tuple[str, ...] = ("",)) -> list[Path]:
+    """The files that may hold tensors whose names begin with a prefix; by the index, or the only file. May be none."""
+    if (folder / INDEX).is_file():
+        places: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        return [folder / file for file in sorted({places[name] for name in places if name.startswith(prefixes)})]
+    return [folder / WHOLE] if (folder / WHOLE).is_file() else []
+
+
+def tensor_names(folder: Path) -> frozenset[str]:
+    """The names of a folder's tensors, in whichever format."""
+    found = set[str]()
+    for path in safetensors_files(folder):
+        with safe_open(path, framework="pt") as file:
+            found |= set(file.keys())
+    if not found and (folder / OLDER).is_file():
+        return frozenset(torch.load(folder / OLDER, map_location="meta", weights_only=True))
+    return frozenset(found)
 
 
 def faults_of(folder: Path, config: Any = None) -> list[str]:
@@ -113,25 +131,8 @@ def layers_left_over(unexpected: set[str], config: Any) -> int:
     return len({layer for layer, _ in layers if layer >= kept} - heads)
 
 
-GPU_ONLY = {"fp8": (8, 9), "mxfp4": (7, 5)}
-"""Methods whose kernels need a GPU of this compute capability; transformers dequantises their weights elsewhere."""
-
 UNPACKED_BY_FIRST_FORWARD = "compressed-tensors"
 """The method whose package unpacks all weights at the first forward."""
-
-PACKAGES = {
-    "torchao": "torchao", "compressed-tensors": "compressed_tensors", "bitsandbytes": "bitsandbytes",
-    "gptq": "gptqmodel", "awq": "gptqmodel", "hqq": "hqq", "quanto": "optimum", "aqlm": "aqlm", "eetq": "eetq",
-    "vptq": "vptq", "auto-round": "auto_round", "spqr": "spqr_quant", "fp_quant": "fp_quant", "quark": "quark",
-    "fp8": "accelerate", "fbgemm_fp8": "fbgemm_gpu", "mxfp4": "accelerate", "bitnet": "accelerate",
-}  # fmt: skip
-"""The package that transformers needs to load weights of a method."""
-
-DISTRIBUTIONS = {
-    "compressed_tensors": "compressed-tensors", "optimum": "optimum-quanto", "auto_round": "auto-round",
-    "spqr_quant": "spqr-quant", "fp_quant": "fp-quant", "quark": "amd-quark", "fbgemm_gpu": "fbgemm-gpu",
-}  # fmt: skip
-"""Names under which pip installs some of them."""
 
 log = logging.getLogger(__name__)
 
@@ -145,12 +146,10 @@ def quant_method(config: Any) -> str | None:
     return str(getattr(found, "value", found) or "unknown")
 
 
-def loads_dense(method: str, device: torch.device) -> bool:
-    """Whether weights of a method will be dequantised on a device: to the size of a model that was never quantised."""
-    if method == UNPACKED_BY_FIRST_FORWARD:
-        return True
-    needed = GPU_ONLY.get(method)
-    return needed is not None and (device.type != "cuda" or torch.cuda.get_device_capability(device) < needed)
+def is_dense(weight: Any) -> bool:
+    """Whether a weight is a plain tensor of floating-point numbers, and not packed by a quantiser."""
+    plain = isinstance(weight, Tensor) and type(weight) in (Tensor, nn.Parameter)
+    return plain and weight.is_floating_point() and weight.dtype.itemsize > 1
 
 
 def say_if_dense(model: nn.Module, method: str, source: object) -> None:

@@ -17,26 +17,24 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from precedent.errors import ModelLoadError, UnsupportedError
-from precedent.target.checkpoint import safetensors_files
 from precedent.target.load.gguf import fill_buffers
 from precedent.target.load.gguf_weights import MappedFile
+from precedent.target.load.weight_files import safetensors_files
 from precedent.target.quantised import (
-    Band,
-    Layout,
-    QuantisedEmbedding,
     QuantisedExperts,
     QuantisedLinear,
     QuantisedWeight,
     Rows,
+    layer_over,
     shapes_of_experts,
+    tie_head,
 )
-
-QUANTIZATIONS = ("int8", "int4")
-"""What `quantization` may be: eight bits with a scale for 32 inputs, or four bits with a scale and a minimum."""
+from precedent.target.support import Reader
+from precedent_cpu.codes import Band, CodedWeight, Layout
 
 GROUP = 32
 
@@ -124,7 +122,7 @@ class CheckpointFiles:
         return found if found is not None and found.dtype in dtypes else None
 
 
-class PackedWeight(QuantisedWeight):
+class StoredWeight(CodedWeight):
     """A matrix whose codes, scales and zero points are tensors of their own.
 
     `codes`, `scales` and `zeros` take the numbers of some outputs and give `[outputs, inputs]` codes, and
@@ -177,7 +175,7 @@ class PackedWeight(QuantisedWeight):
             part.file.release(part.start, part.start + part.nbytes)
 
 
-class MadeWeight(QuantisedWeight):
+class MadeWeight(CodedWeight):
     """Codes that are made of a matrix of numbers whenever a band is read, the same ones each time."""
 
     def __init__(self, numbers: Stored, kind: str) -> None:
@@ -229,11 +227,11 @@ def _inverse(scales: NDArray[np.float16]) -> NDArray[np.float32]:
     return np.divide(1, wide, out=np.zeros_like(wide), where=wide > 0)
 
 
-Reader = Callable[[str, tuple[int, int]], QuantisedWeight | None]
+Weights = Callable[[str, tuple[int, int]], QuantisedWeight | None]
 """Finds the quantised weight of a module by its name and shape; None where the checkpoint has none for it."""
 
 
-def reader_of(files: CheckpointFiles, settings: Mapping[str, Any]) -> Reader | None:
+def weights_of(files: CheckpointFiles, settings: Mapping[str, Any]) -> Weights | None:
     """What reads the weights of a quantiser's settings; None for settings that nothing here reads."""
     method, bits = settings.get("quant_method"), settings.get("bits", settings.get("w_bit"))
     if method == "gptq" and bits in (4, 8):
@@ -253,11 +251,6 @@ def quantiser_settings(config: Any) -> dict[str, Any]:
     """What a config says of how its checkpoint was quantised; nothing for one that was not."""
     settings = getattr(config, "quantization_config", None) or {}
     return dict(settings if isinstance(settings, Mapping) else settings.to_dict())
-
-
-def reads(folder: Path, config: Any) -> bool:
-    """Whether the codes of a checkpoint's quantiser are of a kind that is read here."""
-    return reader_of(CheckpointFiles(folder), quantiser_settings(config)) is not None
 
 
 def _is_integer(weights: Any) -> bool:
@@ -308,7 +301,7 @@ def _gptq(
 
     layout = Layout(bits, inputs // groups, scale_dtype=scales.precision)
     parts = tuple(part for part in (words, zeros, scales, found) if part is not None)
-    return PackedWeight(
+    return StoredWeight(
         name, f"GPTQ {bits}", shape, layout, parts, codes, lambda index: scales.floats((slice(None), index)).T,
         zero_points, order,
     )  # fmt: skip
@@ -332,7 +325,7 @@ def _awq(files: CheckpointFiles, name: str, shape: tuple[int, int]) -> Quantised
         return np.ascontiguousarray(found.astype(np.uint8).T)
 
     layout = Layout(4, inputs // groups, scale_dtype=scales.precision)
-    return PackedWeight(
+    return StoredWeight(
         name, "AWQ", shape, layout, (words, zeros, scales), lambda index: of_outputs(words, index),
         lambda index: scales.floats((slice(None), index)).T,
         lambda index: of_outputs(zeros, index).astype(np.float32),
@@ -374,7 +367,7 @@ def _compressed(files: CheckpointFiles, name: str, shape: tuple[int, int]) -> Qu
 
     layout = Layout(bits, inputs // per_output, offset=half, scale_dtype=scales.precision)
     parts = tuple(part for part in (source, scales, zeros, groups_of) if part is not None)
-    return PackedWeight(
+    return StoredWeight(
         name, f"compressed-tensors {bits}", shape, layout, parts, codes,
         lambda index: scales.floats(index).reshape(len(index), -1), None if zeros is None else zero_points, order,
     )  # fmt: skip
@@ -409,7 +402,7 @@ def _torchao(files: CheckpointFiles, name: str, shape: tuple[int, int]) -> Quant
 
         layout = Layout(4, group, offset=8, scale_dtype=scales.precision)
         parts = tuple(part for part in (packed, scales, zeros) if part is not None)
-        made = PackedWeight(
+        made = StoredWeight(
             name, "torchao int4", shape, layout, parts, codes, lambda index: scales.floats((slice(None), index)).T
         )
         if zeros is None or not zeros.floats().any():
@@ -427,16 +420,16 @@ def _torchao(files: CheckpointFiles, name: str, shape: tuple[int, int]) -> Quant
         found = zeros.floats() if zeros.dtype in ("F16", "BF16", "F32") else zeros.array.astype(np.float32)
         return found.reshape(outputs, -1)[index] + np.float32(128)
 
-    return PackedWeight(
+    return StoredWeight(
         name, "torchao int8", shape, layout, parts, lambda index: packed.array[index].view(np.uint8) ^ np.uint8(128),
         lambda index: scales.floats(index).reshape(len(index), -1), None if zeros is None else zero_points,
     )  # fmt: skip
 
 
-class _WithMinima(PackedWeight):
+class _WithMinima(StoredWeight):
     """A weight whose minima are stored beside `code - 8` levels."""
 
-    def __init__(self, base: PackedWeight, lows: Callable[[NDArray[np.int64]], NDArray[np.float32]]) -> None:
+    def __init__(self, base: StoredWeight, lows: Callable[[NDArray[np.int64]], NDArray[np.float32]]) -> None:
         self.__dict__.update(base.__dict__)
         self.layout, self._lows = replace(base.layout, minima=True), lows
 
@@ -455,27 +448,35 @@ def _check(part: Stored, shape: tuple[int, ...]) -> None:
         )
 
 
-def load_packed(folder: Path, config: PreTrainedConfig, how: Mapping[str, Any]) -> PreTrainedModel | None:
-    """A checkpoint that a quantiser packed, as a model whose linear layers read its codes.
+def reader_of(folder: Path, config: PreTrainedConfig, quantization: str | None) -> Reader | None:
+    """What loads a model whose linear layers read the codes of a quantiser, or codes made by `quantization`.
 
-    None where nothing here reads its kind of codes, or not all of its weights.
+    None for codes that nothing here reads; it returns None where some weights have no place in the model.
     """
     files = CheckpointFiles(folder)
-    reader = reader_of(files, quantiser_settings(config))
-    if reader is None:
+    if quantization is not None:
+        return lambda how: _made(folder, files, config, quantization, how)
+    weights = weights_of(files, quantiser_settings(config))
+    if weights is None:
         return None
-    found = _Assembly(folder, files, config, how).run(reader)
-    return found if found is not None and any(isinstance(part, QuantisedLinear) for part in found.modules()) else None
+
+    def read(how: Mapping[str, Any]) -> PreTrainedModel | None:
+        found = _Assembly(folder, files, config, how).run(weights)
+        packed = found is not None and any(isinstance(part, QuantisedLinear) for part in found.modules())
+        return found if packed else None
+
+    return read
 
 
-def load_made(folder: Path, config: PreTrainedConfig, quantization: str, how: Mapping[str, Any]) -> PreTrainedModel:
+def _made(
+    folder: Path, files: CheckpointFiles, config: PreTrainedConfig, quantization: str, how: Mapping[str, Any]
+) -> PreTrainedModel:
     """A checkpoint of ordinary numbers, quantised as it is read. Embeddings and head have eight bits in both ways.
 
     Raises UnsupportedError, naming the model, for one whose weights are not under the names of its modules.
     """
-    files = CheckpointFiles(folder)
 
-    def reader(name: str, shape: tuple[int, int]) -> QuantisedWeight | None:
+    def weights(name: str, shape: tuple[int, int]) -> QuantisedWeight | None:
         stored = files.get(f"{name}.weight", "F32", "F16", "BF16")
         if stored is None or stored.shape != shape or shape[1] % GROUP:
             return None
@@ -483,7 +484,7 @@ def load_made(folder: Path, config: PreTrainedConfig, quantization: str, how: Ma
 
     assembly = _Assembly(folder, files, config, how)
     ends = assembly.ends
-    found = assembly.run(reader)
+    found = assembly.run(weights)
     if found is None:
         raise UnsupportedError(
             f"quantization={quantization!r} is not available for {config.model_type}: {assembly.missing} is not in "
@@ -503,23 +504,20 @@ class _Assembly:
         parts: Iterable[Any] = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
         self.ends = tuple(names[part] for part in parts if part is not None)
 
-    def run(self, reader: Reader) -> PreTrainedModel | None:
+    def run(self, weights: Weights) -> PreTrainedModel | None:
         """The model; None, and what is `missing`, if some weight is not under the name of its module."""
         for name, module in list(self.model.named_modules()):
-            scale = getattr(module, "scalar_embed_scale", None)
-            linear, embedding = type(module) is nn.Linear, type(module) is nn.Embedding or scale is not None
             shapes = shapes_of_experts(module) or {}
             experts = [
-                [each for expert in range(shape[0]) if (each := reader(f"{name}.{expert}.{part}_proj", shape[1:]))]
+                [each for expert in range(shape[0]) if (each := weights(f"{name}.{expert}.{part}_proj", shape[1:]))]
                 for part, shape in shapes.items()
             ]
-            if shapes and all(len(weights) == shapes["up"][0] for weights in experts):
+            if shapes and all(len(each) == shapes["up"][0] for each in experts):
                 self.model.set_submodule(name, QuantisedExperts(module, experts))
-            if not (linear or embedding):
-                continue
-            weight = reader(name, tuple(module.weight.shape))
-            if weight is not None:
-                made = QuantisedLinear(weight, module.bias) if linear else QuantisedEmbedding(weight, scale or 1.0)
+            shape = getattr(getattr(module, "weight", None), "shape", ())
+            weight = weights(name, tuple(shape)) if len(shape) == 2 else None
+            made = None if weight is None else layer_over(module, weight)
+            if made is not None:
                 self.model.set_submodule(name, made)
         self._tie()
         found: dict[str, Tensor] = {}
@@ -543,10 +541,5 @@ class _Assembly:
         return ready
 
     def _tie(self) -> None:
-        head, embedding = self.model.get_output_embeddings(), self.model.get_input_embeddings()
-        if not self.model.config.tie_word_embeddings or not isinstance(head, nn.Linear) or not head.weight.is_meta:
-            return
-        if isinstance(embedding, QuantisedEmbedding):
-            self.model.set_output_embeddings(QuantisedLinear(embedding.quantised, head.bias))
-        elif not embedding.weight.is_meta:
-            head.weight = embedding.weight
+        if self.model.config.tie_word_embeddings:
+            tie_head(self.model)
