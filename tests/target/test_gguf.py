@@ -192,7 +192,7 @@ def test_types_that_are_not_run_as_they_are_become_ordinary_weights(
     model, _ = load_target(write_gguf(tmp_path / "moe.gguf", mixture, TOKENIZER, architecture="qwen3moe", kind=kinds))
     assert model.model.layers[0].mlp.experts.gate_up_proj.dtype == torch.float32
     assert isinstance(model.model.layers[1].mlp.experts.gate[3], QuantisedLinear)
-    assert "moe.gguf: weights of type Q4_K, IQ2_XS are dequantised" in caplog.text
+    assert "moe.gguf: weights of type IQ2_XS, Q4_K are dequantised" in caplog.text
 
 
 def test_factors_of_rotary_frequencies_are_applied(tmp_path: Path) -> None:

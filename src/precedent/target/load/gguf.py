@@ -38,7 +38,7 @@ from transformers.utils import logging as transformers_logging
 
 from precedent.errors import ConfigError, ModelLoadError, PrecedentError, UnsupportedError
 from precedent.runtime.plain_values import in_one_line
-from precedent.target.load.gguf_header import TensorEntry, read_directory, read_header
+from precedent.target.load.gguf_header import TensorEntry, read_directory
 from precedent.target.load.gguf_weights import BLOCKS, PLAIN, GgufWeight, MappedFile
 from precedent.target.quantised import QuantisedExperts, layer_over, shapes_of_experts, tie_head
 
@@ -92,11 +92,6 @@ class GgufFile:
     entries: tuple[tuple[Path, TensorEntry], ...] = field(repr=False)
 
     @cached_property
-    def names(self) -> frozenset[str]:
-        """The names of all tensors."""
-        return frozenset(entry.name for _, entry in self.entries)
-
-    @cached_property
     def nbytes_by_kind(self) -> Counter[str]:
         """Bytes of the tensors of each type."""
         found = Counter[str]()
@@ -126,32 +121,14 @@ class GgufFile:
         """Whether no tensor is quantised."""
         return self.nbytes_by_kind.keys() <= PLAIN.keys()
 
-
-@dataclass(frozen=True, slots=True)
-class KindInUse:
-    """The tensors of one type in a file: bytes in the file, and in memory once they are loaded."""
-
-    kind: str
-    count: int
-    stored: int
-    held: int
-    as_stored: bool
-
-
-def kinds_in_use(content: GgufFile, device: torch.device) -> list[KindInUse]:
-    """The types of a file's tensors by their bytes, and what becomes of them on a device."""
-    by_us = not _read_by_transformers(content)
-    dtype = content.dtype if content.whole or device.type == "cpu" else torch.bfloat16
-    found: dict[tuple[str, bool], list[tuple[int, int]]] = {}
-    for _, entry in content.entries:
-        stays = by_us and device.type == "cpu" and entry.name in content.kept
-        held = entry.nbytes if stays else prod(entry.shape) * dtype.itemsize
-        found.setdefault((entry.kind, stays), []).append((entry.nbytes, held))
-    made = [
-        KindInUse(kind, len(each), sum(stored for stored, _ in each), sum(held for _, held in each), stays)
-        for (kind, stays), each in found.items()
-    ]
-    return sorted(made, key=lambda one: -one.stored)
+    def in_memory(self, device: torch.device) -> Iterator[tuple[TensorEntry, bool, int]]:
+        """Each tensor, whether it stays in the file on a device, and its bytes once it is loaded."""
+        on_cpu = device.type == "cpu"
+        kept = self.kept if on_cpu and not _read_by_transformers(self) else ()
+        dtype = self.dtype if self.whole or on_cpu else torch.bfloat16
+        for _, entry in self.entries:
+            stays = entry.name in kept
+            yield entry, stays, entry.nbytes if stays else prod(entry.shape) * dtype.itemsize
 
 
 def parts_of(file: Path) -> list[Path]:
@@ -207,10 +184,16 @@ def load_gguf(
     quantised = dtype is None and device.type == "cpu"
     if dtype is None:
         dtype = content.dtype if quantised or content.whole else torch.bfloat16
-    large = [one for one in kinds_in_use(content, device) if quantised and one.kind not in PLAIN and not one.as_stored]
+    large = {
+        entry.name: (entry.kind, held)
+        for entry, stays, held in content.in_memory(device)
+        if quantised and not stays and entry.kind not in PLAIN
+    }
     if large:
-        kinds, size = ", ".join(one.kind for one in large), sum(one.held for one in large) / 1e9
-        log.warning("%s: weights of type %s are dequantised and take %.1f GB of memory", file.name, kinds, size)
+        kinds, size = sorted({kind for kind, _ in large.values()}), sum(held for _, held in large.values()) / 1e9
+        log.warning(
+            "%s: weights of type %s are dequantised and take %.1f GB of memory", file.name, ", ".join(kinds), size
+        )
     try:
         with quiet():
             if _read_by_transformers(content):
@@ -413,11 +396,6 @@ def _dequantised_by_transformers(
     return placed
 
 
-def read_end_tokens(file: Path) -> dict[str, int]:
-    """Ids of the tokens that end an answer, by the metadata keys that name them. Raises ModelLoadError."""
-    return end_tokens_in(read_header(file))
-
-
 def end_tokens_in(metadata: Mapping[str, Any]) -> dict[str, int]:
     """Ids of the tokens that end an answer, by the metadata keys that name them."""
     found = {name: metadata.get(f"tokenizer.ggml.{name}") for name in END_TOKEN_KEYS}
@@ -501,11 +479,6 @@ def _tokenizer_in(content: GgufFile) -> PreTrainedTokenizerBase:
     with _our_reader(content):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_in(content.path))
     return tokenizer
-
-
-def read_sampling(file: Path) -> dict[str, float]:
-    """The sampling settings that a file recommends, by their names in a generation config. Raises ModelLoadError."""
-    return sampling_in(read_header(file))
 
 
 def sampling_in(metadata: Mapping[str, Any]) -> dict[str, float]:
