@@ -29,7 +29,8 @@ from precedent.errors import ConfigError, ModelLoadError, PrecedentError, Unsupp
 from precedent.target import TargetModel
 from precedent.target.fingerprints import weights_digest
 from precedent.target.load.loading import load_config, load_draft, load_target, load_tokenizer
-from precedent.target.quantised import QuantisedEmbedding, QuantisedLinear, is_quantised, shapes_of_experts
+from precedent.target.quantised import is_quantised
+from precedent_cpu.quantised_linear import QuantisedEmbedding, QuantisedLinear, shapes_of_experts
 from precedent_testing.tiny_gguf import write_gguf
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
