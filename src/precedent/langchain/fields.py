@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,6 @@ from precedent.langchain.arguments import (
 from precedent.langchain.engines import EngineHolder, load_beside
 from precedent.langchain.exceptions import of_both_kinds, settings_in_our_words
 from precedent.runtime.plain_values import check_plain, shown
-from precedent.runtime.process import Lock
 from precedent.text.templates import Template, Templates, tool_templates
 
 if TYPE_CHECKING:
@@ -78,25 +78,19 @@ class PendingCompletions:
     """The completions of one run's calls (`learning=` of a call); nothing is stored before `store`."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._waiting: list[tuple[SpeculationCache, Completion]] = []
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"  # equal for all instances: it must not affect an answer cache's key
+        self._waiting: deque[tuple[SpeculationCache, Completion]] = deque()
 
     def __deepcopy__(self, memo: object) -> PendingCompletions:
         return self  # copies of a call's settings collect for the same run
 
     def add(self, cache: SpeculationCache, completion: Completion) -> None:
         """Keep a completion for `cache` until the run ends; called on one of the engine's threads."""
-        with self._lock:
-            self._waiting.append((cache, completion))
+        self._waiting.append((cache, completion))
 
     def store(self) -> None:
         """Store all completions. Raises CacheError if a cache cannot be written."""
-        with self._lock:
-            waiting, self._waiting = self._waiting, []
-        for cache, completion in waiting:
+        while self._waiting:
+            cache, completion = self._waiting.popleft()
             cache.insert(completion)
 
 
@@ -116,7 +110,7 @@ class EngineFields(CallFields):
     accurate: StrictBool | None = None
     backend: str | None = None
     n_gpu_layers: int | None = None
-    model_kwargs: dict[str, Any] | None = None
+    model_kwargs: dict[str, Any] | None = Field(default=None, repr=False)  # may hold a token of the hub
     chat_template: str | Path | None = None
     bitwise: StrictBool | None = None
     cuda_graphs: StrictBool | None = None
@@ -172,15 +166,9 @@ class EngineFields(CallFields):
             )
         return super().__getstate__()
 
-    def __repr_args__(self) -> Any:
-        shown = super().__repr_args__()
-        return [(name, self._public_model_kwargs() if name == "model_kwargs" else value) for name, value in shown]
-
     @field_serializer("speculation_cache", when_used="json")
     def _cache_as_text(self, cache: Any) -> str | None:
-        if isinstance(cache, SpeculationCache):
-            return cache.path
-        return None if cache is None else str(cache)
+        return cache.path if isinstance(cache, SpeculationCache) else None if cache is None else str(cache)
 
     def _public_model_kwargs(self) -> dict[str, Any] | None:
         if self.model_kwargs is None:
@@ -191,11 +179,9 @@ class EngineFields(CallFields):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         """Everything an answer depends on, and what speeds it up: the key of LangChain's answer caches."""
-        of_engine = [name for name in OF_THE_ENGINE if name not in _WITHOUT_EFFECT]
-        names = (*of_engine, "sampling", *CallFields.model_fields, "tenant")
-        draft = self.draft_model
+        names, draft = (*OF_THE_ENGINE, "sampling", *CallFields.model_fields, "tenant"), self.draft_model
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in names if name not in _WITHOUT_EFFECT},
             "model_kwargs": self._public_model_kwargs(),
             "templates": [template.text for template in self._templates({}, ())],
             "model_name": self.model,
@@ -213,10 +199,9 @@ class EngineFields(CallFields):
                 "write speculation_cache="
             )
         fields = checked_fields(kwargs, (*cls.model_fields, *synonyms.IDLE), cls.__name__, cls._not_in_constructor)
-        loading = fields.get("model_kwargs")
-        for name in loading if isinstance(loading, Mapping) else ():
-            if name in OF_THE_CALL:
-                raise ConfigError(f"model_kwargs says how weights are loaded: write {name}= as a separate argument")
+        if isinstance(loading := fields.get("model_kwargs"), Mapping) and (misplaced := loading.keys() & OF_THE_CALL):
+            name = min(misplaced)
+            raise ConfigError(f"model_kwargs says how weights are loaded: write {name}= as a separate argument")
         return fields
 
     @classmethod
