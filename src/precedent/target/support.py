@@ -228,20 +228,13 @@ def quantised_reader(folder: Path, config: Any, quantization: str | None = None)
 
 
 def layer_state_of(config: Any) -> LayerState:
-    """How the layers of a model run. Raises UnsupportedError, naming its class, for layers that nothing here knows."""
-    text, _ = layers_of(config)
-    found = next((state for each in installed() if (state := each.layer_state(text)) is not None), LayerState())
-    check_supported(config, found.kinds)
-    return found
+    """How the layers of a model run.
 
-
-def check_supported(config: Any, known: Set[str] = frozenset()) -> None:
-    """Raise UnsupportedError, naming the layer kind, if a model's layers cannot be rewound to any earlier token.
-
-    `known` are kinds of layers that a package runs.
+    Raises UnsupportedError, naming the layer kind, for layers that cannot be rewound to any earlier token, and for
+    those of a package that is not installed.
     """
-    check_type(config.model_type)
     if getattr(config, "is_encoder_decoder", False):
+        check_type(config.model_type)
         raise UnsupportedError(
             f"{config.model_type} is an encoder-decoder model, which only Engine and PrecedentLLM take"
         )
@@ -255,7 +248,8 @@ def check_supported(config: Any, known: Set[str] = frozenset()) -> None:
             f"{text.model_type} has {', '.join(sorted(kinds & COMPRESSED))} layers, which store one compressed key for "
             "several tokens: a rejected draft cannot be taken out of it, and candidate trees would need one per branch"
         )
-    others = sorted(kinds - REWINDABLE - known)
+    found = next((state for each in installed() if (state := each.layer_state(text)) is not None), LayerState())
+    others = sorted(kinds - REWINDABLE - found.kinds)
     lacking = sorted(OF_A_PACKAGE.intersection(others))
     if lacking:
         raise _lacking(config, f"has {', '.join(lacking)} layers, which need")
@@ -266,6 +260,7 @@ def check_supported(config: Any, known: Set[str] = frozenset()) -> None:
             f"{text.model_type} has {', '.join(others)} layers, which cannot be rewound after a rejected draft; "
             "give a model of another kind (docs/reference/models.md lists those that work)"
         )
+    return found
 
 
 def _lacking(config: Any, needs: str) -> UnsupportedError:
