@@ -170,3 +170,17 @@ def _one_step(planner: Planner, *, accepted: bool, sampled: bool = False) -> int
     planner.observe_forward(len(plan.builder) + 1, 10.0)
     planner.observe(plan, plan.builder.build(), path if accepted else ())
     return number
+
+
+def test_outcomes_of_one_tenant_move_no_estimate_of_another() -> None:
+    planner = Planner(CostCurve())
+    proposal = candidates((ROOT, 5, 0.5))
+
+    def estimate(tenant: str) -> float:
+        return float(planner.plan([proposal], {}, replace(ROOMY, tenant=tenant)).estimates[0])
+
+    for _ in range(50):
+        plan = planner.plan([proposal], {}, replace(ROOMY, tenant="shop"))
+        planner.observe(plan, plan.builder.build(), (0,))
+    assert estimate("shop") > 0.9
+    assert estimate("other shop") == 0.5

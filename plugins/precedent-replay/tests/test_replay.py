@@ -390,8 +390,8 @@ def test_the_ratio_is_to_the_best_baseline_that_verifies_no_more_nodes() -> None
     row = Replay(settings, entries, reports).as_dict()["drafters"][-1]
     assert (row["best_baseline"], row["ratio"], row["best_baseline_text"]) == ("suffix", 1.5, "suffix")
     assert row["ratio_tool_calls"] is None
-    for nodes, best in ((28, "suffix"), (29, "suffix-2")):  # 30 nodes are up to 5 % more
-        reports["prompt"].text.widths = Counter({nodes: 1})
+    for nodes, best in (([29], "suffix"), ([29, 30], "suffix-2")):  # 30 nodes are up to 3 % more
+        reports["prompt"].text.widths = Counter(nodes)
         assert Replay(settings, entries, reports).as_dict()["drafters"][-1]["best_baseline"] == best
     reports["prompt"].text.widths = Counter({3: 1})
     assert Replay(settings, entries, reports).as_dict()["drafters"][-1]["ratio"] is None

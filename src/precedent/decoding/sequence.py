@@ -80,6 +80,7 @@ class DecodingSequence:
             trust=self.trust,
             prefix=self.prefix,
             one_path=self.slot.one_path,
+            tenant=self.request.tenant,
         )
 
     @property

@@ -7,7 +7,7 @@ plan: plain decoding. A draft model costs sequential steps, so its draws compete
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from precedent.drafters.base import NODE, Candidates, DrawSource, Nodes
-from precedent.planning.calibration import Calibration, Trust, learn_from_verdict, outcomes_by_source
+from precedent.planning.calibration import Calibration, Calibrations, Trust, learn_from_verdict, outcomes_by_source
 from precedent.planning.choose import BEST, BEST_BITS, Choice, choose
 from precedent.planning.costs import CheckedCosts, CostCurve, Probes, is_time
 from precedent.planning.gate import Gate, Without
@@ -50,7 +50,7 @@ class Limits:
     `requests` counts the requests in the step, including this one. `rows_beside` and `tokens_beside` are the others'
     rows and expected tokens: all of them wait for a node, so it pays off only if it raises their common rate. `trust`
     is this request's experience with each source; `prefix` is the number of tokens that each node sees before the tree.
-    `one_path` allows a single path, for an engine that verifies no trees.
+    `one_path` allows a single path, for an engine that verifies no trees. Outcomes calibrate `tenant`'s estimates.
     """
 
     max_nodes: int
@@ -63,6 +63,7 @@ class Limits:
     trust: Trust = field(default_factory=Trust)
     prefix: int = 0
     one_path: bool = False
+    tenant: str = "default"
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class Plan:
 
     `choice` records how the fixed candidates were chosen from those of the drafters `names`, of which drafter i
     proposed the next `counts[i]`; None if none were proposed. `expected_tokens` counts the fixed candidates and the
-    target's own token; `trust` learns their outcomes.
+    target's own token; `trust` and `calibration` learn their outcomes.
     """
 
     builder: TreeBuilder = field(default_factory=TreeBuilder)
@@ -82,6 +83,7 @@ class Plan:
     choice: Choice | None = None
     expected_tokens: float = 1.0
     trust: Trust = field(default_factory=Trust)
+    calibration: Calibration = field(default_factory=Calibration)
 
     def learn(self, parents: Int32s, verdict: Floats) -> None:
         """Update the request's trust with the outcomes of each drafter's candidates (see `learn_from_verdict`)."""
@@ -113,23 +115,25 @@ class Step(NamedTuple):
     """A step before its draws are decided.
 
     `width` and `expected` are the rows and expected tokens of all sequences; `open_mass` is the probability that none
-    of the fixed candidates below the root comes next; `most` limits the draws; `prefix` is that of `Limits`.
+    of the fixed candidates below the root comes next; `most` limits the draws; `prefix` is that of `Limits`, and
+    `calibration` that of the tenant.
     """
 
     width: int
     expected: float
     open_mass: float
     most: int
+    calibration: Calibration
     prefix: int = 0
 
 
 class Planner:
-    """Plans every step of an engine; what it learns from one request serves the next."""
+    """Plans every step of an engine; what it learns from one request serves the next, of outcomes the tenant's next."""
 
     def __init__(self, cost: CostCurve) -> None:
         self.cost = cost
         self.checked = CheckedCosts(lambda: self.cost)
-        self.calibration = Calibration()
+        self.calibrations = Calibrations()
         self._probes = Probes()
         self.gates: dict[str, Gate] = {}
         """Of each drafter that runs a model, by name."""
@@ -138,7 +142,7 @@ class Planner:
 
     def forget(self) -> None:
         """Begin anew, because something that was learned may be damaged. Steps that are planned already still count."""
-        self.calibration.forget()
+        self.calibrations.forget()
         self._probes, self.gates = Probes(), {}
 
     def plan(self, candidates: Sequence[Candidates], draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
@@ -155,7 +159,7 @@ class Planner:
     def plan_fixed(self, candidates: Sequence[Candidates], limits: Limits) -> Plan:
         """Choose the fixed candidates alone; the plan's builder stays empty."""
         proposals = [proposal for proposal in candidates if len(proposal)]
-        plan = Plan(trust=limits.trust)
+        plan = Plan(trust=limits.trust, calibration=self.calibrations.of(limits.tenant))
         if proposals and limits.max_nodes > 0:
             plan.names = tuple([proposal.source for proposal in proposals])
             plan.choice = self._choose(proposals, plan, limits)
@@ -202,7 +206,7 @@ class Planner:
         end_ids = self._end_ids.get(limits.end_token_ids)
         if end_ids is None:
             end_ids = self._end_ids[limits.end_token_ids] = np.array(sorted(limits.end_token_ids), dtype=np.int32)
-        learned = self.calibration
+        learned = plan.calibration
         parts = np.array([(learned.first_bin(proposal.source), len(proposal)) for proposal in proposals])
         plan.counts = parts[:, 1]
         candidates, trust = _joined(proposals), plan.trust.factors(plan.names)
@@ -234,7 +238,7 @@ class Planner:
         """Decide each source's draws, given the fixed candidates; `expected` includes other sequences' tokens."""
         most = min(limits.max_draws, limits.max_depth)
         width, open_mass = limits.rows_beside + len(plan.builder) + 1, 1.0 - min(at_root, 1.0)
-        step = Step(width, expected, open_mass, most, limits.prefix)
+        step = Step(width, expected, open_mass, most, plan.calibration, limits.prefix)
         for name, source in draw_sources.items():
             number = self._num_draws(name, source, step, limits.requests)
             if number:
@@ -257,12 +261,12 @@ class Planner:
     def _runners_up(self, name: str, number: int, step: Step, limits: Limits) -> int:
         """How many of the first draws get a runner-up: as long as it pays for its row, within the limit of draws."""
         milliseconds, width = self._time_of_draws(self.gates[name])(number), step.width + number
-        reaches = [step.open_mass, *(step.open_mass * reach for reach in self._reaches(name, number))]
+        reaches = [step.open_mass, *(step.open_mass * reach for reach in self._reaches(name, number, step.calibration))]
         expected = step.expected + sum(reaches[1:])
         best, best_rate = 0, expected / (self.checked.milliseconds(width, step.prefix) + milliseconds)
         for count in range(1, min(number, limits.max_draws - number) + 1):
             bin_ = DEEPEST_DRAW + min(count, DEEPEST_DRAW)
-            expected += reaches[count - 1] * self.calibration.probability(name, bin_, RUNNER_UP_PRIOR)
+            expected += reaches[count - 1] * step.calibration.probability(name, bin_, RUNNER_UP_PRIOR)
             rate = expected / (self.checked.milliseconds(width + count, step.prefix) + milliseconds)
             if rate > best_rate:
                 best, best_rate = count, rate
@@ -272,14 +276,14 @@ class Planner:
         """The number of draws with the best rate, given their time before the forward and the cost of their rows."""
         expected = step.expected
         best, best_rate = 0, MARGIN * expected / self.checked.milliseconds(step.width, step.prefix)
-        for number, reach in enumerate(self._reaches(name, step.most), start=1):
+        for number, reach in enumerate(self._reaches(name, step.most, step.calibration), start=1):
             expected += step.open_mass * reach
             rate = expected / (self.checked.milliseconds(step.width + number, step.prefix) + milliseconds(number))
             if rate > best_rate:
                 best, best_rate = number, rate
         return best
 
-    def _reaches(self, source: str, number: int) -> list[float]:
+    def _reaches(self, source: str, number: int, calibration: Calibration) -> list[float]:
         """For each of `number` draws, the probability that the chain is accepted up to it.
 
         A depth that was seldom reached takes the probability of the depth before it.
@@ -287,7 +291,7 @@ class Planner:
         chances, chance = [], DRAFT_PRIOR
         for depth in range(1, number + 1):
             if depth <= DEEPEST_DRAW:
-                chance = self.calibration.probability(source, depth, chance)
+                chance = calibration.probability(source, depth, chance)
             chances.append(chance)
         return list(accumulate(chances, mul))
 
@@ -313,26 +317,26 @@ class Planner:
         verdict[[*path, ROOT]] = 1.0
         self.learn(plan, np.array(tree.parents, dtype=np.int32), verdict)
         for source in plan.draws:
-            self._learn_from_draws(source, tree, verdict, plan.builder.runners_up)
+            _learn_from_draws(plan, source, tree, verdict)
 
     def learn(self, plan: Plan, parents: Int32s, verdict: Floats) -> None:
         """Learn from the outcomes of the fixed candidates: for this request, and for all."""
         if plan.choice is not None:
             plan.learn(parents, verdict)
-            self.calibrate(plan.choice, parents, verdict)
+            self.calibrate(plan.calibration, plan.choice, parents, verdict)
 
-    def calibrate(self, choice: Choice, parents: Int32s, verdict: Floats) -> None:
-        """Learn how often candidates in these bins are accepted, for all requests."""
-        learned = self.calibration
+    def calibrate(self, learned: Calibration, choice: Choice, parents: Int32s, verdict: Floats) -> None:
+        """Learn how often candidates in these bins are accepted, for all requests of the tenant."""
         learn_from_verdict(learned.accepted, learned.seen, choice.bins, choice.node_of, parents, verdict)
 
-    def _learn_from_draws(self, source: str, tree: CandidateTree, verdict: Floats, runners_up: Collection[int]) -> None:
-        """Learn from a draft model's tokens, both sampled and (in greedy decoding) fixed candidates."""
-        for node, parent in enumerate(tree.parents):
-            if source in tree.sources[node] and verdict[parent]:
-                depth = min(int(tree.depths[node]), DEEPEST_DRAW)
-                bin_ = depth + DEEPEST_DRAW if node in runners_up else depth
-                self.calibration.observe(source, bin_, bool(verdict[node]))
+
+def _learn_from_draws(plan: Plan, source: str, tree: CandidateTree, verdict: Floats) -> None:
+    """Learn from a draft model's tokens, both sampled and (in greedy decoding) fixed candidates."""
+    for node, parent in enumerate(tree.parents):
+        if source in tree.sources[node] and verdict[parent]:
+            depth = min(int(tree.depths[node]), DEEPEST_DRAW)
+            bin_ = depth + DEEPEST_DRAW if node in plan.builder.runners_up else depth
+            plan.calibration.observe(source, bin_, bool(verdict[node]))
 
 
 def _joined(proposals: Sequence[Candidates]) -> Nodes:

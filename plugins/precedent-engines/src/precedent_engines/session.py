@@ -148,6 +148,7 @@ class Batch:
                 tokens_beside=max(0.0, tokens - 1.0),
                 trust=session.trust,
                 one_path=one_path,
+                tenant=session.tenant,
             )
             plan = session.plan(found, limits)
             count = len(_tokens(plan))
@@ -176,7 +177,7 @@ class DraftingSession(OfOneProcess):
         ended: Callable[[str], object],
     ) -> None:
         self._batch, self._request, self._drafting = batch, request, drafting
-        self.end_token_ids, self.trust = request.end_token_ids, Trust()
+        self.end_token_ids, self.tenant, self.trust = request.end_token_ids, request.tenant, Trust()
         self.room = ENDLESS if room is None else room
         self._pending: list[int] = []
         self._plan: Plan | None = None

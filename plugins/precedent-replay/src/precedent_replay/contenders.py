@@ -13,7 +13,7 @@ from precedent.drafters import Candidates, Drafter, DrafterParts, DraftSession, 
 from precedent.drafters.base import DrawSource
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.recall.drafter import RecallDrafter, RecallSession
-from precedent.planning.calibration import Trust
+from precedent.planning.calibration import Calibration, Trust
 from precedent.planning.choose import Choice
 from precedent.planning.costs import CostCurve
 from precedent.planning.planner import Limits, Plan, Planner
@@ -260,7 +260,7 @@ _RECALLS: dict[str, Any] = {
 class _FixedPlanner(Planner):
     """Plans with the drafters' own estimates."""
 
-    def calibrate(self, choice: Choice, parents: Int32s, verdict: Floats) -> None:
+    def calibrate(self, learned: Calibration, choice: Choice, parents: Int32s, verdict: Floats) -> None:
         """Learn nothing."""
 
 
