@@ -68,7 +68,7 @@ test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a server under fire
 	@$(BIN)/python -m pytest -m stress -s -v tests/cache/test_cache_damage.py tests/cache/test_store_fuzz.py tests/cache/test_store_tenants.py tests/cache/test_store_bounds.py
 
 test-integration: $(VENV)/dev.stamp  ## LangChain's standard tests on the demo model, which does not pass all (docs/explanation/chat-models.md)
-	@$(BIN)/python -m pytest -q --tb=line -m integration tests/langchain/test_langchain_demo_pair.py
+	@$(BIN)/python -m pytest -q --tb=line -m integration tests/langchain/test_langchain_standard.py
 
 test-browser: $(VENV)/browser.stamp  ## the dashboard in Chromium, with axe-core (PRECEDENT_CHROMIUM=... names another browser)
 	@$(BIN)/python -m pytest -m browser plugins/precedent-server/tests/browser $(TEST_ARGS)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.scripted_models import calling, look_up
 from langchain_core.caches import BaseCache, InMemoryCache
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, Generation
-from langchain_core.tools import tool
 from langchain_tests.integration_tests import AsyncCacheTestSuite, SyncCacheTestSuite
 
 from precedent import PrecedentRecorder, SpeculationCache
@@ -25,14 +24,8 @@ from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_engine import conversations
 from precedent_testing.scripted_model import scripted_model_engine
 
-CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "7"}}\n</tool_call>'
+CALL = calling(number="7")
 QUESTION = "Where is order 7?"
-
-
-@tool
-def look_up(number: str) -> str:
-    """Look up the state of an order."""
-    return f"order {number} is open"
 
 
 SCRIPT = conversations(
@@ -142,14 +135,6 @@ def test_a_list_that_cannot_be_read_is_named_by_its_number(llm: ChatPrecedent) -
     for wrong in wrongs:
         with pytest.raises(ConfigError, match="give one list for each conversation"):
             llm.warm(wrong)
-
-
-def test_a_chat_model_without_a_cache_has_nothing_to_warm() -> None:
-    with (
-        closing(scripted_model_engine(["a"])) as engine,
-        pytest.raises(ConfigError, match="no speculation cache to warm"),
-    ):
-        ChatPrecedent.from_engine(engine).warm([TALK])
 
 
 # RecordingCache

@@ -28,7 +28,8 @@ from precedent.target.kv.layer_kinds import (
 from precedent.target.load import chat_template as templates
 from precedent.target.load.draft_folders import check_readable
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
-from precedent.target.load.gguf import KindInUse, kinds_in_use, open_gguf, read_end_tokens
+from precedent.target.load.gguf import GgufFile, end_tokens_in, open_gguf
+from precedent.target.load.gguf_header import read_header
 from precedent.target.load.loading import (
     auto_class,
     check_same_vocabulary,
@@ -38,7 +39,7 @@ from precedent.target.load.loading import (
     sampling_defaults,
     shown_settings,
 )
-from precedent.target.load.source import find_source, gguf_file, samples_as_recommended, stored_model, with_base
+from precedent.target.load.source import find_source, gguf_file, samples_as_recommended, stored_model
 from precedent.target.load.weight_files import UNPACKED_BY_FIRST_FORWARD, faults_of, quant_method
 from precedent.target.support import check_loadable, quantised_reader
 from precedent.text.answers import answer_syntax
@@ -76,6 +77,29 @@ DISTRIBUTIONS = {
     "spqr_quant": "spqr-quant", "fp_quant": "fp-quant", "quark": "amd-quark", "fbgemm_gpu": "fbgemm-gpu",
 }  # fmt: skip
 """Names under which pip installs some of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindInUse:
+    """The tensors of one type in a file: bytes in the file, and in memory once they are loaded."""
+
+    kind: str
+    count: int
+    stored: int
+    held: int
+    as_stored: bool
+
+
+def kinds_in_use(content: GgufFile, device: torch.device) -> list[KindInUse]:
+    """The types of a file's tensors by their bytes, and what becomes of them on a device."""
+    found: dict[tuple[str, bool], list[tuple[int, int]]] = {}
+    for entry, stays, held in content.in_memory(device):
+        found.setdefault((entry.kind, stays), []).append((entry.nbytes, held))
+    made = [
+        KindInUse(kind, len(each), sum(stored for stored, _ in each), sum(held for _, held in each), stays)
+        for (kind, stays), each in found.items()
+    ]
+    return sorted(made, key=lambda one: -one.stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +174,9 @@ def _weights(model: str, config: Any, place: torch.device) -> Iterator[Finding]:
     if file is not None:
         yield Finding("weights", "yes", "every tensor lies in the file", needed=True)  # or the config was refused
         return
-    source, adapter = with_base(find_source(model))
-    if adapter is not None:
+    found = find_source(model)
+    source = found.place
+    if found.adapter is not None:
         yield Finding("adapter", "note", f"an adapter for {source}, merged into its weights when it is loaded")
     if not isinstance(source, Path):
         yield Finding("weights", "note", "on the hub; their files are checked once they are downloaded")
@@ -287,7 +312,7 @@ def _tools(tokenizer: PreTrainedTokenizerBase) -> Finding:
 
 def _ends(model: str, config: Any, tokenizer: PreTrainedTokenizerBase) -> Finding:
     file = gguf_file(model)
-    configured = read_end_tokens(file) if file else configured_ends(config, load_generation_config(model))
+    configured = end_tokens_in(read_header(file)) if file else configured_ends(config, load_generation_config(model))
     found = [f"{one.text} ({one.token_id}: {', '.join(one.sources)})" for one in end_tokens(tokenizer, configured)]
     if not found:
         said = "none is known, so every answer runs to max_tokens: give stop= or stop_token_ids="
@@ -324,7 +349,7 @@ def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: 
             chosen = checked_count(draft_model, number)
             return Finding("draft model", "yes", f"the target's own first layers, {chosen} of {number}")
         file = gguf_file(draft_model)  # asking for its folder would convert it
-        source = None if file is not None else find_source(draft_model)
+        source = None if file is not None else find_source(draft_model).place
         for kind in () if source is None else draft_kinds():
             says = kind.recognises(source, config.get_text_config())
             if says is not None:

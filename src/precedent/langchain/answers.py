@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from precedent.config import SamplingParams
     from precedent.engine.engine import Emission, Engine, Generation, GenerationResult
-    from precedent.text.answers import AnswerSyntax
 
 PROVIDER = "precedent"
 """Our provider name; LangChain has no special handling for it."""
@@ -41,12 +40,12 @@ Span: TypeAlias = Any
 class Prompt:
     """A rendered prompt, with the arguments of `Engine.submit` that come from it.
 
-    Chats have a `syntax`, which reads the answer, and `notes` on what the grammar does not enforce.
+    Chats have a `syntax` (`AnswerSyntax`), which reads the answer, and `notes` on what the grammar does not enforce.
     """
 
     token_ids: Sequence[int]
     arguments: Mapping[str, Any]
-    syntax: AnswerSyntax | None = None
+    syntax: Any = None
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -59,12 +58,6 @@ class Running:
     prompt: Prompt
     model_name: str
     span: Span | None
-
-    @property
-    def syntax(self) -> AnswerSyntax:
-        """How to read the answer, of a chat."""
-        assert self.prompt.syntax is not None
-        return self.prompt.syntax
 
     def result(self) -> GenerationResult:
         """Wait for the result, and describe it on the span."""
@@ -86,7 +79,7 @@ class AnswerChunks:
 
     def __init__(self, running: Running, *, in_blocks: bool, whole: bool) -> None:
         self._running, self._in_blocks = running, in_blocks
-        self._pieces = AnswerPieces(running.syntax, whole=whole)
+        self._pieces = AnswerPieces(running.prompt.syntax, whole=whole)
         self._arguments = ""
         self._block_number, self._open_block = -1, (None, None)
 

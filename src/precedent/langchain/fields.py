@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,27 +18,12 @@ from precedent.config import SpeculationConfig
 from precedent.drafters.registry import check_known, kind_named
 from precedent.engine.options import OF_LOADING, EngineOptions, cache_or_place
 from precedent.errors import ConfigError, PromptError, UnsupportedError
-from precedent.langchain import synonyms
+from precedent.langchain import arguments, synonyms
 from precedent.langchain.answers import Prompt, Running, current_span, describe_request
-from precedent.langchain.arguments import (
-    DEFAULT_TENANT,
-    OF_THE_CALL,
-    CallFields,
-    UnsharedTenant,
-    checked_arguments,
-    checked_fields,
-    checked_tenant,
-    prediction_text,
-    sampling_params,
-    speculation_config,
-    tenant_of,
-    unshared_tenant,
-    workflow_step_of,
-)
+from precedent.langchain.arguments import DEFAULT_TENANT, OF_THE_CALL, CallFields
 from precedent.langchain.engines import EngineHolder, load_beside
 from precedent.langchain.exceptions import of_both_kinds, settings_in_our_words
 from precedent.runtime.plain_values import check_plain, shown
-from precedent.runtime.process import Lock
 from precedent.text.templates import Template, Templates, tool_templates
 
 if TYPE_CHECKING:
@@ -78,25 +64,19 @@ class PendingCompletions:
     """The completions of one run's calls (`learning=` of a call); nothing is stored before `store`."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._waiting: list[tuple[SpeculationCache, Completion]] = []
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"  # equal for all instances: it must not affect an answer cache's key
+        self._waiting: deque[tuple[SpeculationCache, Completion]] = deque()
 
     def __deepcopy__(self, memo: object) -> PendingCompletions:
         return self  # copies of a call's settings collect for the same run
 
     def add(self, cache: SpeculationCache, completion: Completion) -> None:
         """Keep a completion for `cache` until the run ends; called on one of the engine's threads."""
-        with self._lock:
-            self._waiting.append((cache, completion))
+        self._waiting.append((cache, completion))
 
     def store(self) -> None:
         """Store all completions. Raises CacheError if a cache cannot be written."""
-        with self._lock:
-            waiting, self._waiting = self._waiting, []
-        for cache, completion in waiting:
+        while self._waiting:
+            cache, completion = self._waiting.popleft()
             cache.insert(completion)
 
 
@@ -116,7 +96,7 @@ class EngineFields(CallFields):
     accurate: StrictBool | None = None
     backend: str | None = None
     n_gpu_layers: int | None = None
-    model_kwargs: dict[str, Any] | None = None
+    model_kwargs: dict[str, Any] | None = Field(default=None, repr=False)  # may hold a token of the hub
     chat_template: str | Path | None = None
     bitwise: StrictBool | None = None
     cuda_graphs: StrictBool | None = None
@@ -142,11 +122,11 @@ class EngineFields(CallFields):
         given = _with_place(given)  # before pydantic, whose errors show values
         with settings_in_our_words(given):
             super().__init__(**given)
-        sampling_params(self, None, {})
-        config = speculation_config(self, {}, SpeculationConfig())
+        arguments.sampling_params(self, None, {})
+        config = arguments.speculation_config(self, {}, SpeculationConfig())
         if config is not None and (self.drafters is not None or not isinstance(self.speculation, bool)):
             check_known(config.drafters, () if self.engines.given is None else self.engines.given.drafters)
-        checked_tenant(self.tenant)
+        arguments.checked_tenant(self.tenant)
         if self.tenant_from is not None and self.tenant != DEFAULT_TENANT:
             raise ConfigError(
                 f"tenant={self.tenant!r} and tenant_from={self.tenant_from!r} both set the runs' tenant: leave one out"
@@ -172,15 +152,9 @@ class EngineFields(CallFields):
             )
         return super().__getstate__()
 
-    def __repr_args__(self) -> Any:
-        shown = super().__repr_args__()
-        return [(name, self._public_model_kwargs() if name == "model_kwargs" else value) for name, value in shown]
-
     @field_serializer("speculation_cache", when_used="json")
     def _cache_as_text(self, cache: Any) -> str | None:
-        if isinstance(cache, SpeculationCache):
-            return cache.path
-        return None if cache is None else str(cache)
+        return cache.path if isinstance(cache, SpeculationCache) else None if cache is None else str(cache)
 
     def _public_model_kwargs(self) -> dict[str, Any] | None:
         if self.model_kwargs is None:
@@ -191,11 +165,9 @@ class EngineFields(CallFields):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         """Everything an answer depends on, and what speeds it up: the key of LangChain's answer caches."""
-        of_engine = [name for name in OF_THE_ENGINE if name not in _WITHOUT_EFFECT]
-        names = (*of_engine, "sampling", *CallFields.model_fields, "tenant")
-        draft = self.draft_model
+        names, draft = (*OF_THE_ENGINE, "sampling", *CallFields.model_fields, "tenant"), self.draft_model
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in names if name not in _WITHOUT_EFFECT},
             "model_kwargs": self._public_model_kwargs(),
             "templates": [template.text for template in self._templates({}, ())],
             "model_name": self.model,
@@ -212,11 +184,12 @@ class EngineFields(CallFields):
                 "cache= is LangChain's cache of whole answers (True, False or a BaseCache); for a cache to draft from "
                 "write speculation_cache="
             )
-        fields = checked_fields(kwargs, (*cls.model_fields, *synonyms.IDLE), cls.__name__, cls._not_in_constructor)
-        loading = fields.get("model_kwargs")
-        for name in loading if isinstance(loading, Mapping) else ():
-            if name in OF_THE_CALL:
-                raise ConfigError(f"model_kwargs says how weights are loaded: write {name}= as a separate argument")
+        fields = arguments.checked_fields(
+            kwargs, (*cls.model_fields, *synonyms.IDLE), cls.__name__, cls._not_in_constructor
+        )
+        if isinstance(loading := fields.get("model_kwargs"), Mapping) and (misplaced := loading.keys() & OF_THE_CALL):
+            name = min(misplaced)
+            raise ConfigError(f"model_kwargs says how weights are loaded: write {name}= as a separate argument")
         return fields
 
     @classmethod
@@ -276,7 +249,7 @@ class EngineFields(CallFields):
         A drafter that has to be known when the engine is built is one of its options; calls alone choose all others.
         """
         given = {option: getattr(self, field) for option, field in _FIELD_OF.items()}
-        chosen = speculation_config(self, {}, SpeculationConfig())
+        chosen = arguments.speculation_config(self, {}, SpeculationConfig())
         if chosen is not None and any(kind_named(name) is not None for name in chosen.drafters):
             given["speculation"] = SpeculationConfig(drafters=chosen.drafters)
         return EngineOptions(**{option: value for option, value in given.items() if value is not None})
@@ -300,7 +273,7 @@ class EngineFields(CallFields):
 
         Raises ConfigError or UnsupportedError for an argument that a model in this process does not take.
         """
-        settings = checked_arguments(kwargs, OF_THE_CALL, _ELSEWHERE_THAN_IN_A_CALL)
+        settings = arguments.checked_arguments(kwargs, OF_THE_CALL, _ELSEWHERE_THAN_IN_A_CALL)
         if not isinstance(settings.get("learning"), PendingCompletions | None):
             raise ConfigError(
                 f"learning={shown(settings['learning'])} must be PendingCompletions, which SpeculationMiddleware makes"
@@ -375,18 +348,18 @@ class EngineFields(CallFields):
         from precedent.target.load.source import samples_as_recommended  # here: it loads torch
 
         name, metadata = settings.get("model", self.model), None if run is None else run.metadata
-        tenant, learning = tenant_of(self, settings, metadata), settings.get("learning")
-        speculation, arguments = speculation_config(self, settings, engine.speculation), dict(prompt.arguments)
-        if isinstance(tenant, UnsharedTenant):  # a new one for each request: a batch may be of different people
-            tenant = str(unshared_tenant())
+        tenant, learning = arguments.tenant_of(self, settings, metadata), settings.get("learning")
+        speculation, rendered = arguments.speculation_config(self, settings, engine.speculation), dict(prompt.arguments)
+        if isinstance(tenant, arguments.UnsharedTenant):
+            tenant = str(arguments.unshared_tenant())  # for each request, since a batch may be of different people
             speculation = speculation or engine.speculation
             drafters = tuple(name for name in speculation.drafters if name != "recall")
             speculation = dataclasses.replace(speculation, drafters=drafters, write_back=False)
-            arguments["prefix_tokens"] = 0
+            rendered["prefix_tokens"] = 0
         by_default = "precedent" if self.engines.identity else None  # whoever gave a model may have named it anyhow
         recommended = engine.sampling_defaults if samples_as_recommended(name, self.sampling or by_default) else {}
         recommended = {name: value for name, value in recommended.items() if name not in self.model_fields_set}
-        sampling, span = sampling_params(self, stop, {**recommended, **settings}), current_span()
+        sampling, span = arguments.sampling_params(self, stop, {**recommended, **settings}), current_span()
         if span is not None:
             describe_request(span, self._operation, name, sampling)
         generation = engine.submit(
@@ -394,10 +367,10 @@ class EngineFields(CallFields):
             sampling,
             speculation=speculation,
             tenant=tenant,
-            workflow_step=settings.get("workflow_step") or workflow_step_of(metadata) or "",
-            prediction=prediction_text(settings.get("prediction")),
+            workflow_step=settings.get("workflow_step") or arguments.workflow_step_of(metadata) or "",
+            prediction=arguments.prediction_text(settings.get("prediction")),
             write_back=None if learning is None else partial(learning.add, engine.cache),
-            **arguments,
+            **rendered,
         )
         return Running(engine, generation, prompt, name, span)
 

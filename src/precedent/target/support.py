@@ -24,13 +24,14 @@ from precedent.target.kv.layer_kinds import COMPRESSED, OF_A_PACKAGE, REWINDABLE
 from precedent.target.kv.shape import ObserverLayer, StateShape
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
     from precedent.target.contract import Target
     from precedent.target.kv.cache import Arena
     from precedent.target.kv.rows import ForwardPass, RowMasks
     from precedent.target.kv.shape import KVShape
+    from precedent.target.quantised import QuantisedWeight
     from precedent.target.runner import Runner
     from precedent.verify import Pending
 
@@ -152,6 +153,17 @@ class ModelSupport:
     def prepare(self, model: PreTrainedModel, *, bitwise: bool) -> None:
         """Replace modules of a model of the torch target by faster ones, before it is examined."""
 
+    quantised_kinds: Set[str] = frozenset()
+    """Types of GGUF tensors (Q4_K) that `quantised_layer` computes with."""
+
+    def quantised_layer(self, module: nn.Module, weights: Sequence[QuantisedWeight]) -> nn.Module | None:
+        """What computes a layer on a CPU with weights that stay where they are stored; None for an unknown module.
+
+        `module` is a linear layer or an embedding, of one weight, or a mixture's experts: gates, ups, then downs.
+        Raises ModelLoadError, naming the tensor, for experts of other shapes.
+        """
+        return None
+
     def quantised_reader(self, folder: Path, config: PreTrainedConfig, quantization: str | None) -> Reader | None:
         """What loads a checkpoint on a CPU with linear layers that stay as its quantiser stored them.
 
@@ -221,6 +233,17 @@ def support_for(source: ModelSource, options: TargetOptions | None = None) -> Mo
     return found
 
 
+def quantised_kinds() -> frozenset[str]:
+    """Types of GGUF tensors that stay in their file on a CPU."""
+    return frozenset[str]().union(*(each.quantised_kinds for each in installed()))
+
+
+def quantised_layer(module: nn.Module, weights: Sequence[QuantisedWeight]) -> nn.Module | None:
+    """What computes a layer with quantised weights (`ModelSupport.quantised_layer`); None if nothing does."""
+    found = (each.quantised_layer(module, weights) for each in installed())
+    return next((layer for layer in found if layer is not None), None)
+
+
 def quantised_reader(folder: Path, config: Any, quantization: str | None = None) -> Reader | None:
     """What loads a checkpoint of quantised linear layers (`ModelSupport.quantised_reader`); None if nothing does."""
     found = (each.quantised_reader(folder, config, quantization) for each in installed())
@@ -228,20 +251,13 @@ def quantised_reader(folder: Path, config: Any, quantization: str | None = None)
 
 
 def layer_state_of(config: Any) -> LayerState:
-    """How the layers of a model run. Raises UnsupportedError, naming its class, for layers that nothing here knows."""
-    text, _ = layers_of(config)
-    found = next((state for each in installed() if (state := each.layer_state(text)) is not None), LayerState())
-    check_supported(config, found.kinds)
-    return found
+    """How the layers of a model run.
 
-
-def check_supported(config: Any, known: Set[str] = frozenset()) -> None:
-    """Raise UnsupportedError, naming the layer kind, if a model's layers cannot be rewound to any earlier token.
-
-    `known` are kinds of layers that a package runs.
+    Raises UnsupportedError, naming the layer kind, for layers that cannot be rewound to any earlier token, and for
+    those of a package that is not installed.
     """
-    check_type(config.model_type)
     if getattr(config, "is_encoder_decoder", False):
+        check_type(config.model_type)
         raise UnsupportedError(
             f"{config.model_type} is an encoder-decoder model, which only Engine and PrecedentLLM take"
         )
@@ -255,7 +271,8 @@ def check_supported(config: Any, known: Set[str] = frozenset()) -> None:
             f"{text.model_type} has {', '.join(sorted(kinds & COMPRESSED))} layers, which store one compressed key for "
             "several tokens: a rejected draft cannot be taken out of it, and candidate trees would need one per branch"
         )
-    others = sorted(kinds - REWINDABLE - known)
+    found = next((state for each in installed() if (state := each.layer_state(text)) is not None), LayerState())
+    others = sorted(kinds - REWINDABLE - found.kinds)
     lacking = sorted(OF_A_PACKAGE.intersection(others))
     if lacking:
         raise _lacking(config, f"has {', '.join(lacking)} layers, which need")
@@ -266,6 +283,7 @@ def check_supported(config: Any, known: Set[str] = frozenset()) -> None:
             f"{text.model_type} has {', '.join(others)} layers, which cannot be rewound after a rejected draft; "
             "give a model of another kind (docs/reference/models.md lists those that work)"
         )
+    return found
 
 
 def _lacking(config: Any, needs: str) -> UnsupportedError:

@@ -12,10 +12,10 @@ import torch
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-from precedent.cli.doctor_checks import bytes_per_token
+from precedent.cli.doctor_checks import bytes_per_token, kinds_in_use
 from precedent.errors import PrecedentError
 from precedent.target.kv.layer_kinds import UNLIMITED, context_length
-from precedent.target.load.gguf import kinds_in_use, open_gguf
+from precedent.target.load.gguf import open_gguf
 from precedent.target.load.loading import auto_class, load_config
 from precedent.target.load.source import LM_STUDIO, OLLAMA, stored_model
 from precedent.target.load.stores import StoredModel, choose, is_model, listed, lm_studio_names, ollama_names

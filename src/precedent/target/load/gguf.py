@@ -24,7 +24,7 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progre
 from numpy.typing import NDArray
 from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import Digits, Sequence
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -38,9 +38,9 @@ from transformers.utils import logging as transformers_logging
 
 from precedent.errors import ConfigError, ModelLoadError, PrecedentError, UnsupportedError
 from precedent.runtime.plain_values import in_one_line
-from precedent.target.load.gguf_header import TensorEntry, read_directory, read_header
-from precedent.target.load.gguf_weights import BLOCKS, PLAIN, GgufWeight, MappedFile
-from precedent.target.quantised import QuantisedExperts, layer_over, shapes_of_experts, tie_head
+from precedent.target.load.gguf_header import TensorEntry, read_directory
+from precedent.target.load.gguf_weights import PLAIN, GgufWeight, MappedFile
+from precedent.target.support import missing, quantised_kinds, quantised_layer
 
 SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"})
 """Pre-tokenizers, by llama.cpp's names, that split numbers into digits before GPT-2's rule; transformers does not."""
@@ -92,11 +92,6 @@ class GgufFile:
     entries: tuple[tuple[Path, TensorEntry], ...] = field(repr=False)
 
     @cached_property
-    def names(self) -> frozenset[str]:
-        """The names of all tensors."""
-        return frozenset(entry.name for _, entry in self.entries)
-
-    @cached_property
     def nbytes_by_kind(self) -> Counter[str]:
         """Bytes of the tensors of each type."""
         found = Counter[str]()
@@ -107,7 +102,8 @@ class GgufFile:
     @cached_property
     def kept(self) -> frozenset[str]:
         """The names of the tensors that stay in the file on a CPU: matrices in blocks, and experts of nothing else."""
-        blocks = {entry.name: len(entry.shape) for _, entry in self.entries if entry.kind in BLOCKS}
+        kinds = quantised_kinds()
+        blocks = {entry.name: len(entry.shape) for _, entry in self.entries if entry.kind in kinds}
         found = {name for name, dimensions in blocks.items() if dimensions == 2}
         for name, dimensions in blocks.items():
             named = _EXPERTS.fullmatch(name) if dimensions == 3 else None
@@ -126,32 +122,14 @@ class GgufFile:
         """Whether no tensor is quantised."""
         return self.nbytes_by_kind.keys() <= PLAIN.keys()
 
-
-@dataclass(frozen=True, slots=True)
-class KindInUse:
-    """The tensors of one type in a file: bytes in the file, and in memory once they are loaded."""
-
-    kind: str
-    count: int
-    stored: int
-    held: int
-    as_stored: bool
-
-
-def kinds_in_use(content: GgufFile, device: torch.device) -> list[KindInUse]:
-    """The types of a file's tensors by their bytes, and what becomes of them on a device."""
-    by_us = not _read_by_transformers(content)
-    dtype = content.dtype if content.whole or device.type == "cpu" else torch.bfloat16
-    found: dict[tuple[str, bool], list[tuple[int, int]]] = {}
-    for _, entry in content.entries:
-        stays = by_us and device.type == "cpu" and entry.name in content.kept
-        held = entry.nbytes if stays else prod(entry.shape) * dtype.itemsize
-        found.setdefault((entry.kind, stays), []).append((entry.nbytes, held))
-    made = [
-        KindInUse(kind, len(each), sum(stored for stored, _ in each), sum(held for _, held in each), stays)
-        for (kind, stays), each in found.items()
-    ]
-    return sorted(made, key=lambda one: -one.stored)
+    def in_memory(self, device: torch.device) -> Iterator[tuple[TensorEntry, bool, int]]:
+        """Each tensor, whether it stays in the file on a device, and its bytes once it is loaded."""
+        on_cpu = device.type == "cpu"
+        kept = self.kept if on_cpu and not _read_by_transformers(self) else ()
+        dtype = self.dtype if self.whole or on_cpu else torch.bfloat16
+        for _, entry in self.entries:
+            stays = entry.name in kept
+            yield entry, stays, entry.nbytes if stays else prod(entry.shape) * dtype.itemsize
 
 
 def parts_of(file: Path) -> list[Path]:
@@ -207,10 +185,18 @@ def load_gguf(
     quantised = dtype is None and device.type == "cpu"
     if dtype is None:
         dtype = content.dtype if quantised or content.whole else torch.bfloat16
-    large = [one for one in kinds_in_use(content, device) if quantised and one.kind not in PLAIN and not one.as_stored]
+    large = {
+        entry.name: (entry.kind, held)
+        for entry, stays, held in content.in_memory(device)
+        if quantised and not stays and entry.kind not in PLAIN
+    }
     if large:
-        kinds, size = ", ".join(one.kind for one in large), sum(one.held for one in large) / 1e9
-        log.warning("%s: weights of type %s are dequantised and take %.1f GB of memory", file.name, kinds, size)
+        kinds, size = sorted({kind for kind, _ in large.values()}), sum(held for _, held in large.values()) / 1e9
+        advice = "" if quantised_kinds() else f"; {missing('quantization', 'running them as they are')}"
+        log.warning(
+            "%s: weights of type %s are dequantised and take %.1f GB of memory%s",
+            file.name, ", ".join(kinds), size, advice,
+        )  # fmt: skip
     try:
         with quiet():
             if _read_by_transformers(content):
@@ -282,7 +268,7 @@ class _Filling:
         if place is not None and unchanged:
             owner, _, leaf = place.rpartition(".")
             module: Any = self.model.get_submodule(owner)
-            layer = layer_over(module, weight) if name in self.staying and leaf == "weight" else None
+            layer = quantised_layer(module, [weight]) if name in self.staying and leaf == "weight" else None
             if layer is None:
                 self.found[place] = weight.dense(self.dtype, self.device)
             else:
@@ -302,15 +288,13 @@ class _Filling:
         """Leave the experts of mixtures in the file where all of them are in blocks; returns their tensors' names."""
         found = set[str]()
         for owner, module in list(self.model.named_modules()):
-            shapes = shapes_of_experts(module)
-            downs = [name for name, place in self.places.items() if place == f"{owner}.down_proj"]
-            if shapes is None or not downs or f"{downs[0]}.weight" not in self.staying:
-                continue
-            names = {f"{downs[0]}.weight".replace("down", part): shape for part, shape in shapes.items()}
-            for name, shape in names.items():
-                self._check_shape(name, self.weights[name].entry.shape, shape)
-            self.model.set_submodule(owner, QuantisedExperts(module, (self.weights[name].experts() for name in names)))
-            found |= names.keys()
+            downs = [f"{name}.weight" for name, place in self.places.items() if place == f"{owner}.down_proj"]
+            if downs and downs[0] in self.staying:
+                names = [downs[0].replace("down", part) for part in ("gate", "up", "down")]
+                layer = quantised_layer(module, [each for name in names for each in self.weights[name].experts()])
+                if layer is not None:
+                    self.model.set_submodule(owner, layer)
+                    found.update(names)
         return found
 
     def _check_shape(self, name: str, shape: tuple[int, ...], expected: tuple[int, ...] | None) -> None:
@@ -388,6 +372,17 @@ def fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
                 model._init_weights(module)
 
 
+def tie_head(model: Any) -> None:
+    """Let a head that has no weight of its own have the embeddings'."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if isinstance(head, nn.Linear) and head.weight.is_meta:
+        quantised = getattr(embedding, "quantised", None)
+        if quantised is not None:
+            model.set_output_embeddings(quantised_layer(head, [quantised]))
+        elif not embedding.weight.is_meta:
+            head.weight = embedding.weight
+
+
 def _read_by_transformers(content: GgufFile) -> bool:
     """Whether transformers reads an architecture by weight conversions of its own, which no map of names describes."""
     name = "transformers.integrations.gguf"  # older versions do not have it
@@ -411,11 +406,6 @@ def _dequantised_by_transformers(
     )
     placed: PreTrainedModel = found.to(device)
     return placed
-
-
-def read_end_tokens(file: Path) -> dict[str, int]:
-    """Ids of the tokens that end an answer, by the metadata keys that name them. Raises ModelLoadError."""
-    return end_tokens_in(read_header(file))
 
 
 def end_tokens_in(metadata: Mapping[str, Any]) -> dict[str, int]:
@@ -501,11 +491,6 @@ def _tokenizer_in(content: GgufFile) -> PreTrainedTokenizerBase:
     with _our_reader(content):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_in(content.path))
     return tokenizer
-
-
-def read_sampling(file: Path) -> dict[str, float]:
-    """The sampling settings that a file recommends, by their names in a generation config. Raises ModelLoadError."""
-    return sampling_in(read_header(file))
 
 
 def sampling_in(metadata: Mapping[str, Any]) -> dict[str, float]:

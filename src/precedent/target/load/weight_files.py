@@ -59,33 +59,32 @@ def faults_of(folder: Path, config: Any = None) -> list[str]:
 
 
 def _faults(folder: Path, config: Any) -> Iterator[str]:
-    index = folder / INDEX
-    if not index.is_file():
-        single = [folder / name for name in (WHOLE, OLDER) if (folder / name).is_file()]
-        if not single and not (folder / f"{OLDER}.index.json").is_file():
-            others = sorted({file.name for pattern in OTHER_WEIGHTS for file in folder.glob(pattern)})
-            beside = f" ({', '.join(others[:3])} is not one that transformers looks for)" if others else ""
-            yield f"{folder} holds no weights{beside}: {_FETCH}"
-        for file in single[:1]:
-            names, fault = _tensors_in(file)
-            yield from fault
-            yield from _layers(names, config, folder)
-        return
-    try:
-        places = {str(name): str(file) for name, file in json.loads(index.read_bytes())["weight_map"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        yield f"{index.name} in {folder} cannot be read as an index of tensors: {_POINTER}"
-        return
-    for part in sorted(set(places.values())):
+    index, found, parts = folder / INDEX, set[str](), dict[str, set[str]]()
+    if index.is_file():
+        try:
+            for name, part in json.loads(index.read_bytes())["weight_map"].items():
+                parts.setdefault(str(part), set()).add(str(name))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            yield f"{index.name} in {folder} cannot be read as an index of tensors: {_POINTER}"
+            return
+    elif whole := next((name for name in (WHOLE, OLDER) if (folder / name).is_file()), None):
+        parts[whole] = set()
+    elif not (folder / f"{OLDER}.index.json").is_file():
+        others = sorted({file.name for pattern in OTHER_WEIGHTS for file in folder.glob(pattern)})
+        beside = f" ({', '.join(others[:3])} is not one that transformers looks for)" if others else ""
+        yield f"{folder} holds no weights{beside}: {_FETCH}"
+    for part, expected in sorted(parts.items()):
+        found |= expected
         if not (folder / part).is_file():
             yield f"{index.name} names {part}, which is not in {folder}: {_FETCH}"
             continue
         names, fault = _tensors_in(folder / part)
         yield from fault
-        missing = sorted(name for name, place in places.items() if place == part and name not in names)
+        found |= names
+        missing = sorted(expected - names)
         if missing and not fault and part.endswith(".safetensors"):
             yield f"{index.name} places {missing[0]} in {part}, which does not hold it: {_FETCH}"
-    yield from _layers(set(places), config, folder)
+    yield from _layers(found, config, folder)
 
 
 def _tensors_in(file: Path) -> tuple[set[str], list[str]]:
