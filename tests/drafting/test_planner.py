@@ -12,12 +12,12 @@ import torch
 from precedent.drafters.base import Candidates, DrawSource
 from precedent.planning.calibration import Trust
 from precedent.planning.costs import CostCurve
-from precedent.planning.gate import PROBE_DRAWS, PROBE_STEPS
+from precedent.planning.gate import PROBE_DRAWS, PROBE_STEPS, Allowance
 from precedent.planning.planner import Limits, Planner
 from precedent.tree import ROOT, CandidateTree, Sampled
 from precedent_testing.trees import check_tree
 
-ROOMY = Limits(max_nodes=32, max_draws=6, max_depth=40, end_token_ids=frozenset())
+ROOMY = Limits(32, max_draws=6, max_depth=40, end_token_ids=frozenset(), allowance=Allowance(1e6, 1e6))
 
 
 def curve(**milliseconds: float) -> CostCurve:

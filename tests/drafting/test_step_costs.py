@@ -16,6 +16,7 @@ import pytest
 from precedent.drafters.base import Candidates
 from precedent.planning.calibration import Trust
 from precedent.planning.costs import CEILING, FLOOR, LEAST_LOAD, MOST_LOAD, PROBED_SHARE, START_UP_WIDTHS, StepCosts
+from precedent.planning.gate import Allowance
 from precedent.planning.planner import Limits, Planner
 from precedent.runtime.compiled import Floats
 from precedent.tree import ROOT
@@ -24,7 +25,7 @@ Curve = Callable[[int], float]
 
 STEPS = 2000
 PREFIX = 300
-LIMITS = Limits(max_nodes=40, max_draws=0, max_depth=60, end_token_ids=frozenset(), prefix=PREFIX)
+LIMITS = Limits(40, 0, max_depth=60, end_token_ids=frozenset(), allowance=Allowance(1e6, 1e6), prefix=PREFIX)
 CHANCES = (0.3, 0.6, 0.9, 0.97)
 
 

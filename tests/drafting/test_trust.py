@@ -10,10 +10,11 @@ import pytest
 from precedent.drafters.base import Candidates
 from precedent.planning.calibration import STRENGTH, Trust
 from precedent.planning.costs import CostCurve
+from precedent.planning.gate import Allowance
 from precedent.planning.planner import Limits, Planner
 from precedent.tree import ROOT
 
-ROOMY = Limits(max_nodes=32, max_draws=0, max_depth=40, end_token_ids=frozenset())
+ROOMY = Limits(32, max_draws=0, max_depth=40, end_token_ids=frozenset(), allowance=Allowance(1e6, 1e6))
 
 
 def test_a_factor_is_what_came_over_what_was_expected_and_no_more_than_one() -> None:

@@ -11,6 +11,7 @@ from precedent.drafters.base import DraftSession, DrawSession, ForwardSession
 from precedent.drafters.request import Request
 from precedent.errors import PrecedentError
 from precedent.planning.calibration import Trust
+from precedent.planning.gate import Allowance
 from precedent.planning.planner import Limits
 from precedent.runtime.failures import as_ours
 from precedent.sampling.logprobs import TokenLogprob
@@ -57,6 +58,7 @@ class DecodingSequence:
     error: PrecedentError | None = None
     stats: GenerationStats = field(default_factory=GenerationStats)
     trust: Trust = field(default_factory=Trust)
+    allowance: Allowance = field(default_factory=Allowance)
 
     @property
     def finished(self) -> bool:
@@ -78,6 +80,8 @@ class DecodingSequence:
             rows_beside=rows_beside,
             tokens_beside=tokens_beside,
             trust=self.trust,
+            allowance=self.allowance,
+            tenant=self.request.tenant,
             prefix=self.prefix,
             one_path=self.slot.one_path,
         )

@@ -1,7 +1,12 @@
-"""Decide whether a drafter that runs a model pays off: measured time and gain decide, and a closed gate can reopen.
+"""Bound what drafting may lose: rows of trees that are rejected, and draws of a model that do not pay off.
 
-Whether it does on this machine and this traffic is not known in advance. So it is tried for a few steps at first, and
-again later whenever all probes together cost less than a hundredth of the decoding time.
+`Allowance` bounds trees. A tree costs its rows even if all of it is rejected, and early in a request nothing has shown
+yet whether its candidates are right. So a tree is planned only if a request can afford to lose it whole. What accepted
+trees gain, later ones may lose again, so good candidates soon get all the rows that pay off.
+
+`Gate` decides about one drafter that runs a model: measured time and gain decide, and a closed gate can reopen. Whether
+it pays on this machine and this traffic is not known in advance. So it is tried for a few steps at first, and again
+later whenever all probes together cost less than a hundredth of the decoding time.
 
 What draws bring is calibrated like any candidate's estimate. What a forward for fixed candidates brings is known only
 afterwards: the expected tokens of the plan with its candidates, less those without, remembered per unit of open mass,
@@ -15,6 +20,8 @@ from dataclasses import dataclass, field
 from math import inf
 from statistics import median_low
 from typing import NamedTuple
+
+from precedent.runtime.compiled import Floats
 
 PROBE_STEPS = 4
 """Steps of a probe: the first may have to prefill the draft model; the others show what a draw costs afterwards."""
@@ -49,6 +56,47 @@ LEAST_OPEN = 0.1
 
 LEARNED = 0.05
 """Weight of the newest gain, once there are many."""
+
+
+AT_FIRST = 0.24
+"""Tokens that a request's trees may lose before any has gained something: a fiftieth of a dozen."""
+
+PER_STEP = 0.02
+"""Tokens that they may lose further, in every step."""
+
+MOST_SAVED = 8.0
+"""Most tokens that are kept of what trees gained, so that a change of the text is noticed soon."""
+
+SURE = 0.95
+"""Probability of a tree's first token from which on the tree may be lost at its tenant's expense."""
+
+RESERVE = 2.5
+"""Tokens that a tenant's sure trees may lose: enough for the first tree of an answer that is already known."""
+
+MOST_TENANTS = 1024
+"""Tenants whose reserves are remembered."""
+
+
+class Allowance:
+    """How many tokens of plain decoding may still be lost; gains are kept up to `most`."""
+
+    def __init__(self, left: float = AT_FIRST, most: float = MOST_SAVED) -> None:
+        self.left, self.most = left, most
+
+    def add(self, tokens: float) -> None:
+        """Add gained tokens, or lost ones if negative."""
+        self.left = min(self.left + tokens, self.most)
+
+    def affords(self, lost: Floats, reserve: Allowance | None) -> int:
+        """Most nodes of a tree that may be lost, where n nodes lose `lost[n]` tokens; `reserve` may bear a part."""
+        left = max(0.0, self.left) + (0.0 if reserve is None else max(0.0, reserve.left))
+        return int((lost <= left).argmin() if lost[-1] > left else lost.size) - 1
+
+    def settle(self, gained: float, reserve: Allowance, *, sure: bool) -> None:
+        """Take note of a step; a sure tree's loss beyond this allowance is borne by the reserve."""
+        borne = min(0.0, gained + max(0.0, self.left)) if sure else 0.0
+        self.add(PER_STEP + gained - borne)
+        reserve.add(max(0.0, gained) + borne)
 
 
 class Without(NamedTuple):

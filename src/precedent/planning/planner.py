@@ -19,7 +19,7 @@ from precedent.drafters.base import NODE, Candidates, DrawSource, Nodes
 from precedent.planning.calibration import Calibration, Trust, learn_from_verdict, outcomes_by_source
 from precedent.planning.choose import BEST, BEST_BITS, Choice, choose
 from precedent.planning.costs import CheckedCosts, CostCurve, Probes, is_time
-from precedent.planning.gate import Gate, Without
+from precedent.planning.gate import MOST_TENANTS, RESERVE, SURE, Allowance, Gate, Without
 from precedent.runtime.compiled import Floats, Int32s, Int64s
 from precedent.runtime.fence import Fault
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
@@ -50,7 +50,8 @@ class Limits:
     `requests` counts the requests in the step, including this one. `rows_beside` and `tokens_beside` are the others'
     rows and expected tokens: all of them wait for a node, so it pays off only if it raises their common rate. `trust`
     is this request's experience with each source; `prefix` is the number of tokens that each node sees before the tree.
-    `one_path` allows a single path, for an engine that verifies no trees.
+    `allowance` is what its trees may lose, besides the reserve of its `tenant`. `one_path` allows a single path, for an
+    engine that verifies no trees.
     """
 
     max_nodes: int
@@ -61,6 +62,8 @@ class Limits:
     rows_beside: int = 0
     tokens_beside: float = 0.0
     trust: Trust = field(default_factory=Trust)
+    allowance: Allowance = field(default_factory=Allowance)
+    tenant: str = ""
     prefix: int = 0
     one_path: bool = False
 
@@ -71,7 +74,8 @@ class Plan:
 
     `choice` records how the fixed candidates were chosen from those of the drafters `names`, of which drafter i
     proposed the next `counts[i]`; None if none were proposed. `expected_tokens` counts the fixed candidates and the
-    target's own token; `trust` learns their outcomes.
+    target's own token; `trust` learns their outcomes. Their rows cost as much time as `cost` tokens of plain decoding,
+    which `allowance` can afford to lose; if they are `sure`, together with the tenant's `reserve`.
     """
 
     builder: TreeBuilder = field(default_factory=TreeBuilder)
@@ -82,6 +86,10 @@ class Plan:
     choice: Choice | None = None
     expected_tokens: float = 1.0
     trust: Trust = field(default_factory=Trust)
+    cost: float = 0.0
+    sure: bool = False
+    allowance: Allowance = field(default_factory=Allowance)
+    reserve: Allowance = field(default_factory=Allowance)
 
     def learn(self, parents: Int32s, verdict: Floats) -> None:
         """Update the request's trust with the outcomes of each drafter's candidates (see `learn_from_verdict`)."""
@@ -133,13 +141,14 @@ class Planner:
         self._probes = Probes()
         self.gates: dict[str, Gate] = {}
         """Of each drafter that runs a model, by name."""
+        self._reserves: dict[str, Allowance] = {}
         self._sources: dict[tuple[str, ...], SourceNames] = {}
         self._end_ids: dict[frozenset[int], Int32s] = {}
 
     def forget(self) -> None:
         """Begin anew, because something that was learned may be damaged. Steps that are planned already still count."""
         self.calibration.forget()
-        self._probes, self.gates = Probes(), {}
+        self._probes, self.gates, self._reserves = Probes(), {}, {}
 
     def plan(self, candidates: Sequence[Candidates], draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
         """Choose the fixed candidates of the tree, and how many draws to make from each source that samples."""
@@ -155,7 +164,7 @@ class Planner:
     def plan_fixed(self, candidates: Sequence[Candidates], limits: Limits) -> Plan:
         """Choose the fixed candidates alone; the plan's builder stays empty."""
         proposals = [proposal for proposal in candidates if len(proposal)]
-        plan = Plan(trust=limits.trust)
+        plan = Plan(trust=limits.trust, allowance=limits.allowance, reserve=self._reserve(limits.tenant))
         if proposals and limits.max_nodes > 0:
             plan.names = tuple([proposal.source for proposal in proposals])
             plan.choice = self._choose(proposals, plan, limits)
@@ -188,6 +197,15 @@ class Planner:
         rows = 0 if plan.choice is None else plan.choice.token_ids.size
         self._gate(name).observe_gain(without, plan.expected_tokens, rows)
 
+    def _reserve(self, tenant: str) -> Allowance:
+        """What a tenant's sure trees may lose; of the tenants, the last `MOST_TENANTS` new ones are remembered."""
+        found = self._reserves.get(tenant)
+        if found is None:
+            if len(self._reserves) >= MOST_TENANTS:
+                del self._reserves[next(iter(self._reserves))]
+            found = self._reserves[tenant] = Allowance(RESERVE, RESERVE)
+        return found
+
     def _gate(self, name: str) -> Gate:
         return self.gates.setdefault(name, Gate())
 
@@ -206,18 +224,31 @@ class Planner:
         parts = np.array([(learned.first_bin(proposal.source), len(proposal)) for proposal in proposals])
         plan.counts = parts[:, 1]
         candidates, trust = _joined(proposals), plan.trust.factors(plan.names)
+        costs = self.checked.beside(limits.rows_beside, limits.prefix, limits.max_nodes + 1)
+        lost = (costs - costs[0]) * (limits.requests / self.checked.milliseconds(limits.requests, limits.prefix))
 
-        def choice(costs: Floats) -> Choice:
+        def choice(costs: Floats, max_nodes: int) -> Choice:
             return choose(
                 candidates, parts, learned.accepted, learned.seen, trust, costs,
-                limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids, limits.one_path,
+                limits.tokens_beside, max_nodes, limits.max_depth, end_ids, limits.one_path,
             )  # fmt: skip
 
-        costs = self.checked.beside(limits.rows_beside, limits.prefix, limits.max_nodes + 1)
-        best = choice(costs)
+        def affordable(costs: Floats) -> Choice:
+            best = choice(costs, limits.max_nodes)
+            if lost[min(best.token_ids.size, lost.size - 1)] <= plan.allowance.left:
+                return best
+            believed = best.believed * np.repeat(trust, plan.counts)
+            plan.sure = bool(believed[candidates["parent"] == ROOT].max() >= SURE)
+            most = plan.allowance.affords(lost, plan.reserve if plan.sure else None)
+            return best if best.token_ids.size <= most else choice(costs, most)
+
+        best = affordable(costs)
         if not np.isfinite(best.believed).all():
             raise Fault(PLANNER, "the calibrated estimates are not all finite")
-        return self._probe(choice, best, costs, limits) if self.cost.learns and self._probes.due else best
+        if self.cost.learns and self._probes.due:
+            best = self._probe(affordable, best, costs, limits)
+        plan.cost = float(lost[min(best.token_ids.size, lost.size - 1)])
+        return best
 
     def _probe(self, choice: Callable[[Floats], Choice], best: Choice, costs: Floats, limits: Limits) -> Choice:
         """Another width's tree, if one might be better and is worth trying."""
@@ -317,6 +348,8 @@ class Planner:
 
     def learn(self, plan: Plan, parents: Int32s, verdict: Floats) -> None:
         """Learn from the outcomes of the fixed candidates: for this request, and for all."""
+        accepted = int((verdict[: plan.estimates.size] > 0.0).sum())
+        plan.allowance.settle(accepted - plan.cost, plan.reserve, sure=plan.sure)
         if plan.choice is not None:
             plan.learn(parents, verdict)
             self.calibrate(plan.choice, parents, verdict)

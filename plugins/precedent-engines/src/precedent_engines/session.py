@@ -18,6 +18,7 @@ from precedent.drafters.sessions import Matching, begin_all, end_all, match_budg
 from precedent.errors import UnsupportedError
 from precedent.planning.calibration import Trust
 from precedent.planning.costs import STEP_COSTS, StepCosts
+from precedent.planning.gate import Allowance
 from precedent.planning.planner import PLANNER, Limits, Plan, Planner
 from precedent.runtime.fence import Fault, Fences, Result
 from precedent.runtime.process import OfOneProcess
@@ -147,6 +148,8 @@ class Batch:
                 rows_beside=max(0, rows - 1),
                 tokens_beside=max(0.0, tokens - 1.0),
                 trust=session.trust,
+                allowance=session.allowance,
+                tenant=session.tenant,
                 one_path=one_path,
             )
             plan = session.plan(found, limits)
@@ -176,7 +179,8 @@ class DraftingSession(OfOneProcess):
         ended: Callable[[str], object],
     ) -> None:
         self._batch, self._request, self._drafting = batch, request, drafting
-        self.end_token_ids, self.trust = request.end_token_ids, Trust()
+        self.end_token_ids, self.tenant = request.end_token_ids, request.tenant
+        self.trust, self.allowance = Trust(), Allowance()
         self.room = ENDLESS if room is None else room
         self._pending: list[int] = []
         self._plan: Plan | None = None

@@ -16,6 +16,7 @@ from precedent.drafters.recall.drafter import RecallDrafter, RecallSession
 from precedent.planning.calibration import Trust
 from precedent.planning.choose import Choice
 from precedent.planning.costs import CostCurve
+from precedent.planning.gate import Allowance
 from precedent.planning.planner import Limits, Plan, Planner
 from precedent.runtime.background import AtOnce
 from precedent.runtime.compiled import Floats, Int32s
@@ -64,7 +65,7 @@ class Drafted(Contender):
         self._drafters, self._budget, self._end_ids = drafters, budget, frozenset({end_id})
         self._steps: list[tuple[Floats, CandidateTree, Sequence[int]]] = []
         self._sessions: list[DraftSession] = []
-        self._plan, self._tree, self._trust = Plan(), CandidateTree(), Trust()
+        self._plan, self._tree, self._trust, self._allowance = Plan(), CandidateTree(), Trust(), Allowance()
 
     @property
     def estimates(self) -> Floats:
@@ -73,7 +74,7 @@ class Drafted(Contender):
 
     def begin(self, turn: Turn) -> None:
         """Begin a turn."""
-        self._trust = Trust()
+        self._trust, self._allowance = Trust(), Allowance()
         request = Request(
             self.name,
             turn.prompt_ids,
@@ -87,7 +88,7 @@ class Drafted(Contender):
     def propose(self) -> CandidateTree:
         """Propose for the next step."""
         candidates = [session.match(self._budget) for session in self._sessions]
-        limits = Limits(self._budget, 0, self._budget, self._end_ids, trust=self._trust)
+        limits = Limits(self._budget, 0, self._budget, self._end_ids, trust=self._trust, allowance=self._allowance)
         self._plan = self.planner.plan(candidates, {}, limits)
         self._tree = self._plan.builder.build()
         return self._tree
