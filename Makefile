@@ -68,7 +68,7 @@ test-stress: $(VENV)/dev.stamp  ## 32 threads on one engine; a server under fire
 	@$(BIN)/python -m pytest -m stress -s -v tests/cache/test_cache_damage.py tests/cache/test_store_fuzz.py tests/cache/test_store_tenants.py tests/cache/test_store_bounds.py
 
 test-integration: $(VENV)/dev.stamp  ## LangChain's standard tests on the demo model, which does not pass all (docs/explanation/chat-models.md)
-	@$(BIN)/python -m pytest -q --tb=line -m integration tests/langchain/test_langchain_demo_pair.py
+	@$(BIN)/python -m pytest -q --tb=line -m integration tests/langchain/test_langchain_standard.py
 
 test-browser: $(VENV)/browser.stamp  ## the dashboard in Chromium, with axe-core (PRECEDENT_CHROMIUM=... names another browser)
 	@$(BIN)/python -m pytest -m browser plugins/precedent-server/tests/browser $(TEST_ARGS)
@@ -86,7 +86,7 @@ test-llama-cpp: $(LLAMA_VENV)/run.stamp  ## precedent-llama-cpp with a real GGUF
 	@$(LLAMA_VENV)/bin/python -m pytest -m llama_cpp plugins/precedent-llama-cpp/tests $(TEST_ARGS)
 
 test-gguf: $(LLAMA_VENV)/run.stamp  ## real GGUF files beside llama.cpp and float32, quantisers' own checkpoints; environment of test-llama-cpp
-	@$(LLAMA_VENV)/bin/python -m pytest -s -m gguf plugins/precedent-cpu/tests/test_real_gguf_files.py tests/target/test_quantisers.py $(TEST_ARGS)
+	@$(LLAMA_VENV)/bin/python -m pytest -s -m gguf plugins/precedent-cpu/tests/test_real_gguf_files.py plugins/precedent-cpu/tests/test_quantisers.py $(TEST_ARGS)
 
 test-ray: $(RAY_VENV)/run.stamp  ## replicas on a real Ray and a real PostgreSQL, in an environment of its own (half an hour)
 	@$(RAY_VENV)/bin/python -m pytest -m ray plugins/precedent-ray/tests $(TEST_ARGS)

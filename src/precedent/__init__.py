@@ -84,6 +84,7 @@ OPTIONS = {
     "cuda_graphs": "precedent-llm[cuda]",
     "llama.cpp": "precedent-llm[llama-cpp]",
     "models": "precedent-llm[models]",
+    "quantization": "precedent-cpu",
 }
 """Options and kinds of models that other packages compute, each with what to install."""
 

@@ -13,10 +13,9 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langchain_core.outputs import ChatGeneration, Generation
 
 from precedent.cache import Selection, SQLiteStore
-from precedent.cache.filling import Vectors
+from precedent.cache.filling import Vectors, fill
 from precedent.errors import PromptError
-from precedent.langchain.answer_caches import is_answer_cache, read_answer_cache
-from precedent.langchain.recorded_answers import AnswerReader, store_answers
+from precedent.langchain.recorded import AnswerReader, is_answer_cache, read_answer_cache
 from precedent.text.traces import read_trajectories
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.tiny_models import byte_tokenizer
@@ -48,8 +47,11 @@ def log(folder: Path, *records: object, name: str = "log.jsonl") -> Path:
 
 def warmed(store, *paths: Path, reader: AnswerReader | None = None):
     reader = reader or AnswerReader(byte_tokenizer())
-    calls = read_trajectories(paths, reader.skipped.add)
-    return store_answers(store, calls, reader, Vectors(store, HashEmbedder())), reader
+    return fill_from(store, read_trajectories(paths, reader.skipped.add), reader), reader
+
+
+def fill_from(store, calls, reader: AnswerReader):
+    return fill(store, (one for call in calls for one in reader.completions(call)), Vectors(store, HashEmbedder()))
 
 
 def texts(store) -> list[str]:
@@ -111,8 +113,7 @@ def answer_cache(folder: Path) -> Path:
 
 def from_cache(source, store):
     reader = AnswerReader(byte_tokenizer())
-    calls = read_answer_cache(source, reader.skipped.add)
-    return store_answers(store, calls, reader, Vectors(store, HashEmbedder())), reader
+    return fill_from(store, read_answer_cache(source, reader.skipped.add), reader), reader
 
 
 def test_a_sqlite_answer_cache_is_read_and_left_as_it_was(tmp_path):

@@ -313,6 +313,14 @@ CURVES: dict[str, Callable[[], Curve]] = {
 }
 
 
+class FaultyVerdicts(ModelSupport):
+    """Sets verdicts that break when they are read."""
+
+    def verify_ahead(self, pending: Sequence[Pending]) -> None:
+        for each in pending:
+            each.ahead = raises
+
+
 class FaultyAhead(ModelSupport):
     """Breaks after it has set a verdict that cannot be read."""
 
@@ -322,9 +330,12 @@ class FaultyAhead(ModelSupport):
         raises()
 
 
-def test_verification_ahead_that_fails_changes_no_answer(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("package", [FaultyAhead, FaultyVerdicts])
+def test_verification_ahead_that_fails_changes_no_answer(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, package: type[ModelSupport]
+) -> None:
     """Verification itself is not fenced; what a package finds in advance is only faster."""
-    monkeypatch.setattr("precedent.decoding.verification.installed", lambda: (FaultyAhead(),))
+    monkeypatch.setattr("precedent.decoding.verification.installed", lambda: (package(),))
     engine = trial.engine(draft_model="first-layers:1")
     trial.check(engine, "prompt", "draft-model")
     assert engine.metrics().faults["verification ahead"] >= 3

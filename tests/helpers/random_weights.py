@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel
 
-from precedent.target.quantised import Band, Factors, Layout, QuantisedEmbedding, QuantisedLinear, QuantisedWeight, Rows
+from precedent.target.quantised import QuantisedEmbedding, QuantisedLinear, Rows
+from precedent_cpu.codes import Band, CodedWeight, Factors, Layout
 
 LAYOUTS = {
     "Q4_0": Layout(4, 32, 8),
@@ -30,7 +31,7 @@ LAYOUTS = {
 """Layouts by the names of formats that have them."""
 
 
-class RandomWeight(QuantisedWeight):
+class RandomWeight(CodedWeight):
     """A weight of random codes and scales."""
 
     def __init__(self, layout: Layout, outs: int, inputs: int, seed: int = 0) -> None:

@@ -10,9 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from precedent.target import TargetModel
-from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent_drafts.block_draft import BlockDraft, BlockSettings, new_block_draft
 from precedent_drafts.block_drafter import BlockModel
+from precedent_drafts.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent_testing.tiny_models import tiny_causal_lm
 
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import precedent
-from helpers.order_chat import TOKENIZER, look_up
-from helpers.scripted_kinds import HALF, MODELS, asked, scripted, text_of
+from helpers.scripted_models import HALF, MODELS, TOKENIZER, asked, look_up, scripted, text_of
 from langchain_core import exceptions as theirs
 from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 from helpers.format_models import MODELS, TOKENIZERS
-from helpers.order_chat import look_up
-from helpers.scripted_kinds import HALF, asked
-from helpers.scripted_kinds import MODELS as KINDS
-from helpers.scripted_kinds import scripted as scripted_kind
+from helpers.scripted_models import HALF, asked, look_up
+from helpers.scripted_models import MODELS as KINDS
+from helpers.scripted_models import scripted as scripted_kind
 from langchain.agents import create_agent
 from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage, trim_messages

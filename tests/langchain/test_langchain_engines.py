@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.order_chat import TOKENIZER, look_up
-from helpers.scripted_kinds import scripted, text_of
+from helpers.scripted_models import TOKENIZER, look_up, scripted, text_of
 from helpers.small_engines import load_by
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.runnables import ConfigurableField

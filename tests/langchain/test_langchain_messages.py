@@ -9,11 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from helpers import order_chat
 from helpers.fake_server import Echo
 from helpers.format_models import MODELS, TOKENIZERS, TOOLS
-from helpers.scripted_kinds import asked
-from helpers.scripted_talk import model as scripted
+from helpers.scripted_models import asked, calling, look_up, merged
+from helpers.scripted_models import model as scripted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain.agents import create_agent
@@ -309,11 +308,11 @@ def test_the_client_of_a_server_has_the_setting() -> None:
 
 
 def test_every_call_has_an_id_of_its_own() -> None:
-    model = order_chat.scripted(*[f"{order_chat.CALL}\n{order_chat.CALL}"] * 12).bind_tools([order_chat.look_up])
+    model = scripted(["\n".join([calling(number="7")] * 2)] * 12).bind_tools([look_up])
     answers: list[Any] = model.batch(["hi"] * 3)
     for own in ({}, {"seed": 7, "temperature": 1.0}, {"tenant": "another"}):
         answers += [model.invoke("hi", **own), model.invoke("hi", **own)]
-        answers.append(order_chat.merged(list(model.stream("hi", **own))))
+        answers.append(merged(list(model.stream("hi", **own))))
     ids = [str(call["id"]) for answer in answers for call in answer.tool_calls]
     assert len(set(ids)) == len(ids) == 24
     assert all(call_id.startswith("call_") for call_id in ids)

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, TypedDict
 
 import pytest
+from helpers.scripted_models import BROKEN, TOKENIZER, calling, look_up
 from langchain.agents import create_agent
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
@@ -16,18 +17,12 @@ from precedent.errors import CacheError, ConfigError
 from precedent.langchain import ChatPrecedent, SpeculationMiddleware
 from precedent.langchain.middleware import ended_well
 from precedent_testing.embedders import HashEmbedder
-from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
+from precedent_testing.scripted_engine import ScriptedEngine
 from precedent_testing.scripted_model import scripted_model_engine
 
 
 class Context(TypedDict):
     org: str
-
-
-@tool
-def look_up(number: str) -> str:
-    """Look up the state of an order."""
-    return f"order {number} is {'sent' if number == '1042' else 'open'}"
 
 
 @tool
@@ -42,11 +37,7 @@ def fail(number: str) -> str:
     raise RuntimeError("down")
 
 
-def call(name: str, number: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {{"number": "{number}"}}}}\n</tool_call>'
-
-
-CALL, BROKEN = call("look_up", "7"), '<tool_call>\n{"name": "look_up", "arguments": {"nu\n</tool_call>'
+CALL = calling(number="7")
 QUESTION: Any = {"messages": [("user", "Where is order 7?")]}
 SCRIPT = [
     ("user", "Where is order 7?"),
@@ -62,7 +53,7 @@ def agent_on(engine: Any, *, tools: Any = (look_up,), **middleware: Any) -> Any:
 
 
 def scripted(answers: Any = SCRIPT, **settings: Any) -> Any:
-    return ScriptedEngine(chatml_tokenizer(), answers, **settings)
+    return ScriptedEngine(TOKENIZER, answers, **settings)
 
 
 # Agents
@@ -70,10 +61,10 @@ def scripted(answers: Any = SCRIPT, **settings: Any) -> Any:
 CANCEL: Any = {"messages": [("user", "Cancel the open one of 1042 and 7.")]}
 CANCELLING = [
     ("user", "Cancel the open one of 1042 and 7."),
-    ("assistant", call("look_up", "1042") + "\n" + CALL),
+    ("assistant", calling("look_up", number="1042") + "\n" + CALL),
     ("tool", "order 1042 is sent"),
     ("tool", "order 7 is open"),
-    ("assistant", "One is open.\n" + call("cancel", "7")),
+    ("assistant", "One is open.\n" + calling("cancel", number="7")),
     ("tool", "order 7 cancelled (none)"),
     ("assistant", "Order 7 is cancelled."),
 ]
@@ -107,12 +98,11 @@ async def test_an_agent_calls_two_tools_in_parallel_and_one_after_them(max_burst
 
 
 def test_a_broken_call_is_answered_with_an_error_and_the_agent_goes_on() -> None:
-    broken = '<tool_call>\n{"name": "look_up", "arguments": {"number": \n</tool_call>'
-    engine = scripted([f"{CALL}\n{broken}", "Sorry."])
+    engine = scripted([f"{CALL}\n{BROKEN}", "Sorry."])
     messages = agent_on(engine).invoke(QUESTION)["messages"]
     assert messages[-1].content == "Sorry."
     assert len(messages[1].invalid_tool_calls) == 1
-    assert broken in engine.requests[-1].prompt, "the model sees what it wrote"
+    assert BROKEN in engine.requests[-1].prompt, "the model sees what it wrote"
 
 
 # Tenants, steps and budgets
@@ -188,7 +178,7 @@ def test_only_a_run_that_ended_well_teaches_unless_answers_are_learned_at_once(k
         run = Learned([f"{CALL}\n{BROKEN}", "Sorry."])
         run.agent.invoke(QUESTION)
     else:
-        script = [call("fail", "7"), "never"]
+        script = [calling("fail", number="7"), "never"]
         run = Learned(script, tools=[fail], **({"learn_from": None} if kind == "at once" else {}))
         with pytest.raises(RuntimeError, match="down"):
             run.agent.invoke(QUESTION)

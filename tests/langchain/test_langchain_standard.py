@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
-from helpers.scripted_talk import damaged
+from helpers.scripted_models import damaged
 from helpers.standard_answers import TEXT, engine_of
-from helpers.standard_suite import OTHER, SCRIPTED, Offered, admit
+from helpers.standard_suite import OTHER, SCRIPTED, Details, Offered, admit
 from langchain_core.language_models import BaseChatModel
 from langchain_core.tools import tool
 from langchain_tests.integration_tests import ChatModelIntegrationTests, EmbeddingsIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests, EmbeddingsUnitTests
 from langchain_tests.unit_tests.chat_models import ChatModelTests
 
+from precedent.cache import SpeculationCache
+from precedent.engine.engine import Engine
 from precedent.langchain import ChatPrecedent, PrecedentEmbeddings
 from precedent.langchain.engines import EngineHolder
+from precedent.target.load.source import DEMO_TARGET
 from precedent_testing.embedders import HashEmbedder
 
 pytestmark = pytest.mark.filterwarnings("default")  # the suites use what LangChain itself has deprecated
@@ -33,6 +36,9 @@ pytestmark = pytest.mark.filterwarnings("default")  # the suites use what LangCh
 @pytest.fixture(scope="module", autouse=True)
 def _closed_at_the_end() -> Iterator[None]:
     yield
+    if demo_engine.cache_info().currsize:
+        demo_engine().close()
+    demo_engine.cache_clear()
     engine_of.cache_clear()
     gc.collect()
 
@@ -40,8 +46,8 @@ def _closed_at_the_end() -> Iterator[None]:
 class Predicted(ChatPrecedent):
     """A chat model whose every call has a prediction, right for most of them."""
 
-    def _submit(self, engine: Any, settings: Any, *others: Any, **rendered: Any) -> Any:
-        return super()._submit(engine, {**settings, "prediction": TEXT}, *others, **rendered)
+    def _submit(self, engine: Any, prompt: Any, settings: Any, *others: Any) -> Any:
+        return super()._submit(engine, prompt, {**settings, "prediction": TEXT}, *others)
 
 
 class InProcess(Offered):
@@ -189,3 +195,41 @@ class TestEmbeddingsUnit(OfEmbeddings, EmbeddingsUnitTests):  # type: ignore[mis
 
 
 class TestEmbeddingsIntegration(OfEmbeddings, EmbeddingsIntegrationTests): ...  # type: ignore[misc]
+
+
+# On the demo model with its draft model: `make test-integration` says how many pass
+
+
+@cache
+def demo_engine() -> Engine:
+    cache = SpeculationCache.open(embedder=HashEmbedder())
+    return Engine.load(DEMO_TARGET, draft_model="first-layers:4", cache=cache)
+
+
+class OneCall(ChatPrecedent):
+    """The suite expects one call per answer; a small model that may call again goes on calling."""
+
+    def bind_tools(self, tools: Any, *, tool_choice: Any = None, **settings: Any) -> Any:
+        return super().bind_tools(tools, tool_choice=tool_choice, **{"parallel_tool_calls": False, **settings})
+
+
+@pytest.mark.integration
+@pytest.mark.model
+class TestDemoPair(Offered, ChatModelIntegrationTests):
+    """What these cases ask beyond an interface (the right tool, the right argument) is asked of 135 million parameters.
+
+    A forced call or a schema leaves them no other form. The model does not think, and one model is loaded, not two.
+    """
+
+    chat_model_class = OneCall
+    model_override_value = DEMO_TARGET
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        """Greedy text of a model of this size falls into loops; the seed makes sampled text the same every time."""
+        sampling = {"temperature": 0.5, "seed": 1, "max_tokens": 200}
+        return {"model": DEMO_TARGET, "engines": EngineHolder(engine=demo_engine()), **sampling}
+
+    @property
+    def supported_usage_metadata_details(self) -> Details:
+        return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 import pytest
-from helpers.scripted_kinds import asked
+from helpers.scripted_models import TOKENIZER, asked, calling, look_up
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain.agents import create_agent
@@ -27,7 +27,6 @@ from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1")
 
-TOKENIZER = chatml_tokenizer()
 METHODS = ("json_schema", "json_mode", "function_calling")
 BY_METHOD = pytest.mark.parametrize("method", METHODS)
 BY_HELD_METHOD = pytest.mark.parametrize("method", ["json_schema", "function_calling"])
@@ -67,9 +66,8 @@ def answering(text: str, **settings: Any) -> ChatPrecedent:
 
 
 def text_of(method: str, schema: Any, **arguments: Any) -> str:
-    whole = json.dumps(arguments)
     name = schema.__name__ if isinstance(schema, type) else "Refund"
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {whole}}}\n</tool_call>' if "call" in method else whole
+    return calling(name, **arguments) if "call" in method else json.dumps(arguments)
 
 
 async def streamed(runnable: Any) -> list[list[Any]]:
@@ -126,9 +124,11 @@ async def test_an_answer_that_was_cut_is_an_error_wherever_it_was_cut(method: st
 async def test_include_raw_shows_the_message_and_never_half_of_an_answer(method: str) -> None:
     text = text_of(method, Refund, **GIVEN)
     runnable = answering(text).with_structured_output(Refund, method=method, include_raw=True)
-    for *messages, last in await streamed(runnable):
-        assert last == {"parsed": Refund(**GIVEN), "parsing_error": None}
-        assert sum(messages[1:], messages[0])["raw"].content == runnable.invoke("hi")["raw"].content
+    for found in await streamed(runnable):
+        assert [one["parsed"] for one in found if "parsed" in one] == [Refund(**GIVEN)]
+        whole = sum(found[1:], found[0])
+        assert whole["parsing_error"] is None
+        assert whole["raw"].content == runnable.invoke("hi")["raw"].content
     cut = answering(text, max_tokens=40).with_structured_output(Refund, method=method, include_raw=True)
     for one in (cut.invoke("hi"), *(sum(found[1:], found[0]) for found in await streamed(cut))):
         assert one["parsed"] is None
@@ -324,21 +324,16 @@ def test_answers_of_every_class(schema: Any, value: dict[str, Any], method: str)
 
 @pytest.mark.parametrize("strategy", [ProviderStrategy, ToolStrategy])
 def test_an_agent_calls_a_tool_and_answers_with_a_recursive_class(strategy: Any) -> None:
-    @tool
-    def look_up(number: str) -> str:
-        """Look up an order."""
-        return f"order {number} was sent"
-
     def script(prompt: str) -> str:
         if "<tool_response>" not in prompt:
-            return '<tool_call>\n{"name": "look_up", "arguments": {"number": "17"}}\n</tool_call>'
+            return calling(number="1042")
         return text_of("call" if strategy is ToolStrategy else "json_schema", Node, **LEAF)
 
     engine: Any = ScriptedEngine(TOKENIZER, script)
     agent = create_agent(ChatPrecedent.from_engine(engine), tools=[look_up], response_format=strategy(Node))
     state = agent.invoke({"messages": [("user", "Where is 17?")]})
     assert state["structured_response"] == Node(**LEAF)
-    assert any(message.type == "tool" and "was sent" in message.content for message in state["messages"])
+    assert any(message.type == "tool" and "is sent" in message.content for message in state["messages"])
 
 
 # What a grammar holds, and what it cannot

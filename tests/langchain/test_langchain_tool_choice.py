@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 from helpers.fake_server import Echo
-from helpers.scripted_kinds import asked
+from helpers.scripted_models import asked, calling, look_up, model, scripted
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
@@ -18,16 +18,8 @@ from precedent.errors import ConfigError, PromptError, UnsupportedError
 from precedent.langchain import ChatPrecedent
 from precedent.langchain.structured import call_form
 from precedent.text.tool_formats import known_formats
-from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 
 TEXT = "I would rather write prose."
-TOKENIZER = chatml_tokenizer()
-
-
-@tool
-def look_up(number: str) -> str:
-    """Look up an order."""
-    return f"order {number} was sent"
 
 
 @tool
@@ -43,18 +35,14 @@ class Ticket(BaseModel):
     urgent: bool = False
 
 
-def call(name: str, **arguments: Any) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
-
-
-def scripted(text: str, *, may_stray: bool = False, **settings: Any) -> ChatPrecedent:
-    engine: Any = ScriptedEngine(TOKENIZER, lambda prompt: text, may_stray=may_stray)
-    return ChatPrecedent.from_engine(engine, **settings)
+def said(text: str, **settings: Any) -> ChatPrecedent:
+    """A model that says this, which fails where a grammar forbids it."""
+    return model(lambda prompt: text, **settings)
 
 
 def reluctant(text: str, **settings: Any) -> ChatPrecedent:
-    """A model that would say something else: where a grammar forbids it, it ends as soon as it may."""
-    return scripted(text, may_stray=True, **settings)
+    """A model that would say this: where a grammar forbids it, it ends as soon as it may."""
+    return scripted(answer=text, **settings)
 
 
 def called(message: AIMessage) -> list[tuple[str, dict[str, Any]]]:
@@ -75,7 +63,7 @@ OPENAIS, ANTHROPICS = {"type": "function", "function": {"name": "refund"}}, {"ty
 )
 def test_a_call_of_some_or_of_one_tool_can_be_forced(choice: Any, names: list[str]) -> None:
     """And only one call of that one, whatever the model would have gone on with."""
-    for text in (TEXT, call("look_up", number="17"), call("refund", number="17", percent=100)):
+    for text in (TEXT, calling("look_up", number="17"), calling("refund", number="17", percent=100)):
         message = reluctant(f"{text}\n{text}").bind_tools([look_up, refund], tool_choice=choice).invoke("hi")
         assert message.content == ""
         found = called(message)
@@ -86,7 +74,7 @@ def test_a_call_of_some_or_of_one_tool_can_be_forced(choice: Any, names: list[st
 @pytest.mark.parametrize(("parallel", "number"), [(None, 2), (True, 2), (False, 1)])
 @pytest.mark.parametrize("choice", ["auto", "any"])
 def test_calls_may_be_limited_to_one(choice: str, parallel: bool | None, number: int) -> None:
-    script = f"{call('look_up', number='17')}\n{call('look_up', number='18')}"
+    script = f"{calling('look_up', number='17')}\n{calling('look_up', number='18')}"
     model = reluctant(script).bind_tools([look_up], tool_choice=choice, parallel_tool_calls=parallel)
     assert len(called(model.invoke("hi"))) == number
 
@@ -94,7 +82,7 @@ def test_calls_may_be_limited_to_one(choice: str, parallel: bool | None, number:
 @pytest.mark.parametrize("choice", [None, "auto", False, {"type": "auto"}])
 def test_a_choice_that_is_left_to_the_model_leaves_its_distribution_alone(choice: Any) -> None:
     """No grammar at all: what the model says of its own accord is its own, malformed calls included."""
-    model = scripted(call("refund", number=17))
+    model = said(calling("refund", number=17))
     message = model.bind_tools([refund], tool_choice=choice).invoke("hi")
     assert called(message) == [("refund", {"number": 17})]
     assert asked(model).grammar is None
@@ -102,26 +90,26 @@ def test_a_choice_that_is_left_to_the_model_leaves_its_distribution_alone(choice
 
 
 def test_strict_holds_calls_of_the_models_own_accord_to_their_schemas() -> None:
-    script = f"Well. {call('refund', number='17', percent=70)}"
+    script = f"Well. {calling('refund', number='17', percent=70)}"
     for strict in ({"strict": True}, {"strict_tools": True}):
         message = reluctant(script).bind_tools([refund], **strict).invoke("hi")
         assert message.content == "Well. "
         assert called(message)[0][1]["percent"] in (50, 100)
-    assert scripted(TEXT, strict_tools=True).bind_tools([refund]).invoke("hi").content == TEXT
-    lax = scripted(script, strict_tools=True).bind_tools([refund], strict=False).invoke("hi")
+    assert said(TEXT, strict_tools=True).bind_tools([refund]).invoke("hi").content == TEXT
+    lax = said(script, strict_tools=True).bind_tools([refund], strict=False).invoke("hi")
     assert called(lax)[0][1]["percent"] == 70
-    forced = scripted(call("refund", number=17, percent=70)).bind_tools([refund], tool_choice="any", strict=False)
+    forced = said(calling("refund", number=17, percent=70)).bind_tools([refund], tool_choice="any", strict=False)
     assert called(forced.invoke("hi")) == [("refund", {"number": 17, "percent": 70})], "the outer form alone"
     own = {"name": "pay", "schema": {"properties": {"amount": {"type": "integer"}}, "required": ["amount"]}}
     for strict, amount in ((True, 0), (False, "much")):
-        message = reluctant(call("pay", amount="much")).bind_tools([{**own, "strict": strict}]).invoke("hi")
+        message = reluctant(calling("pay", amount="much")).bind_tools([{**own, "strict": strict}]).invoke("hi")
         assert message.tool_calls[0]["args"]["amount"] == amount, "a tool's own `strict`"
 
 
 def test_tools_beside_a_response_format_give_a_call_or_the_json() -> None:
     given = {"title": "No sound", "urgent": True}
-    for script, calls in ((call("look_up", number="17"), 1), (json.dumps(given), 0)):
-        message = scripted(script).bind_tools([look_up], response_format=Ticket).invoke("hi")
+    for script, calls in ((calling("look_up", number="17"), 1), (json.dumps(given), 0)):
+        message = said(script).bind_tools([look_up], response_format=Ticket).invoke("hi")
         assert len(called(message)) == calls
         assert calls or json.loads(message.content) == given
     forced = reluctant(json.dumps(given)).bind_tools([look_up], tool_choice="any", response_format=Ticket)
@@ -160,9 +148,9 @@ def shell(command: str) -> str:
 )
 def test_tools_that_a_provider_runs_are_refused_by_name(given: Any, name: str) -> None:
     with pytest.raises(UnsupportedError, match=f"tool number 2 is '{name}', which only its provider runs"):
-        scripted(TEXT).bind_tools([look_up, given])
+        said(TEXT).bind_tools([look_up, given])
     with pytest.raises(UnsupportedError, match=f"is '{name}', which only its provider runs"):
-        create_agent(scripted(TEXT), [given]).invoke({"messages": [("user", "hi")]})
+        create_agent(said(TEXT), [given]).invoke({"messages": [("user", "hi")]})
 
 
 # Allowed tools
@@ -193,7 +181,7 @@ def test_only_allowed_tools_are_shown_and_called(flat: bool) -> None:
 def test_a_choice_of_tools_that_there_are_not_is_refused() -> None:
     for choice in (allowed("auto", "d"), allowed("auto"), allowed("sometimes", "a"), {"type": "allowed_tools"}):
         with pytest.raises(ConfigError, match="tool_choice="):
-            scripted(TEXT).bind_tools(named("a"), tool_choice=choice)
+            said(TEXT).bind_tools(named("a"), tool_choice=choice)
 
 
 def test_the_client_of_a_server_sends_only_allowed_tools() -> None:
@@ -214,14 +202,14 @@ UNIQUE = {
 
 
 def test_what_cannot_be_enforced_is_left_out_and_said_or_refused_by_name() -> None:
-    message = reluctant(call("pick", numbers=[3])).bind_tools([UNIQUE], tool_choice="any").invoke("hi")
+    message = reluctant(calling("pick", numbers=[3])).bind_tools([UNIQUE], tool_choice="any").invoke("hi")
     assert called(message) == [("pick", {"numbers": []})]  # the enum still holds
     (note,) = message.response_metadata["grammar"]["relaxed"]
     assert note.startswith("the schema of tool 'pick': field 'numbers': Unimplemented keys")
     with pytest.raises(UnsupportedError, match=r"the schema of tool 'pick' cannot be enforced in full.*uniqueItems"):
-        scripted(TEXT).bind_tools([UNIQUE], strict=True).invoke("hi")
+        said(TEXT).bind_tools([UNIQUE], strict=True).invoke("hi")
     with pytest.raises(UnsupportedError, match=r"the schema of response_format cannot be enforced in full"):
-        scripted(TEXT).with_structured_output(UNIQUE, strict=True).invoke("hi")
+        said(TEXT).with_structured_output(UNIQUE, strict=True).invoke("hi")
 
 
 def test_functions_in_anthropics_and_responses_form_are_read_and_one_without_a_title_is_told_of_it() -> None:
@@ -233,4 +221,4 @@ def test_functions_in_anthropics_and_responses_form_are_read_and_one_without_a_t
         model = reluctant(TEXT)
         assert called(model.bind_tools([given], tool_choice="pay").invoke("hi")) == [("pay", {"amount": 0})]
     with pytest.raises(PromptError, match='give a "title" for its name'):
-        scripted(TEXT).bind_tools([schema])
+        said(TEXT).bind_tools([schema])

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.scripted_models import calling, look_up
 from langchain_core.caches import BaseCache, InMemoryCache
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, Generation
-from langchain_core.tools import tool
 from langchain_tests.integration_tests import AsyncCacheTestSuite, SyncCacheTestSuite
 
 from precedent import PrecedentRecorder, SpeculationCache
@@ -25,14 +25,8 @@ from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_engine import conversations
 from precedent_testing.scripted_model import scripted_model_engine
 
-CALL = '<tool_call>\n{"name": "look_up", "arguments": {"number": "7"}}\n</tool_call>'
+CALL = calling(number="7")
 QUESTION = "Where is order 7?"
-
-
-@tool
-def look_up(number: str) -> str:
-    """Look up the state of an order."""
-    return f"order {number} is open"
 
 
 SCRIPT = conversations(
@@ -182,7 +176,7 @@ async def test_new_answers_of_other_models_warm_and_own_ones_are_left_to_the_eng
 def test_what_is_no_chat_is_cached_and_nothing_raises(llm: ChatPrecedent, caplog: pytest.LogCaptureFixture) -> None:
     cache = RecordingCache(InMemoryCache(), llm)
     answers: list[Any] = [[Generation(text="a text")], [ChatGeneration(message=AIMessage("x"))]]
-    with caplog.at_level(logging.DEBUG, logger="precedent.langchain.answer_caches"):
+    with caplog.at_level(logging.DEBUG, logger="precedent.langchain.recorded"):
         for number, answer in enumerate(answers):
             cache.update(f"no messages {number}", "model", answer)
             assert cache.lookup(f"no messages {number}", "model") == answer

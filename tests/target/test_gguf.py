@@ -27,7 +27,7 @@ from precedent.cache import model_fingerprint
 from precedent.config import SamplingParams
 from precedent.errors import ConfigError, ModelLoadError, PrecedentError, UnsupportedError
 from precedent.target import TargetModel
-from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, weights_digest
+from precedent.target.fingerprints import weights_digest
 from precedent.target.load.loading import load_config, load_draft, load_target, load_tokenizer
 from precedent.target.quantised import QuantisedEmbedding, QuantisedLinear, is_quantised, shapes_of_experts
 from precedent_testing.tiny_gguf import write_gguf
@@ -141,19 +141,14 @@ def test_an_engine_answers_as_over_dequantised_weights(tmp_path: Path) -> None:
 
 
 def test_fingerprints_are_those_of_the_numbers(tmp_path: Path) -> None:
-    """A draft that was trained for the dequantised model fits the quantised one."""
-
     def prints(seed: int) -> tuple[str, ...]:
         file = write_gguf(tmp_path / f"{seed}.gguf", tiny(seed=seed, **WIDE), TOKENIZER, kind="Q8_0")
         model = load_target(file)[0]
         weights = TargetModel(model).weights()
-        own = model_fingerprint(model.config.to_dict(), weights), weights_digest(weights)
-        return *own, embeddings_fingerprint(model), layers_fingerprint(model)
+        return model_fingerprint(model.config.to_dict(), weights), weights_digest(weights)
 
     assert prints(0) == prints(0)
     assert all(one != other for one, other in zip(prints(0), prints(1), strict=True))
-    dense = load_target(tmp_path / "0.gguf", dtype="bfloat16")[0]
-    assert prints(0)[2:] == (embeddings_fingerprint(dense), layers_fingerprint(dense))
 
 
 def test_first_layers_share_the_weights_of_the_file(tmp_path: Path) -> None:
@@ -197,7 +192,7 @@ def test_types_that_are_not_run_as_they_are_become_ordinary_weights(
     model, _ = load_target(write_gguf(tmp_path / "moe.gguf", mixture, TOKENIZER, architecture="qwen3moe", kind=kinds))
     assert model.model.layers[0].mlp.experts.gate_up_proj.dtype == torch.float32
     assert isinstance(model.model.layers[1].mlp.experts.gate[3], QuantisedLinear)
-    assert "moe.gguf: weights of type Q4_K, IQ2_XS are dequantised" in caplog.text
+    assert "moe.gguf: weights of type IQ2_XS, Q4_K are dequantised" in caplog.text
 
 
 def test_factors_of_rotary_frequencies_are_applied(tmp_path: Path) -> None:
@@ -382,3 +377,6 @@ def test_a_draft_trained_for_the_dequantised_model_drafts_for_the_file(tmp_path:
     tables = [drafts.RawEmbeddings(model.get_input_embeddings())(ids) for model in (target, dense)]
     assert torch.equal(*heads)
     assert torch.equal(*tables)
+    prints = pytest.importorskip("precedent_drafts.fingerprints")
+    for fingerprint in (prints.embeddings_fingerprint, prints.layers_fingerprint):
+        assert fingerprint(target) == fingerprint(dense) != fingerprint(tiny(seed=1, **WIDE))

@@ -227,13 +227,13 @@ def test_a_gguf_file_on_the_hub_is_chosen_as_llama_cpp_does_fetched_once_and_the
 ) -> None:
     """With all parts, and nothing else."""
     answered_by(RepositoryHub("Some/Thing-GGUF", repository(tmp_path / "there", *FILES)))
-    found = find_source(f"hf:{name}")
+    found = find_source(f"hf:{name}").file
     assert isinstance(found, Path)
     assert found.read_bytes() == b"GGUF" + MEANT[name].encode()
     parts = 2 if MEANT[name] == FILES[0] else 1
     assert len([*(tmp_path / "hub").rglob("snapshots/**/*.gguf")]) == parts
     answered_by(hub)
-    assert find_source(f"hf:{name.replace('Some/Thing', 'some/thing')}") == found
+    assert find_source(f"hf:{name.replace('Some/Thing', 'some/thing')}").file == found
     assert hub.asked == []
 
 
@@ -252,7 +252,7 @@ def test_of_several_files_the_quantisation_decides(
     files: tuple[str, ...], quant: str, meant: str | None, hub: Hub, tmp_path: Path
 ) -> None:
     answered_by(RepositoryHub("some/thing", repository(tmp_path / "there", *files)))
-    found = find_source(f"hf:some/thing:{quant}" if quant else "hf:some/thing")
+    found = find_source(f"hf:some/thing:{quant}" if quant else "hf:some/thing").file
     assert isinstance(found, Path)
     assert found.name == Path(meant or files[0]).name
 
@@ -295,10 +295,10 @@ def test_a_file_that_is_not_here_and_cannot_be_fetched_says_how_to_fetch_it(hub:
 def test_a_download_that_lacks_a_part_is_completed(hub: Hub, tmp_path: Path) -> None:
     there = RepositoryHub("some/thing", repository(tmp_path / "there", *FILES[:2]))
     answered_by(there)
-    first = find_source("hf:some/thing:bf16")
+    first = find_source("hf:some/thing:bf16").file
     assert isinstance(first, Path)
     first.with_name("m-BF16-00002-of-00002.gguf").unlink()
-    assert find_source("hf:some/thing:bf16") == first
+    assert find_source("hf:some/thing:bf16").file == first
     assert first.with_name("m-BF16-00002-of-00002.gguf").is_file()
 
 

@@ -73,7 +73,7 @@ def test_ollamas_names_mean_what_they_mean_to_ollama(
     place: str, name: str, manifests: str, store: OllamaStore, file: Path
 ) -> None:
     store.add(place, file, manifests=manifests, license="MIT", template="{{ .Prompt }}")
-    assert find_source(name).samefile(file)  # type: ignore[union-attr]
+    assert find_source(name).file.samefile(file)
 
 
 def test_a_manifest_that_lists_several_means_the_one_with_a_gguf_file(store: OllamaStore, file: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_manifest_that_lists_several_means_the_one_with_a_gguf_file(store: Oll
         blob.rename(blob.with_name(blob.name.replace("-", ":")))
     for tag, ours in (("inside", {"runner": "llamacpp", **whole}), ("beside", kept)):
         store.write(f"{LIBRARY}/one/{tag}", {"mediaType": listing, "manifests": [mlx, ours]})
-        assert find_source(f"one:{tag}").samefile(file)  # type: ignore[union-attr]
+        assert find_source(f"one:{tag}").file.samefile(file)
     store.write(f"{LIBRARY}/one/other", {"mediaType": listing, "manifests": [mlx]})
     with pytest.raises(UnsupportedError, match="pull another tag"):
         find_source("one:other")
@@ -234,7 +234,7 @@ def test_without_the_variable_the_usual_folders_are_looked_into(
 ) -> None:
     monkeypatch.delenv("OLLAMA_MODELS")
     OllamaStore(tmp_path / "home" / ".ollama" / "models").add(TINY, file)
-    assert find_source("tiny:latest").samefile(file)  # type: ignore[union-attr]
+    assert find_source("tiny:latest").file.samefile(file)
     with pytest.raises(ModelLoadError, match="it has tiny:latest"):
         find_source("gone:latest")
 
@@ -385,7 +385,7 @@ STUDIO = ("Pub/One-GGUF/one-q4_0.gguf", "Pub/One-GGUF/mmproj-one.gguf", "Pub/Two
 )
 def test_lm_studios_names_mean_its_files(name: str, meant: str, store: OllamaStore, file: Path, tmp_path: Path) -> None:
     folder = lm_studio(tmp_path / "home", *STUDIO, model=file)
-    assert find_source(f"lmstudio:{name}") == folder / meant
+    assert find_source(f"lmstudio:{name}").file == folder / meant
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ def test_lm_studios_folder_is_where_it_says(where: str, store: OllamaStore, file
     if where == "settings":
         settings = json.dumps({"downloadsFolder": str(elsewhere)})
         (home / ".lmstudio/settings.json").write_text(settings, encoding="utf-8-sig")
-    assert find_source("lmstudio:pub/one").samefile(file)  # type: ignore[union-attr]
+    assert find_source("lmstudio:pub/one").file.samefile(file)
 
 
 def test_what_a_header_recommends_is_the_default_under_lm_studios_names(

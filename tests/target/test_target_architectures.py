@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from precedent.errors import UnsupportedError
 from precedent.target import KVCache, TargetModel
-from precedent.target.support import check_supported
+from precedent.target.support import layer_state_of
 from precedent.tree import EMPTY_TREE, ROOT
 from precedent_testing.tiny_models import tiny_causal_lm
 
@@ -152,7 +152,7 @@ def test_every_precision_scores_trees(dtype: torch.dtype) -> None:
 def test_what_cannot_score_a_tree_is_refused_by_name(model_type: str, settings: dict, named: str) -> None:
     """The error names the model and the kind of layer that is in the way, before anything is loaded."""
     with pytest.raises(UnsupportedError, match=f"{model_type}.*{named}"):
-        check_supported(AutoConfig.for_model(model_type, **settings))
+        layer_state_of(AutoConfig.for_model(model_type, **settings))
 
 
 def test_a_model_that_gets_a_tree_wrong_is_refused() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers.call_ids import numbered
 from helpers.format_models import ARGUMENTS, MODELS, QWEN3, TOKENIZERS, TOOLS, Model, answers_of, tokenizer_of, user
-from helpers.order_chat import merged
+from helpers.scripted_models import merged
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
 from precedent.langchain import ChatPrecedent

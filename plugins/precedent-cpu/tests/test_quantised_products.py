@@ -14,7 +14,7 @@ from helpers.random_weights import LAYOUTS, RandomWeight
 from torch import Tensor
 
 from precedent.runtime.instructions import KERNELS
-from precedent.target.quantised import QuantisedEmbedding, QuantisedLinear, dequantised
+from precedent.target.quantised import QuantisedEmbedding, QuantisedLinear
 from precedent_cpu.quantised_linear import PackedQuantisedEmbedding, PackedQuantisedLinear, pack_quantised
 from precedent_cpu.quantised_weights import PackedWeight, packable
 from precedent_cpu.row_products import team
@@ -57,7 +57,7 @@ def quantised(rows: Tensor) -> Tensor:
 def test_the_product_is_that_of_the_quantised_rows(layout: str) -> None:
     """Against float64: only float32 sums over the blocks are rounded."""
     layer, rows = linear(layout, bias=True), rows_of(21)
-    weight = torch.from_numpy(dequantised(layer.quantised, 0, OUTS)).double()
+    weight = torch.from_numpy(layer.quantised.dequantised(slice(OUTS))).double()
     assert layer.bias is not None
     exact, sizes = quantised(rows) @ weight.T + layer.bias.double(), quantised(rows).abs() @ weight.abs().T
     assert ((layer(rows).double() - exact).abs() <= 2**-20 * (sizes + 1)).all()
@@ -70,7 +70,7 @@ def test_accurate_inputs_have_sixteen_bits(layout: str) -> None:
     """Against float64 without quantised inputs; a row has the same bits alone."""
     layer, rows = linear(layout, bias=True), rows_of(21)
     layer.prepare(PackedWeight(layer.quantised), accurate=True)
-    weight = torch.from_numpy(dequantised(layer.quantised, 0, OUTS)).double()
+    weight = torch.from_numpy(layer.quantised.dequantised(slice(OUTS))).double()
     assert layer.bias is not None
     exact, sizes = rows.double() @ weight.T + layer.bias.double(), rows.double().abs() @ weight.abs().T
     largest = rows.reshape(21, -1, 32).abs().amax(-1).repeat_interleave(32, 1).double() @ weight.abs().T
@@ -102,7 +102,7 @@ def test_an_embedding_looks_up_the_numbers_of_the_file(layout: str) -> None:
     embedding, head = QuantisedEmbedding(weight, 3.0), QuantisedLinear(weight)
     pack_quantised(torch.nn.ModuleList([embedding, head]))
     assert isinstance(embedding, PackedQuantisedEmbedding)
-    assert torch.equal(embedding(ids), 3.0 * torch.from_numpy(dequantised(weight, 0, OUTS))[ids])
+    assert torch.equal(embedding(ids), 3.0 * torch.from_numpy(weight.dequantised(slice(OUTS)))[ids])
     with pytest.raises(IndexError, match="below 75"):
         embedding(torch.tensor([75]))
 
@@ -148,7 +148,7 @@ def test_permuted_inputs_are_sorted_before_they_are_quantised(accurate: bool) ->
         pack_quantised(layer)
     assert isinstance(permuted, PackedQuantisedLinear)
     assert torch.equal(permuted(rows), plain(rows[:, weight.order]))
-    exact = rows.double() @ torch.from_numpy(dequantised(weight, 0, OUTS)).double().T
+    exact = rows.double() @ torch.from_numpy(weight.dequantised(slice(OUTS))).double().T
     assert (permuted(rows) - exact).norm() < (1e-4 if accurate else 0.02) * exact.norm()
 
 

@@ -30,7 +30,7 @@ from precedent.errors import CacheError, ConfigError, ModelLoadError, PromptErro
 from precedent.target import TargetModel
 from precedent.target.load.first_layers import base_of, first_layers
 from precedent.target.load.loading import load_target
-from precedent.target.quantised import QuantisedLinear, dequantised
+from precedent.target.quantised import QuantisedLinear
 from precedent_drafts.heads import HEAD_TOKENS
 from precedent_drafts.trained import TOKEN_GUIDED, draft_beside, initial_weights
 from precedent_drafts.training.blocks import BlockRecipe
@@ -321,7 +321,7 @@ def test_a_draft_is_quantised_in_its_file_and_drafts_beside_a_quantised_target(n
     own = [place for place, weight in kinds.items() if weight.kind == "int8"]
     assert own
     for place in own:
-        found = torch.from_numpy(dequantised(kinds[place], 0, kinds[place].out_features))
+        found = torch.from_numpy(kinds[place].dequantised(slice(kinds[place].out_features)))
         assert torch.equal(found, unpacked.get_submodule(place).weight), place
     for draft_model in (None, folder):
         with closing(Engine.load(file, device="cpu", draft_model=draft_model)) as engine:

@@ -14,10 +14,10 @@ from helpers.saved_models import assert_one_clear_line, saved
 from helpers.two_sided import FAMILIES, model_of, plain_logits, plain_rows, target_of
 from transformers import GenerationConfig
 
+from precedent.engine.loading import draft_for
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import Slot, TargetModel
 from precedent.target.kv.rows import Rows
-from precedent.target.load.first_layers import draft_for
 from precedent.target.load.loading import load_draft
 from precedent.target.model import target_of as opened
 from precedent.target.prefix_pool import PrefixPool

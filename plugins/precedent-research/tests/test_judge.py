@@ -25,9 +25,9 @@ from precedent.errors import ConfigError, ModelLoadError
 from precedent.planning.costs import CostCurve
 from precedent.sampling.rng import CounterRng, Rng
 from precedent.sampling.target_rows import TargetRows
-from precedent.target.fingerprints import name_of
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder, chain
 from precedent.verify import Verdict, verifier_of
+from precedent_drafts.fingerprints import name_of
 from precedent_research.judge import (
     FEATURES,
     JUDGE_FILE,

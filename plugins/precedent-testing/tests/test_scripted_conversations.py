@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.scripted_talk import NOT_CHATML, TOKENIZER, look_up, model
+from helpers.scripted_models import NOT_CHATML, TOKENIZER, look_up, model
 from langchain.agents import create_agent
 
 from precedent.errors import ConfigError, GenerationError

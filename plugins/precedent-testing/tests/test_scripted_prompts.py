@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.scripted_talk import NOT_CHATML, TALK, TOKENIZER, Turns, damaged, model
+from helpers.scripted_models import NOT_CHATML, TALK, TOKENIZER, Turns, damaged, model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.caches import InMemoryCache
@@ -118,8 +118,10 @@ def test_a_prompt_that_is_not_chatml_is_searched_as_a_whole(monkeypatch: pytest.
 def test_the_prompt_of_a_text_model_is_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = PrecedentLLM.from_engine(ScriptedEngine(TOKENIZER, ["fine"] * 9))  # type: ignore[arg-type]
     assert llm.batch(["one", "two"]) == ["fine", "fine"]
-    begin = PrecedentLLM._start
-    monkeypatch.setattr(PrecedentLLM, "_start", lambda self, engine, text, *rest: begin(self, engine, text[1:], *rest))
+    render = PrecedentLLM._prompt
+    monkeypatch.setattr(
+        PrecedentLLM, "_prompt", lambda self, engine, text, *rest: render(self, engine, text[1:], *rest)
+    )
     with pytest.raises(AssertionError, match="the text was 'one'"):
         llm.invoke("one")
 

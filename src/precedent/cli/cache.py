@@ -18,7 +18,7 @@ from rich.text import Text
 
 from precedent.cache import Bounds, Completion, CompletionStore, Redact, Selection, never_store
 from precedent.cache.exports import export_cache, import_cache, read_export
-from precedent.cache.filling import Vectors
+from precedent.cache.filling import Vectors, fill
 from precedent.cache.redaction import in_turn
 from precedent.cache.store import open_store, verify_store
 from precedent.cli.options import DEFAULT_TARGET, ChatTemplateOption, JsonOption, TargetOption, printable, write_json
@@ -307,7 +307,7 @@ def warm(
     json_file: JsonOption = None,
 ) -> None:
     """Store recorded answers as if the model had given them. After an interruption, run it again to continue."""
-    from precedent.langchain.recorded_answers import AnswerReader, store_answers
+    from precedent.langchain.recorded import AnswerReader
     from precedent.target.load.loading import load_tokenizer
 
     hook = _redaction(never_store, redact)
@@ -316,7 +316,8 @@ def warm(
     progress.show("reading the files")
     with closing(open_store(cache, bounds=UNBOUNDED, create=True)) as store:
         calls = progress.each(_calls(sources, reader.skipped), "warming the cache")
-        filled = store_answers(store, calls, reader, Vectors(store, embedder), redact=hook)
+        answers = (one for call in calls for one in reader.completions(call))
+        filled = fill(store, answers, Vectors(store, embedder), redact=hook)
     progress.rest()
     results = {"read": reader.num_read, **asdict(filled), "skipped": reader.skipped.as_list()}
     write_json(json_file, results)
@@ -325,7 +326,7 @@ def warm(
 
 
 def _calls(sources: Iterable[Path], skipped: Any) -> Iterator[Any]:
-    from precedent.langchain.answer_caches import is_answer_cache, read_answer_cache
+    from precedent.langchain.recorded import is_answer_cache, read_answer_cache
     from precedent.text.traces import read_trajectories
 
     for source in sources:

@@ -28,7 +28,8 @@ from precedent.target.kv.layer_kinds import (
 from precedent.target.load import chat_template as templates
 from precedent.target.load.draft_folders import check_readable
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
-from precedent.target.load.gguf import KindInUse, kinds_in_use, open_gguf, read_end_tokens
+from precedent.target.load.gguf import GgufFile, end_tokens_in, open_gguf
+from precedent.target.load.gguf_header import read_header
 from precedent.target.load.loading import (
     auto_class,
     check_same_vocabulary,
@@ -38,10 +39,9 @@ from precedent.target.load.loading import (
     sampling_defaults,
     shown_settings,
 )
-from precedent.target.load.quantised_checkpoint import reads
-from precedent.target.load.source import find_source, gguf_file, samples_as_recommended, stored_model, with_base
-from precedent.target.load.weight_files import DISTRIBUTIONS, PACKAGES, faults_of, loads_dense, quant_method
-from precedent.target.support import check_loadable
+from precedent.target.load.source import find_source, gguf_file, samples_as_recommended, stored_model
+from precedent.target.load.weight_files import UNPACKED_BY_FIRST_FORWARD, faults_of, quant_method
+from precedent.target.support import check_loadable, quantised_reader
 from precedent.text.answers import answer_syntax
 from precedent.text.end_tokens import configured_ends, end_tokens
 from precedent.text.prompt import render_prompt
@@ -59,6 +59,47 @@ TOOL = {
     "type": "function",
     "function": {"name": "look_up", "description": "Look up.", "parameters": {"type": "object", "properties": {}}},
 }
+
+
+GPU_ONLY = {"fp8": (8, 9), "mxfp4": (7, 5)}
+"""Methods whose kernels need a GPU of this compute capability; transformers dequantises their weights elsewhere."""
+
+PACKAGES = {
+    "torchao": "torchao", "compressed-tensors": "compressed_tensors", "bitsandbytes": "bitsandbytes",
+    "gptq": "gptqmodel", "awq": "gptqmodel", "hqq": "hqq", "quanto": "optimum", "aqlm": "aqlm", "eetq": "eetq",
+    "vptq": "vptq", "auto-round": "auto_round", "spqr": "spqr_quant", "fp_quant": "fp_quant", "quark": "quark",
+    "fp8": "accelerate", "fbgemm_fp8": "fbgemm_gpu", "mxfp4": "accelerate", "bitnet": "accelerate",
+}  # fmt: skip
+"""The package that transformers needs to load weights of a method."""
+
+DISTRIBUTIONS = {
+    "compressed_tensors": "compressed-tensors", "optimum": "optimum-quanto", "auto_round": "auto-round",
+    "spqr_quant": "spqr-quant", "fp_quant": "fp-quant", "quark": "amd-quark", "fbgemm_gpu": "fbgemm-gpu",
+}  # fmt: skip
+"""Names under which pip installs some of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindInUse:
+    """The tensors of one type in a file: bytes in the file, and in memory once they are loaded."""
+
+    kind: str
+    count: int
+    stored: int
+    held: int
+    as_stored: bool
+
+
+def kinds_in_use(content: GgufFile, device: torch.device) -> list[KindInUse]:
+    """The types of a file's tensors by their bytes, and what becomes of them on a device."""
+    found: dict[tuple[str, bool], list[tuple[int, int]]] = {}
+    for entry, stays, held in content.in_memory(device):
+        found.setdefault((entry.kind, stays), []).append((entry.nbytes, held))
+    made = [
+        KindInUse(kind, len(each), sum(stored for stored, _ in each), sum(held for _, held in each), stays)
+        for (kind, stays), each in found.items()
+    ]
+    return sorted(made, key=lambda one: -one.stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +141,21 @@ def examine_files(
     yield _draft(draft_model, tokenizer, config)
 
 
+def _loads_dense(method: str, device: torch.device) -> bool:
+    """Whether weights of a method will be dequantised on a device: to the size of a model that was never quantised."""
+    if method == UNPACKED_BY_FIRST_FORWARD:
+        return True
+    needed = GPU_ONLY.get(method)
+    return needed is not None and (device.type != "cuda" or torch.cuda.get_device_capability(device) < needed)
+
+
 def _read_as_stored(model: str, config: Any, place: torch.device) -> bool:
     """Whether a checkpoint in a folder is quantised in a way that is run without its package."""
     folder = Path(model).expanduser()
     if place.type != "cpu" or quant_method(config) is None or not folder.is_dir():
         return False
     try:
-        return reads(folder, config)
+        return quantised_reader(folder, config) is not None
     except ModelLoadError:  # what is wrong with the files is said elsewhere
         return False
 
@@ -125,8 +174,9 @@ def _weights(model: str, config: Any, place: torch.device) -> Iterator[Finding]:
     if file is not None:
         yield Finding("weights", "yes", "every tensor lies in the file", needed=True)  # or the config was refused
         return
-    source, adapter = with_base(find_source(model))
-    if adapter is not None:
+    found = find_source(model)
+    source = found.place
+    if found.adapter is not None:
         yield Finding("adapter", "note", f"an adapter for {source}, merged into its weights when it is loaded")
     if not isinstance(source, Path):
         yield Finding("weights", "note", "on the hub; their files are checked once they are downloaded")
@@ -192,7 +242,7 @@ def _context(config: Any) -> Iterator[Finding]:
 def _memory(config: Any, place: torch.device, held: int | None) -> Iterator[Finding]:
     """Whether the weights fit, and how many tokens beside them; `held` are their bytes where the file says them."""
     method = quant_method(config)
-    free, dense = free_bytes(place), method is None or loads_dense(method, place)
+    free, dense = free_bytes(place), method is None or _loads_dense(method, place)
     weights = held or (_weight_bytes(config) if dense else None)
     if weights is None:
         why = "the config does not tell how large the weights are" if dense else f"weights packed by {method}"
@@ -262,7 +312,7 @@ def _tools(tokenizer: PreTrainedTokenizerBase) -> Finding:
 
 def _ends(model: str, config: Any, tokenizer: PreTrainedTokenizerBase) -> Finding:
     file = gguf_file(model)
-    configured = read_end_tokens(file) if file else configured_ends(config, load_generation_config(model))
+    configured = end_tokens_in(read_header(file)) if file else configured_ends(config, load_generation_config(model))
     found = [f"{one.text} ({one.token_id}: {', '.join(one.sources)})" for one in end_tokens(tokenizer, configured)]
     if not found:
         said = "none is known, so every answer runs to max_tokens: give stop= or stop_token_ids="
@@ -299,7 +349,7 @@ def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: 
             chosen = checked_count(draft_model, number)
             return Finding("draft model", "yes", f"the target's own first layers, {chosen} of {number}")
         file = gguf_file(draft_model)  # asking for its folder would convert it
-        source = None if file is not None else find_source(draft_model)
+        source = None if file is not None else find_source(draft_model).place
         for kind in () if source is None else draft_kinds():
             says = kind.recognises(source, config.get_text_config())
             if says is not None:

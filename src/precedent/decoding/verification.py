@@ -15,6 +15,7 @@ from torch import Tensor
 from precedent.decoding.aids import Aids
 from precedent.decoding.proposal import Proposal
 from precedent.decoding.sequence import DecodingSequence
+from precedent.errors import GenerationError
 from precedent.runtime.failures import together
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import Slot, Target
@@ -123,10 +124,25 @@ def verify(forward: Forward, rows: Rows, aids: Aids) -> list[Verified]:
     with counted([proposal.sequence for proposal, _ in pending], "verify_seconds"):
         for proposal, each in pending:
             try:
-                verified.append(Verified(proposal, each.rows, each.verdict()))
+                verified.append(Verified(proposal, each.rows, _verdict(each, aids)))
             except Exception as error:
                 proposal.sequence.fail(error, "verifying")
     return verified
+
+
+def _verdict(pending: Pending, aids: Aids) -> Verdict:
+    """Decide; a fault of the package that verified ahead costs its verdict only, since the random numbers are the same.
+
+    Raises GenerationError for a visited row that cannot be sampled from.
+    """
+    try:
+        return pending.verdict()
+    except Exception as error:
+        if pending.ahead is None or isinstance(error, GenerationError):
+            raise
+        aids.fences.of(AHEAD).fault(error)
+        pending.ahead = None
+        return pending.verdict()
 
 
 def _verify_ahead(pending: Sequence[Pending], aids: Aids) -> None:

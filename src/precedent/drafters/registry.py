@@ -219,7 +219,7 @@ def load_draft(
     """
     from precedent.target.load.loading import FIRST_LAYERS, copied_to, device_named
     from precedent.target.load.loading import load_draft as load_model
-    from precedent.target.load.source import explained, find_source, is_file
+    from precedent.target.load.source import explained, find_source
 
     if not isinstance(spec, str | Path):
         return (
@@ -229,10 +229,10 @@ def load_draft(
         return load_model(spec, target, tokenizer, device=device)
     source = find_source(spec)
     with explained(spec, "the draft model"):
-        kind = None if is_file(source) else kind_of(source)
+        kind = None if source.file is not None else kind_of(source.place)
         if kind is None:
             return load_model(spec, target, tokenizer, device=device, source=source)
-        draft = kind.load(source, target)
+        draft = kind.load(source.place, target)
         place = draft.device if device is None else device_named(device, "draft_device")
         if place != draft.device and kind_of(draft) is not None:
             raise ConfigError(f"the draft {spec} runs beside its target, on {draft.device}: leave out draft_device")

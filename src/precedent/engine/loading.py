@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,13 +12,16 @@ from precedent.drafters.registry import DRAFT_MODEL, DraftKind, kind_named, kind
 from precedent.engine.options import BACKENDS, OF_LOADING, EngineOptions
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.target import Target, TargetModel
-from precedent.target.load.first_layers import draft_for
+from precedent.target.load.first_layers import exits_early
 from precedent.target.load.loading import load_beside, load_target, load_tokenizer, recommended
 from precedent.target.load.source import gguf_file
+from precedent.target.model import target_of
 from precedent.target.support import ModelSource, TargetOptions, missing, support_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 
 class LoadedTarget(NamedTuple):
@@ -116,3 +120,29 @@ class DraftModels:
         """The names of drafters, with that of the draft model's own kind in place of `draft-model`."""
         own = DRAFT_MODEL if self.kind is None else self.kind.name
         return list(dict.fromkeys(own if name == DRAFT_MODEL else name for name in drafters))
+
+
+def draft_for(target: TargetModel, model: PreTrainedModel | None) -> tuple[TargetModel | None, bool]:
+    """The draft model, and whether it is the target's own first layers (`exits_early`); (None, False) without one.
+
+    If the target runs in forwards of fixed size, so does a draft model on the same kind of device: its forwards are the
+    shortest, so launching their operations one by one costs it most. A draft that cannot runs without graphs, and the
+    log says why; its tokens are the same. An early exit reads the target's arena, and also runs without graphs.
+    """
+    if model is None:
+        return None, False
+    draft = target_of(model)
+    assert isinstance(draft, TargetModel)
+    if draft.encodes_prompt and not target.encodes_prompt:
+        raise UnsupportedError(
+            f"the encoder-decoder model {model.config.model_type} drafts only for a target of its kind: give a "
+            "decoder-only draft model"
+        )
+    early = exits_early(draft, target)
+    graphs = next((each.cuda_graphs_beside for each in target.runner.backends if each.cuda_graphs_beside), None)
+    if graphs is not None and not early and draft.device.type == target.device.type:
+        try:
+            draft.run_as_graphs(graphs)
+        except UnsupportedError as error:
+            log.warning("the draft model runs without graphs: %s", error)
+    return draft, early

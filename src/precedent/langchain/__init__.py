@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from precedent.langchain.answer_caches import RecordingCache
     from precedent.langchain.chat_model import ChatPrecedent
     from precedent.langchain.llm import PrecedentLLM
     from precedent.langchain.middleware import SpeculationMiddleware
+    from precedent.langchain.recorded import RecordingCache
     from precedent.langchain.similarity import LangChainEmbedder, PrecedentEmbeddings, in_vector_store
 
 _HOMES = {
@@ -20,7 +20,7 @@ _HOMES = {
     "LangChainEmbedder": "similarity",
     "PrecedentEmbeddings": "similarity",
     "PrecedentLLM": "llm",
-    "RecordingCache": "answer_caches",
+    "RecordingCache": "recorded",
     "SpeculationMiddleware": "middleware",
     "in_vector_store": "similarity",
 }
@@ -40,9 +40,7 @@ def __getattr__(name: str) -> object:
     """Import a public name from the module that defines it."""
     if name not in _HOMES:
         raise AttributeError(f"module 'precedent.langchain' has no attribute {name!r}")
-    value: object = getattr(import_module(f"precedent.langchain.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    return getattr(import_module(f"precedent.langchain.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

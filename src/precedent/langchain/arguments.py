@@ -1,4 +1,4 @@
-"""The arguments of chat models, wherever the model runs: fields, names of a call's arguments, and their checks.
+"""The arguments of our models, wherever the model runs: fields, names of a call's arguments, tenants, and their checks.
 
 Nothing here loads the engine, so that the client of a server reads its arguments with the same code.
 """
@@ -6,16 +6,21 @@ Nothing here loads the engine, so that the client of a server reads its argument
 from __future__ import annotations
 
 import dataclasses
+import logging
+import uuid
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import BaseModel, StrictBool
 
 from precedent.config import SamplingParams, SpeculationConfig, drafter_names, stop_texts
-from precedent.errors import ConfigError
+from precedent.errors import CacheError, ConfigError
+from precedent.langchain.exceptions import of_both_kinds
 from precedent.langchain.messages import Media
 from precedent.langchain.synonyms import translated
 from precedent.runtime.plain_values import check_plain, is_whole, shown
+
+log = logging.getLogger(__name__)
 
 
 class CallFields(BaseModel):
@@ -38,6 +43,18 @@ class CallFields(BaseModel):
     drafters: tuple[str, ...] | None = None
     templates: Any = None
     speculation: Any = True
+
+    def _call_settings(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """A call's arguments under our names, without those that are None.
+
+        Raises ConfigError or UnsupportedError for an argument that the model does not take.
+        """
+        raise NotImplementedError
+
+    @of_both_kinds()
+    def _check(self, kwargs: Mapping[str, Any]) -> None:
+        """Check a call's arguments before LangChain consumes some of them."""
+        merged_stop(self._call_settings(kwargs).get("stop"))
 
 
 class ChatFields(CallFields):
@@ -112,6 +129,9 @@ def checked_arguments(
     return settings
 
 
+# Single settings: the call's own, or else the model's
+
+
 def strictness(settings: Mapping[str, Any], default: Any) -> Any:
     """The call's `strict` or `strict_tools`, else the default. Raises ConfigError if neither "auto" nor a bool."""
     strict = settings.get("strict", settings.get("strict_tools", default))
@@ -134,12 +154,6 @@ def sampling_params(model: CallFields, stop: Any, settings: Mapping[str, Any]) -
     chosen = {name: value for name, value in chosen.items() if value is not None}
     if is_whole(chosen.get("seed")) and chosen["seed"] == RANDOM_SEED:
         del chosen["seed"]
-    stops = merged_stop(model.stop, stop, settings.get("stop"))
-    return SamplingParams(**chosen, stop=stops, logprobs=_num_logprobs(model, settings))
-
-
-def _num_logprobs(model: CallFields, settings: Mapping[str, Any]) -> int | None:
-    """OpenAI's `top_logprobs`: how many of the likeliest tokens to report at each place; None without `logprobs`."""
     wanted, top = (settings.get(name, getattr(model, name)) for name in ("logprobs", "top_logprobs"))
     if not isinstance(wanted, bool):
         raise ConfigError(f"logprobs={shown(wanted)} must be True or False; top_logprobs= says how many")
@@ -147,7 +161,8 @@ def _num_logprobs(model: CallFields, settings: Mapping[str, Any]) -> int | None:
         raise ConfigError(f"top_logprobs={shown(top)} needs logprobs=True")
     if not (top is None or (is_whole(top) and 0 <= top <= 20)):
         raise ConfigError(f"top_logprobs={shown(top)} must be a number of tokens, at most 20")
-    return (top or 0) if wanted else None
+    stops = merged_stop(model.stop, stop, settings.get("stop"))
+    return SamplingParams(**chosen, stop=stops, logprobs=(top or 0) if wanted else None)
 
 
 def merged_stop(*stops: Any) -> tuple[str, ...]:
@@ -193,6 +208,23 @@ def prediction_text(prediction: Any) -> str | None:
     return content
 
 
+# What a run's metadata says: the workflow step, and the tenant where the model has `tenant_from="metadata"`
+
+DEFAULT_TENANT = "default"
+"""The tenant of a model that is given none."""
+
+
+class UnsharedTenant(str):
+    """The tenant of a single request, for a run that names none: no other request can share it."""
+
+    __slots__ = ()
+
+
+def unshared_tenant() -> UnsharedTenant:
+    """A tenant that is unique."""
+    return UnsharedTenant(f"nobody-{uuid.uuid4().hex}")
+
+
 def workflow_step_of(metadata: Mapping[str, Any] | None) -> str | None:
     """The workflow step that a run's metadata names.
 
@@ -202,11 +234,55 @@ def workflow_step_of(metadata: Mapping[str, Any] | None) -> str | None:
     step = metadata.get("workflow_step") or "/".join(
         str(metadata[key]) for key in ("lc_agent_name", "langgraph_node") if metadata.get(key)
     )
-    return checked_text("workflow_step", step) if step else None
+    return _checked_text("workflow_step", step) if step else None
 
 
-def checked_text(key: str, value: Any) -> str:
-    """The value, which must be a non-empty text. Raises ConfigError."""
+def tenant_of(model: Any, settings: Mapping[str, Any], metadata: Mapping[str, Any] | None) -> str:
+    """The call's own tenant, else the model's, or with `tenant_from` the run's or a new `UnsharedTenant`.
+
+    Completions are drafted from those of the call's tenant alone, and stored among them.
+    """
+    given = settings.get("tenant")
+    if given is not None:
+        return given if isinstance(given, UnsharedTenant) else checked_tenant(given)
+    if model.tenant_from is None:
+        own: str = model.tenant
+        return own
+    named = usable_tenant(metadata)
+    if named is None and not model.engines.told_of_no_tenant:
+        model.engines.told_of_no_tenant = True
+        log.warning("a run's metadata names no tenant: it neither reads nor writes the cache")
+    return named or unshared_tenant()
+
+
+def own_tenant(model: Any, given: str | None) -> str:
+    """The tenant for completions that come from no run. Raises ConfigError if only runs can name it."""
+    if given is None and model.tenant_from is not None:
+        raise ConfigError(f"with tenant_from={model.tenant_from!r} the model has no tenant of its own: give tenant=…")
+    return str(model.tenant) if given is None else checked_tenant(given)
+
+
+def usable_tenant(metadata: Mapping[str, Any] | None) -> str | None:
+    """The tenant that a run's metadata names; None if it names none, or what cannot be one."""
+    try:
+        return checked_tenant((metadata or {}).get("tenant"))
+    except ConfigError:
+        return None
+
+
+def checked_tenant(tenant: Any) -> str:
+    """The tenant, if it can be one. Raises ConfigError."""
+    from precedent.cache.records import check_tenant  # here: it loads numpy
+
+    text = _checked_text("tenant", tenant)
+    try:
+        check_tenant(text)
+    except CacheError as error:
+        raise ConfigError(f"tenant={tenant!r} cannot be used: {error}") from None
+    return text
+
+
+def _checked_text(key: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{key}={shown(value)} must be a non-empty text")
     check_plain(key, value)

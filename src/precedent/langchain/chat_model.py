@@ -1,86 +1,43 @@
-"""`ChatPrecedent`, a LangChain chat model on weights in this process that speculates from a cache and a draft model.
-
-`_stream` and `_astream` render a prompt, submit it (`EngineFields._submit`) and turn what the engine emits into chunks
-(`AnswerChunks`), which `_generate` merges. The methods that users call only check arguments and pass on whose run it
-is, which LangChain tells `_generate` but not `_stream`.
-"""
+"""`ChatPrecedent`, a LangChain chat model on weights in this process that speculates from a cache and a draft model."""
 
 from __future__ import annotations
 
-import asyncio
-import json
+import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import ModelProfile
-from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
-from langchain_core.language_models.chat_models import BaseChatModel, generate_from_stream
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.prompt_values import PromptValue
-from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import ensure_config
-from pydantic import model_validator
+from langchain_core.language_models.chat_models import generate_from_stream
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
-from precedent import __version__
 from precedent.cache import tools_fingerprint
-from precedent.errors import ConfigError, UnsupportedError
-from precedent.grammar import Grammar
-from precedent.langchain.arguments import (
-    OF_THE_CALL,
-    ONLY_SPEED,
-    ChatFields,
-    merged_stop,
-    strictness,
-    workflow_step_of,
-)
-from precedent.langchain.chunks import AnswerChunks
-from precedent.langchain.exceptions import of_both_kinds
-from precedent.langchain.fields import EngineFields, call_settings
-from precedent.langchain.messages import checked_input, media_of, template_messages_of, to_template_messages
+from precedent.errors import ConfigError, PromptError, UnsupportedError
+from precedent.langchain.answers import AnswerChunks, Prompt, Running
+from precedent.langchain.arguments import OF_THE_CALL, ONLY_SPEED, merged_stop, own_tenant, tenant_of
+from precedent.langchain.chat_calls import ChatCalls
+from precedent.langchain.fields import EngineFields
+from precedent.langchain.messages import media_of, template_messages_of, to_template_messages
 from precedent.langchain.profile import profile_of_engine, profile_of_files, profile_of_weights
-from precedent.langchain.recorded_answers import Conversation, warm
+from precedent.langchain.recorded import AnswerReader
 from precedent.langchain.structured import AnswerRules
-from precedent.langchain.structured_output import structured
 from precedent.langchain.synonyms import IN_A_CALL, WITH_TOOLS
-from precedent.langchain.telemetry import current_span
-from precedent.langchain.tenants import own_tenant, tenant_of
-from precedent.langchain.tools import NONE, ToolChoice, ToolLike, allowed_tools, openai_tools, tool_choice_of
-from precedent.runtime.plain_values import shown
-from precedent.text.answers import AnswerSyntax, answer_syntax
+from precedent.langchain.tools import NONE, ToolLike, allowed_tools, openai_tools, tool_choice_of
+from precedent.text.answers import answer_syntax
 from precedent.text.prompt import num_prompt_tokens, render_prompt
 from precedent.text.query import recall_query
 from precedent.text.template_settings import TemplateSettings
+from precedent.text.traces import read_trajectories
 
 if TYPE_CHECKING:
-    from precedent.engine.engine import Engine, Generation
+    from precedent.engine.engine import Engine
+
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RunningAnswer:
-    """A request that runs, and how to read its answer; `notes` say what its grammar does not enforce."""
-
-    engine: Engine
-    generation: Generation
-    syntax: AnswerSyntax
-    notes: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A rendered prompt, how to read its answer, and further arguments of `Engine.submit` that come from it."""
-
-    token_ids: list[int]
-    syntax: AnswerSyntax
-    grammar: Grammar | None
-    notes: Mapping[str, Any]
-    arguments: Mapping[str, Any]
-
-
-class ChatPrecedent(EngineFields, ChatFields, BaseChatModel):
+class ChatPrecedent(EngineFields, ChatCalls):
     """A chat model that answers as its target model would, faster: earlier answers and a draft model propose tokens.
 
     Weights are loaded at the first call, once for all models of equal settings, until `unload`.
@@ -120,18 +77,16 @@ class ChatPrecedent(EngineFields, ChatFields, BaseChatModel):
     def __init__(self, **kwargs: Any) -> None:
         """Check the settings. Raises ConfigError or UnsupportedError, which say what to write."""
         super().__init__(**kwargs)
-        strictness({}, self.strict_tools)
         self.template_settings({})
-        if self.output_version not in (None, "v0", "v1"):
-            raise ConfigError(f"output_version={shown(self.output_version)} must be 'v0' or 'v1'")
 
-    @property
-    def engine(self) -> Engine:
-        """The engine; reading this loads it if it is not running yet. Raises UnsupportedError for no chat model."""
-        return _decoder_only(super().engine)
-
-    def _engine_of(self, settings: Mapping[str, Any]) -> Engine:
-        return _decoder_only(super()._engine_of(settings))
+    def _usable(self, engine: Engine) -> Engine:
+        """The engine. Raises UnsupportedError if an encoder reads its prompts: such models hold no conversation."""
+        if engine.encodes_prompt:
+            raise UnsupportedError(
+                f"{engine.model_name} is an encoder-decoder model, which has no chat template and no tool calls: use "
+                "PrecedentLLM, which turns one text into another"
+            )
+        return engine
 
     def template_settings(self, settings: Mapping[str, Any]) -> tuple[TemplateSettings, ...]:
         """Settings of the chat template: those of the fields, then those of the call."""
@@ -147,89 +102,37 @@ class ChatPrecedent(EngineFields, ChatFields, BaseChatModel):
 
     # One request
 
-    def begin(self, messages: list[BaseMessage], settings: Mapping[str, Any]) -> RunningAnswer:
+    def begin(self, messages: list[BaseMessage], settings: Mapping[str, Any]) -> Running:
         """Check everything, render the prompt and start a request; `settings` are a call's keyword arguments.
 
         For callers that send the answer elsewhere than to LangChain. Compiling a grammar may take seconds. Raises
         PrecedentErrors, each saying what to do.
         """
-        checked = call_settings(settings)
-        engine = self._engine_of(checked)
-        return self._start(engine, self._prompt(engine, messages, checked), checked, None, None)
+        return self._begin(messages, None, None, settings)
 
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return generate_from_stream(self._stream(messages, stop, run_manager, _whole=True, **kwargs))
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        return generate_from_stream(self._chunks(messages, stop, run_manager, kwargs, whole=True))
 
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        chunks = [chunk async for chunk in self._astream(messages, stop, run_manager, _whole=True, **kwargs)]
+    async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        chunks = [chunk async for chunk in self._achunks(messages, stop, run_manager, kwargs, whole=True)]
         return generate_from_stream(iter(chunks))
 
     def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        *,
-        _whole: bool = False,
-        **kwargs: Any,
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
-        """Answer in chunks; with `_whole` they are merged anyway, so that each call comes when it has ended."""
-        with of_both_kinds():
-            settings = call_settings(kwargs)
-            engine = self._engine_of(settings)
-            running = self._start(engine, self._prompt(engine, messages, settings), settings, stop, run_manager)
-            chunks = self._chunks(running, settings, _whole)
-        try:
-            for emission in running.generation:
-                yield from chunks.of(emission)
-            yield from chunks.last(running.generation.result())
-        finally:
-            running.generation.cancel()
+        return self._chunks(messages, stop, run_manager, kwargs)
 
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        *,
-        _whole: bool = False,
-        **kwargs: Any,
+    def _astream(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
-        with of_both_kinds():
-            settings = call_settings(kwargs)
-            engine = await self._aengine_of(settings)
-            prompt = self._prompt(engine, messages, settings)
-            if prompt.grammar is not None:  # compiling one takes long, a tokenizer's first one above all
-                await asyncio.to_thread(engine.grammars.matcher, prompt.grammar)
-            running = self._start(engine, prompt, settings, stop, run_manager)
-            chunks = self._chunks(running, settings, _whole)
-        try:
-            async for emission in running.generation:
-                for chunk in chunks.of(emission):
-                    yield chunk
-            for chunk in chunks.last(running.generation.result()):
-                yield chunk
-        finally:
-            running.generation.cancel()
+        return self._achunks(messages, stop, run_manager, kwargs)
 
-    def _prompt(self, engine: Engine, messages: list[BaseMessage], settings: Mapping[str, Any]) -> _Prompt:
+    def _prompt(self, engine: Engine, given: list[BaseMessage], settings: Mapping[str, Any]) -> Prompt:
         choice = settings.get("tool_choice")
         tools = allowed_tools(choice, openai_tools(settings.get("tools", ())))
         rules = AnswerRules.of(settings, tool_choice_of(choice, tools), self.strict_tools)
         tools = [] if rules.choice == NONE else tools
-        turns = to_template_messages(messages, media=media_of(settings, self.media))
+        turns = to_template_messages(given, media=media_of(settings, self.media))
         of_template, kept = self.template_settings(settings), engine.kept_prefixes
         token_ids = render_prompt(engine.tokenizer, turns, tools, of_template, engine.context_length)
         syntax = answer_syntax(engine.tokenizer, turns, tools, token_ids)
@@ -237,117 +140,25 @@ class ChatPrecedent(EngineFields, ChatFields, BaseChatModel):
         arguments = {
             "query": recall_query(turns),
             "tools": tools_fingerprint(tools),
+            "grammar": grammar,
             "templates": self._templates(settings, tools, syntax.form),
             "shown_tokens": syntax.shown_tokens,
             "prefix_tokens": 0 if kept is None else kept.fixed_part.length(token_ids, turns, tools, of_template),
         }
-        return _Prompt(token_ids, syntax, grammar, {} if grammar is None else rules.notes(), arguments)
+        return Prompt(token_ids, arguments, syntax, {} if grammar is None else rules.notes())
 
-    def _start(
-        self, engine: Engine, prompt: _Prompt, settings: Mapping[str, Any], stop: list[str] | None, run: Any
-    ) -> RunningAnswer:
-        generation = self._submit(
-            engine, settings, stop, run, prompt.token_ids, grammar=prompt.grammar, **prompt.arguments
-        )
-        return RunningAnswer(engine, generation, prompt.syntax, prompt.notes)
+    def _reader(self, running: Running, *, whole: bool) -> AnswerChunks:
+        return AnswerChunks(running, in_blocks=self.output_version == "v1", whole=whole)
 
-    def _chunks(self, running: RunningAnswer, settings: Mapping[str, Any], whole: bool) -> AnswerChunks:
-        return AnswerChunks(
-            running.syntax,
-            settings.get("model", self.model),
-            running.engine.tokenizer,
-            in_blocks=self.output_version == "v1",
-            notes=running.notes,
-            whole=whole,
-            span=current_span(),
-        )
+    def _of_run(self, run: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        tenant = {} if self.tenant_from is None else {"tenant": tenant_of(self, kwargs, run)}
+        return super()._of_run(run, kwargs) | tenant
 
-    # What users call
-
-    @of_both_kinds()
-    def _with_run_keys(self, metadata: Mapping[str, Any] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments with the run's tenant and workflow step: `_stream` is not told them, nor are answer caches."""
-        run = {**(metadata or {}), **(self.metadata or {})}
-        keys = {"workflow_step": kwargs.get("workflow_step") or workflow_step_of(run)}
-        if self.tenant_from is not None:
-            keys["tenant"] = tenant_of(self, kwargs, run)
-        return kwargs | {name: value for name, value in keys.items() if value is not None}
-
-    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
-        with of_both_kinds():
-            return checked_input(super()._convert_input, model_input)
-
-    def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
-        """Answer; see LangChain's `BaseChatModel.invoke`."""
-        self._check(kwargs)
-        return super().invoke(input, config, **kwargs)
-
-    async def ainvoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AIMessage:
-        """Answer; see LangChain's `BaseChatModel.ainvoke`."""
-        self._check(kwargs)
-        return await super().ainvoke(input, config, **kwargs)
-
-    def stream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[AIMessageChunk]:
-        """Stream an answer; see LangChain's `BaseChatModel.stream`."""
-        self._check(kwargs)
-        config = ensure_config(config)
-        return super().stream(input, config, **self._with_run_keys(config["metadata"], kwargs))
-
-    def astream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[AIMessageChunk]:
-        """Stream an answer; see LangChain's `BaseChatModel.astream`."""
-        self._check(kwargs)
-        config = ensure_config(config)
-        return super().astream(input, config, **self._with_run_keys(config["metadata"], kwargs))
-
-    def generate(self, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> LLMResult:
-        """Answer several message lists; see LangChain's `BaseChatModel.generate`."""
-        return super().generate(messages, *args, **self._with_run_keys(kwargs.get("metadata"), kwargs))
-
-    async def agenerate(self, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> LLMResult:
-        """Answer several message lists; see LangChain's `BaseChatModel.agenerate`."""
-        return await super().agenerate(messages, *args, **self._with_run_keys(kwargs.get("metadata"), kwargs))
-
-    def bind_tools(
-        self, tools: Sequence[ToolLike], *, tool_choice: ToolChoice = None, **kwargs: Any
-    ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Show `tools` to the model, which decides whether to call them unless `tool_choice` forces it to.
-
-        `tool_choice`: "auto", "none", "any" (also "required" or True), a tool's name, or OpenAI's or Anthropic's dict.
-        OpenAI's type "allowed_tools" shows the tools that it names alone.
-        `parallel_tool_calls=False` is one call at most; `strict=True` holds every call to its tool's schema.
-        Raises PromptError for a tool that is none, ConfigError for a choice that is none.
-        """
-        bound, settings = openai_tools(tools), call_settings(kwargs)
-        choice = tool_choice_of(tool_choice, allowed_tools(tool_choice, bound))
-        AnswerRules.of(settings, choice, self.strict_tools)
-        return self.bind(tools=bound, tool_choice=tool_choice, **settings)
-
-    def with_structured_output(
-        self,
-        schema: Any = None,
-        *,
-        method: str = "json_schema",
-        include_raw: bool = False,
-        strict: bool | None = None,
-        **kwargs: Any,
-    ) -> Runnable[LanguageModelInput, Any]:
-        """A runnable whose answers are objects of a pydantic class (v2 or v1), or dicts of a TypedDict or JSON Schema.
-
-        `method`: "json_schema" (the answer is JSON that a grammar holds to the schema), "function_calling" (a forced
-        call), or "json_mode" (any JSON object; say in the prompt which). With `include_raw` an answer is a dict of
-        `raw`, `parsed` and `parsing_error`. Raises ConfigError on anything else.
-        """
-        return structured(self, schema, method, strict, include_raw, call_settings(kwargs))
+    # What else users call
 
     def warm(
         self,
-        conversations: str | Path | Iterable[Conversation],
+        conversations: str | Path | Iterable[Sequence[Any]],
         *,
         tools: Sequence[ToolLike] = (),
         tenant: str | None = None,
@@ -361,20 +172,50 @@ class ChatPrecedent(EngineFields, ChatFields, BaseChatModel):
         missing with `tenant_from="metadata"`; PromptError or UnsupportedError, with the number of the conversation,
         for messages that cannot be read.
         """
-        settings = call_settings({"tenant": tenant, "workflow_step": workflow_step})
-        tenant, step = own_tenant(self, settings.get("tenant")), settings.get("workflow_step", "")
-        return warm(self, conversations, openai_tools(tools), tenant=tenant, workflow_step=step)
+        settings = self._call_settings({"tenant": tenant, "workflow_step": workflow_step})
+        cache, shown = self.engine.cache, openai_tools(tools)
+        if cache is None:
+            raise ConfigError("there is no speculation cache to warm: give the chat model speculation_cache=…")
+        reader = AnswerReader(
+            self.engine.tokenizer,
+            tenant=own_tenant(self, settings.get("tenant")),
+            workflow_step=settings.get("workflow_step", ""),
+            settings=self.template_settings({}),
+            media=self.media,
+        )
+        if not isinstance(conversations, str | Path):
+            read = [self._turns(*numbered) for numbered in enumerate(_checked_lists(conversations), start=1)]
+            return sum(cache.insert(one) > 0 for turns in read for one in reader.answers(turns, shown))
+        logged, skipped = read_trajectories([Path(conversations)], reader.skipped.add), reader.skipped
+        number = sum(cache.insert(one) > 0 for call in logged for one in reader.completions(call))
+        if skipped.counts:
+            count, first = skipped.counts.total(), next(iter(skipped.first.values()))
+            log.warning("skipped answers of %s: %d, the first because of %s", conversations, count, first)
+        return number
+
+    def _turns(self, number: int, conversation: Any) -> list[dict[str, Any]]:
+        try:
+            return template_messages_of(_checked_lists(conversation), media=self.media)
+        except (PromptError, UnsupportedError) as error:
+            raise type(error)(f"conversation {number}: {error}") from error
+
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None) -> int:
+        """Tokens in the prompt made of these messages and tools.
+
+        The messages may be any part of a conversation, also one that the chat template refuses; no messages are 0
+        tokens, an image is its placeholder. Raises PromptError for what are no messages.
+        """
+        shown = openai_tools(tools or ())
+        if isinstance(messages, Sequence) and not messages:
+            return 0
+        turns = template_messages_of(messages, media="placeholder")
+        return num_prompt_tokens(self.engine.tokenizer, turns, shown, self.template_settings({}))
 
     # What LangChain asks about the model
 
     @property
     def _llm_type(self) -> str:
         return "precedent-chat"
-
-    @classmethod
-    def is_lc_serializable(cls) -> bool:
-        """True. Settings are serialized, weights never are; a model that was passed in loaded is written by name."""
-        return True
 
     @classmethod
     def get_lc_namespace(cls) -> list[str]:
@@ -407,8 +248,7 @@ class ChatPrecedent(EngineFields, ChatFields, BaseChatModel):
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         """The key of an answer in LangChain's caches: everything that it depends on, including the model's identity."""
         call = {name: value for name, value in kwargs.items() if name not in ONLY_SPEED}
-        asked = {**self._identifying_params, **call, "call_stop": stop}
-        return json.dumps(_with_text_keys(asked), sort_keys=True, default=str)
+        return repr(sorted({**self._identifying_params, **call, "call_stop": stop}.items()))
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         engine, weights = self.engines.loaded(self.model, self._engine_options()), self.engines.weights
@@ -421,46 +261,12 @@ class ChatPrecedent(EngineFields, ChatFields, BaseChatModel):
     def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
         return super()._get_invocation_params(list(merged_stop(self.stop, stop)) or None, **kwargs)
 
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=list(merged_stop(self.stop, stop)) or None, **kwargs)
-        params["ls_provider"] = "precedent"
-        return params
 
-    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None) -> int:
-        """Tokens in the prompt made of these messages and tools.
-
-        The messages may be any part of a conversation, also one that the chat template refuses; no messages are 0
-        tokens, an image is its placeholder. Raises PromptError for what are no messages.
-        """
-        shown = openai_tools(tools or ())
-        if isinstance(messages, Sequence) and not messages:
-            return 0
-        turns = template_messages_of(messages, media="placeholder")
-        return num_prompt_tokens(self.engine.tokenizer, turns, shown, self.template_settings({}))
-
-    @model_validator(mode="after")
-    def _set_precedent_version(self) -> Self:
-        """Add our version to traces; LangChain wants a validator of a name that no other class has."""
-        self._add_version("precedent-llm", __version__)
-        return self
-
-
-def _decoder_only(engine: Engine) -> Engine:
-    """The engine. Raises UnsupportedError if an encoder reads its prompts: such models hold no conversation."""
-    if engine.encodes_prompt:
-        raise UnsupportedError(
-            f"{engine.model_name} is an encoder-decoder model, which has no chat template and no tool calls: use "
-            "PrecedentLLM, which turns one text into another"
-        )
-    return engine
+def _checked_lists(given: Any) -> Iterable[Any]:
+    if isinstance(given, BaseMessage | str | Mapping) or not isinstance(given, Iterable):
+        raise ConfigError("conversations must be lists of messages: give one list for each conversation")
+    return given
 
 
 def _written(value: Any) -> str | None:
     return str(value) if isinstance(value, str | Path) else None
-
-
-def _with_text_keys(value: Any) -> Any:
-    """The value with text keys, so that its dicts can be sorted; a converted key never equals an original text key."""
-    if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else f"\0{key!r}": _with_text_keys(part) for key, part in value.items()}
-    return [_with_text_keys(part) for part in value] if isinstance(value, list | tuple) else value

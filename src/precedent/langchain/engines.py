@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import uuid
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
@@ -33,7 +33,7 @@ class EngineHolder:
     """
 
     def __init__(self, *, engine: Engine | None = None, weights: tuple[Any, Any] | None = None) -> None:
-        self._given, self.weights = engine, weights
+        self.given, self.weights = engine, weights
         self._engines: dict[Hashable, Engine] = {}
         self.told_of_no_tenant = False
         self.identity = uuid.uuid4().hex if engine is not None or weights is not None else ""
@@ -59,7 +59,7 @@ class EngineHolder:
 
     def loaded(self, model: str, options: EngineOptions) -> Engine | None:
         """The engine of a model, None if it is not loaded yet."""
-        return self._given or self._engines.get((model, options.key()))
+        return self.given or self._engines.get((model, options.key()))
 
     def get(self, model: str, options: EngineOptions) -> Engine:
         """The engine of a model, loaded on first use.
@@ -76,18 +76,12 @@ class EngineHolder:
                     self._engines[model, options.key()] = engine
         return engine
 
-    def check_drafters(self, names: Iterable[str]) -> None:
-        """Raise ConfigError for a drafter that is neither installed nor added to the engine."""
-        from precedent.drafters import check_known
-
-        check_known(names, () if self._given is None else self._given.drafters)
-
     def unload(self, model: str, options: EngineOptions) -> None:
         """Close the engine of a model, if it is loaded, and make every holder drop it, so that its weights are freed.
 
         Weights that were handed over stay their owner's. Raises UnsupportedError for an engine that was handed over.
         """
-        if self._given is not None:
+        if self.given is not None:
             raise UnsupportedError("this model runs on an engine that you hold: close that one with engine.close()")
         with _NOTING:
             holders = list(_HOLDERS)

@@ -1,10 +1,12 @@
-"""The fields of our LangChain models, checked before weights are loaded, and the engine that they describe."""
+"""What our models in this process share: fields, checked before weights are loaded, their engine, and its requests."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -13,31 +15,33 @@ from pydantic import AliasChoices, ConfigDict, Field, StrictBool, field_serializ
 
 from precedent.cache import Completion, SpeculationCache
 from precedent.config import SpeculationConfig
-from precedent.drafters.registry import kind_named
+from precedent.drafters.registry import check_known, kind_named
 from precedent.engine.options import OF_LOADING, EngineOptions, cache_or_place
 from precedent.errors import ConfigError, PromptError, UnsupportedError
 from precedent.langchain import synonyms
+from precedent.langchain.answers import Prompt, Running, current_span, describe_request
 from precedent.langchain.arguments import (
+    DEFAULT_TENANT,
     OF_THE_CALL,
     CallFields,
+    UnsharedTenant,
     checked_arguments,
     checked_fields,
-    merged_stop,
+    checked_tenant,
     prediction_text,
     sampling_params,
     speculation_config,
+    tenant_of,
+    unshared_tenant,
     workflow_step_of,
 )
 from precedent.langchain.engines import EngineHolder, load_beside
 from precedent.langchain.exceptions import of_both_kinds, settings_in_our_words
-from precedent.langchain.telemetry import current_span, describe_request
-from precedent.langchain.tenants import DEFAULT_TENANT, UnsharedTenant, check_tenants, tenant_of, without_cache
 from precedent.runtime.plain_values import check_plain, shown
-from precedent.runtime.process import Lock
 from precedent.text.templates import Template, Templates, tool_templates
 
 if TYPE_CHECKING:
-    from precedent.engine.engine import Engine, Generation
+    from precedent.engine.engine import Engine
     from precedent.text.tool_formats import ToolFormat
 
 FROM_ENVIRONMENT = {
@@ -70,6 +74,26 @@ _ELSEWHERE_THAN_IN_A_CALL = {
 }
 
 
+class PendingCompletions:
+    """The completions of one run's calls (`learning=` of a call); nothing is stored before `store`."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[SpeculationCache, Completion]] = deque()
+
+    def __deepcopy__(self, memo: object) -> PendingCompletions:
+        return self  # copies of a call's settings collect for the same run
+
+    def add(self, cache: SpeculationCache, completion: Completion) -> None:
+        """Keep a completion for `cache` until the run ends; called on one of the engine's threads."""
+        self._waiting.append((cache, completion))
+
+    def store(self) -> None:
+        """Store all completions. Raises CacheError if a cache cannot be written."""
+        while self._waiting:
+            cache, completion = self._waiting.popleft()
+            cache.insert(completion)
+
+
 class EngineFields(CallFields):
     """The fields that chat and text models share; `ChatPrecedent` and `EngineOptions` say what each means."""
 
@@ -86,7 +110,7 @@ class EngineFields(CallFields):
     accurate: StrictBool | None = None
     backend: str | None = None
     n_gpu_layers: int | None = None
-    model_kwargs: dict[str, Any] | None = None
+    model_kwargs: dict[str, Any] | None = Field(default=None, repr=False)  # may hold a token of the hub
     chat_template: str | Path | None = None
     bitwise: StrictBool | None = None
     cuda_graphs: StrictBool | None = None
@@ -115,8 +139,12 @@ class EngineFields(CallFields):
         sampling_params(self, None, {})
         config = speculation_config(self, {}, SpeculationConfig())
         if config is not None and (self.drafters is not None or not isinstance(self.speculation, bool)):
-            self.engines.check_drafters(config.drafters)
-        check_tenants(self)
+            check_known(config.drafters, () if self.engines.given is None else self.engines.given.drafters)
+        checked_tenant(self.tenant)
+        if self.tenant_from is not None and self.tenant != DEFAULT_TENANT:
+            raise ConfigError(
+                f"tenant={self.tenant!r} and tenant_from={self.tenant_from!r} both set the runs' tenant: leave one out"
+            )
         self._templates({}, ())
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -138,15 +166,9 @@ class EngineFields(CallFields):
             )
         return super().__getstate__()
 
-    def __repr_args__(self) -> Any:
-        shown = super().__repr_args__()
-        return [(name, self._public_model_kwargs() if name == "model_kwargs" else value) for name, value in shown]
-
     @field_serializer("speculation_cache", when_used="json")
     def _cache_as_text(self, cache: Any) -> str | None:
-        if isinstance(cache, SpeculationCache):
-            return cache.path
-        return None if cache is None else str(cache)
+        return cache.path if isinstance(cache, SpeculationCache) else None if cache is None else str(cache)
 
     def _public_model_kwargs(self) -> dict[str, Any] | None:
         if self.model_kwargs is None:
@@ -157,11 +179,9 @@ class EngineFields(CallFields):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         """Everything an answer depends on, and what speeds it up: the key of LangChain's answer caches."""
-        of_engine = [name for name in OF_THE_ENGINE if name not in _WITHOUT_EFFECT]
-        names = (*of_engine, "sampling", *CallFields.model_fields, "tenant")
-        draft = self.draft_model
+        names, draft = (*OF_THE_ENGINE, "sampling", *CallFields.model_fields, "tenant"), self.draft_model
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in names if name not in _WITHOUT_EFFECT},
             "model_kwargs": self._public_model_kwargs(),
             "templates": [template.text for template in self._templates({}, ())],
             "model_name": self.model,
@@ -179,10 +199,9 @@ class EngineFields(CallFields):
                 "write speculation_cache="
             )
         fields = checked_fields(kwargs, (*cls.model_fields, *synonyms.IDLE), cls.__name__, cls._not_in_constructor)
-        loading = fields.get("model_kwargs")
-        for name in loading if isinstance(loading, Mapping) else ():
-            if name in OF_THE_CALL:
-                raise ConfigError(f"model_kwargs says how weights are loaded: write {name}= as a separate argument")
+        if isinstance(loading := fields.get("model_kwargs"), Mapping) and (misplaced := loading.keys() & OF_THE_CALL):
+            name = min(misplaced)
+            raise ConfigError(f"model_kwargs says how weights are loaded: write {name}= as a separate argument")
         return fields
 
     @classmethod
@@ -216,8 +235,8 @@ class EngineFields(CallFields):
 
     @property
     def engine(self) -> Engine:
-        """The engine; reading this loads it if it is not running yet."""
-        return self.engines.get(self.model, self._engine_options())
+        """The engine; reading this loads it if it is not running yet. Raises UnsupportedError for a wrong kind."""
+        return self._usable(self.engines.get(self.model, self._engine_options()))
 
     def unload(self) -> None:
         """Free the weights, for all models of equal settings; the next call loads them again.
@@ -247,24 +266,82 @@ class EngineFields(CallFields):
             given["speculation"] = SpeculationConfig(drafters=chosen.drafters)
         return EngineOptions(**{option: value for option, value in given.items() if value is not None})
 
+    def _usable(self, engine: Engine) -> Engine:
+        """The engine, if this kind of model can run on it. Raises UnsupportedError."""
+        return engine
+
     # One request
 
-    @of_both_kinds()
-    def _check(self, kwargs: Mapping[str, Any]) -> None:
-        merged_stop(call_settings(kwargs).get("stop"))
+    def _prompt(self, engine: Engine, given: Any, settings: Mapping[str, Any]) -> Prompt:
+        """Check and render what was asked. Raises PrecedentErrors, each saying what to do."""
+        raise NotImplementedError
+
+    def _reader(self, running: Running, *, whole: bool) -> Any:
+        """What turns the request's emissions into chunks: `of(emission)` and `last(result)`."""
+        raise NotImplementedError
+
+    def _call_settings(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """A call's arguments under our names, without those that are None.
+
+        Raises ConfigError or UnsupportedError for an argument that a model in this process does not take.
+        """
+        settings = checked_arguments(kwargs, OF_THE_CALL, _ELSEWHERE_THAN_IN_A_CALL)
+        if not isinstance(settings.get("learning"), PendingCompletions | None):
+            raise ConfigError(
+                f"learning={shown(settings['learning'])} must be PendingCompletions, which SpeculationMiddleware makes"
+            )
+        return settings
 
     def _engine_of(self, settings: Mapping[str, Any]) -> Engine:
         """The engine of a call: the model's own, or that of another loaded model that the call names."""
         name = settings.get("model", self.model)
         if not isinstance(name, str):
             raise ConfigError(f"model={shown(name)} must be the name of a loaded model")
-        return self.engine if name == self.model else self.engines.other(name, self._engine_options())
+        return self.engine if name == self.model else self._usable(self.engines.other(name, self._engine_options()))
 
-    async def _aengine_of(self, settings: Mapping[str, Any]) -> Engine:
-        """The same; loading takes seconds and leaves the event loop, everything else stays on it."""
-        if self.engines.loaded(self.model, self._engine_options()) is None:
-            return await load_beside(self._engine_of, settings)
-        return self._engine_of(settings)
+    def _begin(self, given: Any, stop: Sequence[str] | None, run: Any, kwargs: Mapping[str, Any]) -> Running:
+        settings = self._call_settings(kwargs)
+        engine = self._engine_of(settings)
+        return self._submit(engine, self._prompt(engine, given, settings), settings, stop, run)
+
+    async def _abegin(self, given: Any, stop: Sequence[str] | None, run: Any, kwargs: Mapping[str, Any]) -> Running:
+        """The same without delaying the event loop: what takes long runs on other threads."""
+        settings = self._call_settings(kwargs)
+        waits = self.engines.loaded(self.model, self._engine_options()) is None
+        engine = await load_beside(self._engine_of, settings) if waits else self._engine_of(settings)
+        prompt = self._prompt(engine, given, settings)
+        if (grammar := prompt.arguments.get("grammar")) is not None:  # compiling one takes long, the first above all
+            await asyncio.to_thread(engine.grammars.matcher, grammar)
+        return self._submit(engine, prompt, settings, stop, run)
+
+    def _chunks(
+        self, given: Any, stop: Sequence[str] | None, run: Any, kwargs: Mapping[str, Any], *, whole: bool = False
+    ) -> Iterator[Any]:
+        """Answer in chunks; leaving the iterator cancels the request."""
+        with of_both_kinds():
+            running = self._begin(given, stop, run, kwargs)
+        try:
+            reader = self._reader(running, whole=whole)
+            for emission in running.generation:
+                yield from reader.of(emission)
+            yield from reader.last(running.result())
+        finally:
+            running.generation.cancel()
+
+    async def _achunks(
+        self, given: Any, stop: Sequence[str] | None, run: Any, kwargs: Mapping[str, Any], *, whole: bool = False
+    ) -> AsyncGenerator[Any, None]:
+        with of_both_kinds():
+            running = await self._abegin(given, stop, run, kwargs)
+        try:
+            reader = self._reader(running, whole=whole)
+            async for emission in running.generation:
+                for chunk in reader.of(emission):
+                    yield chunk
+            for chunk in reader.last(running.result()):
+                yield chunk
+        finally:
+            running.generation.cancel()
 
     def _templates(
         self, settings: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], form: ToolFormat | None = None
@@ -274,83 +351,40 @@ class EngineFields(CallFields):
         return (*(() if premade is None else Templates(premade)), *tool_templates(tools, form))
 
     def _submit(
-        self,
-        engine: Engine,
-        settings: Mapping[str, Any],
-        stop: Sequence[str] | None,
-        run: Any,
-        prompt_ids: Sequence[int],
-        **rendered: Any,
-    ) -> Generation:
-        """Start a request with the model's fields, overridden by the call's `settings` and the run's metadata.
+        self, engine: Engine, prompt: Prompt, settings: Mapping[str, Any], stop: Sequence[str] | None, run: Any
+    ) -> Running:
+        """Submit a request with the model's fields, overridden by the call's `settings` and the run's metadata.
 
-        `run` is LangChain's manager of the run; `rendered` are the arguments of `Engine.submit` that come from the
-        prompt.
+        `run` is LangChain's manager of the run.
         """
         from precedent.target.load.source import samples_as_recommended  # here: it loads torch
 
-        metadata = None if run is None else run.metadata
+        name, metadata = settings.get("model", self.model), None if run is None else run.metadata
         tenant, learning = tenant_of(self, settings, metadata), settings.get("learning")
-        speculation = speculation_config(self, settings, engine.speculation)
+        speculation, arguments = speculation_config(self, settings, engine.speculation), dict(prompt.arguments)
         if isinstance(tenant, UnsharedTenant):  # a new one for each request: a batch may be of different people
-            tenant, speculation = str(UnsharedTenant.new()), without_cache(speculation or engine.speculation)
-            rendered["prefix_tokens"] = 0
+            tenant = str(unshared_tenant())
+            speculation = speculation or engine.speculation
+            drafters = tuple(name for name in speculation.drafters if name != "recall")
+            speculation = dataclasses.replace(speculation, drafters=drafters, write_back=False)
+            arguments["prefix_tokens"] = 0
         by_default = "precedent" if self.engines.identity else None  # whoever gave a model may have named it anyhow
-        by_model = samples_as_recommended(settings.get("model", self.model), self.sampling or by_default)
-        recommended = engine.sampling_defaults if by_model else {}
+        recommended = engine.sampling_defaults if samples_as_recommended(name, self.sampling or by_default) else {}
         recommended = {name: value for name, value in recommended.items() if name not in self.model_fields_set}
-        sampling = sampling_params(self, stop, {**recommended, **settings})
-        if (span := current_span()) is not None:
-            describe_request(span, self._operation, settings.get("model", self.model), sampling)
-        return engine.submit(
-            prompt_ids,
+        sampling, span = sampling_params(self, stop, {**recommended, **settings}), current_span()
+        if span is not None:
+            describe_request(span, self._operation, name, sampling)
+        generation = engine.submit(
+            prompt.token_ids,
             sampling,
             speculation=speculation,
             tenant=tenant,
             workflow_step=settings.get("workflow_step") or workflow_step_of(metadata) or "",
             prediction=prediction_text(settings.get("prediction")),
             write_back=None if learning is None else partial(learning.add, engine.cache),
-            **rendered,
+            **arguments,
         )
-
-
-class PendingCompletions:
-    """The completions of one run's calls (`learning=` of a call); nothing is stored before `store`."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._waiting: list[tuple[SpeculationCache, Completion]] = []
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"  # equal for all instances: it must not affect an answer cache's key
-
-    def __deepcopy__(self, memo: object) -> PendingCompletions:
-        return self  # copies of a call's settings collect for the same run
-
-    def add(self, cache: SpeculationCache, completion: Completion) -> None:
-        """Keep a completion for `cache` until the run ends; called on one of the engine's threads."""
-        with self._lock:
-            self._waiting.append((cache, completion))
-
-    def store(self) -> None:
-        """Store all completions. Raises CacheError if a cache cannot be written."""
-        with self._lock:
-            waiting, self._waiting = self._waiting, []
-        for cache, completion in waiting:
-            cache.insert(completion)
-
-
-def call_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's arguments under our names, without those that are None.
-
-    Raises ConfigError or UnsupportedError for an argument that a model in this process does not take.
-    """
-    settings = checked_arguments(kwargs, OF_THE_CALL, _ELSEWHERE_THAN_IN_A_CALL)
-    if not isinstance(settings.get("learning"), PendingCompletions | None):
-        raise ConfigError(
-            f"learning={shown(settings['learning'])} must be PendingCompletions, which SpeculationMiddleware makes"
-        )
-    return settings
+        return Running(engine, generation, prompt, name, span)
 
 
 def _with_place(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.base import LanguageModelInput
 from langchain_core.language_models.llms import BaseLLM
-from langchain_core.outputs import Generation, GenerationChunk, LLMResult
+from langchain_core.outputs import GenerationChunk, LLMResult
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import RunnableConfig
 
 from precedent.errors import PromptError, UnsupportedError
-from precedent.langchain.arguments import FOR_CHAT, OF_THE_CALL, workflow_step_of
-from precedent.langchain.chunks import openai_logprobs
+from precedent.langchain.answers import Prompt, Running, openai_logprobs
+from precedent.langchain.arguments import FOR_CHAT, OF_THE_CALL, tenant_of, usable_tenant, workflow_step_of
 from precedent.langchain.exceptions import input_in_our_words, of_both_kinds
-from precedent.langchain.fields import EngineFields, call_settings
+from precedent.langchain.fields import EngineFields
 from precedent.langchain.synonyms import IN_A_CALL
-from precedent.langchain.telemetry import Span, current_span, describe_result
-from precedent.langchain.tenants import tenant_of, usable_tenant
 from precedent.runtime.plain_values import check_plain
 from precedent.text.codec import check_length
 from precedent.text.query import recall_query
 
 if TYPE_CHECKING:
-    from precedent.engine.engine import Engine, GenerationResult
-    from precedent.engine.engine import Generation as Running
+    from precedent.engine.engine import Emission, Engine, GenerationResult
 
 
 class PrecedentLLM(EngineFields, BaseLLM):
@@ -51,119 +48,55 @@ class PrecedentLLM(EngineFields, BaseLLM):
 
     # One request
 
-    def _start(
-        self, engine: Engine, prompt: str, stop: list[str] | None, run: Any, settings: Mapping[str, Any]
-    ) -> Running:
-        check_plain("the prompt", prompt, PromptError)
-        check_length(engine.tokenizer, prompt, engine.context_length)
-        query, templates = recall_query([{"role": "user", "content": prompt}]), self._templates(settings, ())
-        token_ids = engine.tokenizer.encode(prompt)
-        return self._submit(engine, settings, stop, run, token_ids, query=query, templates=templates)
+    def _call_settings(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        settings = super()._call_settings(kwargs)
+        for name in FOR_CHAT:
+            if name in settings:
+                raise UnsupportedError(f"{name} cannot be given to a text completion: use ChatPrecedent")
+        return settings
+
+    def _prompt(self, engine: Engine, given: str, settings: Mapping[str, Any]) -> Prompt:
+        check_plain("the prompt", given, PromptError)
+        check_length(engine.tokenizer, given, engine.context_length)
+        query = recall_query([{"role": "user", "content": given}])
+        return Prompt(engine.tokenizer.encode(given), {"query": query, "templates": self._templates(settings, ())})
+
+    def _reader(self, running: Running, *, whole: bool) -> TextChunks:
+        return TextChunks(running)
 
     def _stream(
-        self,
-        prompt: str,
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, prompt: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[GenerationChunk]:
-        with of_both_kinds():
-            settings = _text_settings(kwargs)
-            engine, span = self._engine_of(settings), current_span()
-            running = self._start(engine, prompt, stop, run_manager, settings)
-        try:
-            for emission in running:
-                if emission.text:
-                    chunk = GenerationChunk(text=emission.text)
-                    if run_manager is not None:
-                        run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                    yield chunk
-            yield self._last(engine, running.result(), settings, span)
-        finally:
-            running.cancel()
+        for chunk in self._chunks(prompt, stop, run_manager, kwargs):
+            if run_manager is not None and chunk.text:
+                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
 
     async def _astream(
-        self,
-        prompt: str,
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, prompt: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[GenerationChunk]:
-        with of_both_kinds():
-            settings = _text_settings(kwargs)
-            engine, span = await self._aengine_of(settings), current_span()
-            running = self._start(engine, prompt, stop, run_manager, settings)
-        try:
-            async for emission in running:
-                if emission.text:
-                    chunk = GenerationChunk(text=emission.text)
-                    if run_manager is not None:
-                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                    yield chunk
-            yield self._last(engine, running.result(), settings, span)
-        finally:
-            running.cancel()
+        async with aclosing(self._achunks(prompt, stop, run_manager, kwargs)) as chunks:
+            async for chunk in chunks:
+                if run_manager is not None and chunk.text:
+                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
 
-    def _last(
-        self, engine: Engine, result: GenerationResult, settings: Mapping[str, Any], span: Span | None
-    ) -> GenerationChunk:
-        if span is not None:
-            describe_result(span, settings.get("model", self.model), result)
-        return GenerationChunk(text="", generation_info=self._info(engine, result, settings))
-
-    def _generate(
-        self,
-        prompts: list[str],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> LLMResult:
+    def _generate(self, prompts: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> LLMResult:
         with of_both_kinds():
-            settings = _text_settings(kwargs)
-            engine = self._engine_of(settings)
-            running = [self._start(engine, prompt, stop, run_manager, settings) for prompt in prompts]
-        try:
-            return self._result(engine, [one.result() for one in running], settings)
-        finally:
-            for one in running:
-                one.cancel()
+            running = [self._begin(prompt, stop, run_manager, kwargs) for prompt in prompts]
+        return _results(running)
 
-    async def _agenerate(
-        self,
-        prompts: list[str],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> LLMResult:
+    async def _agenerate(self, prompts: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> LLMResult:
         with of_both_kinds():
-            settings = _text_settings(kwargs)
-            engine = await self._aengine_of(settings)
-            running = [self._start(engine, prompt, stop, run_manager, settings) for prompt in prompts]
+            running = [await self._abegin(prompt, stop, run_manager, kwargs) for prompt in prompts]
         try:
             for one in running:
-                async for _ in one:
+                async for _ in one.generation:
                     pass
-            return self._result(engine, [one.result() for one in running], settings)
         finally:
             for one in running:
-                one.cancel()
-
-    def _result(self, engine: Engine, results: list[GenerationResult], settings: Mapping[str, Any]) -> LLMResult:
-        generations = [
-            [Generation(text=result.text, generation_info=self._info(engine, result, settings))] for result in results
-        ]
-        return LLMResult(generations=generations)
-
-    def _info(self, engine: Engine, result: GenerationResult, settings: Mapping[str, Any]) -> dict[str, Any]:
-        logprobs = {"logprobs": openai_logprobs(result.logprobs, engine.tokenizer)} if result.logprobs else {}
-        return {
-            "model_name": settings.get("model", self.model),
-            "finish_reason": result.finish_reason,
-            "prompt_tokens": result.prompt_tokens,
-            "completion_tokens": len(result.token_ids),
-            "speculation": result.stats.as_dict(),
-            **logprobs,
-        }
+                one.generation.cancel()
+        return _results(running)
 
     @property
     def _llm_type(self) -> str:
@@ -224,9 +157,38 @@ class PrecedentLLM(EngineFields, BaseLLM):
         return self.model_copy(update={"tenant": tenant, "tenant_from": None})
 
 
-def _text_settings(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    settings = call_settings(kwargs)
-    for name in FOR_CHAT:
-        if name in settings:
-            raise UnsupportedError(f"{name} cannot be given to a text completion: use ChatPrecedent")
-    return settings
+class TextChunks:
+    """A continued text as chunks, of which the last has statistics."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+
+    def of(self, emission: Emission) -> Iterator[GenerationChunk]:
+        """The text of an emission, unless it is empty."""
+        if emission.text:
+            yield GenerationChunk(text=emission.text)
+
+    def last(self, result: GenerationResult, text: str = "") -> Iterator[GenerationChunk]:
+        """One chunk without text, or with the whole `text`."""
+        info = {
+            "model_name": self._running.model_name,
+            "finish_reason": result.finish_reason,
+            "prompt_tokens": result.prompt_tokens,
+            "completion_tokens": len(result.token_ids),
+            "speculation": result.stats.as_dict(),
+        }
+        if result.logprobs:
+            info["logprobs"] = openai_logprobs(result.logprobs, self._running.engine.tokenizer)
+        yield GenerationChunk(text=text, generation_info=info)
+
+
+def _results(running: Sequence[Running]) -> LLMResult:
+    """Wait for all; what still runs is cancelled if one fails."""
+    try:
+        results = [one.result() for one in running]
+    finally:
+        for one in running:
+            one.generation.cancel()
+    return LLMResult(
+        generations=[[*TextChunks(one).last(result, result.text)] for one, result in zip(running, results, strict=True)]
+    )

@@ -184,62 +184,58 @@ class _Reader:
         """The turns that the message becomes; a user's message may hold tool results, which are turns of their own."""
         check_plain(f"message {self.position}", message.content, PromptError)
         blocks = self._blocks(message.content)
-        turn = {"role": self.role, "content": self._text(blocks), **({"name": message.name} if message.name else {})}
+        turn: Message = {"role": self.role, "content": self._text(blocks)}
+        if message.name:
+            turn["name"] = message.name
         if self.role == "assistant":
-            return [turn | self._of_assistant(message, blocks, turn["content"])]
+            extra = message.additional_kwargs
+            reasoning = "".join(_written(block) for block in blocks if _kind(block) in _REASONING_BLOCKS)
+            reasoning = reasoning or _written(extra.get("reasoning_content")) or _written(extra.get("reasoning"))
+            turn["content"] = turn["content"] or _written(extra.get("refusal"))
+            found = {**self._calls(message, blocks), "reasoning_content": reasoning}
+            return [turn | {key: value for key, value in found.items() if value}]
         if self.role == "tool":
             failed = isinstance(message, ToolMessage) and message.status == "error"
             turn["content"] = _result_text(turn["content"], failed)
             if isinstance(message, ToolMessage | FunctionMessage):
                 turn["tool_call_id"] = getattr(message, "tool_call_id", "")
             return [turn]
-        results = [self._tool_result(block) for block in blocks if _kind(block) == "tool_result"]
+        results = list[Message]()
+        for block in blocks:
+            if _kind(block) == "tool_result":
+                text = self._text(self._blocks(block.get("content") or ""))
+                content = _result_text(text, bool(block.get("is_error")))
+                results.append({"role": "tool", "content": content, "tool_call_id": block.get("tool_use_id") or ""})
         return results if results and not turn["content"] else [*results, turn]
 
-    def _of_assistant(self, message: BaseMessage, blocks: Sequence[Mapping[str, Any]], content: str) -> Message:
-        extra = message.additional_kwargs
-        calls, broken = self._calls(message, blocks)
-        reasoning = "".join(_written(block) for block in blocks if _kind(block) in _REASONING_BLOCKS)
-        reasoning = reasoning or _written(extra.get("reasoning_content")) or _written(extra.get("reasoning"))
-        found = {"tool_calls": calls, "invalid_calls": broken, "reasoning_content": reasoning}
-        return {
-            "content": content or _written(extra.get("refusal")),
-            **{key: value for key, value in found.items() if value},
-        }
-
-    def _calls(
-        self, message: BaseMessage, blocks: Sequence[Mapping[str, Any]]
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def _calls(self, message: BaseMessage, blocks: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
         """The calls and the broken calls of an assistant's message; most providers write each one twice."""
-        calls, broken = list[dict[str, Any]](), list[dict[str, Any]]()
+        own = list[Mapping[str, Any]]()
         if isinstance(message, AIMessage):
-            calls += [_call(call["name"], call["args"], call["id"]) for call in message.tool_calls]
-            broken += [_broken_call(call["name"], call["args"], call["id"]) for call in message.invalid_tool_calls]
-        known = {call.get("id", "") for call in (*calls, *broken)}
+            own += [{**call, "type": "tool_call"} for call in message.tool_calls]
+            own += [{**call, "type": "invalid_tool_call"} for call in message.invalid_tool_calls]
         written = [block for block in blocks if _kind(block) in _CALL_BLOCKS]
         legacy = message.additional_kwargs.get("function_call")
-        if isinstance(legacy, Mapping) and not (calls or broken or written):
+        if isinstance(legacy, Mapping) and not (own or written):
             written = [{"type": "function_call", **legacy}]
-        for block in written:
+        known, calls, broken = {call.get("id") or "" for call in own}, list[dict[str, Any]](), list[dict[str, Any]]()
+        for number, block in enumerate([*own, *written]):
             id_key, arguments_key = _CALL_BLOCKS[_kind(block)]
             name, ids = block.get("name"), (block.get(id_key), block.get("id"))
             call_id = next((one for one in ids if isinstance(one, str) and one), "")
-            if call_id in known:
+            if number >= len(own) and call_id in known:
                 continue
             arguments = _arguments(_kind(block), block.get(arguments_key))
             if isinstance(arguments, str):
-                broken.append(_broken_call(name, arguments, call_id))
+                broken.append({"name": name, "args": arguments, **({"id": call_id} if call_id else {})})
             elif isinstance(name, str) and isinstance(arguments, Mapping):
-                calls.append(_call(name, arguments, call_id))
+                function = {"name": name, "arguments": dict(arguments)}
+                calls.append({"type": "function", "id": call_id, "function": function})
             else:
                 raise PromptError(
                     f"message {self.position} holds a tool call without a name, or with arguments that are not a dict"
                 )
-        return calls, broken
-
-    def _tool_result(self, block: Mapping[str, Any]) -> Message:
-        content = _result_text(self._text(self._blocks(block.get("content") or "")), bool(block.get("is_error")))
-        return {"role": "tool", "content": content, "tool_call_id": block.get("tool_use_id") or ""}
+        return {"tool_calls": calls, "invalid_calls": broken}
 
     def _blocks(self, content: Any) -> list[Mapping[str, Any]]:
         """A message's content as blocks, each its provider's own: LangChain may wrap it in a `non_standard` one."""
@@ -283,14 +279,6 @@ class _Reader:
 @lru_cache(maxsize=256)
 def _warn_of_dropped(kind: str) -> None:
     log.warning("blocks of type %s are left out of the prompt: only the provider that wrote them can use them", kind)
-
-
-def _call(name: str, arguments: Mapping[str, Any], call_id: str | None) -> dict[str, Any]:
-    return {"type": "function", "id": call_id or "", "function": {"name": name, "arguments": dict(arguments)}}
-
-
-def _broken_call(name: Any, arguments: str | None, call_id: str | None) -> dict[str, Any]:
-    return {"name": name, "args": arguments or "", **({"id": call_id} if call_id else {})}
 
 
 def _arguments(kind: str, given: Any) -> Any:

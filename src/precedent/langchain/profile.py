@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from precedent.engine.engine import Engine
 
-CONFIG, ADAPTER_CONFIG, TOKENIZER_CONFIG = "config.json", "adapter_config.json", "tokenizer_config.json"
-
+CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 
 _Known = tuple[int, str, bool]
 """Context length, the chat template for calls with tools, and whether the tokenizer has ChatML's tokens."""
@@ -38,12 +37,11 @@ def _profile(context_length: int, template: str, has_chatml: bool) -> ModelProfi
     form = format_of_template(template if own else hermes_template())
     takes_tools = own or has_chatml
     held = is_installed() and not (form is not None and form.channels)  # no grammar constrains answers in channels
+    other_media = [f"{medium}_inputs" for medium in ("image", "pdf", "audio", "video")]
+    other_media += [f"{medium}_outputs" for medium in ("image", "audio", "video")]
     found = {
-        "text_inputs": True,
-        **dict.fromkeys(("image_inputs", "pdf_inputs", "audio_inputs", "video_inputs"), False),
-        "text_outputs": True,
-        **dict.fromkeys(("image_outputs", "audio_outputs", "video_outputs"), False),
-        "temperature": True,
+        **dict.fromkeys(("text_inputs", "text_outputs", "temperature"), True),
+        **dict.fromkeys(other_media, False),
         **dict.fromkeys(("max_input_tokens", "max_output_tokens"), context_length),
         "tool_calling": takes_tools,
         "structured_output": held,
@@ -55,17 +53,15 @@ def _profile(context_length: int, template: str, has_chatml: bool) -> ModelProfi
 
 def profile_of_engine(engine: Engine) -> ModelProfile:
     """The profile of a running engine."""
-    return _of_tokenizer(engine.context_length, engine.tokenizer)
+    tokenizer = engine.tokenizer
+    return _profile(engine.context_length, _with_tools(tokenizer.chat_template), knows_chatml(tokenizer))
 
 
 def profile_of_weights(model: Any, tokenizer: PreTrainedTokenizerBase) -> ModelProfile:
     """The profile of a transformers model that was handed over."""
     from precedent.target.kv.layer_kinds import context_length
 
-    return _of_tokenizer(context_length(model.config.get_text_config()), tokenizer)
-
-
-def _of_tokenizer(length: int, tokenizer: PreTrainedTokenizerBase) -> ModelProfile:
+    length = context_length(model.config.get_text_config())
     return _profile(length, _with_tools(tokenizer.chat_template), knows_chatml(tokenizer))
 
 
@@ -80,38 +76,28 @@ def profile_of_files(
     from precedent.target.load.chat_template import read_chat_template
 
     try:
-        known = _known(name, model_kwargs or {})
-        if known is None:
-            return None
-        length, template, has_chatml = known
+        length, template, has_chatml = _known(name, model_kwargs or {})
         return _profile(length, template if chat_template is None else read_chat_template(chat_template), has_chatml)
     except (ModelLoadError, ConfigError, OSError, ValueError):  # loading the model says what is wrong
         return None
 
 
-def _known(name: str, model_kwargs: Mapping[str, Any]) -> _Known | None:
+def _known(name: str, model_kwargs: Mapping[str, Any]) -> _Known:
+    from huggingface_hub import snapshot_download
+
     from precedent.target.load.source import base_of_adapter, gguf_file, is_adapter
 
     if (file := gguf_file(name, model_kwargs, download=False)) is not None:
         return _of_gguf(file, file.stat().st_mtime_ns)
-    path = Path(name).expanduser()
-    folder = path if (path / CONFIG).is_file() or is_adapter(path) else _downloaded(name, model_kwargs)
-    if folder is None or not is_adapter(folder):
-        return None if folder is None else _of_folder(folder, (folder / CONFIG).stat().st_mtime_ns)
-    base, has_tokenizer = _known(base_of_adapter(folder), {}), (folder / TOKENIZER_CONFIG).is_file()
-    return (base[0], *_tokenizer_in(folder)) if base is not None and has_tokenizer else base
-
-
-def _downloaded(name: str, model_kwargs: Mapping[str, Any]) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-
-    where = {key: model_kwargs[key] for key in ("revision", "cache_dir") if model_kwargs.get(key) is not None}
-    for file in (CONFIG, ADAPTER_CONFIG):
-        path = "/".join(filter(None, (model_kwargs.get("subfolder"), file)))
-        found = try_to_load_from_cache(name, path, **where)  # raises a ValueError for what is no id
-        if isinstance(found, str):
-            return Path(found).parent
-    return None
+    folder = Path(name).expanduser()
+    if not ((folder / CONFIG).is_file() or is_adapter(folder)):
+        where = {key: model_kwargs[key] for key in ("revision", "cache_dir") if model_kwargs.get(key) is not None}
+        downloaded = snapshot_download(name, local_files_only=True, **where)
+        folder = Path(downloaded, model_kwargs.get("subfolder") or "")
+    if not is_adapter(folder):
+        return _of_folder(folder, (folder / CONFIG).stat().st_mtime_ns)
+    base = _known(base_of_adapter(folder), {})
+    return (base[0], *_tokenizer_in(folder)) if (folder / TOKENIZER_CONFIG).is_file() else base
 
 
 @lru_cache(maxsize=64)

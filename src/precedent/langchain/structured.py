@@ -22,8 +22,7 @@ from precedent.grammar import (
     unenforceable,
 )
 from precedent.langchain.arguments import parallel_calls, strictness
-from precedent.langchain.schemas import asked_format
-from precedent.langchain.tools import ANY, AUTO
+from precedent.langchain.tools import ANY, AUTO, asked_format
 from precedent.runtime.plain_values import check_plain
 
 if TYPE_CHECKING:

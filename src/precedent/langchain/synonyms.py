@@ -6,10 +6,11 @@ A name in none of the tables raises an error that lists all known names.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 from precedent.errors import ConfigError, UnsupportedError
-from precedent.langchain.schemas import UNNAMED, is_json_schema
+from precedent.langchain.tools import UNNAMED, is_json_schema
 from precedent.runtime.plain_values import is_whole, shown
 
 SAME: dict[str, str] = {
@@ -160,27 +161,21 @@ def _dtype(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Read a number that is written as a text, as in configuration files and environment variables."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
-
-def _whole(value: Any) -> Any:
-    try:
-        return int(value) if isinstance(value, str) or (isinstance(value, float) and value.is_integer()) else value
-    except ValueError:
-        return value
+    """Read a number that is written as a text, as in configuration files; a float without a fraction is whole."""
+    for read in (int, float):
+        if isinstance(value, str):
+            with suppress(ValueError):
+                value = read(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _top_k(value: Any) -> Any:
-    number = _whole(value)
+    number = _number(value)
     return 0 if is_whole(number) and number == -1 else number  # llama.cpp's and vLLM's way to switch it off
 
 
 def _max_tokens(value: Any) -> Any:
-    number = _whole(value)
+    number = _number(value)
     if is_whole(number) and number in (-1, -2):  # Ollama's and llama.cpp's
         raise ConfigError(
             f"{number} tokens ask for an answer without a limit: write max_tokens= with the most tokens that an answer "
@@ -199,9 +194,8 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("device", "draft_device"), _device),
     "dtype": _dtype,
     "model": _path,
-    **dict.fromkeys(("temperature", "top_p", "min_p"), _number),
-    **dict.fromkeys(("repetition_penalty", "frequency_penalty", "presence_penalty"), _number),
-    **dict.fromkeys(("seed", "top_logprobs"), _whole),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty"), _number),
+    **dict.fromkeys(("presence_penalty", "seed", "top_logprobs"), _number),
     "top_k": _top_k,
     "max_tokens": _max_tokens,
 }

@@ -1,16 +1,13 @@
-"""Weights of 4 to 8 bits as a file stores them: codes in groups, with the scales and minima that make them numbers.
+"""Weights that stay as a file stores them, and the layers that compute with them, a dequantised band at a time.
 
-A weight stays where it is stored (a mapped file) and is read in bands of outputs. `QuantisedLinear` and
-`QuantisedEmbedding` compute with it as it is, by dequantising one band at a time; packages of the group
-`precedent.models` replace them by kernels that lay the codes out for their processor (`ModelSupport.prepare`).
+Packages of the group `precedent.models` replace the layers by kernels that read the codes (`ModelSupport.prepare`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -26,123 +23,27 @@ BAND = 512
 """Outputs that are dequantised at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How the numbers of a weight follow from its codes: `level * scale + minimum`, one scale for `group` inputs.
-
-    The level is `code - offset`, or `table[code]` where there is a `table`. `scale_dtype` is the smallest of float16,
-    bfloat16 and float32 that holds every scale and minimum exactly; with `factors`, scales and minima are products of
-    one float16 for 256 inputs and a small integer for each group, which float32 holds exactly and float16 does not.
-    """
-
-    bits: int
-    group: int
-    offset: int = 0
-    minima: bool = False
-    table: tuple[int, ...] | None = None
-    scale_dtype: str = "float16"
-    factors: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Factors:
-    """Scales and minima as a file stores them: `scales[i] = super_scales[i // n] * steps[i]`, the same for minima.
-
-    `super_scales` and `super_minima` are float16 `[outputs, inputs / 256]`, `steps` int8 or uint8
-    `[outputs, inputs / group]`. A minimum is `-super_minima * minimum_steps`.
-    """
-
-    super_scales: NDArray[np.float16]
-    steps: NDArray[np.int8] | NDArray[np.uint8]
-    super_minima: NDArray[np.float16] | None = None
-    minimum_steps: NDArray[np.uint8] | None = None
-
-
-class Bits(NamedTuple):
-    """Where some bits of a block's codes are stored, and from which bit of a code they begin (`shift`).
-
-    The codes take the lowest `bits` of `width` bytes from `place` on, then the next higher ones of the same bytes, and
-    so on; then those of the next `width` bytes.
-    """
-
-    place: int
-    bits: int
-    width: int
-    shift: int = 0
-
-
-def fields_of(packed: NDArray[np.uint8], bits: int, width: int) -> NDArray[np.uint8]:
-    """Fields of `bits` bits in `[rows, blocks, bytes]`, in the order of `Bits`: `[rows, blocks, fields]`."""
-    rows, blocks, _ = packed.shape
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    fields = packed.reshape(rows, blocks, -1, 1, width) >> shifts
-    fields &= np.uint8((1 << bits) - 1)
-    return fields.reshape(rows, blocks, -1)
-
-
-class PackedCodes(NamedTuple):
-    """Codes as they are stored: `blocks` `[outputs, blocks, bytes]` of `size` codes each, in which their `bits` are.
-
-    `added` is added to every code, modulo 256.
-    """
-
-    blocks: NDArray[np.uint8]
-    size: int
-    bits: tuple[Bits, ...]
-    added: int = 0
-
-    def unpacked(self) -> NDArray[np.uint8]:
-        """The codes, `[outputs, inputs]`."""
-        rows, count, _ = self.blocks.shape
-        codes = np.full((rows, count, self.size), self.added, np.uint8)
-        for place, bits, width, shift in self.bits:
-            stored = self.blocks[..., place : place + self.size * bits // 8]
-            codes += fields_of(stored, bits, width) << np.uint8(shift)
-        return codes.reshape(rows, -1)
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """Some outputs of a weight: codes as they are stored, `scales` and `minima` `[outputs, inputs / group]`."""
-
-    stored: PackedCodes | NDArray[np.uint8]
-    scales: NDArray[np.float32]
-    minima: NDArray[np.float32] | None = None
-    factors: Factors | None = None
-
-    @property
-    def codes(self) -> NDArray[np.uint8]:
-        """The codes, a byte each: `[outputs, inputs]`."""
-        return self.stored.unpacked() if isinstance(self.stored, PackedCodes) else self.stored
-
-
 class QuantisedWeight(ABC):
     """A weight `[out_features, in_features]` of a linear layer or an embedding, where it is stored.
 
-    `name` is the tensor's name in its file and `kind` its type there (`Q4_K`, `AWQ`), for messages. `order` permutes
-    the inputs, where codes are stored sorted by group: code `i` of a row belongs to input `order[i]`. `packed` is free
-    for the package that computes with the weight: one weight may serve an embedding and the head.
+    `name` is the tensor's name in its file and `kind` its type there (`Q4_K`, `AWQ`), for messages. `packed` is free
+    for the package that computes with the weight: one weight may serve an embedding and the head. A copy is the weight
+    itself: nothing changes it.
     """
 
     name: str
     kind: str
     out_features: int
     in_features: int
-    layout: Layout
-    order: NDArray[np.int64] | None = None
     packed: object | None = None
 
     @abstractmethod
-    def rows(self, which: Rows) -> Band:
-        """Some outputs. Raises ModelLoadError, naming the tensor, for scales that are not finite."""
-
-    def band(self, first: int, last: int) -> Band:
-        """Outputs `first` to `last`, as `rows`."""
-        return self.rows(slice(first, last))
+    def dequantised(self, which: Rows) -> NDArray[np.float32]:
+        """Some outputs as numbers, `[outputs, in_features]`. Raises ModelLoadError, naming the tensor, for NaN."""
 
     def numbers(self, which: Rows) -> NDArray[np.float32]:
         """Some outputs as the numbers that were quantised where those are stored, else as dequantised ones."""
-        return dequantised_rows(self, which)
+        return self.dequantised(which)
 
     @property
     @abstractmethod
@@ -167,7 +68,7 @@ class QuantisedWeight(ABC):
         return ["stored"], None
 
     def __deepcopy__(self, memo: Any) -> QuantisedWeight:
-        return self  # nothing changes it
+        return self
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedError(
@@ -175,42 +76,29 @@ class QuantisedWeight(ABC):
         )
 
 
-def dequantised(weight: QuantisedWeight, first: int, last: int) -> NDArray[np.float32]:
-    """Outputs `first` to `last` as numbers, `[last - first, in_features]`, inputs in their natural order."""
-    return dequantised_rows(weight, slice(first, last))
+class QuantisedLayer(nn.Module):
+    """A layer over a `quantised` weight. Its state dict holds the weight itself: it can be compared and not saved."""
+
+    def __init__(self, quantised: QuantisedWeight) -> None:
+        super().__init__()
+        self.quantised = quantised
+
+    def extra_repr(self) -> str:
+        """Say its type and sizes when the model is printed."""
+        return f"{self.quantised.kind}, {self.quantised.out_features}, {self.quantised.in_features}"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.quantised
 
 
-def dequantised_rows(weight: QuantisedWeight, which: Rows) -> NDArray[np.float32]:
-    """Some outputs as numbers, `[outputs, in_features]`, inputs in their natural order."""
-    band, layout = weight.rows(which), weight.layout
-    codes = band.codes
-    if layout.table is None:
-        numbers = codes.astype(np.float32)
-        if layout.offset:
-            numbers -= np.float32(layout.offset)
-    else:
-        numbers = np.array(layout.table, np.float32)[codes]
-    groups = numbers.reshape(len(numbers), -1, layout.group)
-    groups *= band.scales[..., None]
-    if band.minima is not None:
-        groups += band.minima[..., None]
-    if weight.order is not None:
-        numbers[:, weight.order] = numbers.copy()
-    return numbers
-
-
-class QuantisedLinear(nn.Module):
-    """A linear layer that computes with a quantised weight, dequantising a band of outputs at a time.
-
-    Its state dict holds the `QuantisedWeight` itself, so it can be compared and not saved. Kernels round its inputs to
-    8 bits, or to 16 if it is `accurate`.
-    """
+class QuantisedLinear(QuantisedLayer):
+    """A linear layer. Kernels round its inputs to 8 bits, or to 16 if it is `accurate`."""
 
     accurate = False
 
     def __init__(self, quantised: QuantisedWeight, bias: Tensor | None = None) -> None:
-        super().__init__()
-        self.quantised = quantised
+        super().__init__(quantised)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     @property
@@ -225,29 +113,20 @@ class QuantisedLinear(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., in_features]` to `[..., out_features]`, in the input's dtype."""
-        count, found = self.out_features, []
-        for first in range(0, count, BAND):
-            last = min(first + BAND, count)
-            band = torch.from_numpy(dequantised(self.quantised, first, last))
-            bias = None if self.bias is None else self.bias[first:last]
-            found.append(nn.functional.linear(input, band.to(input), bias))
+        found = []
+        for first in range(0, self.out_features, BAND):
+            which = slice(first, first + BAND)
+            band = torch.from_numpy(self.quantised.dequantised(which)).to(input)
+            found.append(nn.functional.linear(input, band, None if self.bias is None else self.bias[which]))
         return torch.cat(found, -1)
 
-    def extra_repr(self) -> str:
-        """Say its type and sizes when the model is printed."""
-        return f"{self.quantised.kind}, in_features={self.in_features}, out_features={self.out_features}"
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight"] = self.quantised
-
-
-class QuantisedEmbedding(nn.Module):
-    """Looks rows up in a quantised weight, which may also be the head's, and multiplies them by `scale`."""
+class QuantisedEmbedding(QuantisedLayer):
+    """Looks rows up in a weight, which may also be the head's, and multiplies them by `scale`."""
 
     def __init__(self, quantised: QuantisedWeight, scale: float = 1.0) -> None:
-        super().__init__()
-        self.quantised, self.scale = quantised, scale
+        super().__init__(quantised)
+        self.scale = scale
 
     @property
     def num_embeddings(self) -> int:
@@ -262,16 +141,8 @@ class QuantisedEmbedding(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """Token ids `[...]` to float32 rows `[..., embedding_dim]`."""
         distinct, places = input.unique(return_inverse=True)
-        rows = torch.from_numpy(dequantised_rows(self.quantised, distinct.cpu().numpy()))
+        rows = torch.from_numpy(self.quantised.dequantised(distinct.cpu().numpy()))
         return (rows * self.scale).to(input.device)[places]
-
-    def extra_repr(self) -> str:
-        """Say its type and sizes when the model is printed."""
-        return f"{self.quantised.kind}, {self.num_embeddings}, {self.embedding_dim}"
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight"] = self.quantised
 
 
 class QuantisedExperts(nn.Module):
@@ -311,21 +182,34 @@ def shapes_of_experts(module: Any) -> dict[str, tuple[int, int, int]] | None:
     return {"gate": (experts, inner, hidden), "up": (experts, inner, hidden), "down": (experts, hidden, inner)}
 
 
+def layer_over(module: Any, weight: QuantisedWeight) -> QuantisedLinear | QuantisedEmbedding | None:
+    """What computes a linear layer or an embedding with a quantised weight; None for another module."""
+    scale = getattr(module, "scalar_embed_scale", None)
+    if type(module) is nn.Linear:
+        return QuantisedLinear(weight, module.bias)
+    return QuantisedEmbedding(weight, scale or 1.0) if type(module) is nn.Embedding or scale is not None else None
+
+
+def tie_head(model: Any) -> None:
+    """Let a head that has no weight of its own have the embeddings'."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if isinstance(head, nn.Linear) and head.weight.is_meta:
+        if isinstance(embedding, QuantisedEmbedding):
+            model.set_output_embeddings(QuantisedLinear(embedding.quantised, head.bias))
+        elif not embedding.weight.is_meta:
+            head.weight = embedding.weight
+
+
 def rows_of(module: Any, ids: Tensor | slice) -> Tensor:
     """Rows of the weight of a linear layer or an embedding, `[rows, in_features]`; in float32 where it is quantised."""
     weight = getattr(module, "quantised", None)
     if not isinstance(weight, QuantisedWeight):
         return cast(Tensor, module.weight.detach()[ids])
-    found = torch.from_numpy(dequantised_rows(weight, ids if isinstance(ids, slice) else ids.reshape(-1).cpu().numpy()))
-    return found if isinstance(ids, slice) else found.view(*ids.shape, weight.in_features)
-
-
-def quantised_weights(model: nn.Module) -> dict[str, QuantisedWeight]:
-    """The quantised weights of a model's layers, under the names that ordinary ones would have."""
-    found = {name: getattr(module, "quantised", None) for name, module in model.named_modules()}
-    return {f"{name}.weight": weight for name, weight in found.items() if isinstance(weight, QuantisedWeight)}
+    if isinstance(ids, slice):
+        return torch.from_numpy(weight.dequantised(ids))
+    return torch.from_numpy(weight.dequantised(ids.reshape(-1).cpu().numpy())).view(*ids.shape, weight.in_features)
 
 
 def is_quantised(model: nn.Module) -> bool:
     """Whether some of a model's layers compute with quantised weights."""
-    return bool(quantised_weights(model))
+    return any(isinstance(module, QuantisedLayer) for module in model.modules())

@@ -8,7 +8,7 @@ state) implements only the hooks below them. Everything that a package leaves ou
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from precedent.verify import Pending
 
 GROUP = "precedent.models"
+
+Reader = Callable[[Mapping[str, Any]], "PreTrainedModel | None"]
+"""Loads a model with some arguments of `from_pretrained`; None where that is left to transformers."""
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +152,13 @@ class ModelSupport:
     def prepare(self, model: PreTrainedModel, *, bitwise: bool) -> None:
         """Replace modules of a model of the torch target by faster ones, before it is examined."""
 
+    def quantised_reader(self, folder: Path, config: PreTrainedConfig, quantization: str | None) -> Reader | None:
+        """What loads a checkpoint on a CPU with linear layers that stay as its quantiser stored them.
+
+        With `quantization`, one whose weights are ordinary, which are quantised in this way. None for others.
+        """
+        return None
+
     def layer_state(self, config: Any) -> LayerState | None:
         """How to run the layers of a text model's config; None for layers that this package does not know."""
         return None
@@ -211,21 +221,20 @@ def support_for(source: ModelSource, options: TargetOptions | None = None) -> Mo
     return found
 
 
+def quantised_reader(folder: Path, config: Any, quantization: str | None = None) -> Reader | None:
+    """What loads a checkpoint of quantised linear layers (`ModelSupport.quantised_reader`); None if nothing does."""
+    found = (each.quantised_reader(folder, config, quantization) for each in installed())
+    return next((read for read in found if read is not None), None)
+
+
 def layer_state_of(config: Any) -> LayerState:
-    """How the layers of a model run. Raises UnsupportedError, naming its class, for layers that nothing here knows."""
-    text, _ = layers_of(config)
-    found = next((state for each in installed() if (state := each.layer_state(text)) is not None), LayerState())
-    check_supported(config, found.kinds)
-    return found
+    """How the layers of a model run.
 
-
-def check_supported(config: Any, known: Set[str] = frozenset()) -> None:
-    """Raise UnsupportedError, naming the layer kind, if a model's layers cannot be rewound to any earlier token.
-
-    `known` are kinds of layers that a package runs.
+    Raises UnsupportedError, naming the layer kind, for layers that cannot be rewound to any earlier token, and for
+    those of a package that is not installed.
     """
-    check_type(config.model_type)
     if getattr(config, "is_encoder_decoder", False):
+        check_type(config.model_type)
         raise UnsupportedError(
             f"{config.model_type} is an encoder-decoder model, which only Engine and PrecedentLLM take"
         )
@@ -239,7 +248,8 @@ def check_supported(config: Any, known: Set[str] = frozenset()) -> None:
             f"{text.model_type} has {', '.join(sorted(kinds & COMPRESSED))} layers, which store one compressed key for "
             "several tokens: a rejected draft cannot be taken out of it, and candidate trees would need one per branch"
         )
-    others = sorted(kinds - REWINDABLE - known)
+    found = next((state for each in installed() if (state := each.layer_state(text)) is not None), LayerState())
+    others = sorted(kinds - REWINDABLE - found.kinds)
     lacking = sorted(OF_A_PACKAGE.intersection(others))
     if lacking:
         raise _lacking(config, f"has {', '.join(lacking)} layers, which need")
@@ -250,6 +260,7 @@ def check_supported(config: Any, known: Set[str] = frozenset()) -> None:
             f"{text.model_type} has {', '.join(others)} layers, which cannot be rewound after a rejected draft; "
             "give a model of another kind (docs/reference/models.md lists those that work)"
         )
+    return found
 
 
 def _lacking(config: Any, needs: str) -> UnsupportedError:

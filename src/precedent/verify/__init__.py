@@ -10,6 +10,15 @@ with `rng` decides.
 * `greedy` (exact match with the argmax) and `coupled` (exact match with the token that the seed's noise chooses):
   `exact_match`.
 
+A *row* (`TargetRows`) is the target's distribution of the token after a node, with the request's grammar, penalties,
+temperature and truncation in it already; `ROOT` is the row after the committed text. Mode `auto` is greedy at
+temperature 0, coupled with a seed, traversal otherwise. A *fixed* candidate comes from text: probability 1. A *sampled*
+one carries the distribution it was drawn from, at the draft model's row without the siblings drawn before it, which
+sums to 1; where a `keep_mask` drops tokens the kept ones keep their probability and the rest is that of proposing
+nothing (`NULL`). Candidates below a node are tested in *verification order*: samples as they were drawn, then fixed
+ones. Drawing and verifying use the same step's `Rng`, whose numbers depend on (node, purpose): no test reads a number
+that chose a candidate.
+
 Imports neither transformers nor a drafter. Installed packages add modes under the entry-point group `precedent.modes`:
 a name, and a function of the mode's parameters that returns its `Verifier`.
 """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from precedent.runtime.compiled import Int64s
 from precedent.runtime.patched_modules import is_swapped
 from precedent.target.examine import score_text
 from precedent.target.hidden_states import watching
-from precedent.target.kv.cache import KVCache
+from precedent.target.kv.cache import KVBlock, KVCache
 from precedent.target.kv.layer_kinds import FULL_ATTENTION, MISFITS, attention_kinds
 from precedent.target.kv.rows import ForwardPass, Rows
 from precedent.target.kv.shape import KVShape
@@ -92,7 +93,7 @@ class RowForward(Backend):
         if not self._layers[0].takes(hidden, turns):
             return None
         parts = [Part(len(rows), rows.kv.length, _sight(rows)) for rows in forward.sequences]
-        places = np.stack([rows.kv.places(len(self._jobs)) for rows in forward.sequences], axis=1)
+        places = np.stack([_places(rows.kv)[: len(self._jobs)] for rows in forward.sequences], axis=1)
         rows, first, seen = self._row_layers(parts), 0, watching()
         for number in (*(() if seen is None else sorted(seen.numbers)), len(self._jobs)):
             if number > first:  # the layers run together up to the next one whose output a drafter reads
@@ -104,6 +105,23 @@ class RowForward(Backend):
 
     def _row_layers(self, parts: Sequence[Part]) -> RowLayers:
         return RowLayers(self._shape, self._dtype, parts, quantised=self._layers[0].quantised)
+
+
+_PLACES: WeakKeyDictionary[KVBlock, tuple[tuple[int, ...], Int64s]] = WeakKeyDictionary()
+
+
+def _places(kv: KVCache) -> Int64s:
+    """Where each layer's keys, then its values, are: address and strides in bytes of heads and rows, `[layers, 6]`."""
+    for block in kv.blocks:
+        buffers = block.keys.data_ptr(), block.values.data_ptr(), block.capacity
+        if block not in _PLACES or _PLACES[block][0] != buffers:
+            numbers, sides = np.arange(block.num_layers, dtype=np.int64)[:, None], []
+            for stored in (block.keys, block.values):
+                by_layer, *others = (step * stored.element_size() for step in stored.stride()[:3])
+                places = [stored.data_ptr() + numbers * by_layer, np.tile(others, (block.num_layers, 1))]
+                sides.append(np.hstack(places))
+            _PLACES[block] = buffers, np.hstack(sides)
+    return np.concatenate([_PLACES[block][1] for block in kv.blocks])
 
 
 def _sight(rows: Rows) -> Sight:

@@ -93,7 +93,8 @@ class PackedQuantisedLinear(QuantisedLinear):
         """
         self.numbers, bias = packed.with_bias(self.bias / 2 if accurate and self.bias is not None else self.bias)
         self.accurate, self._kept = accurate, (packed, bias)
-        self.order = None if self.quantised.order is None else torch.from_numpy(self.quantised.order)
+        order = getattr(self.quantised, "order", None)
+        self.order = None if order is None else torch.from_numpy(order)
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., in_features]` to `[..., out_features]`, in the dtype of the input."""

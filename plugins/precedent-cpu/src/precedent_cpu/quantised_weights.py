@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from precedent.runtime.compiled import Int64s, compiled
-from precedent.target.quantised import Band, Layout, PackedCodes, QuantisedWeight
+from precedent.target.quantised import QuantisedWeight
+from precedent_cpu.codes import Band, Layout, PackedCodes, codes_of, layout_of
 from precedent_cpu.kernel_code import CACHE_LINE, read_long, write_long
 from precedent_cpu.quantised_kernels import (
     BLOCK,
@@ -53,7 +54,8 @@ class PackedWeight:
     """A weight in memory as the kernels read it; `numbers` are its `FIELDS`."""
 
     def __init__(self, weight: QuantisedWeight) -> None:
-        layout, self.shape = weight.layout, (weight.out_features, weight.in_features)
+        layout, self.shape = layout_of(weight), weight.shape
+        assert layout is not None
         self._layout, self._kind = layout, _kind_of(layout)
         blocks, bands = weight.in_features // BLOCK, -(-weight.out_features // OUTS)
         offset = _OFFSET_OF_BYTES if layout.table is not None else layout.offset
@@ -97,7 +99,7 @@ class PackedWeight:
         """Read the weight, some bands at a time; then its stored pages are not needed."""
         outs, step = weight.out_features, max(OUTS, AT_ONCE // weight.in_features // OUTS * OUTS)
         for first in range(0, outs, step):
-            self._fill_bands(first // OUTS, weight.band(first, min(first + step, outs)))
+            self._fill_bands(first // OUTS, codes_of(weight, slice(first, min(first + step, outs))))
         weight.release()
 
     def _fill_bands(self, band: int, read: Band) -> None:
@@ -163,9 +165,10 @@ class PackedWeight:
 
 def packable(weight: QuantisedWeight) -> bool:
     """Whether the kernels compute with such a weight on this machine."""
-    layout = weight.layout
+    layout = layout_of(weight)
     return (
-        bool(UNIT)
+        layout is not None
+        and bool(UNIT)
         and team() is not None
         and weight.in_features % max(BLOCK, layout.group) == 0
         and layout.group in (16, 32, 64, 128)

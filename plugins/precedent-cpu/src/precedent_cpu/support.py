@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from precedent.runtime.patched_modules import is_swapped
 from precedent.target.bitwise import MOST_ROWS, refusal
@@ -18,7 +19,7 @@ from precedent.target.kv.layer_kinds import (
 from precedent.target.kv.rows import RowMasks
 from precedent.target.kv.shape import KVShape
 from precedent.target.runner import Runner
-from precedent.target.support import Backend, ModelSupport, TargetOptions
+from precedent.target.support import Backend, ModelSupport, Reader, TargetOptions
 from precedent_cpu.all_layers import all_layers
 from precedent_cpu.fused_layer import FusedLayer, fuse_layers
 from precedent_cpu.linear import PackedLinear, pack_linears
@@ -37,6 +38,12 @@ class CpuSupport(ModelSupport):
         pack_quantised(model)
         fuse_norms(model)
         fuse_layers(model)
+
+    def quantised_reader(self, folder: Path, config: PreTrainedConfig, quantization: str | None) -> Reader | None:
+        """What reads the codes of GPTQ, AWQ, compressed-tensors and torchao, or makes codes of ordinary numbers."""
+        from precedent_cpu.quantised_checkpoint import reader_of  # here: few models need it
+
+        return reader_of(folder, config, quantization)
 
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, masks: RowMasks, index: int, scaling: float | None

@@ -20,10 +20,10 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrained
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from precedent.errors import ModelLoadError
-from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.kv.layer_kinds import context_length
 from precedent.target.quantised import is_quantised, rows_of
 from precedent_drafts.eight_bits import packed, quantise_linears, unpacked
+from precedent_drafts.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent_drafts.heads import HEAD_TOKENS, check_on_one_device, linear
 from precedent_drafts.trained import read_as, save_json, save_tensors
 

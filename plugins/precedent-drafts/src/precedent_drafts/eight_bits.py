@@ -9,13 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from precedent.target.quantised import Band, Layout, QuantisedLinear, QuantisedWeight, Rows
+from precedent.target.quantised import QuantisedLinear, QuantisedWeight, Rows
+from precedent_cpu.codes import Band, CodedWeight, Layout, codes_of, layout_of
 
 LAYOUT, SCALE = Layout(8, 32, offset=128), "_scale"
 """How weights of drafts are quantised, and what the name of a weight's scales adds to its own in a draft's file."""
 
 
-class DraftWeight(QuantisedWeight):
+class DraftWeight(CodedWeight):
     """Signed codes `[outputs, inputs]` in memory, and a float16 scale for each 32 inputs."""
 
     kind, layout = "int8", LAYOUT
@@ -34,17 +35,20 @@ class DraftWeight(QuantisedWeight):
         return self._codes
 
 
-class SomeRows(QuantisedWeight):
+class SomeRows(CodedWeight):
     """Some outputs of another quantised weight."""
 
     def __init__(self, whole: QuantisedWeight, ids: NDArray[np.int64]) -> None:
-        self.name, self.kind, self.layout, self.order = whole.name, whole.kind, whole.layout, whole.order
+        layout = layout_of(whole)
+        assert layout is not None
+        self.name, self.kind, self.layout = whole.name, whole.kind, layout
+        self.order = whole.order if isinstance(whole, CodedWeight) else None
         self.out_features, self.in_features = len(ids), whole.in_features
         self._whole, self._ids = whole, ids
 
     def rows(self, which: Rows) -> Band:
         """The codes of some of these outputs."""
-        return self._whole.rows(self._ids[which])
+        return codes_of(self._whole, self._ids[which])
 
     @property
     def stored(self) -> NDArray[np.int64]:

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
-from precedent.target.checkpoint import INDEX, WHOLE, safetensors_in
 from precedent.target.load.first_layers import base_of, layers_of
 from precedent.target.load.source import explained
+from precedent.target.load.weight_files import INDEX, WHOLE
 from precedent.target.model import TargetModel
+from precedent_drafts.checkpoint import safetensors_in
 from precedent_drafts.heads import GivenStates, HeadModel, check_on_one_device, reading_hidden_states
 
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")

@@ -19,7 +19,6 @@ from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Co
 
 from precedent.errors import ModelLoadError, UnsupportedError
 from precedent.runtime.plain_values import first_line
-from precedent.target.checkpoint import CONFIG, INDEX, OLDER, config_in, safetensors_files, tensor_names, tensors_in
 from precedent.target.kv.layer_kinds import (
     FULL_ATTENTION,
     LENGTH_DEPENDENT_ROPE,
@@ -27,6 +26,8 @@ from precedent.target.kv.layer_kinds import (
     context_length,
 )
 from precedent.target.load.draft_folders import OWN_VOCABULARY, architecture_of, config_at, is_named_draft
+from precedent.target.load.weight_files import INDEX, OLDER, safetensors_files, tensor_names
+from precedent_drafts.checkpoint import CONFIG, config_in, tensors_in
 from precedent_drafts.heads import RawEmbeddings, RestrictedHead, linear
 
 EAGLE, DFLASH = "EAGLE-3 head", "DFlash draft"

@@ -293,7 +293,7 @@ def report_on(
     seed: int,
 ) -> dict[str, Any]:
     """The reports on drafts of any kind, on the target's answers to held-out prompts."""
-    from precedent.target.fingerprints import name_of
+    from precedent_drafts.fingerprints import name_of
     from precedent_drafts.training.lessons import Author
     from precedent_drafts.training.measure import Measurement
 

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
-from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.load.first_layers import base_of, first_layers, frame_of, layers_of, whole
 from precedent.target.quantised import is_quantised
 from precedent_drafts.eight_bits import packed, quantise_linears, unpacked
+from precedent_drafts.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent_drafts.heads import HEAD_TOKENS, GivenStates, check_on_one_device, restrict_head
 
 SETTINGS_FILE, WEIGHTS_FILE = "draft.json", "draft.safetensors"

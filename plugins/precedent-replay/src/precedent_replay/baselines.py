@@ -1,4 +1,4 @@
-"""The baselines: prompt lookup, SuffixDecoding, and a suffix tree of four branches.
+"""The baselines: prompt lookup, SuffixDecoding, a suffix tree of four branches, and what SGLang and AdaPLD propose.
 
 SuffixDecoding (Oliaro et al., 2411.04975, and its reference implementation): for every length m (up to 64) of the live
 context's suffix, it drafts at most `alpha * m` tokens best first; a node's probability is the product, along its path,
@@ -8,12 +8,15 @@ better of the trees from the live text and from all earlier outputs. Trees are n
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
 from precedent.drafters.matching.context_order import MAX_MATCH, START, bounds, matched
-from precedent.drafters.matching.token_index import TokenIndex, reversed_context
+from precedent.drafters.matching.token_index import NOWHERE, TokenIndex, reversed_context
 from precedent.runtime.compiled import Int32s, compiled
 from precedent.tree import ROOT, CandidateTree, TreeBuilder, chain
 from precedent_replay.pool import Pool
@@ -24,6 +27,12 @@ LONGEST_MATCH = 64
 
 MIN_PROBABILITY = 0.1
 """SuffixDecoding drops nodes below this probability."""
+
+SGLANG_DEPTH, MAX_BREADTH = 18, 10
+"""SGLang's longest match, in tokens, and the most tokens that it follows from one place."""
+
+SHORTEST_COPY = 1
+"""AdaPLD's shortest match, in tokens."""
 
 LIVE, POOLED = "prompt", "suffix"
 
@@ -146,46 +155,153 @@ class SuffixTree(_Indexed):
         """Propose for the next step."""
         recent, builder = reversed_context(self._text), TreeBuilder()
         for name, index, branches in ((LIVE, self._live, 1), (POOLED, self._pool.index, 3)):
-            for tokens in commonest_chains(index, recent, branches, self._length):
-                node = ROOT
-                for token in tokens:
-                    node = builder.add_fixed(node, token, name)
+            _, places = longest_match(index, recent)
+            for child in next_tokens(index, places)[:branches]:
+                node, left, found = ROOT, self._length, [child]
+                while found and left:
+                    (token, places), left = found[0], left - 1
+                    node, found = builder.add_fixed(node, token, name), next_tokens(index, places)
         return builder.build()
 
 
-def commonest_chains(index: TokenIndex, recent: Int32s, branches: int, length: int) -> list[list[int]]:
-    """For each of the commonest next tokens at the longest match, its commonest continuation."""
-    text = index.text.tokens
-    for size in range(recent.size, 0, -1):
-        found = matching(text, index.order, recent[:size])
-        if found.size:
-            break
-    else:
-        return []
-    firsts, counts = np.unique(text[found + 1], return_counts=True)
-    chosen = firsts[np.argsort(-counts, kind="stable")[:branches]]
-    return [commonest_path(text, found[text[found + 1] == one], length).tolist() for one in chosen]
+class Cursor(NamedTuple):
+    """Places of one text that the path to a node agrees with, and the path's score there."""
+
+    score: float
+    source: str
+    texts: TokenIndex
+    places: Int32s
 
 
-@compiled
-def commonest_path(tokens: Int32s, found: Int32s, length: int) -> Int32s:
-    """Follow the commonest next token (ties: the lowest) from the positions found; `[at most length]`."""
-    path, size, places = np.empty(length, np.int32), 0, found
-    for depth in range(1, length + 1):
-        following = tokens[places + depth]
-        going_on = np.sort(following[following >= 0])
-        if going_on.size == 0:
-            break
-        commonest, most, begin = going_on[0], 0, 0
-        for at in range(going_on.size + 1):
-            if at == going_on.size or going_on[at] != going_on[begin]:
-                if at - begin > most:
-                    commonest, most = going_on[begin], at - begin
-                begin = at
-        path[size] = commonest
-        size += 1
-        places = places[following == commonest]
-    return path[:size]
+class SglangNgram(_Indexed):
+    """SGLang's n-gram speculation with a corpus, as its pull request 37879 has it: one best-first tree over both.
+
+    The trie of live text and the automaton of the corpus each begin at their longest match. A path's score is the
+    match's length, over the greatest length, times each token's share of the occurrences in that source (of its ten
+    commonest tokens). A token that both propose is one node with the better score, and both go on below it.
+
+    Modelled with counts of occurrences, which are those of trie and automaton. SGLang's trie is given more here: the
+    whole prompt, of which it sees the last tokens only, and paths longer than its 18 tokens. Left out: the count of a
+    text that is inserted again with every step, and that SGLang fills its fixed number of rows with zeros.
+    """
+
+    name = "sglang"
+
+    def __init__(self, pool: Pool, budget: int) -> None:
+        super().__init__(pool)
+        self._budget = budget
+
+    def propose(self) -> CandidateTree:
+        """Propose for the next step."""
+        recent, cursors = reversed_context(self._text)[:SGLANG_DEPTH], list[Cursor]()
+        for name, index in ((LIVE, self._live), (POOLED, self._pool.index)):
+            length, places = longest_match(index, recent)
+            cursors.append(Cursor(length / SGLANG_DEPTH, name, index, places))
+        return best_first_tree(cursors, self._budget)
+
+
+def best_first_tree(cursors: Sequence[Cursor], budget: int) -> CandidateTree:
+    """At most `budget` nodes in order of their best cursor's score; of equal ones, the first found."""
+    builder, waiting = TreeBuilder(), list[tuple[float, int, int, int, list[Cursor]]]()
+    node, num_seen = ROOT, 0
+    while True:
+        for token, below in children(cursors).items():
+            heappush(waiting, (-below[0].score, num_seen, node, token, below))
+            num_seen += 1
+        if not waiting or len(builder) == budget:
+            return builder.build()
+        _, _, parent, token, cursors = heappop(waiting)
+        node = builder.add_fixed(parent, token, cursors[0].source)
+
+
+def children(cursors: Sequence[Cursor]) -> dict[int, list[Cursor]]:
+    """The tokens that follow any of the cursors, and for each where it is found, the best score first."""
+    found = defaultdict[int, list[Cursor]](list)
+    for cursor in cursors:
+        following = next_tokens(cursor.texts, cursor.places)
+        total = sum(places.size for _, places in following)
+        for token, places in following:
+            found[token].append(cursor._replace(score=cursor.score * places.size / total, places=places))
+    return {token: sorted(below, key=lambda cursor: -cursor.score) for token, below in found.items()}
+
+
+class AdaPLD(_Indexed):
+    """AdaPLD (Liu et al., 2606.05742): copy what followed the same words, else a similar state, and add branches.
+
+    One place is copied from: of those with the longest match, the one whose state is most similar. Where nothing
+    matches, the most similar state alone decides. Branches begin with the target's likeliest next tokens, of which each
+    has one successor; they take a quarter of the nodes.
+
+    A replay has no hidden states and no logits. Here the state of a place is the embedding of its request's query (live
+    text is most similar to itself), the fallback is the same position in the most similar completion, and the likeliest
+    tokens are the commonest after the last token. Beyond the paper, which reuses its own request only, the pool is
+    searched too. Left out: which layer's states are compared, and the threshold of the comparison.
+    """
+
+    name = "adapld"
+
+    def __init__(self, pool: Pool, budget: int) -> None:
+        super().__init__(pool)
+        self._branches = max(1, budget // 8)
+        self._length = max(1, budget - 2 * self._branches)
+        self._similar, self._answered = dict[int, float](), 0
+
+    def begin(self, turn: Turn) -> None:
+        """Begin a turn."""
+        super().begin(turn)
+        hits = self._pool.recall(turn.query, tenant="", tokenizer="")
+        self._similar, self._answered = {hit.completion_id: hit.similarity for hit in hits}, 0
+
+    def committed(self, path: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Learn what was committed."""
+        super().committed(path, token_ids)
+        self._answered += len(token_ids)
+
+    def propose(self) -> CandidateTree:
+        """Propose for the next step."""
+        recent, builder = reversed_context(self._text), TreeBuilder()
+        texts, node = ((LIVE, self._live), (POOLED, self._pool.index)), ROOT
+        name, copied = self._copied([(name, index, *longest_match(index, recent)) for name, index in texts])
+        for token in copied[: self._length]:
+            node = builder.add_fixed(node, token, name)
+        last = [Cursor(1.0, name, index, longest_match(index, recent[:1])[1]) for name, index in texts]
+        likely = sorted(children(last).items(), key=lambda child: -child[1][0].score)
+        for token, below in [child for child in likely if child[0] not in copied[:1]][: self._branches]:
+            node = builder.add_fixed(ROOT, token, below[0].source)
+            for successor, _ in next_tokens(below[0].texts, below[0].places)[:1]:
+                builder.add_fixed(node, successor, below[0].source)
+        return builder.build()
+
+    def _copied(self, matches: Sequence[tuple[str, TokenIndex, int, Int32s]]) -> tuple[str, list[int]]:
+        """What follows the place that is copied from, and which text that is."""
+        name, index, length, places = max(matches, key=lambda match: match[2])
+        if length < SHORTEST_COPY:
+            nearest = next(iter(self._similar), None)
+            tokens = [] if nearest is None else self._pool.index.tokens(nearest)[self._answered :].tolist()
+            return POOLED, tokens
+        text, ids = index.text, index.sequence_ids
+        similar = np.array([self._similar.get(ids[slot], 0.0) for slot in text.owners[places]])
+        best = int(places[np.lexsort((places, similar))[-1]])  # of equally similar ones the latest
+        ahead = text.tokens[best + 1 : best + 1 + self._length]
+        ends = np.flatnonzero(ahead < 0)
+        return name, ahead[: ends[0] if ends.size else None].tolist()
+
+
+def longest_match(index: TokenIndex, recent: Int32s) -> tuple[int, Int32s]:
+    """The length of the longest end of the context (`recent`, newest first) that the index knows, and its places."""
+    for length in range(recent.size, 0, -1):
+        places = matching(index.text.tokens, index.order, recent[:length])
+        if places.size:
+            return length, places
+    return 0, NOWHERE
+
+
+def next_tokens(index: TokenIndex, places: Int32s) -> list[tuple[int, Int32s]]:
+    """The ten commonest tokens after these places, and where each of them is; of equal ones the lowest first."""
+    following = index.text.tokens[places + 1]
+    tokens, counts = np.unique(following[following >= 0], return_counts=True)
+    commonest = tokens[np.argsort(-counts, kind="stable")[:MAX_BREADTH]].tolist()
+    return [(token, places[following == token] + 1) for token in commonest]
 
 
 @compiled

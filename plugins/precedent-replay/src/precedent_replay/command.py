@@ -45,7 +45,7 @@ def replay(
     drafters: Annotated[str, typer.Option(help="Drafters to combine, separated by commas.")] = "recall,prompt",
     baselines: Annotated[
         str | None,
-        typer.Option(help="Baselines beyond prompt-lookup and suffix: suffix-tree. Default: all."),
+        typer.Option(help="Baselines beyond prompt-lookup and suffix: suffix-tree, sglang, adapld. Default: all."),
     ] = None,
     alpha: Annotated[
         str, typer.Option(help="SuffixDecoding's draft length per matched token; or several: 1,4,8.")

@@ -21,7 +21,7 @@ from precedent.planning.planner import Limits, Plan, Planner
 from precedent.runtime.background import AtOnce
 from precedent.runtime.compiled import Floats, Int32s
 from precedent.tree import ROOT, CandidateTree
-from precedent_replay.baselines import Contender, PromptLookup, SuffixDecoding, SuffixTree
+from precedent_replay.baselines import AdaPLD, Contender, PromptLookup, SglangNgram, SuffixDecoding, SuffixTree
 from precedent_replay.pool import Pool
 from precedent_replay.settings import FURTHER_BASELINES, Settings
 from precedent_replay.turns import Turn
@@ -144,8 +144,8 @@ def lineup(pool: Pool, settings: Settings, end_id: int) -> list[Entry]:
     ours, entries = _Ours(pool, settings, end_id), [Entry(PromptLookup())]
     for budget in settings.budgets:
         found: list[Contender] = [SuffixDecoding(pool, alpha, budget) for alpha in settings.alphas]
-        if "suffix-tree" in (FURTHER_BASELINES if settings.baselines is None else settings.baselines):
-            found.append(SuffixTree(pool, budget))
+        further = FURTHER_BASELINES if settings.baselines is None else settings.baselines
+        found += [made(pool, budget) for made in (SuffixTree, SglangNgram, AdaPLD) if made.name in further]
         for each in found:
             each.name = ours.label(each.name, budget)
         entries += [Entry(each, budget) for each in found]

@@ -21,6 +21,9 @@ from precedent_replay.contenders import Drafted, Entry, Reliability
 from precedent_replay.settings import MEASURED, Settings
 from precedent_replay.turns import Turn
 
+SLACK = 1.05
+"""How many times as many nodes a baseline may have that is compared with: it may fill a tree that ours leaves open."""
+
 Watch = Callable[[CandidateTree, Sequence[int], Sequence[int]], None]
 """Called with the tree of a step, its accepted path, and the tokens of the answer before it."""
 
@@ -250,13 +253,14 @@ class Replay:
     def _compared(self, entry: Entry) -> dict[str, Any]:
         """Tokens per step relative to the best baseline with no more nodes per step and, of an ablation, to the whole.
 
-        By kind of turn.
+        By kind of turn. A baseline with at most `SLACK` times as many nodes counts as having no more.
         """
         found: dict[str, Any] = {}
         for kind in () if entry.baseline else KINDS:
             tallies = {each: self.reports[each.name].of(kind) for each in self.entries}
             ours = tallies[entry]
-            fair = [each for each in tallies if each.baseline and tallies[each].nodes_per_step <= ours.nodes_per_step]
+            most = SLACK * ours.nodes_per_step
+            fair = [each for each in tallies if each.baseline and tallies[each].nodes_per_step <= most]
             best = max(fair, key=lambda each: tallies[each].tokens_per_step, default=None)
             found[f"best_baseline{kind}"] = best and best.name
             found[f"ratio{kind}"] = best and _ratio(ours, tallies[best])

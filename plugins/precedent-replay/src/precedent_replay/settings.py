@@ -30,7 +30,7 @@ an assumption, not a measurement. `cpu`: bfloat16 on a 2-core machine.
 MEASURED = "measured"
 """The curve of `Settings.measured`."""
 
-FURTHER_BASELINES = ("suffix-tree",)
+FURTHER_BASELINES = ("suffix-tree", "sglang", "adapld")
 """Optional baselines; `prompt-lookup` and `suffix` always take part."""
 
 IDEAS = {

@@ -26,9 +26,9 @@ from precedent.runtime.plugins import installed, load_plugin
 from precedent.sampling.rng import Rng
 from precedent.sampling.target_rows import TargetRows
 from precedent.target import Target
-from precedent.target.fingerprints import name_of
 from precedent.tree import NULL, ROOT, CandidateTree, Sampled
 from precedent.verify import Decide, RowWeights, Verdict, Verifier, walk
+from precedent_drafts.fingerprints import name_of
 from precedent_drafts.trained import read_as, save_json
 from precedent_research.lossy import mode_text, number
 

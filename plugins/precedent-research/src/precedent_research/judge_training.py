@@ -28,10 +28,10 @@ from precedent.errors import ConfigError, ModelLoadError, PromptError
 from precedent.planning.costs import CostCurve
 from precedent.sampling.probabilities import largest_id
 from precedent.target import TargetModel
-from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.model import target_of
 from precedent.text.traces import Trajectory
 from precedent.tree import ROOT, CandidateTree, TreeBuilder, chain
+from precedent_drafts.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent_drafts.trained import save_json
 from precedent_drafts.training.training import PLAN_FILE, check_same, read_plan
 from precedent_research.fitting import (

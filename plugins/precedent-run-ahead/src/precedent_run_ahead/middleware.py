@@ -24,9 +24,9 @@ from langgraph.runtime import Runtime
 
 from precedent.cache import SpeculationCache
 from precedent.errors import ConfigError
+from precedent.langchain.arguments import DEFAULT_TENANT
 from precedent.langchain.middleware import Tenant, ended_well, tenant_of_run
 from precedent.langchain.recent import Recent
-from precedent.langchain.tenants import DEFAULT_TENANT
 from precedent.runtime.process import Lock
 from precedent_run_ahead.actions.ledger import Lane, Ledger, Pending
 from precedent_run_ahead.actions.price import Price, Worth

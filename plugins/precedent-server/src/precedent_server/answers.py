@@ -22,8 +22,7 @@ from precedent.decoding.sequence import Emission
 from precedent.engine.engine import Engine
 from precedent.engine.generation import Generation, GenerationResult
 from precedent.errors import PrecedentError
-from precedent.langchain.chunks import openai_logprobs
-from precedent.langchain.telemetry import current_span, describe_result
+from precedent.langchain.answers import current_span, describe_result, openai_logprobs
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.text.answers import AnswerPieces, AnswerSyntax, CallPiece, Piece
 from precedent.text.assembly import IncrementalDetokenizer, hidden_tokens, special_token_ids

@@ -102,7 +102,7 @@ def chat_request(
         if asked.get("seed") is not None:
             asked["seed"] += index
         begun = served.chat.begin(messages, asked)
-        return Answer(index, begun.engine, begun.generation, begun.syntax, whole=not stream)
+        return Answer(index, begun.engine, begun.generation, begun.prompt.syntax, whole=not stream)
 
     return Asked(
         model=said["model"],

@@ -11,7 +11,7 @@ from openai.types import Completion
 from openai.types.completion_create_params import CompletionCreateParamsBase
 
 from precedent.config import SamplingParams
-from precedent.langchain.telemetry import current_span, describe_request
+from precedent.langchain.answers import current_span, describe_request
 from precedent.runtime.plain_values import check_plain
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.text.answers import Piece

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-from precedent.cli.doctor_checks import bytes_per_token
+from precedent.cli.doctor_checks import bytes_per_token, kinds_in_use
 from precedent.errors import PrecedentError
 from precedent.target.kv.layer_kinds import UNLIMITED, context_length
-from precedent.target.load.gguf import kinds_in_use, open_gguf
+from precedent.target.load.gguf import open_gguf
 from precedent.target.load.loading import auto_class, load_config
 from precedent.target.load.source import LM_STUDIO, OLLAMA, stored_model
-from precedent.target.load.stores import StoredModel, hub_models, lm_studio_names, ollama_names
+from precedent.target.load.stores import StoredModel, choose, is_model, listed, lm_studio_names, ollama_names
 from precedent.target.load.weight_files import quant_method
 from precedent.target.support import ModelSource, TargetOptions, check_loadable, support_for
 
@@ -38,13 +42,27 @@ class LocalModel:
 def local_models(context: int | None = None) -> Iterator[LocalModel]:
     """Examine all models by their files; `context` replaces the lengths that stores and configs say."""
     of_stores = [*(OLLAMA + name for name in ollama_names()), *(LM_STUDIO + name for name in lm_studio_names())]
-    for name, path in [*((name, None) for name in of_stores), *hub_models()]:
+    for name, path in [*((name, None) for name in of_stores), *_hub_models()]:
         try:
             stored = stored_model(name) if path is None else StoredModel(name, path)
             assert stored is not None
             yield _examined(name, stored.file, context or stored.context)
         except (PrecedentError, OSError) as error:  # the others are listed nevertheless
             yield LocalModel(name, refusal=str(error))
+
+
+def _hub_models() -> Iterator[tuple[str, Path]]:
+    """All models in the hub's cache: the names of GGUF files with their paths, and ids with their folders."""
+    for repository in listed(Path(constants.HF_HUB_CACHE), "models--*"):
+        name = repository.name.removeprefix("models--").replace("--", "/")
+        with suppress(LocalEntryNotFoundError, HFValidationError):
+            folder = Path(snapshot_download(name, local_files_only=True))
+            files = {file.relative_to(folder).as_posix(): file for file in listed(folder, "**/*.gguf")}
+            for file in filter(is_model, files):
+                quant = re.split(r"[-.]", re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", file))[-1]
+                yield (f"hf:{name}:{quant}" if choose(files, quant) == file else str(files[file])), files[file]
+            if (folder / "config.json").is_file():
+                yield name, folder
 
 
 def _examined(name: str, path: Path, context: int | None) -> LocalModel:

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from precedent.runtime.compiled import Int64s
 from precedent.runtime.placing import placed
 from precedent.target.kv.shape import KVShape, LayerShape, capacity_for
 
@@ -51,7 +50,6 @@ class KVBlock:
 
     def __init__(self, shape: LayerShape, num_layers: int) -> None:
         self.shape, self.num_layers = shape, num_layers
-        self._places: Int64s | None = None
         self._hold(*self._buffers(0))
 
     @property
@@ -77,25 +75,9 @@ class KVBlock:
         self.keys[:, :, start:stop] = self.keys.index_select(2, sources)
         self.values[:, :, start:stop] = self.values.index_select(2, sources)
 
-    @property
-    def places(self) -> Int64s:
-        """Where each layer's keys, then its values, are: address and strides in bytes of heads and rows.
-
-        `[num_layers, 6]`.
-        """
-        if self._places is None:
-            numbers = np.arange(self.num_layers, dtype=np.int64)[:, None]
-            sides = []
-            for stored in (self.keys, self.values):
-                by_layer, *others = (step * stored.element_size() for step in stored.stride()[:3])
-                sides.append(np.hstack([stored.data_ptr() + numbers * by_layer, np.tile(others, (self.num_layers, 1))]))
-            self._places = np.hstack(sides)
-        return self._places
-
     def _hold(self, keys: Tensor, values: Tensor) -> None:
         """Use these buffers; `layers` are views `[1, heads, capacity, dim]` of them, made once, not at each step."""
         self.keys, self.values = keys, values
-        self._places = None
         self.layers = [(keys[index, None], values[index, None]) for index in range(self.num_layers)]
 
     def _buffers(self, capacity: int) -> tuple[Tensor, Tensor]:
@@ -222,10 +204,6 @@ class KVCache(Cache):
     def layer(self, index: int) -> KVLayer:
         """One layer's part of the cache."""
         return self._layers[index]
-
-    def places(self, num_layers: int) -> Int64s:
-        """`KVBlock.places` of the first layers, all of which have keys and values, `[num_layers, 6]`."""
-        return np.concatenate([block.places for block in self.blocks])[:num_layers]
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from precedent.errors import ModelLoadError
-from precedent.target.checkpoint import tensor_names
+from precedent.target.load.weight_files import tensor_names
 
 TRAINED = "draft.json"
 """The file of a draft's folder that `precedent train-draft` writes, which is no checkpoint."""

@@ -7,7 +7,6 @@ store the same keys and values as in the target, so the two can share one KV cac
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +16,7 @@ from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.runtime.plain_values import in_one_line
-from precedent.target.model import TargetModel, target_of
-
-log = logging.getLogger(__name__)
+from precedent.target.model import TargetModel
 
 FIRST_LAYERS = "first-layers:"
 """`first-layers:N` names a draft model made of the target's first N layers with its final norm and head."""
@@ -108,29 +105,3 @@ def _unsupported(model: PreTrainedModel, reason: str) -> UnsupportedError:
         f"neither the first layers of a {type(model).__name__} nor trained ones can be set between its embeddings and "
         f"its head ({reason}); give a smaller model with the same tokenizer as the draft model"
     )
-
-
-def draft_for(target: TargetModel, model: PreTrainedModel | None) -> tuple[TargetModel | None, bool]:
-    """The draft model, and whether it is the target's own first layers (`exits_early`); (None, False) without one.
-
-    If the target runs in forwards of fixed size, so does a draft model on the same kind of device: its forwards are the
-    shortest, so launching their operations one by one costs it most. A draft that cannot runs without graphs, and the
-    log says why; its tokens are the same. An early exit reads the target's arena, and also runs without graphs.
-    """
-    if model is None:
-        return None, False
-    draft = target_of(model)
-    assert isinstance(draft, TargetModel)
-    if draft.encodes_prompt and not target.encodes_prompt:
-        raise UnsupportedError(
-            f"the encoder-decoder model {model.config.model_type} drafts only for a target of its kind: give a "
-            "decoder-only draft model"
-        )
-    early = exits_early(draft, target)
-    graphs = next((each.cuda_graphs_beside for each in target.runner.backends if each.cuda_graphs_beside), None)
-    if graphs is not None and not early and draft.device.type == target.device.type:
-        try:
-            draft.run_as_graphs(graphs)
-        except UnsupportedError as error:
-            log.warning("the draft model runs without graphs: %s", error)
-    return draft, early

@@ -24,7 +24,7 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progre
 from numpy.typing import NDArray
 from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import Digits, Sequence
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -38,9 +38,9 @@ from transformers.utils import logging as transformers_logging
 
 from precedent.errors import ConfigError, ModelLoadError, PrecedentError, UnsupportedError
 from precedent.runtime.plain_values import in_one_line
-from precedent.target.load.gguf_header import TensorEntry, read_directory, read_header
-from precedent.target.load.gguf_weights import FORMATS, PLAIN, GgufWeight, MappedFile, dense, numbers_in
-from precedent.target.quantised import QuantisedEmbedding, QuantisedExperts, QuantisedLinear, shapes_of_experts
+from precedent.target.load.gguf_header import TensorEntry, read_directory
+from precedent.target.load.gguf_weights import BLOCKS, PLAIN, GgufWeight, MappedFile
+from precedent.target.quantised import QuantisedExperts, layer_over, shapes_of_experts, tie_head
 
 SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"})
 """Pre-tokenizers, by llama.cpp's names, that split numbers into digits before GPT-2's rule; transformers does not."""
@@ -73,8 +73,6 @@ UNREAD = {
 }
 """Sizes in the headers of these architectures that transformers leaves at its defaults, and their names in a config."""
 
-STORED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
-
 _GGUF_READER: Any = modeling_gguf_pytorch_utils
 _SWAPPING = RLock()
 
@@ -94,11 +92,6 @@ class GgufFile:
     entries: tuple[tuple[Path, TensorEntry], ...] = field(repr=False)
 
     @cached_property
-    def names(self) -> frozenset[str]:
-        """The names of all tensors."""
-        return frozenset(entry.name for _, entry in self.entries)
-
-    @cached_property
     def nbytes_by_kind(self) -> Counter[str]:
         """Bytes of the tensors of each type."""
         found = Counter[str]()
@@ -109,7 +102,7 @@ class GgufFile:
     @cached_property
     def kept(self) -> frozenset[str]:
         """The names of the tensors that stay in the file on a CPU: matrices in blocks, and experts of nothing else."""
-        blocks = {entry.name: len(entry.shape) for _, entry in self.entries if entry.kind in FORMATS}
+        blocks = {entry.name: len(entry.shape) for _, entry in self.entries if entry.kind in BLOCKS}
         found = {name for name, dimensions in blocks.items() if dimensions == 2}
         for name, dimensions in blocks.items():
             named = _EXPERTS.fullmatch(name) if dimensions == 3 else None
@@ -121,36 +114,21 @@ class GgufFile:
     def dtype(self) -> torch.dtype:
         """The dtype of activations on a CPU: that of most bytes, float32 beside quantised matrices."""
         (largest, _), *_ = self.nbytes_by_kind.most_common(1) or [("F32", 0)]
-        return (
-            STORED_DTYPES.get(largest, torch.float32) if self.nbytes_by_kind.keys() <= PLAIN.keys() else torch.float32
-        )
+        return PLAIN[largest] if self.whole else torch.float32
 
+    @property
+    def whole(self) -> bool:
+        """Whether no tensor is quantised."""
+        return self.nbytes_by_kind.keys() <= PLAIN.keys()
 
-@dataclass(frozen=True, slots=True)
-class KindInUse:
-    """The tensors of one type in a file: bytes in the file, and in memory once they are loaded."""
-
-    kind: str
-    count: int
-    stored: int
-    held: int
-    as_stored: bool
-
-
-def kinds_in_use(content: GgufFile, device: torch.device) -> list[KindInUse]:
-    """The types of a file's tensors by their bytes, and what becomes of them on a device."""
-    whole, by_us = content.nbytes_by_kind.keys() <= PLAIN.keys(), not _read_by_transformers(content)
-    dtype = content.dtype if whole or device.type == "cpu" else torch.bfloat16
-    found: dict[tuple[str, bool], list[tuple[int, int]]] = {}
-    for _, entry in content.entries:
-        stays = by_us and device.type == "cpu" and entry.name in content.kept
-        held = entry.nbytes if stays else prod(entry.shape) * dtype.itemsize
-        found.setdefault((entry.kind, stays), []).append((entry.nbytes, held))
-    made = [
-        KindInUse(kind, len(each), sum(stored for stored, _ in each), sum(held for _, held in each), stays)
-        for (kind, stays), each in found.items()
-    ]
-    return sorted(made, key=lambda one: -one.stored)
+    def in_memory(self, device: torch.device) -> Iterator[tuple[TensorEntry, bool, int]]:
+        """Each tensor, whether it stays in the file on a device, and its bytes once it is loaded."""
+        on_cpu = device.type == "cpu"
+        kept = self.kept if on_cpu and not _read_by_transformers(self) else ()
+        dtype = self.dtype if self.whole or on_cpu else torch.bfloat16
+        for _, entry in self.entries:
+            stays = entry.name in kept
+            yield entry, stays, entry.nbytes if stays else prod(entry.shape) * dtype.itemsize
 
 
 def parts_of(file: Path) -> list[Path]:
@@ -205,12 +183,17 @@ def load_gguf(
     content = open_gguf(file)
     quantised = dtype is None and device.type == "cpu"
     if dtype is None:
-        whole = content.nbytes_by_kind.keys() <= PLAIN.keys()
-        dtype = content.dtype if quantised or whole else torch.bfloat16
-    large = [one for one in kinds_in_use(content, device) if quantised and one.kind not in PLAIN and not one.as_stored]
+        dtype = content.dtype if quantised or content.whole else torch.bfloat16
+    large = {
+        entry.name: (entry.kind, held)
+        for entry, stays, held in content.in_memory(device)
+        if quantised and not stays and entry.kind not in PLAIN
+    }
     if large:
-        kinds, size = ", ".join(one.kind for one in large), sum(one.held for one in large) / 1e9
-        log.warning("%s: weights of type %s are dequantised and take %.1f GB of memory", file.name, kinds, size)
+        kinds, size = sorted({kind for kind, _ in large.values()}), sum(held for _, held in large.values()) / 1e9
+        log.warning(
+            "%s: weights of type %s are dequantised and take %.1f GB of memory", file.name, ", ".join(kinds), size
+        )
     try:
         with quiet():
             if _read_by_transformers(content):
@@ -232,139 +215,103 @@ def load_gguf(
 
 
 class _Filling:
-    """Puts the tensors of a file into a model on the meta device."""
+    """Puts the tensors of a file into a model on the meta device; `quantised` matrices stay in the file."""
 
     def __init__(
         self, content: GgufFile, model: PreTrainedModel, device: torch.device, dtype: torch.dtype, *, quantised: bool
     ) -> None:
-        self.content, self.model, self.device, self.dtype, self.quantised = content, model, device, dtype, quantised
+        self.content, self.model, self.device, self.dtype = content, model, device, dtype
+        self.staying = content.kept if quantised else frozenset[str]()
         architecture = str(content.metadata.get("general.architecture"))
         of_architecture = _GGUF_READER.TENSOR_PROCESSORS.get(architecture, _GGUF_READER.TensorProcessor)
         self.processor = of_architecture(config=model.config.to_dict())
         self.places: dict[str, str] = _names_in(model, self.processor)
-        self.files = {path: MappedFile(path) for path in {path for path, _ in content.entries}}
+        self.sizes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        files = {path: MappedFile(path) for path in {path for path, _ in content.entries}}
+        self.weights = {entry.name: GgufWeight(files[path], entry) for path, entry in content.entries}
         self.found: dict[str, Tensor] = {}
-        self.unused: list[str] = []
 
     def run(self) -> None:
         """Fill the model. Raises ModelLoadError for a tensor that is missing or does not fit."""
-        sizes = {name: tensor.shape for name, tensor in self.model.state_dict().items()}
-        experts = self._experts_as_they_are() if self.quantised else ()
-        for path, entry in self.content.entries:
-            if entry.name not in experts:
-                self._place(self.files[path], entry, sizes)
-        self._check_shapes(sizes)
+        factors, experts = self.weights.pop(ROPE_FACTORS, None), self._experts_as_they_are()
+        unused = [
+            weight.name for weight in self.weights.values() if weight.name not in experts and not self._place(weight)
+        ]
+        for place, tensor in self.found.items():
+            self.found[place] = tensor.to(self.device, self.dtype)
+            self._check_shape(self._source_of(place), tuple(tensor.shape), self.sizes.get(place))
         self.model.load_state_dict(self.found, strict=False, assign=True)
-        self._tie()
-        self._check_complete()
+        if "output.weight" not in self.weights:
+            tie_head(self.model)
+        for name, parameter in self.model.named_parameters():
+            if parameter.is_meta:
+                raise ModelLoadError(
+                    f"{self.content.path} lacks the tensor {self._source_of(name)} of the model in its header: get it "
+                    "again, or another file of the model"
+                )
         fill_buffers(self.model, self.device)
-        self._divide_rotary()
-        if self.unused:
-            log.warning(
-                "%s: %s do not belong to this model", self.content.path.name, ", ".join(sorted(self.unused)[:4])
-            )
+        if factors is not None:
+            self._divide_rotary(torch.from_numpy(factors.dequantised(slice(None))[0]).to(self.device))
+        if unused:
+            log.warning("%s: %s do not belong to this model", self.content.path.name, ", ".join(sorted(unused)[:4]))
 
-    def _place(self, file: MappedFile, entry: TensorEntry, sizes: Mapping[str, torch.Size]) -> None:
-        place = self.places.get(entry.name)
-        if place is None and self.places.get(entry.name.removesuffix(".weight")) is None:
-            if entry.name != ROPE_FACTORS:
-                self.unused.append(entry.name)
-            return
-        unchanged, order = _row_order(self.processor, entry)
-        if place is not None and unchanged and len(entry.shape) == 2 and self._as_it_is(file, entry, place, order):
-            return
+    def _place(self, weight: GgufWeight) -> bool:
+        """Put a tensor where it belongs; False if that is nowhere in this model."""
+        name, shape = weight.name, weight.entry.shape
+        place = self.places.get(name)
+        if place is None and self.places.get(name.removesuffix(".weight")) is None:
+            return False
+        unchanged, weight.row_order = _row_order(self.processor, weight.entry)
         if place is not None and unchanged:
-            self.found[place] = dense(file, entry, self.dtype, self.device, order)
-            return
-        numbers = numbers_in(file, entry, slice(None)).reshape(entry.shape)
+            owner, _, leaf = place.rpartition(".")
+            module: Any = self.model.get_submodule(owner)
+            layer = layer_over(module, weight) if name in self.staying and leaf == "weight" else None
+            if layer is None:
+                self.found[place] = weight.dense(self.dtype, self.device)
+            else:
+                self._check_shape(name, shape, self.sizes[place])
+                self.model.set_submodule(owner, layer)
+            return True
+        numbers = weight.dequantised(slice(None)).reshape(shape)
         parsed: dict[str, dict[str, Tensor]] = {"tensors": self.found}
         result = self.processor.process(
-            weights=numbers, name=entry.name, tensor_key_mapping=self.places, parsed_parameters=parsed
+            weights=numbers, name=name, tensor_key_mapping=self.places, parsed_parameters=parsed
         )
         if result.name is not None and place is not None:
             self.found[place] = torch.from_numpy(np.array(result.weights)).to(self.device, self.dtype)
-
-    def _as_it_is(self, file: MappedFile, entry: TensorEntry, place: str, order: NDArray[np.int64] | None) -> bool:
-        """Whether a matrix stays in the file: one in blocks that a linear layer or an embedding multiplies."""
-        owner, _, leaf = place.rpartition(".")
-        module: Any = self.model.get_submodule(owner)
-        if not self.quantised or entry.kind not in FORMATS or leaf != "weight":
-            return False
-        scale = getattr(module, "scalar_embed_scale", None)
-        linear = type(module) is nn.Linear
-        if not linear and type(module) is not nn.Embedding and scale is None:
-            return False
-        if entry.shape != tuple(module.weight.shape):
-            raise self._wrong_shape(entry.name, entry.shape, tuple(module.weight.shape))
-        weight = GgufWeight(file, entry, order)
-        made = QuantisedLinear(weight, module.bias) if linear else QuantisedEmbedding(weight, scale or 1.0)
-        self.model.set_submodule(owner, made)
         return True
 
     def _experts_as_they_are(self) -> set[str]:
         """Leave the experts of mixtures in the file where all of them are in blocks; returns their tensors' names."""
-        entries = {entry.name: (self.files[path], entry) for path, entry in self.content.entries}
         found = set[str]()
         for owner, module in list(self.model.named_modules()):
             shapes = shapes_of_experts(module)
-            names = [name for name, place in self.places.items() if place == f"{owner}.down_proj"]
-            if shapes is None or not names or f"{names[0]}.weight" not in self.content.kept:
+            downs = [name for name, place in self.places.items() if place == f"{owner}.down_proj"]
+            if shapes is None or not downs or f"{downs[0]}.weight" not in self.staying:
                 continue
-            weights = []
-            for part, shape in shapes.items():
-                file, entry = entries[f"{names[0]}.weight".replace("down", part)]
-                if entry.shape != shape:
-                    raise self._wrong_shape(entry.name, entry.shape, shape)
-                size = entry.nbytes // shape[0]
-                starts = range(entry.start, entry.start + entry.nbytes, size)
-                each = (replace(entry, shape=shape[1:], start=start, nbytes=size) for start in starts)
-                weights.append([GgufWeight(file, one) for one in each])
-                found.add(entry.name)
-            self.model.set_submodule(owner, QuantisedExperts(module, weights))
+            names = {f"{downs[0]}.weight".replace("down", part): shape for part, shape in shapes.items()}
+            for name, shape in names.items():
+                self._check_shape(name, self.weights[name].entry.shape, shape)
+            self.model.set_submodule(owner, QuantisedExperts(module, (self.weights[name].experts() for name in names)))
+            found |= names.keys()
         return found
 
-    def _check_shapes(self, sizes: Mapping[str, torch.Size]) -> None:
-        sources = {place: name for name, place in self.places.items()}
-        for place, tensor in self.found.items():
-            self.found[place] = tensor.to(self.device, self.dtype)
-            if place in sizes and tensor.shape != sizes[place]:
-                raise self._wrong_shape(sources.get(place, place), tuple(tensor.shape), tuple(sizes[place]))
+    def _check_shape(self, name: str, shape: tuple[int, ...], expected: tuple[int, ...] | None) -> None:
+        if expected not in (None, shape):
+            raise ModelLoadError(
+                f"the tensor {name} in {self.content.path} has the shape {shape}, and the model of its header "
+                f"{expected}: the file is damaged, get it again"
+            )
 
-    def _wrong_shape(self, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> ModelLoadError:
-        return ModelLoadError(
-            f"the tensor {name} in {self.content.path} has the shape {shape}, and the model of its header {expected}: "
-            "the file is damaged, get it again"
-        )
+    def _source_of(self, place: str) -> str:
+        return next((name for name, found in self.places.items() if found == place), place)
 
-    def _tie(self) -> None:
-        """Let the head have the embedding's weight where the file has none of its own."""
-        head: Any = self.model.get_output_embeddings()
-        embedding: Any = self.model.get_input_embeddings()
-        if not isinstance(head, nn.Linear) or not head.weight.is_meta or "output.weight" in self.content.names:
-            return
-        if isinstance(embedding, QuantisedEmbedding):
-            self.model.set_output_embeddings(QuantisedLinear(embedding.quantised, head.bias))
-        else:
-            head.weight = embedding.weight
-
-    def _check_complete(self) -> None:
-        sources = {place: name for name, place in self.places.items()}
-        for name, parameter in self.model.named_parameters():
-            if parameter.is_meta:
-                raise ModelLoadError(
-                    f"{self.content.path} lacks the tensor {sources.get(name, name)} of the model in its header: get "
-                    "it again, or another file of the model"
-                )
-
-    def _divide_rotary(self) -> None:
-        for path, entry in self.content.entries:
-            if entry.name == ROPE_FACTORS:
-                factors = torch.from_numpy(numbers_in(self.files[path], entry, slice(None))[0]).to(self.device)
-                for module in self.model.modules():
-                    for name in ("inv_freq", "original_inv_freq"):
-                        frequencies: Any = getattr(module, name, None)
-                        if isinstance(frequencies, Tensor) and frequencies.shape == factors.shape:
-                            frequencies /= factors
+    def _divide_rotary(self, factors: Tensor) -> None:
+        for module in self.model.modules():
+            for name in ("inv_freq", "original_inv_freq"):
+                frequencies: Any = getattr(module, name, None)
+                if isinstance(frequencies, Tensor) and frequencies.shape == factors.shape:
+                    frequencies /= factors
 
 
 def _row_order(processor: Any, entry: TensorEntry) -> tuple[bool, NDArray[np.int64] | None]:
@@ -447,11 +394,6 @@ def _dequantised_by_transformers(
     )
     placed: PreTrainedModel = found.to(device)
     return placed
-
-
-def read_end_tokens(file: Path) -> dict[str, int]:
-    """Ids of the tokens that end an answer, by the metadata keys that name them. Raises ModelLoadError."""
-    return end_tokens_in(read_header(file))
 
 
 def end_tokens_in(metadata: Mapping[str, Any]) -> dict[str, int]:
@@ -537,11 +479,6 @@ def _tokenizer_in(content: GgufFile) -> PreTrainedTokenizerBase:
     with _our_reader(content):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_in(content.path))
     return tokenizer
-
-
-def read_sampling(file: Path) -> dict[str, float]:
-    """The sampling settings that a file recommends, by their names in a generation config. Raises ModelLoadError."""
-    return sampling_in(read_header(file))
 
 
 def sampling_in(metadata: Mapping[str, Any]) -> dict[str, float]:

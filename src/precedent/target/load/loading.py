@@ -28,28 +28,27 @@ from precedent.runtime.plain_values import in_one_line, is_number
 from precedent.target.load.chat_template import CHATML, read_chat_template, refusing_template, say_what_lacks
 from precedent.target.load.draft_folders import check_readable, check_whole, draft_at
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count, first_layers, layers_of
-from precedent.target.load.gguf import end_tokens_in, load_gguf, read_config, read_sampling, read_tokenizer
+from precedent.target.load.gguf import end_tokens_in, load_gguf, read_config, read_tokenizer, sampling_in
 from precedent.target.load.gguf_header import read_header
-from precedent.target.load.quantised_checkpoint import QUANTIZATIONS, load_made, load_packed
 from precedent.target.load.source import (
     DEMO_TARGET,
-    HUB_FILE,
+    WHERE_FROM,
+    Source,
     explained,
-    files_of,
     find_source,
-    is_file,
     merged,
     samples_as_recommended,
     stored_model,
-    tokenizer_source,
-    with_base,
 )
 from precedent.target.load.stores import StoredModel
 from precedent.target.load.weight_files import faults_of, layers_left_over, quant_method, say_if_dense, too_many
 from precedent.target.quantised import QuantisedLinear, is_quantised
-from precedent.target.support import check_loadable
+from precedent.target.support import check_loadable, missing, quantised_reader
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
+
+QUANTIZATIONS = ("int8", "int4")
+"""What `quantization` may be: eight bits with a scale for 32 inputs, or four bits with a scale and a minimum."""
 
 OURS = {
     "dtype": "give dtype= itself",
@@ -63,9 +62,6 @@ OURS = {
     ),
 }
 """Arguments of `from_pretrained` that have their own parameter here, and what to do instead."""
-
-WHERE_FROM = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
-"""Arguments of `from_pretrained` that choose the files, and so apply to config and tokenizer too."""
 
 log = logging.getLogger(__name__)
 
@@ -105,24 +101,16 @@ def load_target(
         device = None
         settings.setdefault("device_map", "auto")
     place = device_named(device)
-    if quantization is not None:
-        _check_quantizable(quantization, place, dtype, settings)
-    source, adapter = with_base(find_source(name_or_path, settings))
-    stored = stored_model(name_or_path, settings)
+    source = find_source(name_or_path, settings)
+    stored, adapter = source.stored, source.adapter
     if stored is not None:
         say_what_is_kept(str(name_or_path), stored)
-    if str(name_or_path).startswith(HUB_FILE):  # these chose its file
-        settings = {name: value for name, value in settings.items() if name not in WHERE_FROM}
-    if adapter is not None:  # these chose its files, and its base model has others
-        settings = {name: value for name, value in settings.items() if name not in ("revision", "subfolder")}
-    config = _checked_config(source, settings)
-    tokenizer = _load_tokenizer(tokenizer_source(source, adapter), template, settings, stored)
+    config = _checked_config(source)
+    tokenizer = _load_tokenizer(source, template)
     if template is None and str(name_or_path) != DEMO_TARGET and not config.is_encoder_decoder:
         say_what_lacks(name_or_path, tokenizer.chat_template, has_chatml=CHATML in tokenizer.get_vocab())
-    if adapter is not None and is_file(source) and dtype in (None, "auto"):
+    if adapter is not None and source.file is not None and dtype in (None, "auto"):
         dtype = "bfloat16"  # an adapter is merged into ordinary weights
-    if quantization is not None and adapter is not None:
-        raise UnsupportedError(f"quantization={quantization!r} is not available for an adapter: merge it into a model")
     model = _load_model(source, config, place, dtype or "auto", settings, quantization)
     if accurate:
         for module in model.modules():
@@ -141,15 +129,14 @@ def load_tokenizer(name_or_path: str | Path, chat_template: str | Path | None = 
     Raises ModelLoadError, and ConfigError for a `chat_template` that cannot be read.
     """
     template = None if chat_template is None else read_chat_template(chat_template)
-    source = tokenizer_source(*with_base(find_source(name_or_path)))
-    return _load_tokenizer(source, template, stored=stored_model(name_or_path))
+    return _load_tokenizer(find_source(name_or_path), template)
 
 
 def load_config(name_or_path: str | Path) -> PreTrainedConfig:
     """Load the config of anything that `load_target` accepts, without its weights. Raises ModelLoadError."""
-    source, _ = with_base(find_source(name_or_path))
-    with explained(source, "the config of"):
-        return _read_config(source, {})
+    source = find_source(name_or_path)
+    with explained(source.place, "the config of"):
+        return _read_config(source)
 
 
 def load_generation_config(name_or_path: str | Path) -> GenerationConfig:
@@ -157,15 +144,16 @@ def load_generation_config(name_or_path: str | Path) -> GenerationConfig:
 
     That of a GGUF file holds only what its header and its store say about sampling.
     """
-    source, _ = with_base(find_source(name_or_path))
-    stored = stored_model(name_or_path)
-    with explained(source, "the generation config of"):
-        if is_file(source):
-            return GenerationConfig(**read_sampling(Path(source)) | dict(stored.sampling if stored else {}))
+    source = find_source(name_or_path)
+    with explained(source.place, "the generation config of"):
+        if source.file is not None:
+            return GenerationConfig(
+                **sampling_in(read_header(source.file)) | dict(source.stored.sampling if source.stored else {})
+            )
         try:
-            found: GenerationConfig = GenerationConfig.from_pretrained(source)
+            found: GenerationConfig = GenerationConfig.from_pretrained(source.place)
         except OSError:  # there is no such file: transformers then derives one from the config
-            found = GenerationConfig.from_model_config(load_config(name_or_path))
+            found = GenerationConfig.from_model_config(_read_config(source))
     return found
 
 
@@ -186,7 +174,7 @@ def load_draft(
     tokenizer: PreTrainedTokenizerBase,
     *,
     device: str | None = None,
-    source: str | Path | None = None,
+    source: Source | None = None,
 ) -> PreTrainedModel:
     """Load a model that drafts for a target: a Hugging Face id, a folder, a loaded model, or "first-layers:N".
 
@@ -206,11 +194,13 @@ def load_draft(
         count = checked_count(str(spec), len(layers_of(target)))
         return copied_to(first_layers(target, count), place)
     source = source or find_source(spec)
-    check_readable(source)
+    check_readable(source.place)
     check_same_vocabulary(str(spec), _load_tokenizer(source), tokenizer)
-    config = _checked_config(source, {})
-    keeps = is_file(source) or quant_method(config) is not None or is_quantised(target)
+    config = _checked_config(source)
+    keeps = source.file is not None or quant_method(config) is not None or is_quantised(target)
     draft = _load_model(source, config, place, "auto" if keeps else target.dtype, {})
+    if source.adapter is not None:
+        draft = merged(draft, source.adapter)
     return _with_width(draft, _width(target))
 
 
@@ -231,7 +221,7 @@ def load_beside(
     if not isinstance(spec, str | Path):
         check_loadable(spec.config)
         return _with_width(spec, vocab_size)
-    if (found := draft_at(find_source(spec))) is not None:
+    if (found := draft_at(find_source(spec).place)) is not None:
         raise UnsupportedError(f"{spec} holds {found}, which reads its target's layers: another program has those here")
     draft, own = load_target(spec, device=device)
     check_same_vocabulary(str(spec), own, tokenizer)
@@ -250,17 +240,13 @@ def copied_to(draft: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     return found
 
 
-def _load_tokenizer(
-    source: str | Path,
-    template: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    stored: StoredModel | None = None,
-) -> PreTrainedTokenizerBase:
-    with explained(source, "the tokenizer of"):
+def _load_tokenizer(source: Source, template: str | None = None) -> PreTrainedTokenizerBase:
+    stored, source = source.stored, source.of_tokenizer
+    with explained(source.place, "the tokenizer of"):
         tokenizer: PreTrainedTokenizerBase = (
-            read_tokenizer(Path(source))
-            if is_file(source)
-            else AutoTokenizer.from_pretrained(source, trust_remote_code=False, **_where(settings or {}))
+            AutoTokenizer.from_pretrained(source.place, trust_remote_code=False, **source.where)
+            if source.file is None
+            else read_tokenizer(source.file)
         )
     if template is not None:
         tokenizer.chat_template = template
@@ -271,86 +257,82 @@ def _load_tokenizer(
     return tokenizer
 
 
-def _where(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: settings[name] for name in WHERE_FROM if name in settings}
-
-
-def _read_config(source: str | Path, where: Mapping[str, Any]) -> PreTrainedConfig:
-    if is_file(source):
-        return read_config(Path(source))
-    check_whole(source, where)
-    config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
+def _read_config(source: Source) -> PreTrainedConfig:
+    if source.file is not None:
+        return read_config(source.file)
+    check_whole(source.place, source.where)
+    config: PreTrainedConfig = AutoConfig.from_pretrained(source.place, trust_remote_code=False, **source.where)
     return config
 
 
-def _checked_config(source: str | Path, settings: Mapping[str, Any]) -> PreTrainedConfig:
-    with explained(source, "the model"):
-        config = _read_config(source, _where(settings))
+def _checked_config(source: Source) -> PreTrainedConfig:
+    with explained(source.place, "the model"):
+        config = _read_config(source)
         auto_class(config)
         check_loadable(config)
-        folder = isinstance(source, Path) and source.is_dir() and "subfolder" not in settings
-        for fault in faults_of(Path(source), config) if folder else ():
+        folder = isinstance(source.place, Path) and source.place.is_dir() and "subfolder" not in source.where
+        for fault in faults_of(Path(source.place), config) if folder else ():
             raise ModelLoadError(fault)
     return config
 
 
 def _load_model(
-    source: str | Path,
+    source: Source,
     config: PreTrainedConfig,
     device: torch.device,
     dtype: str | torch.dtype,
     settings: Mapping[str, Any],
     quantization: str | None = None,
 ) -> PreTrainedModel:
-    placed, method, auto = dict(settings), quant_method(config), auto_class(config)
-    if quantization is not None and (is_file(source) or method is not None):
-        raise UnsupportedError(f"quantization={quantization!r} is not available for {source}: it is quantised already")
-    if is_file(source):
+    settings = {name: value for name, value in settings.items() if name not in WHERE_FROM}
+    place, placed, method, auto = source.place, {**settings, **source.where}, quant_method(config), auto_class(config)
+    others = sorted(settings.keys() - {"attn_implementation"} | placed.keys() & {"subfolder"})
+    if quantization is not None:
+        asked = f"quantization={quantization!r}"
+        for refused, why in (
+            (source.adapter, "is not available for an adapter: merge it into a model"),
+            (device.type != "cpu", f"is for a CPU, and the device is {device}: leave it out"),
+            (dtype != "auto", f"computes in float32: leave dtype={dtype!r} out"),
+            (others, f"cannot be given with model_kwargs {', '.join(map(repr, others))}"),
+            (source.file or method, f"is not available for {place}: it is quantised already"),
+            (auto is not AutoModelForCausalLM, f"is not available for {config.model_type}"),
+        ):
+            if refused:
+                raise UnsupportedError(f"{asked} {why}")
+    if source.file is not None:
         wanted = None if dtype == "auto" else dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
-        return load_gguf(Path(source), config, device, wanted, settings)
-    by_ours = auto is AutoModelForCausalLM and device.type == "cpu" and dtype == "auto"
-    if quantization is not None and not by_ours:
-        raise UnsupportedError(f"quantization={quantization!r} is not available for {config.model_type}")
-    if by_ours and (quantization or method) and settings.keys() <= {"attn_implementation", *WHERE_FROM} - {"subfolder"}:
-        with explained(source, "the model"):
-            folder = source if isinstance(source, Path) else files_of(source, _where(settings))
-            how = {name: settings[name] for name in settings if name == "attn_implementation"}
-            made = load_made(folder, config, quantization, how) if quantization else load_packed(folder, config, how)
+        return load_gguf(source.file, config, device, wanted, placed)
+    plain = auto is AutoModelForCausalLM and device.type == "cpu" and dtype == "auto" and not others
+    if plain and (quantization or method):
+        with explained(place, "the model"):
+            read = quantised_reader(source.folder, config, quantization)
+            if quantization is not None and read is None:
+                raise missing("quantization", f"quantization={quantization!r}")
+            made = None if read is None else read(settings)
         if made is not None:
             return made
     if method is not None or "quantization_config" in placed:
         placed.setdefault("device_map", {"": device})  # quantised weights load in place and are never moved
-    with explained(source, "the model"):
+    with explained(place, "the model"):
         loaded: Any = auto.from_pretrained(
-            source, dtype=dtype, trust_remote_code=False, output_loading_info=True, **placed
+            place, dtype=dtype, trust_remote_code=False, output_loading_info=True, **placed
         )
     model, report = loaded
     if report["missing_keys"]:  # transformers would continue with random weights
         raise ModelLoadError(
-            f"the weights in {source} are incomplete: {min(report['missing_keys'])} is missing; "
+            f"the weights in {place} are incomplete: {min(report['missing_keys'])} is missing; "
             "get all of its files again, or give another model"
         )
     left_over = layers_left_over(set(report["unexpected_keys"]), model.config)
     if left_over:  # transformers would leave them out
-        raise ModelLoadError(too_many(source, left_over, model.config.get_text_config().num_hidden_layers))
+        raise ModelLoadError(too_many(place, left_over, model.config.get_text_config().num_hidden_layers))
     ready: PreTrainedModel = model if "device_map" in placed else model.to(device)
     if auto is AutoModelForImageTextToText:
         ready = language_model_of(ready)
     ready.eval().requires_grad_(False)
     if method is not None:
-        say_if_dense(ready, method, source)
+        say_if_dense(ready, method, place)
     return ready
-
-
-def _check_quantizable(quantization: str, device: torch.device, dtype: str | None, settings: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError, naming what it cannot be given with."""
-    beside = sorted(settings.keys() - {"attn_implementation", *WHERE_FROM} | settings.keys() & {"subfolder"})
-    if device.type != "cpu":
-        raise UnsupportedError(f"quantization={quantization!r} is for a CPU, and the device is {device}: leave it out")
-    if dtype not in (None, "auto"):
-        raise UnsupportedError(f"quantization={quantization!r} computes in float32: leave dtype={dtype!r} out")
-    if beside:
-        raise UnsupportedError(f"quantization={quantization!r} cannot be given with model_kwargs {beside[0]!r}")
 
 
 def device_named(device: str | None, name: str = "device") -> torch.device:

@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,35 +59,79 @@ HOSTED = re.compile(
 OLLAMA, LM_STUDIO, HUB_FILE = "ollama:", "lmstudio:", "hf:"
 """What begins the names of other programs' models."""
 
+WHERE_FROM = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
+"""Arguments of `from_pretrained` that choose the files, and so apply to config and tokenizer too."""
+
 _TAG = re.compile(r"[\w.-]+(/[\w.-]+)*:[\w.-]+")
 
 
-def find_source(name_or_path: str | Path, settings: Mapping[str, Any] | None = None) -> str | Path:
-    """Resolve a name to what is loaded: a GGUF file, a folder, or an id that the hub answered for.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a model's name means: a GGUF file, a folder, or an id that the hub answered for.
+
+    - `where`: arguments of `from_pretrained` that choose the files there.
+    - `adapter`: the folder of a PEFT adapter that is merged into that model.
+    - `stored`: what another program keeps with the file.
+    """
+
+    place: str | Path
+    where: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    adapter: Path | None = None
+    stored: StoredModel | None = None
+
+    @property
+    def file(self) -> Path | None:
+        """The GGUF file; None for anything else."""
+        return self.place if isinstance(self.place, Path) and self.place.is_file() else None
+
+    @property
+    def of_tokenizer(self) -> Source:
+        """Where the tokenizer is: in the adapter's folder if it has one, else with the base model."""
+        own = self.adapter is not None and (self.adapter / "tokenizer_config.json").is_file()
+        return Source(self.adapter, self.where) if own and self.adapter is not None else self
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the weights in safetensors files, downloaded where they are not here."""
+        if isinstance(self.place, Path):
+            return self.place
+        return _snapshot(self.place, **self.where, allow_patterns=["*.safetensors", "*.json"])
+
+
+def find_source(name_or_path: str | Path, settings: Mapping[str, Any] | None = None) -> Source:
+    """Resolve a name to what is loaded.
 
     Obvious mistakes are refused before the hub is asked, and the hub is asked once: if it does not answer, the folder
     of an earlier download is used. `settings` are arguments of `from_pretrained`. Raises ModelLoadError.
     """
-    file = gguf_file(name_or_path, settings)
+    given = settings or {}
+    where = {name: given[name] for name in WHERE_FROM if name in given}
+    stored = stored_model(name_or_path, given)
+    file = _file_of(name_or_path, stored)
     if file is not None:
-        return file
-    path = Path(name_or_path).expanduser()
-    if not str(name_or_path) or not path.is_dir():
-        return _of_the_hub(name_or_path, settings or {})
+        return Source(file, {} if str(name_or_path).startswith(HUB_FILE) else where, stored=stored)
+    path: str | Path = Path(name_or_path).expanduser()
+    if not str(name_or_path) or not Path(path).is_dir():
+        path = _of_the_hub(name_or_path, given)
+    if not isinstance(path, Path):
+        return Source(path, where)
+    if is_adapter(path):
+        base = base_of_adapter(path)
+        if importlib.util.find_spec("peft") is None:
+            raise _to_merge(
+                path, f"{path} holds an adapter for {base}, and peft is not installed: pip install peft, or"
+            )
+        chosen = {name: value for name, value in where.items() if name not in ("revision", "subfolder")}
+        return replace(find_source(base, chosen), adapter=path)
     inside = sorted(path.glob("*.gguf"))
     if inside and not (path / "config.json").exists():
         raise ModelLoadError(f"{path} holds GGUF files and no config.json; give the file itself, {str(inside[0])!r}")
-    return path
+    return Source(path, where)
 
 
 def is_adapter(folder: Path) -> bool:
     """Whether a folder holds a PEFT adapter in place of a model."""
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
-
-
-def is_file(source: str | Path) -> bool:
-    """Whether what `find_source` gave is a GGUF file."""
-    return isinstance(source, Path) and source.is_file()
 
 
 def stored_model(
@@ -129,9 +174,12 @@ def gguf_file(
 
     Raises ModelLoadError for any other file.
     """
+    return _file_of(name_or_path, stored_model(name_or_path, settings, download=download))
+
+
+def _file_of(name_or_path: str | Path, stored: StoredModel | None) -> Path | None:
     if str(name_or_path) == DEMO_TARGET:
         return packaged_file()
-    stored = stored_model(name_or_path, settings, download=download)
     path = Path(name_or_path).expanduser() if stored is None else stored.file
     if path.suffix == ".gguf" and not path.exists():
         raise ModelLoadError(f"there is no file {str(path)!r}; `hf download OWNER/NAME FILE` fetches one from the hub")
@@ -177,11 +225,6 @@ def _fetched_before(name: str, where: Mapping[str, Any], silence: str) -> Path:
             f"the model {name!r} is not on this machine, and the Hugging Face hub cannot be asked "
             f"({silence.rstrip(' .')}); check the name, or {FETCH.format(name)}{_in_ollama(name)}"
         ) from error
-
-
-def files_of(name: str, where: Mapping[str, Any]) -> Path:
-    """The folder of a model on the hub with its weights in safetensors files, downloaded where they are not here."""
-    return _snapshot(name, **where, allow_patterns=["*.safetensors", "*.json"])
 
 
 def _snapshot(name: str, **settings: Any) -> Path:
@@ -247,18 +290,6 @@ def packaged_file() -> Path:
     return found
 
 
-def with_base(source: str | Path) -> tuple[str | Path, Path | None]:
-    """A model's source; for an adapter's folder that of its base model, and the folder. Raises ModelLoadError."""
-    if not isinstance(source, Path) or not is_adapter(source):
-        return source, None
-    base = base_of_adapter(source)
-    if importlib.util.find_spec("peft") is None:
-        raise _to_merge(
-            source, f"{source} holds an adapter for {base}, and peft is not installed: pip install peft, or"
-        )
-    return find_source(base), source
-
-
 def base_of_adapter(adapter: Path) -> str:
     """The name of an adapter's base model. Raises ModelLoadError if its folder does not say it."""
     try:
@@ -268,11 +299,6 @@ def base_of_adapter(adapter: Path) -> str:
     if not isinstance(base, str) or not base:
         raise _to_merge(adapter, f"{adapter} holds an adapter without a base model;")
     return base
-
-
-def tokenizer_source(source: str | Path, adapter: Path | None) -> str | Path:
-    """Where the tokenizer is: in the adapter's folder if it has one, else with the base model."""
-    return adapter if adapter is not None and (adapter / "tokenizer_config.json").is_file() else source
 
 
 def merged(base: PreTrainedModel, adapter: Path) -> PreTrainedModel:

@@ -117,7 +117,7 @@ def ollama_names() -> list[str]:
     """The names of all models in Ollama's stores that can be read."""
     found = dict[str, None]()
     for store in ollama_stores():
-        for manifest in (one for folder in MANIFESTS for one in _listed(store / folder, "*/*/*/*")):
+        for manifest in (one for folder in MANIFESTS for one in listed(store / folder, "*/*/*/*")):
             host, namespace, model, tag = manifest.parts[-4:]
             if all(map(_NAME_PART.fullmatch, (namespace, model, tag))) and _HOST.fullmatch(host):
                 known = host in OLLAMA_HOSTS
@@ -308,7 +308,7 @@ def lm_studio_folders() -> list[Path]:
 
 def lm_studio_names() -> list[str]:
     """The names of all models in LM Studio's folders that can be read."""
-    files = [file.parts[-3:] for folder in lm_studio_folders() for file in _listed(folder, "*/*/*.gguf")]
+    files = [file.parts[-3:] for folder in lm_studio_folders() for file in listed(folder, "*/*/*.gguf")]
     return sorted({"/".join(file) for file in files if is_model(file[-1])})
 
 
@@ -382,20 +382,6 @@ def hub_file(name: str, settings: Mapping[str, Any], *, download: bool = True) -
     raise ModelLoadError(f"{repository} has no file of {quant or 'any quantisation'}; it has {known}")
 
 
-def hub_models() -> Iterator[tuple[str, Path]]:
-    """All models in the hub's cache: the names of GGUF files with their paths, and ids with their folders."""
-    for repository in _listed(Path(constants.HF_HUB_CACHE), "models--*"):
-        name = repository.name.removeprefix("models--").replace("--", "/")
-        with suppress(LocalEntryNotFoundError, HFValidationError):
-            folder = Path(snapshot_download(name, local_files_only=True))
-            files = {file.relative_to(folder).as_posix(): file for file in _listed(folder, "**/*.gguf")}
-            for file in filter(is_model, files):
-                quant = re.split(r"[-.]", re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", file))[-1]
-                yield (f"hf:{name}:{quant}" if choose(files, quant) == file else str(files[file])), files[file]
-            if (folder / "config.json").is_file():
-                yield name, folder
-
-
 def choose(files: Iterable[str], quant: str) -> str | None:
     """The first file of a quantisation, of none Q4_K_M, Q8_0 or the first model; None if there is none."""
     models = [file for file in files if is_model(file)]
@@ -439,6 +425,7 @@ def entry(folder: Path, names: Iterable[str]) -> Path | None:
     return folder
 
 
-def _listed(folder: Path, pattern: str) -> Iterator[Path]:
+def listed(folder: Path, pattern: str) -> Iterator[Path]:
+    """The files that match below a folder; none where it cannot be read."""
     with suppress(OSError):
         yield from sorted(folder.glob(pattern))

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
-from precedent.target.checkpoint import INDEX, OLDER, WHOLE
-from precedent.target.fingerprints import is_dense
+INDEX, WHOLE, OLDER = "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"
 
 LFS = b"version https://git-lfs"
 """How the text begins that git leaves in place of a large file which was not fetched."""
@@ -32,6 +31,25 @@ _FETCH = "get all of its files again, or give another model"
 _POINTER = "run `git lfs pull` there, or `hf download` the model"
 
 
+def safetensors_files(folder: Path, prefixes: tuple[str, ...] = ("",)) -> list[Path]:
+    """The files that may hold tensors whose names begin with a prefix; by the index, or the only file. May be none."""
+    if (folder / INDEX).is_file():
+        places: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        return [folder / file for file in sorted({places[name] for name in places if name.startswith(prefixes)})]
+    return [folder / WHOLE] if (folder / WHOLE).is_file() else []
+
+
+def tensor_names(folder: Path) -> frozenset[str]:
+    """The names of a folder's tensors, in whichever format."""
+    found = set[str]()
+    for path in safetensors_files(folder):
+        with safe_open(path, framework="pt") as file:
+            found |= set(file.keys())
+    if not found and (folder / OLDER).is_file():
+        return frozenset(torch.load(folder / OLDER, map_location="meta", weights_only=True))
+    return frozenset(found)
+
+
 def faults_of(folder: Path, config: Any = None) -> list[str]:
     """List what is wrong with the weight files of a folder; empty if they fit each other and the config."""
     try:
@@ -41,33 +59,32 @@ def faults_of(folder: Path, config: Any = None) -> list[str]:
 
 
 def _faults(folder: Path, config: Any) -> Iterator[str]:
-    index = folder / INDEX
-    if not index.is_file():
-        single = [folder / name for name in (WHOLE, OLDER) if (folder / name).is_file()]
-        if not single and not (folder / f"{OLDER}.index.json").is_file():
-            others = sorted({file.name for pattern in OTHER_WEIGHTS for file in folder.glob(pattern)})
-            beside = f" ({', '.join(others[:3])} is not one that transformers looks for)" if others else ""
-            yield f"{folder} holds no weights{beside}: {_FETCH}"
-        for file in single[:1]:
-            names, fault = _tensors_in(file)
-            yield from fault
-            yield from _layers(names, config, folder)
-        return
-    try:
-        places = {str(name): str(file) for name, file in json.loads(index.read_bytes())["weight_map"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        yield f"{index.name} in {folder} cannot be read as an index of tensors: {_POINTER}"
-        return
-    for part in sorted(set(places.values())):
+    index, found, parts = folder / INDEX, set[str](), dict[str, set[str]]()
+    if index.is_file():
+        try:
+            for name, part in json.loads(index.read_bytes())["weight_map"].items():
+                parts.setdefault(str(part), set()).add(str(name))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            yield f"{index.name} in {folder} cannot be read as an index of tensors: {_POINTER}"
+            return
+    elif whole := next((name for name in (WHOLE, OLDER) if (folder / name).is_file()), None):
+        parts[whole] = set()
+    elif not (folder / f"{OLDER}.index.json").is_file():
+        others = sorted({file.name for pattern in OTHER_WEIGHTS for file in folder.glob(pattern)})
+        beside = f" ({', '.join(others[:3])} is not one that transformers looks for)" if others else ""
+        yield f"{folder} holds no weights{beside}: {_FETCH}"
+    for part, expected in sorted(parts.items()):
+        found |= expected
         if not (folder / part).is_file():
             yield f"{index.name} names {part}, which is not in {folder}: {_FETCH}"
             continue
         names, fault = _tensors_in(folder / part)
         yield from fault
-        missing = sorted(name for name, place in places.items() if place == part and name not in names)
+        found |= names
+        missing = sorted(expected - names)
         if missing and not fault and part.endswith(".safetensors"):
             yield f"{index.name} places {missing[0]} in {part}, which does not hold it: {_FETCH}"
-    yield from _layers(set(places), config, folder)
+    yield from _layers(found, config, folder)
 
 
 def _tensors_in(file: Path) -> tuple[set[str], list[str]]:
@@ -113,25 +130,8 @@ def layers_left_over(unexpected: set[str], config: Any) -> int:
     return len({layer for layer, _ in layers if layer >= kept} - heads)
 
 
-GPU_ONLY = {"fp8": (8, 9), "mxfp4": (7, 5)}
-"""Methods whose kernels need a GPU of this compute capability; transformers dequantises their weights elsewhere."""
-
 UNPACKED_BY_FIRST_FORWARD = "compressed-tensors"
 """The method whose package unpacks all weights at the first forward."""
-
-PACKAGES = {
-    "torchao": "torchao", "compressed-tensors": "compressed_tensors", "bitsandbytes": "bitsandbytes",
-    "gptq": "gptqmodel", "awq": "gptqmodel", "hqq": "hqq", "quanto": "optimum", "aqlm": "aqlm", "eetq": "eetq",
-    "vptq": "vptq", "auto-round": "auto_round", "spqr": "spqr_quant", "fp_quant": "fp_quant", "quark": "quark",
-    "fp8": "accelerate", "fbgemm_fp8": "fbgemm_gpu", "mxfp4": "accelerate", "bitnet": "accelerate",
-}  # fmt: skip
-"""The package that transformers needs to load weights of a method."""
-
-DISTRIBUTIONS = {
-    "compressed_tensors": "compressed-tensors", "optimum": "optimum-quanto", "auto_round": "auto-round",
-    "spqr_quant": "spqr-quant", "fp_quant": "fp-quant", "quark": "amd-quark", "fbgemm_gpu": "fbgemm-gpu",
-}  # fmt: skip
-"""Names under which pip installs some of them."""
 
 log = logging.getLogger(__name__)
 
@@ -145,12 +145,10 @@ def quant_method(config: Any) -> str | None:
     return str(getattr(found, "value", found) or "unknown")
 
 
-def loads_dense(method: str, device: torch.device) -> bool:
-    """Whether weights of a method will be dequantised on a device: to the size of a model that was never quantised."""
-    if method == UNPACKED_BY_FIRST_FORWARD:
-        return True
-    needed = GPU_ONLY.get(method)
-    return needed is not None and (device.type != "cuda" or torch.cuda.get_device_capability(device) < needed)
+def is_dense(weight: Any) -> bool:
+    """Whether a weight is a plain tensor of floating-point numbers, and not packed by a quantiser."""
+    plain = isinstance(weight, Tensor) and type(weight) in (Tensor, nn.Parameter)
+    return plain and weight.is_floating_point() and weight.dtype.itemsize > 1
 
 
 def say_if_dense(model: nn.Module, method: str, source: object) -> None:

@@ -20,7 +20,6 @@ from transformers import DynamicCache, PreTrainedModel
 
 from precedent.errors import ConfigError
 from precedent.runtime.instructions import native_bfloat16
-from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent.target.load.first_layers import layers_of
 from precedent_drafts.block_draft import (
     NONE,
@@ -31,6 +30,7 @@ from precedent_drafts.block_draft import (
     new_block_draft,
     save_block_draft,
 )
+from precedent_drafts.fingerprints import embeddings_fingerprint, layers_fingerprint, name_of
 from precedent_drafts.trained import initial_layers
 from precedent_drafts.training.lessons import Lesson, Teacher
 from precedent_drafts.training.training import Recipe, Student

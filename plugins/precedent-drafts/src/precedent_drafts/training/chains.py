@@ -25,9 +25,9 @@ from torch.nn.functional import smooth_l1_loss
 from transformers import DynamicCache, PreTrainedModel
 
 from precedent.errors import ConfigError, UnsupportedError
-from precedent.target.fingerprints import name_of
 from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds
 from precedent.target.load.first_layers import base_of, layers_of
+from precedent_drafts.fingerprints import name_of
 from precedent_drafts.trained import (
     ADAPTER,
     FUSION,

@@ -27,9 +27,9 @@ from precedent.errors import ModelLoadError, UnsupportedError
 from precedent.planning.costs import CostCurve
 from precedent.runtime.instructions import native_bfloat16
 from precedent.target import common_prefix
-from precedent.target.fingerprints import name_of
 from precedent.target.kv.layer_kinds import FULL_ATTENTION, attention_kinds
 from precedent.target.load.first_layers import base_of, layers_of
+from precedent_drafts.fingerprints import name_of
 from precedent_drafts.trained import save_tensors
 
 PROBE = (0, 1, 1, 0, 1)

@@ -27,8 +27,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from precedent.config import check_fields
 from precedent.errors import ConfigError, ModelLoadError, PromptError
-from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint
 from precedent.text.end_tokens import end_token_ids
+from precedent_drafts.fingerprints import embeddings_fingerprint, layers_fingerprint
 from precedent_drafts.heads import HEAD_TOKENS
 from precedent_drafts.trained import DraftSettings, load_trained, save_draft, save_json, save_tensors
 from precedent_drafts.training.lessons import (

@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import openai
 from langchain_core.language_models import ModelProfile
-from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.prompt_values import PromptValue
-from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import ensure_config
+from langchain_core.language_models.base import LanguageModelInput
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import Field, SecretStr, model_validator
 
-from precedent import __version__
 from precedent.errors import ConfigError, UnsupportedError
-from precedent.langchain.arguments import ONLY_SPEED, ChatFields, merged_stop, strictness, workflow_step_of
+from precedent.langchain.arguments import ONLY_SPEED
+from precedent.langchain.chat_calls import ChatCalls
 from precedent.langchain.exceptions import of_both_kinds, settings_in_our_words
-from precedent.langchain.messages import checked_input, media_of
-from precedent.langchain.structured_output import structured
-from precedent.langchain.tools import ToolChoice, ToolLike, allowed_tools, openai_tools, tool_choice_of
+from precedent.langchain.messages import media_of
 from precedent.runtime.plain_values import shown
 from precedent_server.client.names import CLIENTS, call_settings, fields_of
 from precedent_server.client.request import plain_speculation, request_fields, template_texts, wire_messages
@@ -44,7 +39,7 @@ FROM_ENVIRONMENT = {"model": "PRECEDENT_MODEL", "api_key": "PRECEDENT_API_KEY"}
 Client = TypeVar("Client", openai.OpenAI, openai.AsyncOpenAI)
 
 
-class ChatPrecedentServer(ChatFields, BaseChatOpenAI):  # type: ignore[misc]  # the parent's fields are of other types
+class ChatPrecedentServer(ChatCalls, BaseChatOpenAI):  # type: ignore[misc]  # the parent's fields are of other types
     """A chat model behind `precedent serve`, with the fields, arguments and answers of `ChatPrecedent`.
 
     `model` is the name under which the server has the model, and `base_url` where the server is; a URL without a path
@@ -77,10 +72,7 @@ class ChatPrecedentServer(ChatFields, BaseChatOpenAI):  # type: ignore[misc]  # 
         plain["templates"] = template_texts(given.get("templates"))
         with settings_in_our_words(given):
             super().__init__(**given | plain)
-        strictness({}, self.strict_tools)
         request_fields(self, {})
-        if self.output_version not in (None, "v0", "v1"):
-            raise ConfigError(f"output_version={shown(self.output_version)} must be 'v0' or 'v1'")
 
     # Replaces validators of langchain-openai, by their names
 
@@ -117,12 +109,6 @@ class ChatPrecedentServer(ChatFields, BaseChatOpenAI):  # type: ignore[misc]  # 
         super().__setstate__(state)
         self._connect()
 
-    @model_validator(mode="after")
-    def _set_precedent_version(self) -> Self:
-        """Add our version to traces; LangChain wants a validator of a name that no other class has."""
-        self._add_version("precedent-llm", __version__)
-        return self
-
     def _resolve_model_profile(self) -> ModelProfile | None:
         return None  # langchain-openai would take the profile of OpenAI's model of this name
 
@@ -151,11 +137,6 @@ class ChatPrecedentServer(ChatFields, BaseChatOpenAI):  # type: ignore[misc]  # 
         return {"openai_api_key": "PRECEDENT_API_KEY"}
 
     @classmethod
-    def is_lc_serializable(cls) -> bool:
-        """True. The key is written as the name of its environment variable."""
-        return True
-
-    @classmethod
     def get_lc_namespace(cls) -> list[str]:
         """The namespace in which LangChain finds the class when it loads a serialized model."""
         return ["precedent_server", "client"]
@@ -163,12 +144,6 @@ class ChatPrecedentServer(ChatFields, BaseChatOpenAI):  # type: ignore[misc]  # 
     @property
     def _default_params(self) -> dict[str, Any]:
         return request_fields(self, {})
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        merged = list(merged_stop(self.stop, stop))
-        params = super()._get_ls_params(stop=merged or None, **kwargs)
-        params["ls_provider"] = PROVIDER
-        return params
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         """The key of an answer in LangChain's caches, which differs for callers of different API keys."""
@@ -200,14 +175,13 @@ class ChatPrecedentServer(ChatFields, BaseChatOpenAI):  # type: ignore[misc]  # 
     def _use_responses_api(self, payload: dict[str, Any]) -> bool:
         return False
 
+    def _call_settings(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return call_settings(kwargs)
+
     def _should_stream_usage(self, stream_usage: bool | None = None, **kwargs: Any) -> bool:
         with of_both_kinds():
             call_settings(kwargs)  # before the parent replaces a `stream_options` that was given
         return True
-
-    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
-        with of_both_kinds():
-            return checked_input(super()._convert_input, model_input)
 
     @of_both_kinds()
     def _get_request_payload(
@@ -218,34 +192,6 @@ class ChatPrecedentServer(ChatFields, BaseChatOpenAI):  # type: ignore[misc]  # 
         settings = call_settings(kwargs)
         messages = wire_messages(self._convert_input(input_).to_messages(), media_of(settings, self.media))
         return {"messages": messages, **request_fields(self, settings, stop), **streamed}
-
-    # LangChain tells a run's metadata to these methods, and not to `_stream`
-
-    @of_both_kinds()
-    def _with_step(self, metadata: Mapping[str, Any] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments with the workflow step of the run, unless they name one."""
-        step = kwargs.get("workflow_step") or workflow_step_of({**(metadata or {}), **(self.metadata or {})})
-        return {**kwargs, "workflow_step": step}
-
-    def stream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[AIMessageChunk]:
-        """Stream an answer; see LangChain's `BaseChatModel.stream`."""
-        return super().stream(input, config, **self._with_step(ensure_config(config)["metadata"], kwargs))
-
-    def astream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[AIMessageChunk]:
-        """Stream an answer; see LangChain's `BaseChatModel.astream`."""
-        return super().astream(input, config, **self._with_step(ensure_config(config)["metadata"], kwargs))
-
-    def generate(self, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> LLMResult:
-        """Answer several message lists; see LangChain's `BaseChatModel.generate`."""
-        return super().generate(messages, *args, **self._with_step(kwargs.get("metadata"), kwargs))
-
-    async def agenerate(self, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> LLMResult:
-        """Answer several message lists; see LangChain's `BaseChatModel.agenerate`."""
-        return await super().agenerate(messages, *args, **self._with_step(kwargs.get("metadata"), kwargs))
 
     def _create_chat_result(self, response: Any, generation_info: dict[str, Any] | None = None) -> ChatResult:
         result = super()._create_chat_result(response, generation_info)
@@ -269,29 +215,6 @@ class ChatPrecedentServer(ChatFields, BaseChatOpenAI):  # type: ignore[misc]  # 
             choices = chunk.get("choices") or [{"delta": {}}]
             _complete(made.message, chunk, choices[0]["delta"])
         return made
-
-    # Tools
-
-    def bind_tools(
-        self, tools: Sequence[ToolLike], *, tool_choice: ToolChoice = None, **kwargs: Any
-    ) -> Runnable[LanguageModelInput, AIMessage]:
-        """As `ChatPrecedent.bind_tools`: a tool that is none, or a choice that is none, is refused at once."""
-        bound, settings = openai_tools(tools), call_settings(kwargs)
-        tool_choice_of(tool_choice, allowed_tools(tool_choice, bound))
-        strictness(settings, self.strict_tools)
-        return self.bind(tools=bound, tool_choice=tool_choice, **settings)
-
-    def with_structured_output(
-        self,
-        schema: Any = None,
-        *,
-        method: str = "json_schema",
-        include_raw: bool = False,
-        strict: bool | None = None,
-        **kwargs: Any,
-    ) -> Runnable[LanguageModelInput, Any]:
-        """As `ChatPrecedent.with_structured_output`, with the same parsers and the same errors."""
-        return structured(self, schema, method, strict, include_raw, call_settings(kwargs))
 
 
 def _complete(message: BaseMessage, answer: Mapping[str, Any], said: Mapping[str, Any]) -> None:

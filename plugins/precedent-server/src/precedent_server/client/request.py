@@ -19,8 +19,16 @@ from precedent.langchain.arguments import (
     strictness,
 )
 from precedent.langchain.messages import Media, to_template_messages
-from precedent.langchain.schemas import UNNAMED, asked_format
-from precedent.langchain.tools import ANY, AUTO, NONE, allowed_tools, openai_tools, tool_choice_of
+from precedent.langchain.tools import (
+    ANY,
+    AUTO,
+    NONE,
+    UNNAMED,
+    allowed_tools,
+    asked_format,
+    openai_tools,
+    tool_choice_of,
+)
 from precedent.runtime.plain_values import shown
 from precedent.text.template_settings import EFFORT, SWITCHES, TemplateSettings
 from precedent.text.templates import Template, Templates

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from precedent import Engine
 from precedent.config import SamplingParams
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
-from precedent.target.fingerprints import embeddings_fingerprint, layers_fingerprint, weights_digest
+from precedent.target.fingerprints import weights_digest
 from precedent.target.load.loading import load_draft, load_target
-from precedent.target.quantised import QuantisedLinear, dequantised, is_quantised
+from precedent.target.quantised import QuantisedLinear, is_quantised
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
@@ -31,9 +31,9 @@ def test_packed_codes_are_read_as_their_format_defines_them(name: str, tmp_path:
     for path, module in model.named_modules():
         if path.endswith("_proj"):
             assert isinstance(module, QuantisedLinear), path
-            found = torch.from_numpy(dequantised(module.quantised, 0, module.out_features))
+            found = torch.from_numpy(module.quantised.dequantised(slice(None)))
             torch.testing.assert_close(found, expected.get_parameter(f"{path}.weight"), rtol=0, atol=1e-6)
-            part = torch.from_numpy(dequantised(module.quantised, 5, 17))
+            part = torch.from_numpy(module.quantised.dequantised(slice(5, 17)))
             assert torch.equal(part, found[5:17])
     torch.testing.assert_close(logits_of(model), logits_of(expected), rtol=1e-4, atol=1e-4)
     assert not isinstance(model.lm_head, QuantisedLinear)
@@ -78,11 +78,15 @@ def test_a_checkpoint_is_quantised_while_it_is_loaded(quantization: str, error: 
         if hasattr(module, "quantised"):
             ends = path.endswith(("lm_head", "embed_tokens", "v_proj", "down_proj"))
             assert module.quantised.kind == ("int8" if ends else quantization)
-            found, expected = dequantised(module.quantised, 0, 32), plain.get_parameter(f"{path}.weight")[:32].numpy()
+            found, expected = (
+                module.quantised.dequantised(slice(32)),
+                plain.get_parameter(f"{path}.weight")[:32].numpy(),
+            )
             assert abs(found - expected).max() <= (0.005 if ends else error) * abs(expected).max(), path
     assert sum(hasattr(module, "quantised") for module in model.modules()) == 3 * 7 + 2
     assert (logits_of(model) - logits_of(plain)).norm() / logits_of(plain).norm() < 5 * error
-    for fingerprint in (embeddings_fingerprint, layers_fingerprint):  # drafts trained for one fit the other
+    drafts = pytest.importorskip("precedent_drafts.fingerprints")
+    for fingerprint in (drafts.embeddings_fingerprint, drafts.layers_fingerprint):  # those for one fit the other
         assert fingerprint(model) == fingerprint(plain)
 
 

@@ -11,7 +11,7 @@ from helpers.packed_checkpoints import COMPRESSED, GPTQ, GROUP, Formats, Packed,
 from torch import Tensor, nn
 
 from precedent.target.load.loading import load_target
-from precedent.target.quantised import QuantisedLinear, dequantised
+from precedent.target.quantised import QuantisedLinear
 
 pytestmark = [
     pytest.mark.gguf,
@@ -112,5 +112,5 @@ def test_codes_mean_what_their_package_dequantises_them_to(name: str, tmp_path: 
     assert layers
     for path, module in layers:
         assert isinstance(module, QuantisedLinear), path
-        found = torch.from_numpy(dequantised(module.quantised, 0, module.out_features))
+        found = torch.from_numpy(module.quantised.dequantised(slice(None)))
         torch.testing.assert_close(found, expected.get_parameter(f"{path}.weight"), rtol=0, atol=1e-6)

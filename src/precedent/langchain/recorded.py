@@ -1,6 +1,7 @@
-"""LangChain's answer caches: read from an SQLite file as recorded calls, or recorded in a speculation cache in passing.
+"""Answers that any model gave before, as completions with the prompt, query and answer of `ChatPrecedent`.
 
-Entries of files are read as plain JSON and never deserialized into the objects that they name.
+They come from conversations, from logs, and from LangChain's answer caches, whose entries are read as plain JSON and
+never deserialized into the objects that they name.
 """
 
 from __future__ import annotations
@@ -8,8 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +22,22 @@ from langchain_core.caches import RETURN_VAL_TYPE, BaseCache
 from langchain_core.messages import AIMessage, messages_from_dict
 from langchain_core.outputs import ChatGeneration, Generation
 
-from precedent.cache.records import digest
+from precedent.cache import Completion, prompt_fingerprint, tools_fingerprint
+from precedent.cache.records import check_tenant, digest
 from precedent.errors import PrecedentError, PromptError
-from precedent.langchain.messages import to_template_messages
+from precedent.langchain.arguments import own_tenant
+from precedent.langchain.messages import Media, template_messages_of, to_template_messages
 from precedent.langchain.recent import Recent
-from precedent.langchain.recorded_answers import AnswerReader
-from precedent.langchain.tenants import own_tenant
 from precedent.runtime.process import Lock
-from precedent.text.traces import Skip, Trajectory, trajectory_of
+from precedent.text.codec import TokenizerCodec
+from precedent.text.prompt import render_prompt, told_answer
+from precedent.text.query import recall_query
+from precedent.text.template_settings import TemplateSettings
+from precedent.text.traces import Message, Skip, Trajectory, trajectory_of
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from precedent.langchain.chat_model import ChatPrecedent
 
 TABLES = ("full_llm_cache", "full_md5_llm_cache")
@@ -36,6 +47,101 @@ REMEMBERED = 10_000
 """Most answers to remember as already stored."""
 
 log = logging.getLogger(__name__)
+
+_PLACE = re.compile(r"^.*? line \d+ ")
+
+
+@dataclass(slots=True)
+class Skipped:
+    """What was skipped: a count and the first case for each reason."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+
+    def add(self, error: Exception, source: str = "") -> None:
+        """Count an error by its reason, whichever line it comes from."""
+        reason = _PLACE.sub("", str(error)).split(": ")[0]
+        self.counts[reason] += 1
+        self.first.setdefault(reason, f"{source}: {error}" if source else str(error))
+
+    def as_list(self) -> list[dict[str, Any]]:
+        """Reasons with their count and first case, most frequent first."""
+        ordered = self.counts.most_common()
+        return [{"reason": reason, "count": count, "first": self.first[reason]} for reason, count in ordered]
+
+
+class AnswerReader:
+    """Makes completions of one model from recorded answers; `settings` are those of its chat template.
+
+    `skipped` counts what cannot be used.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        tenant: str = "default",
+        workflow_step: str = "",
+        settings: Sequence[TemplateSettings] = (),
+        media: Media = "refuse",
+    ) -> None:
+        check_tenant(tenant)
+        self._tokenizer, self._codec, self._settings = tokenizer, TokenizerCodec(tokenizer), settings
+        self._tenant, self._step, self._media = tenant, workflow_step, media
+        self.skipped, self.num_read = Skipped(), 0
+
+    def completions(self, trajectory: Trajectory) -> Iterator[Completion]:
+        """The completions of a run's assistant turns in order, or of a single call's answer."""
+        try:
+            turns = template_messages_of(trajectory.messages, media=self._media)
+        except PrecedentError as error:
+            self.num_read += 1
+            self.skipped.add(error, trajectory.source)
+            return
+        yield from self.answers(turns, trajectory.tools, only_last=trajectory.only_last)
+
+    def answers(
+        self, turns: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, only_last: bool = False
+    ) -> Iterator[Completion]:
+        """The completions of a conversation's assistant turns, or with `only_last` that of the last turn."""
+        places = [place for place, turn in enumerate(turns) if place and turn["role"] == "assistant"]
+        for place in [len(turns) - 1] if only_last else places:
+            self.num_read += 1
+            try:
+                yield self.completion(turns[: place + 1], tools)
+            except PrecedentError as error:
+                self.skipped.add(error)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                self.skipped.add(PromptError(f"messages that cannot be read: {error!r}"))
+
+    def completion(self, turns: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Completion:
+        """The last turn as this model would have generated it after the others.
+
+        Raises PromptError for a turn that is not an answer, or that the chat template does not render after the prompt.
+        """
+        *before, answer = turns
+        if not before or answer["role"] != "assistant" or not (answer["content"] or answer.get("tool_calls")):
+            raise PromptError("an answer without text or tool calls")
+        prompt = render_prompt(self._tokenizer, before, tools, self._settings)
+        token_ids = told_answer(self._tokenizer, prompt, before, answer, tools, self._settings)
+        if token_ids is None and answer.get("tool_calls"):
+            raise PromptError("a tool call that the model's chat template does not render after the prompt")
+        token_ids = token_ids or self._codec.answer_ids(answer["content"])
+        return Completion(
+            token_ids,
+            self._codec.fingerprint,
+            model="",  # unknown: no log says which weights gave this answer
+            tenant=self._tenant,
+            query=recall_query(before),
+            prompt_fingerprint=prompt_fingerprint(prompt),
+            tools=tools_fingerprint(tools),
+            workflow_step=self._step,
+            text=str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True)),
+            created=time.time(),
+        )
+
+
+# LangChain's answer caches
 
 
 def is_answer_cache(path: Path) -> bool:
@@ -60,7 +166,7 @@ def read_answer_cache(path: Path, skip: Skip) -> Iterator[Trajectory]:
             skip(PromptError(f"{path} line {number} is not a chat model's answer"))
 
 
-def _entries(path: Path) -> Iterator[tuple[str, str]]:
+def _entries(path: Path) -> Iterable[tuple[str, str]]:
     try:
         with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}

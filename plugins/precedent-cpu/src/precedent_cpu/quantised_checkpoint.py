@@ -8,8 +8,8 @@ band is read, so that nothing is kept beside the mapped files.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,26 +17,24 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from precedent.errors import ModelLoadError, UnsupportedError
-from precedent.target.checkpoint import safetensors_files
 from precedent.target.load.gguf import fill_buffers
 from precedent.target.load.gguf_weights import MappedFile
+from precedent.target.load.weight_files import safetensors_files
 from precedent.target.quantised import (
-    Band,
-    Layout,
-    QuantisedEmbedding,
     QuantisedExperts,
     QuantisedLinear,
     QuantisedWeight,
     Rows,
+    layer_over,
     shapes_of_experts,
+    tie_head,
 )
-
-QUANTIZATIONS = ("int8", "int4")
-"""What `quantization` may be: eight bits with a scale for 32 inputs, or four bits with a scale and a minimum."""
+from precedent.target.support import Reader
+from precedent_cpu.codes import Band, CodedWeight, Layout
 
 GROUP = 32
 
@@ -56,6 +54,11 @@ LARGEST_GROUPS = (128, 64, 32, 16)
 
 Numbers = NDArray[Any]
 
+Outputs = NDArray[np.int64]
+"""Numbers of some outputs."""
+
+FLOATS = ("F16", "BF16", "F32")
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -74,6 +77,10 @@ class Stored:
         flat = self.file.content[self.start : self.start + self.nbytes]
         return flat.view(DTYPES[self.dtype]).reshape(self.shape)
 
+    def release(self) -> None:
+        """Drop the file's pages from memory."""
+        self.file.release(self.start, self.start + self.nbytes)
+
     def floats(self, which: Any = ...) -> NDArray[np.float32]:
         """Some of its numbers, which are floating-point. Raises ModelLoadError if one is not finite."""
         found = self.array[which]
@@ -85,6 +92,10 @@ class Stored:
                 f"the tensor {self.name} in {self.file.path} has numbers that are not finite: get the file again"
             )
         return numbers
+
+    def of_outputs(self, index: Outputs, *, across: bool) -> NDArray[np.float32]:
+        """Floating-point numbers of some outputs, `[outputs, groups]`; `across`: the file has `[groups, outputs]`."""
+        return self.floats((slice(None), index)).T if across else self.floats(index).reshape(len(index), -1)
 
     @property
     def precision(self) -> str:
@@ -124,42 +135,50 @@ class CheckpointFiles:
         return found if found is not None and found.dtype in dtypes else None
 
 
-class PackedWeight(QuantisedWeight):
-    """A matrix whose codes, scales and zero points are tensors of their own.
+class StoredWeight(CodedWeight):
+    """A matrix whose codes, scales, and zero points or minima are `parts` of their own.
 
-    `codes`, `scales` and `zeros` take the numbers of some outputs and give `[outputs, inputs]` codes, and
-    `[outputs, groups]` scales and zero points.
+    `codes`, `zeros` and `lows` take the numbers of some outputs and give codes `[outputs, inputs]`, and zero points and
+    minima `[outputs, groups]`; `across` is that of `Stored.of_outputs`, for the scales. Without zero points `offset` is
+    taken from every code.
     """
 
     def __init__(
-        self, name: str, kind: str, shape: tuple[int, int], layout: Layout, parts: tuple[Stored, ...],
-        codes: Callable[[NDArray[np.int64]], NDArray[np.uint8]],
-        scales: Callable[[NDArray[np.int64]], NDArray[np.float32]],
-        zeros: Callable[[NDArray[np.int64]], Numbers] | None = None,
+        self, name: str, kind: str, shape: tuple[int, int], bits: int, parts: Sequence[Stored | None], scales: Stored,
+        codes: Callable[[Outputs], NDArray[np.uint8]], *, across: bool = False, offset: int = 0,
+        zeros: Callable[[Outputs], Numbers] | None = None, lows: Callable[[Outputs], Numbers] | None = None,
         order: NDArray[np.int64] | None = None,
     ) -> None:  # fmt: skip
-        self.name, self.kind, self.order = name, kind, order
-        self.out_features, self.in_features = shape
-        self._parts, self._codes, self._scales, self._zeros = parts, codes, scales, zeros
-        every, constant = np.arange(shape[0]), None
+        self.name, self.kind, (self.out_features, self.in_features) = name, kind, shape
+        self.order = None if order is None or np.array_equal(order, np.arange(shape[1])) else order
+        self._parts = [part for part in (*parts, scales) if part is not None]
+        self._codes, self._scales, self._across, self._zeros, self._lows = codes, scales, across, zeros, lows
+        whole = shape[1] // (scales.shape[0] if across else max(1, scales.array.size // shape[0]))
+        group = next((size for size in LARGEST_GROUPS if whole % size == 0), whole)
+        if not across:
+            _check(scales, (shape[0], *scales.shape[1:]))
+        if not whole or shape[1] % group:
+            raise ModelLoadError(f"{name} has {shape[1]} inputs, which are no groups of {group}")
+        self._repeats, precision, minima = whole // group, scales.precision, lows is not None
         if zeros is not None:
-            found = zeros(every)
-            constant = int(found.flat[0]) if (found == found.flat[0]).all() else None
-            if constant is not None and constant == found.flat[0]:
-                self._zeros, layout = None, replace(layout, offset=constant)
+            found = zeros(np.arange(shape[0]))
+            if (found == int(found.flat[0])).all():
+                self._zeros, offset = None, int(found.flat[0])
             else:
-                layout = replace(layout, offset=0, minima=True, scale_dtype="float32")
-        group = next((size for size in LARGEST_GROUPS if layout.group % size == 0), layout.group)
-        self._repeats, self.layout = layout.group // group, replace(layout, group=group)
-        if self.in_features % group:
-            raise ModelLoadError(f"{name} has {self.in_features} inputs, which are no groups of {group}")
+                offset, minima, precision = 0, True, "float32"
+        self.layout = Layout(bits, group, offset=offset, minima=minima, scale_dtype=precision)
 
     def rows(self, which: Rows) -> Band:
         """The codes of some outputs, with scales and minima."""
         index = np.arange(self.out_features)[which]
-        scales = self._scales(index)
-        minima = None if self._zeros is None else np.repeat(-scales * self._zeros(index), self._repeats, 1)
-        return Band(self._codes(index), np.repeat(scales, self._repeats, 1), minima)
+        codes, scales = self._codes(index), self._scales.of_outputs(index, across=self._across)
+        minima = None if self._lows is None else self._lows(index)
+        if self._zeros is not None:
+            minima = -scales * self._zeros(index)
+        return Band(
+            np.ascontiguousarray(codes if self.order is None else codes[:, self.order]),
+            np.repeat(scales, self._repeats, 1), None if minima is None else np.repeat(minima, self._repeats, 1),
+        )  # fmt: skip
 
     @property
     def stored(self) -> Numbers:
@@ -174,10 +193,10 @@ class PackedWeight(QuantisedWeight):
     def release(self) -> None:
         """Drop the files' pages from memory."""
         for part in self._parts:
-            part.file.release(part.start, part.start + part.nbytes)
+            part.release()
 
 
-class MadeWeight(QuantisedWeight):
+class MadeWeight(CodedWeight):
     """Codes that are made of a matrix of numbers whenever a band is read, the same ones each time."""
 
     def __init__(self, numbers: Stored, kind: str) -> None:
@@ -221,7 +240,7 @@ class MadeWeight(QuantisedWeight):
 
     def release(self) -> None:
         """Drop the file's pages from memory."""
-        self._numbers.file.release(self._numbers.start, self._numbers.start + self._numbers.nbytes)
+        self._numbers.release()
 
 
 def _inverse(scales: NDArray[np.float16]) -> NDArray[np.float32]:
@@ -229,11 +248,11 @@ def _inverse(scales: NDArray[np.float16]) -> NDArray[np.float32]:
     return np.divide(1, wide, out=np.zeros_like(wide), where=wide > 0)
 
 
-Reader = Callable[[str, tuple[int, int]], QuantisedWeight | None]
+Weights = Callable[[str, tuple[int, int]], QuantisedWeight | None]
 """Finds the quantised weight of a module by its name and shape; None where the checkpoint has none for it."""
 
 
-def reader_of(files: CheckpointFiles, settings: Mapping[str, Any]) -> Reader | None:
+def weights_of(files: CheckpointFiles, settings: Mapping[str, Any]) -> Weights | None:
     """What reads the weights of a quantiser's settings; None for settings that nothing here reads."""
     method, bits = settings.get("quant_method"), settings.get("bits", settings.get("w_bit"))
     if method == "gptq" and bits in (4, 8):
@@ -253,11 +272,6 @@ def quantiser_settings(config: Any) -> dict[str, Any]:
     """What a config says of how its checkpoint was quantised; nothing for one that was not."""
     settings = getattr(config, "quantization_config", None) or {}
     return dict(settings if isinstance(settings, Mapping) else settings.to_dict())
-
-
-def reads(folder: Path, config: Any) -> bool:
-    """Whether the codes of a checkpoint's quantiser are of a kind that is read here."""
-    return reader_of(CheckpointFiles(folder), quantiser_settings(config)) is not None
 
 
 def _is_integer(weights: Any) -> bool:
@@ -280,103 +294,78 @@ def _gptq(
     The first version of the format stores a zero point less one.
     """
     words, zeros = files.get(f"{name}.qweight", "I32"), files.get(f"{name}.qzeros", "I32")
-    scales = files.get(f"{name}.scales", "F16", "BF16", "F32")
+    scales, groups_of = files.get(f"{name}.scales", *FLOATS), files.get(f"{name}.g_idx", "I32")
     if words is None or zeros is None or scales is None:
         return None
-    outputs, inputs = shape
-    groups = scales.shape[0]
+    (outputs, inputs), groups, order = shape, scales.shape[0], None
     _check(words, (inputs * bits // 32, outputs))
     _check(scales, (groups, outputs))
     _check(zeros, (groups, outputs * bits // 32))
-    more = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
-    found = files.get(f"{name}.g_idx", "I32")
-    order = None if found is None else np.argsort(found.array, kind="stable")
-    if order is not None and found is not None:
-        _check(found, (inputs,))
-        if not np.array_equal(found.array[order], np.arange(inputs) // (inputs // groups)):
-            raise ModelLoadError(f"{found.name} in {found.file.path} does not put the inputs into groups of one size")
-        order = None if np.array_equal(order, np.arange(inputs)) else order
-
-    def codes(index: NDArray[np.int64]) -> NDArray[np.uint8]:
-        found = _bits_of(words.array[:, index], bits, 0).T
-        return np.ascontiguousarray(found if order is None else found[:, order])
-
-    def zero_points(index: NDArray[np.int64]) -> Numbers:
-        return ((_bits_of(zeros.array, bits, 1).T[index].astype(np.int32) + more) & ((1 << bits) - 1)).astype(
-            np.float32
-        )
-
-    layout = Layout(bits, inputs // groups, scale_dtype=scales.precision)
-    parts = tuple(part for part in (words, zeros, scales, found) if part is not None)
-    return PackedWeight(
-        name, f"GPTQ {bits}", shape, layout, parts, codes, lambda index: scales.floats((slice(None), index)).T,
-        zero_points, order,
+    more, mask = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1, (1 << bits) - 1
+    if groups_of is not None:
+        _check(groups_of, (inputs,))
+        order = np.argsort(groups_of.array, kind="stable")
+        if not np.array_equal(groups_of.array[order], np.arange(inputs) // (inputs // groups)):
+            raise ModelLoadError(
+                f"{groups_of.name} in {groups_of.file.path} does not put the inputs into groups of one size"
+            )
+    return StoredWeight(
+        name, f"GPTQ {bits}", shape, bits, (words, zeros, groups_of), scales,
+        lambda index: _bits_of(words.array[:, index], bits, 0).T, across=True, order=order,
+        zeros=lambda index: (_bits_of(zeros.array, bits, 1).T[index].astype(np.int32) + more & mask).astype(np.float32),
     )  # fmt: skip
 
 
 def _awq(files: CheckpointFiles, name: str, shape: tuple[int, int]) -> QuantisedWeight | None:
     """Words of codes and of zero points along the outputs, in AWQ's order."""
     words, zeros = files.get(f"{name}.qweight", "I32"), files.get(f"{name}.qzeros", "I32")
-    scales = files.get(f"{name}.scales", "F16", "BF16", "F32")
+    scales = files.get(f"{name}.scales", *FLOATS)
     if words is None or zeros is None or scales is None:
         return None
-    outputs, inputs = shape
-    groups = scales.shape[0]
+    (outputs, inputs), groups = shape, scales.shape[0]
     _check(words, (inputs, outputs // 8))
     _check(scales, (groups, outputs))
     _check(zeros, (groups, outputs // 8))
 
-    def of_outputs(packed: Stored, index: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def codes_in(packed: Stored, index: Outputs) -> NDArray[np.uint8]:
         shifts = (4 * AWQ_ORDER[index % 8]).astype(np.uint32)
-        found = packed.array[:, index // 8].view(np.uint32) >> shifts & np.uint32(15)
-        return np.ascontiguousarray(found.astype(np.uint8).T)
+        return (packed.array[:, index // 8].view(np.uint32) >> shifts & np.uint32(15)).astype(np.uint8).T
 
-    layout = Layout(4, inputs // groups, scale_dtype=scales.precision)
-    return PackedWeight(
-        name, "AWQ", shape, layout, (words, zeros, scales), lambda index: of_outputs(words, index),
-        lambda index: scales.floats((slice(None), index)).T,
-        lambda index: of_outputs(zeros, index).astype(np.float32),
+    return StoredWeight(
+        name, "AWQ", shape, 4, (words, zeros), scales, lambda index: codes_in(words, index), across=True,
+        zeros=lambda index: codes_in(zeros, index).astype(np.float32),
     )  # fmt: skip
 
 
 def _compressed(files: CheckpointFiles, name: str, shape: tuple[int, int]) -> QuantisedWeight | None:
     """Signed codes, in bytes or packed in words with half of their range added; scales of groups or of outputs."""
     words, plain = files.get(f"{name}.weight_packed", "I32"), files.get(f"{name}.weight", "I8")
-    scales = files.get(f"{name}.weight_scale", "F16", "BF16", "F32")
-    if scales is None or (words is None and plain is None):
+    scales, source = files.get(f"{name}.weight_scale", *FLOATS), words or plain
+    if scales is None or source is None:
         return None
     outputs, inputs = shape
-    source = words if words is not None else plain
-    assert source is not None
     bits = 8 if words is None else words.shape[1] * 32 // inputs
     if bits not in (4, 8):
         raise ModelLoadError(f"{source.name} in {source.file.path} has the shape {source.shape} for {inputs} inputs")
     _check(source, (outputs, inputs * bits // 32 if words is not None else inputs))
-    per_output = scales.array.reshape(outputs, -1).shape[1]
-    order = None
-    groups_of = files.get(f"{name}.weight_g_idx", "I32")
+    groups_of, order = files.get(f"{name}.weight_g_idx", "I32"), None
     if groups_of is not None and (groups_of.array >= 0).all():
         order = np.argsort(groups_of.array, kind="stable")
-        order = None if np.array_equal(order, np.arange(inputs)) else order
     half, zeros = 1 << (bits - 1), files.get(f"{name}.weight_zero_point", "I32", "I8")
 
-    def codes(index: NDArray[np.int64]) -> NDArray[np.uint8]:
-        found = (
-            _bits_of(source.array[index], bits, 1) if words is not None else source.array[index].view(np.uint8) ^ 128
-        )
-        return np.ascontiguousarray(found if order is None else found[:, order])
+    def codes(index: Outputs) -> NDArray[np.uint8]:
+        found = source.array[index]
+        return _bits_of(found, bits, 1) if words is not None else found.view(np.uint8) ^ np.uint8(128)
 
-    def zero_points(index: NDArray[np.int64]) -> Numbers:
+    def zero_points(index: Outputs) -> Numbers:
         assert zeros is not None
         if zeros.dtype == "I32":
-            return _bits_of(zeros.array.reshape(-1, per_output), bits, 0)[index].astype(np.float32)
+            return _bits_of(zeros.array.reshape(-1, scales.array.size // outputs), bits, 0)[index].astype(np.float32)
         return zeros.array.reshape(outputs, -1)[index].astype(np.float32) + np.float32(half)
 
-    layout = Layout(bits, inputs // per_output, offset=half, scale_dtype=scales.precision)
-    parts = tuple(part for part in (source, scales, zeros, groups_of) if part is not None)
-    return PackedWeight(
-        name, f"compressed-tensors {bits}", shape, layout, parts, codes,
-        lambda index: scales.floats(index).reshape(len(index), -1), None if zeros is None else zero_points, order,
+    return StoredWeight(
+        name, f"compressed-tensors {bits}", shape, bits, (source, zeros, groups_of), scales, codes, offset=half,
+        zeros=None if zeros is None else zero_points, order=order,
     )  # fmt: skip
 
 
@@ -387,64 +376,40 @@ def _torchao(files: CheckpointFiles, name: str, shape: tuple[int, int]) -> Quant
     """
     described = files.metadata.get(f"{name}.weight")
     said: dict[str, Any] = json.loads(described) if described else {}
-    kind, attributes = said.get("_type"), said.get("_data", {})
-    packed, scales = (
-        files.get(f"{name}._weight_qdata", "U8", "I8"),
-        files.get(f"{name}._weight_scale", "F16", "BF16", "F32"),
-    )
+    kind, attributes, (outputs, inputs) = said.get("_type"), said.get("_data", {}), shape
+    packed = files.get(f"{name}._weight_qdata", "U8", "I8")
+    scales = files.get(f"{name}._weight_scale", *FLOATS)
+    zeros = files.get(f"{name}._weight_zero_point", *FLOATS, "I8", "I32")
     if packed is None or scales is None or kind not in ("Int4Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor"):
         return None
     if any(files.tensors.get(f"{name}._weight_{part}") for part in ("act_pre_scale", "act_quant_scale")):
         return None
-    outputs, inputs = shape
-    zeros = files.get(f"{name}._weight_zero_point", "F16", "BF16", "F32", "I8", "I32")
     if kind == "Int4Tensor":
         _check(packed, (outputs, inputs // 2))
-        group = inputs // scales.shape[0]
 
-        def codes(index: NDArray[np.int64]) -> NDArray[np.uint8]:
+        def codes(index: Outputs) -> NDArray[np.uint8]:
             found = packed.array[index].view(np.uint8)
-            signed = np.stack([found & 15, found >> 4], -1).reshape(len(index), inputs)
-            return signed ^ np.uint8(8)
+            return np.stack([found & 15, found >> 4], -1).reshape(len(index), inputs) ^ np.uint8(8)
 
-        layout = Layout(4, group, offset=8, scale_dtype=scales.precision)
-        parts = tuple(part for part in (packed, scales, zeros) if part is not None)
-        made = PackedWeight(
-            name, "torchao int4", shape, layout, parts, codes, lambda index: scales.floats((slice(None), index)).T
-        )
-        if zeros is None or not zeros.floats().any():
-            return made
-        return _WithMinima(made, lambda index: zeros.floats((slice(None), index)).T)
+        lows = zeros if zeros is not None and zeros.floats().any() else None
+        return StoredWeight(
+            name, "torchao int4", shape, 4, (packed, zeros), scales, codes, across=True, offset=8,
+            lows=None if lows is None else lambda index: lows.of_outputs(index, across=True),
+        )  # fmt: skip
     _check(packed, (outputs, inputs))
-    wide = scales.array.reshape(outputs, -1).shape[1] if scales.array.size % outputs == 0 else 0
-    if not wide or any(attributes.get(name) for name in ("act_quant_kwargs", "activation_quantization")):
+    if any(attributes.get(key) for key in ("act_quant_kwargs", "activation_quantization")):
         return None
-    layout = Layout(8, inputs // wide, offset=128, scale_dtype=scales.precision)
-    parts = tuple(part for part in (packed, scales, zeros) if part is not None)
 
-    def zero_points(index: NDArray[np.int64]) -> Numbers:
+    def zero_points(index: Outputs) -> Numbers:
         assert zeros is not None
-        found = zeros.floats() if zeros.dtype in ("F16", "BF16", "F32") else zeros.array.astype(np.float32)
+        found = zeros.floats() if zeros.dtype in FLOATS else zeros.array.astype(np.float32)
         return found.reshape(outputs, -1)[index] + np.float32(128)
 
-    return PackedWeight(
-        name, "torchao int8", shape, layout, parts, lambda index: packed.array[index].view(np.uint8) ^ np.uint8(128),
-        lambda index: scales.floats(index).reshape(len(index), -1), None if zeros is None else zero_points,
+    return StoredWeight(
+        name, "torchao int8", shape, 8, (packed, zeros), scales,
+        lambda index: packed.array[index].view(np.uint8) ^ np.uint8(128), offset=128,
+        zeros=None if zeros is None else zero_points,
     )  # fmt: skip
-
-
-class _WithMinima(PackedWeight):
-    """A weight whose minima are stored beside `code - 8` levels."""
-
-    def __init__(self, base: PackedWeight, lows: Callable[[NDArray[np.int64]], NDArray[np.float32]]) -> None:
-        self.__dict__.update(base.__dict__)
-        self.layout, self._lows = replace(base.layout, minima=True), lows
-
-    def rows(self, which: Rows) -> Band:
-        """The codes of some outputs, with scales and minima."""
-        band = super().rows(which)
-        index = np.arange(self.out_features)[which]
-        return replace(band, minima=np.repeat(self._lows(index), self._repeats, 1))
 
 
 def _check(part: Stored, shape: tuple[int, ...]) -> None:
@@ -455,35 +420,43 @@ def _check(part: Stored, shape: tuple[int, ...]) -> None:
         )
 
 
-def load_packed(folder: Path, config: PreTrainedConfig, how: Mapping[str, Any]) -> PreTrainedModel | None:
-    """A checkpoint that a quantiser packed, as a model whose linear layers read its codes.
+def reader_of(folder: Path, config: PreTrainedConfig, quantization: str | None) -> Reader | None:
+    """What loads a model whose linear layers read the codes of a quantiser, or codes made by `quantization`.
 
-    None where nothing here reads its kind of codes, or not all of its weights.
+    None for codes that nothing here reads; it returns None where some weights have no place in the model.
     """
     files = CheckpointFiles(folder)
-    reader = reader_of(files, quantiser_settings(config))
-    if reader is None:
+    if quantization is not None:
+        return lambda how: _made(folder, files, config, quantization, how)
+    weights = weights_of(files, quantiser_settings(config))
+    if weights is None:
         return None
-    found = _Assembly(folder, files, config, how).run(reader)
-    return found if found is not None and any(isinstance(part, QuantisedLinear) for part in found.modules()) else None
+
+    def read(how: Mapping[str, Any]) -> PreTrainedModel | None:
+        found = _Assembly(folder, files, config, how).run(weights)
+        packed = found is not None and any(isinstance(part, QuantisedLinear) for part in found.modules())
+        return found if packed else None
+
+    return read
 
 
-def load_made(folder: Path, config: PreTrainedConfig, quantization: str, how: Mapping[str, Any]) -> PreTrainedModel:
+def _made(
+    folder: Path, files: CheckpointFiles, config: PreTrainedConfig, quantization: str, how: Mapping[str, Any]
+) -> PreTrainedModel:
     """A checkpoint of ordinary numbers, quantised as it is read. Embeddings and head have eight bits in both ways.
 
     Raises UnsupportedError, naming the model, for one whose weights are not under the names of its modules.
     """
-    files = CheckpointFiles(folder)
 
-    def reader(name: str, shape: tuple[int, int]) -> QuantisedWeight | None:
-        stored = files.get(f"{name}.weight", "F32", "F16", "BF16")
+    def weights(name: str, shape: tuple[int, int]) -> QuantisedWeight | None:
+        stored = files.get(f"{name}.weight", *FLOATS)
         if stored is None or stored.shape != shape or shape[1] % GROUP:
             return None
         return MadeWeight(stored, "int8" if name in ends or name.endswith(MORE_BITS) else quantization)
 
     assembly = _Assembly(folder, files, config, how)
     ends = assembly.ends
-    found = assembly.run(reader)
+    found = assembly.run(weights)
     if found is None:
         raise UnsupportedError(
             f"quantization={quantization!r} is not available for {config.model_type}: {assembly.missing} is not in "
@@ -503,31 +476,28 @@ class _Assembly:
         parts: Iterable[Any] = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
         self.ends = tuple(names[part] for part in parts if part is not None)
 
-    def run(self, reader: Reader) -> PreTrainedModel | None:
+    def run(self, weights: Weights) -> PreTrainedModel | None:
         """The model; None, and what is `missing`, if some weight is not under the name of its module."""
         for name, module in list(self.model.named_modules()):
-            scale = getattr(module, "scalar_embed_scale", None)
-            linear, embedding = type(module) is nn.Linear, type(module) is nn.Embedding or scale is not None
             shapes = shapes_of_experts(module) or {}
             experts = [
-                [each for expert in range(shape[0]) if (each := reader(f"{name}.{expert}.{part}_proj", shape[1:]))]
+                [each for expert in range(shape[0]) if (each := weights(f"{name}.{expert}.{part}_proj", shape[1:]))]
                 for part, shape in shapes.items()
             ]
-            if shapes and all(len(weights) == shapes["up"][0] for weights in experts):
+            if shapes and all(len(each) == shapes["up"][0] for each in experts):
                 self.model.set_submodule(name, QuantisedExperts(module, experts))
-            if not (linear or embedding):
-                continue
-            weight = reader(name, tuple(module.weight.shape))
-            if weight is not None:
-                made = QuantisedLinear(weight, module.bias) if linear else QuantisedEmbedding(weight, scale or 1.0)
+            shape = getattr(getattr(module, "weight", None), "shape", ())
+            weight = weights(name, tuple(shape)) if len(shape) == 2 else None
+            made = None if weight is None else layer_over(module, weight)
+            if made is not None:
                 self.model.set_submodule(name, made)
         self._tie()
         found: dict[str, Tensor] = {}
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
-            stored = self.files.get(name, "F32", "F16", "BF16")
+            stored = self.files.get(name, *FLOATS)
             if tensor.is_meta and stored is not None and stored.shape == tuple(tensor.shape):
                 found[name] = torch.from_numpy(stored.floats())
-                stored.file.release(stored.start, stored.start + stored.nbytes)
+                stored.release()
         self.model.load_state_dict(found, strict=False, assign=True)
         self._tie()
         self.missing = next((name for name, tensor in self.model.named_parameters() if tensor.is_meta), "")
@@ -543,10 +513,5 @@ class _Assembly:
         return ready
 
     def _tie(self) -> None:
-        head, embedding = self.model.get_output_embeddings(), self.model.get_input_embeddings()
-        if not self.model.config.tie_word_embeddings or not isinstance(head, nn.Linear) or not head.weight.is_meta:
-            return
-        if isinstance(embedding, QuantisedEmbedding):
-            self.model.set_output_embeddings(QuantisedLinear(embedding.quantised, head.bias))
-        elif not embedding.weight.is_meta:
-            head.weight = embedding.weight
+        if self.model.config.tie_word_embeddings:
+            tie_head(self.model)
