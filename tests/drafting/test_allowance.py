@@ -11,7 +11,7 @@ import pytest
 from precedent.drafters.base import Candidates
 from precedent.planning.calibration import Trust
 from precedent.planning.costs import CostCurve
-from precedent.planning.gate import AT_FIRST, PER_STEP, RESERVE, Allowance
+from precedent.planning.gate import AT_FIRST, EARNED, PER_STEP, RESERVE, Allowance
 from precedent.planning.planner import Limits, Planner
 from precedent.tree import ROOT
 
@@ -97,6 +97,16 @@ def test_an_answer_that_is_known_starts_with_a_wide_tree_and_gets_all_rows_from_
     known = Run(planner(milliseconds)).steps(3, 0.99, all_of_it)
     assert 2 * known.widths[0] + 1 >= unbounded.widths[0]
     assert known.widths[1:] == unbounded.widths[1:]
+
+
+@curves
+def test_a_session_whose_trees_pay_starts_its_requests_with_wider_ones(milliseconds: dict[int, float]) -> None:
+    learned = planner(milliseconds)
+    first = Run(learned).steps(5, 0.8, all_of_it).widths[0]
+    assert Run(learned).steps(1, 0.8, nothing).widths[0] > first or milliseconds == CURVES["a cliff"]
+    lost = [Run(learned).steps(DOZEN, 0.8, nothing).lost for _ in range(3)]
+    assert max(lost) <= AT_FIRST + PER_STEP * DOZEN + EARNED
+    assert lost[-1] <= 0.04 * DOZEN
 
 
 @curves

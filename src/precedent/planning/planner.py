@@ -19,7 +19,7 @@ from precedent.drafters.base import NODE, Candidates, DrawSource, Nodes
 from precedent.planning.calibration import Calibration, Trust, learn_from_verdict, outcomes_by_source
 from precedent.planning.choose import BEST, BEST_BITS, Choice, choose
 from precedent.planning.costs import CheckedCosts, CostCurve, Probes, is_time
-from precedent.planning.gate import MOST_TENANTS, RESERVE, SURE, Allowance, Gate, Without
+from precedent.planning.gate import EARNED, MOST_TENANTS, PROBE_OPEN, SURE, Allowance, Gate, Without
 from precedent.runtime.compiled import Floats, Int32s, Int64s
 from precedent.runtime.fence import Fault
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
@@ -36,6 +36,9 @@ DRAFT_PRIOR = 0.6
 RUNNER_UP_PRIOR = 0.15
 """Acceptance probability assumed for a draft model's runners-up before any has been seen."""
 
+LEARNED_WORTH = 0.1
+"""Weight of the newest step in what a sample is worth."""
+
 DEEPEST_DRAW = 6
 """Draws from this depth on share one calibration bin."""
 
@@ -50,7 +53,7 @@ class Limits:
     `requests` counts the requests in the step, including this one. `rows_beside` and `tokens_beside` are the others'
     rows and expected tokens: all of them wait for a node, so it pays off only if it raises their common rate. `trust`
     is this request's experience with each source; `prefix` is the number of tokens that each node sees before the tree.
-    `allowance` is what its trees may lose, besides the reserve of its `tenant`. `one_path` allows a single path, for an
+    `allowance` is what its trees may lose, besides that of its `tenant`. `one_path` allows a single path, for an
     engine that verifies no trees.
     """
 
@@ -75,7 +78,7 @@ class Plan:
     `choice` records how the fixed candidates were chosen from those of the drafters `names`, of which drafter i
     proposed the next `counts[i]`; None if none were proposed. `expected_tokens` counts the fixed candidates and the
     target's own token; `trust` learns their outcomes. Their rows cost as much time as `cost` tokens of plain decoding,
-    which `allowance` can afford to lose; if they are `sure`, together with the tenant's `reserve`.
+    which the request's `allowance` and the one of its `tenant` can afford to lose.
     """
 
     builder: TreeBuilder = field(default_factory=TreeBuilder)
@@ -87,9 +90,9 @@ class Plan:
     expected_tokens: float = 1.0
     trust: Trust = field(default_factory=Trust)
     cost: float = 0.0
-    sure: bool = False
+    open_mass: float = 0.0
     allowance: Allowance = field(default_factory=Allowance)
-    reserve: Allowance = field(default_factory=Allowance)
+    tenant: Allowance = field(default_factory=Allowance)
 
     def learn(self, parents: Int32s, verdict: Floats) -> None:
         """Update the request's trust with the outcomes of each drafter's candidates (see `learn_from_verdict`)."""
@@ -141,14 +144,16 @@ class Planner:
         self._probes = Probes()
         self.gates: dict[str, Gate] = {}
         """Of each drafter that runs a model, by name."""
-        self._reserves: dict[str, Allowance] = {}
+        self.worth = 1.0
+        """Steps that an accepted sample saves: fewer than one where the next step has good fixed candidates again."""
+        self._tenants: dict[str, Allowance] = {}
         self._sources: dict[tuple[str, ...], SourceNames] = {}
         self._end_ids: dict[frozenset[int], Int32s] = {}
 
     def forget(self) -> None:
         """Begin anew, because something that was learned may be damaged. Steps that are planned already still count."""
         self.calibration.forget()
-        self._probes, self.gates, self._reserves = Probes(), {}, {}
+        self._probes, self.gates, self._tenants, self.worth = Probes(), {}, {}, 1.0
 
     def plan(self, candidates: Sequence[Candidates], draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
         """Choose the fixed candidates of the tree, and how many draws to make from each source that samples."""
@@ -164,7 +169,7 @@ class Planner:
     def plan_fixed(self, candidates: Sequence[Candidates], limits: Limits) -> Plan:
         """Choose the fixed candidates alone; the plan's builder stays empty."""
         proposals = [proposal for proposal in candidates if len(proposal)]
-        plan = Plan(trust=limits.trust, allowance=limits.allowance, reserve=self._reserve(limits.tenant))
+        plan = Plan(trust=limits.trust, allowance=limits.allowance, tenant=self._tenant(limits.tenant))
         if proposals and limits.max_nodes > 0:
             plan.names = tuple([proposal.source for proposal in proposals])
             plan.choice = self._choose(proposals, plan, limits)
@@ -197,13 +202,13 @@ class Planner:
         rows = 0 if plan.choice is None else plan.choice.token_ids.size
         self._gate(name).observe_gain(without, plan.expected_tokens, rows)
 
-    def _reserve(self, tenant: str) -> Allowance:
-        """What a tenant's sure trees may lose; of the tenants, the last `MOST_TENANTS` new ones are remembered."""
-        found = self._reserves.get(tenant)
+    def _tenant(self, name: str) -> Allowance:
+        """What a tenant's trees may lose; of the tenants, the last `MOST_TENANTS` new ones are remembered."""
+        found = self._tenants.get(name)
         if found is None:
-            if len(self._reserves) >= MOST_TENANTS:
-                del self._reserves[next(iter(self._reserves))]
-            found = self._reserves[tenant] = Allowance(RESERVE, RESERVE)
+            if len(self._tenants) >= MOST_TENANTS:
+                del self._tenants[next(iter(self._tenants))]
+            found = self._tenants[name] = Allowance(0.0, EARNED)
         return found
 
     def _gate(self, name: str) -> Gate:
@@ -238,8 +243,8 @@ class Planner:
             if lost[min(best.token_ids.size, lost.size - 1)] <= plan.allowance.left:
                 return best
             believed = best.believed * np.repeat(trust, plan.counts)
-            plan.sure = bool(believed[candidates["parent"] == ROOT].max() >= SURE)
-            most = plan.allowance.affords(lost, plan.reserve if plan.sure else None)
+            sure = bool(believed[candidates["parent"] == ROOT].max() >= SURE)
+            most = plan.allowance.affords(lost, plan.tenant, sure=sure)
             return best if best.token_ids.size <= most else choice(costs, most)
 
         best = affordable(costs)
@@ -265,6 +270,7 @@ class Planner:
         """Decide each source's draws, given the fixed candidates; `expected` includes other sequences' tokens."""
         most = min(limits.max_draws, limits.max_depth)
         width, open_mass = limits.rows_beside + len(plan.builder) + 1, 1.0 - min(at_root, 1.0)
+        plan.open_mass = open_mass
         step = Step(width, expected, open_mass, most, limits.prefix)
         for name, source in draw_sources.items():
             number = self._num_draws(name, source, step, limits.requests)
@@ -304,7 +310,7 @@ class Planner:
         expected = step.expected
         best, best_rate = 0, MARGIN * expected / self.checked.milliseconds(step.width, step.prefix)
         for number, reach in enumerate(self._reaches(name, step.most), start=1):
-            expected += step.open_mass * reach
+            expected += step.open_mass * reach * self.worth**number
             rate = expected / (self.checked.milliseconds(step.width + number, step.prefix) + milliseconds(number))
             if rate > best_rate:
                 best, best_rate = number, rate
@@ -343,13 +349,14 @@ class Planner:
         verdict = np.zeros(len(tree) + 1)
         verdict[[*path, ROOT]] = 1.0
         self.learn(plan, np.array(tree.parents, dtype=np.int32), verdict)
+        self._learn_worth(plan, tree, path)
         for source in plan.draws:
             self._learn_from_draws(source, tree, verdict, plan.builder.runners_up)
 
     def learn(self, plan: Plan, parents: Int32s, verdict: Floats) -> None:
         """Learn from the outcomes of the fixed candidates: for this request, and for all."""
         accepted = int((verdict[: plan.estimates.size] > 0.0).sum())
-        plan.allowance.settle(accepted - plan.cost, plan.reserve, sure=plan.sure)
+        plan.allowance.settle(accepted - plan.cost, plan.tenant)
         if plan.choice is not None:
             plan.learn(parents, verdict)
             self.calibrate(plan.choice, parents, verdict)
@@ -358,6 +365,13 @@ class Planner:
         """Learn how often candidates in these bins are accepted, for all requests."""
         learned = self.calibration
         learn_from_verdict(learned.accepted, learned.seen, choice.bins, choice.node_of, parents, verdict)
+
+    def _learn_worth(self, plan: Plan, tree: CandidateTree, path: Sequence[int]) -> None:
+        """Learn what a step after an open one brings without samples: those before it spared a part of that step."""
+        if plan.allowance.was_open:
+            fixed = sum(any(name not in plan.draws for name in tree.sources[node]) for node in path)
+            self.worth += LEARNED_WORTH * (1.0 / (1.0 + fixed) - self.worth)
+        plan.allowance.was_open = plan.open_mass >= PROBE_OPEN
 
     def _learn_from_draws(self, source: str, tree: CandidateTree, verdict: Floats, runners_up: Collection[int]) -> None:
         """Learn from a draft model's tokens, both sampled and (in greedy decoding) fixed candidates."""
