@@ -48,7 +48,7 @@ for file in ${FILES:-tau_airline tau_retail}; do
     echo "== $file, pool $pool, test customers only" >&2
     "$python" -c "from precedent.cli.app import main; main()" replay "$folder/$file.jsonl.gz" \
       --pool "$pool" --groups "$folder/splits.json" --split test \
-      --budget 16,32,64 --alpha 1,4,8 --curve flat,cpu \
+      --budget 8,32 --alpha 1,4,8 --curve flat,cpu \
       --json "$results/$name.json" --html "$results/$name/page.html" \
       ${options[@]+"${options[@]}"}
   done

@@ -52,6 +52,18 @@ def test_a_repeated_request_is_recalled_in_few_steps_by_its_own_tenant(recalling
     assert warm.sources.count("target") + warm.stats.num_accepted_tokens == len(warm.token_ids)
 
 
+@pytest.mark.usefixtures("searches_at_once")
+def test_what_a_tenants_drafts_taught_is_its_own_and_goes_with_anything_forgotten(recalling: Engine) -> None:
+    for _ in range(2):
+        recalling.submit(PROMPT, SamplingParams(max_tokens=40), query="order 17", tenant="a").result()
+    learned = recalling.planner.calibrations
+    assert learned.of("a").seen.sum() > 10
+    assert learned.of("b").seen.sum() == 0
+    assert recalling.cache is not None
+    recalling.cache.forget(ids=[99])
+    assert learned.of("a").seen.sum() == 0
+
+
 def test_the_next_turn_of_a_conversation_prefills_only_what_is_new() -> None:
     """Prompt and answer of the turn before are in the KV cache, whatever else was asked in between."""
     with closing(make_engine()) as running, closing(make_engine()) as fresh:

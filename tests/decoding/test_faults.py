@@ -379,10 +379,10 @@ def test_a_planner_that_fails_changes_no_answer(trial: Trial, name: str) -> None
 def test_a_calibration_that_is_nan_is_begun_anew(trial: Trial) -> None:
     engine = trial.engine()
     trial.check(engine)
-    engine.planner.calibration.accepted[:] = NAN
+    engine.planner.calibrations.of("default").accepted[:] = NAN
     trial.check(engine)
     assert engine.health().degraded == ("planner",)
-    assert not np.isnan(engine.planner.calibration.accepted).any()
+    assert not np.isnan(engine.planner.calibrations.of("default").accepted).any()
 
 
 # The cache, and what is stored and observed on other threads

@@ -32,16 +32,16 @@ class Run:
     planner: Planner
     tenant: str = "tenant"
     trust: Trust = field(default_factory=Trust)
-    allowance: Allowance = field(default_factory=Allowance)
     milliseconds: float = 0.0
     tokens: int = 0
     widths: list[int] = field(default_factory=list)
 
     def steps(self, number: int, estimate: float, accept: Callable[[int], int], source: str = "memory") -> Run:
         for _ in range(number):
-            self.planner.calibration.forget()  # the allowance alone has to bound what is lost
+            learned = self.planner.calibrations.of(self.tenant)
+            learned.seen[:] = learned.accepted[:] = 0.0  # the allowance alone has to bound what is lost
             chain = Candidates.of(source, [(node, node - 1 if node else ROOT, estimate, node) for node in range(31)])
-            limits = Limits(31, 0, 40, frozenset(), trust=self.trust, allowance=self.allowance, tenant=self.tenant)
+            limits = Limits(31, 0, 40, frozenset(), trust=self.trust, tenant=self.tenant)
             plan = self.planner.plan([chain], {}, limits)
             tree = plan.builder.build()
             path = range(accept(len(tree)))
@@ -92,8 +92,8 @@ def test_a_long_new_text_takes_at_most_three_percent_longer(milliseconds: dict[i
 def test_an_answer_that_is_known_starts_with_a_wide_tree_and_gets_all_rows_from_the_second_on(
     milliseconds: dict[int, float],
 ) -> None:
-    spare = Allowance(1e9, 1e9)
-    unbounded = Run(planner(milliseconds), allowance=spare).steps(3, 0.99, all_of_it)
+    spare = Trust(Allowance(1e9, 1e9))
+    unbounded = Run(planner(milliseconds), trust=spare).steps(3, 0.99, all_of_it)
     known = Run(planner(milliseconds)).steps(3, 0.99, all_of_it)
     assert 2 * known.widths[0] + 1 >= unbounded.widths[0]
     assert known.widths[1:] == unbounded.widths[1:]
@@ -140,8 +140,8 @@ def test_an_adversary_who_sees_the_tree_gains_no_more_than_the_allowance(millise
 
 def test_all_requests_of_a_step_lose_the_time_of_a_row() -> None:
     chain = Candidates.of("memory", [(node, node - 1 if node else ROOT, 0.94, node) for node in range(31)])
-    alone = Limits(31, 0, 40, frozenset(), allowance=Allowance(1.0))
-    together = replace(alone, allowance=Allowance(1.0), requests=4, rows_beside=3)
+    alone = Limits(31, 0, 40, frozenset(), trust=Trust(Allowance(1.0)))
+    together = replace(alone, trust=Trust(Allowance(1.0)), requests=4, rows_beside=3)
     widths = [
         len(planner({1: 10.0, 4: 10.0, 36: 26.0}).plan([chain], {}, limits).builder) for limits in (alone, together)
     ]

@@ -11,7 +11,6 @@ import pytest
 from precedent.drafters.base import Candidates, DrawSource
 from precedent.planning.calibration import Trust
 from precedent.planning.costs import CostCurve
-from precedent.planning.gate import Allowance
 from precedent.planning.planner import Limits, Planner
 from precedent.tree import ROOT
 
@@ -58,9 +57,9 @@ def milliseconds(texts: Sequence[Answer], *, memory: bool, draft: bool) -> float
 
 def _request(planner: Planner, text: Answer, *, memory: bool, draft: bool) -> float:
     spent, at, computed = 0.0, 0, 0
-    trust, allowance, end = Trust(), Allowance(), len(text.known)
+    trust, end = Trust(), len(text.known)
     while at < end:
-        limits = Limits(32, 6, end - at - 1, frozenset(), trust=trust, allowance=allowance)
+        limits = Limits(32, 6, end - at - 1, frozenset(), trust=trust)
         behind = at + PROMPT - computed
         plan = planner.plan(
             [_remembered(text, at)] if memory else [], {"draft": DrawSource(behind)} if draft else {}, limits

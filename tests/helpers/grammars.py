@@ -8,7 +8,7 @@ import torch
 from tokenizers import AddedToken
 
 from precedent.grammar import Grammar, GrammarConstraint, GuidanceEngine, JsonSchema, Tool, closed
-from precedent.langchain.structured import call_form
+from precedent.langchain.answer_rules import call_form
 from precedent.text.tool_formats import formats as builtin
 from precedent_testing.scripted_engine import chatml_tokenizer
 

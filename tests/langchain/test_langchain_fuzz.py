@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.request_bodies import ONLY_IN_CALLS, SETTINGS, look_up
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.tools import tool
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
@@ -53,12 +53,6 @@ class Step(TypedDict):
     """A step."""
 
     name: str
-
-
-@tool
-def look_up(number: str) -> str:
-    """Look up an order."""
-    return number
 
 
 def nested(depth: int) -> Any:
@@ -109,41 +103,24 @@ ODD_TOOLS = st.sampled_from(
 )
 TOOLS = st.lists(mostly(FITTING_TOOLS, ODD_TOOLS | ANYTHING), max_size=2)
 WHAT_FITS: dict[str, st.SearchStrategy[Any]] = {
-    "temperature": st.floats(0, 2),
-    "top_k": st.integers(0, 50),
-    "top_p": st.floats(0.1, 1),
-    "min_p": st.floats(0, 0.5),
-    "repetition_penalty": st.floats(0.5, 2),
-    **dict.fromkeys(("frequency_penalty", "presence_penalty"), st.floats(-2, 2)),
-    "logit_bias": st.dictionaries(st.integers(0, 500) | st.sampled_from(["7"]), st.floats(-100, 100), max_size=3),
-    "max_tokens": st.integers(1, 8),
-    "stop": st.lists(st.text(ALPHABET, min_size=1, max_size=3), max_size=2) | st.text(ALPHABET, min_size=1),
-    "stop_token_ids": st.lists(st.integers(0, 500), max_size=3),
-    "top_logprobs": st.integers(0, 20),
+    **{
+        name: st.sampled_from([given[name] for given, _ in (*SETTINGS, *ONLY_IN_CALLS) if name in given])
+        for name in {name for given, _ in (*SETTINGS, *ONLY_IN_CALLS) for name in given}
+    },
     **dict.fromkeys(("tenant", "workflow_step", "device", "draft_model", "dtype"), st.text(ALPHABET, max_size=5)),
     "tools": TOOLS,
-    "tool_choice": st.sampled_from([None, "auto", "none", "any"]),
-    "parallel_tool_calls": st.booleans(),
     "response_format": st.builds(lambda schema: {"type": "json_schema", "json_schema": {"schema": schema}}, SCHEMAS),
     "format": SCHEMAS,
-    "speculation": st.booleans() | st.fixed_dictionaries({"max_nodes": st.integers(0, 40)}),
-    "drafters": st.lists(st.sampled_from(["recall", "prompt", "template", "grammar", "prediction"]), max_size=3),
-    "max_nodes": st.integers(0, 40),
-    "prediction": st.text(ALPHABET) | st.builds(lambda text: {"type": "content", "content": text}, st.text(ALPHABET)),
-    "templates": st.lists(st.sampled_from(["Order {number}.", "Sent.", "{{ {a}"]), max_size=2, unique=True),
-    "chat_template_kwargs": st.just({}),
-    "reasoning": st.sampled_from([None, None, False, "low"]),
     "model": st.just("fuzzed"),
-    **dict.fromkeys(("strict", "strict_tools"), st.sampled_from([True, False, "auto"])),
     "stream": st.booleans(),
     **dict.fromkeys(("ls_structured_output_format", "structured_output_format", "learning"), st.none()),
-    **dict.fromkeys(("cache", "bitwise", "cuda_graphs", "logprobs", "disable_streaming"), st.booleans()),
+    **dict.fromkeys(("cache", "bitwise", "cuda_graphs", "disable_streaming"), st.booleans()),
     "callbacks": st.just([]),
     "metadata": st.dictionaries(st.sampled_from(["workflow_step", "x"]), st.text(ALPHABET), max_size=2),
     "custom_get_token_ids": st.just(len),
     "output_version": st.sampled_from([None, "v0", "v1"]),
 }
-"""Values that are meant to be taken."""
+"""Values that are meant to be taken: of every setting those that a server's requests are tested with."""
 
 
 def one_of(names: Iterable[str]) -> st.SearchStrategy[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from precedent.errors import ConfigError, PromptError, UnsupportedError
 from precedent.langchain import ChatPrecedent
-from precedent.langchain.structured import call_form
+from precedent.langchain.answer_rules import call_form
 from precedent.text.tool_formats import known_formats
 
 TEXT = "I would rather write prose."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -136,14 +135,6 @@ def test_a_list_that_cannot_be_read_is_named_by_its_number(llm: ChatPrecedent) -
     for wrong in wrongs:
         with pytest.raises(ConfigError, match="give one list for each conversation"):
             llm.warm(wrong)
-
-
-def test_a_chat_model_without_a_cache_has_nothing_to_warm() -> None:
-    with (
-        closing(scripted_model_engine(["a"])) as engine,
-        pytest.raises(ConfigError, match="no speculation cache to warm"),
-    ):
-        ChatPrecedent.from_engine(engine).warm([TALK])
 
 
 # RecordingCache

@@ -264,7 +264,7 @@ def planner_that_knows(acceptance: float, milliseconds: float) -> PearlPlanner:
     planner.cost.table[:] = 10.0 + 0.5 * torch.arange(len(planner.cost.table)).numpy()
     for depth in range(1, 7):
         for number in range(1000):
-            planner.calibration.observe("draft-model", depth, number * 0.618034 % 1.0 < acceptance)
+            planner.calibrations.of("default").observe("draft-model", depth, number * 0.618034 % 1.0 < acceptance)
     planner.observe_draws("draft-model", 1, 1, milliseconds)
     return planner
 

@@ -11,7 +11,6 @@ from precedent.drafters.base import DraftSession, DrawSession, ForwardSession
 from precedent.drafters.request import Request
 from precedent.errors import PrecedentError
 from precedent.planning.calibration import Trust
-from precedent.planning.gate import Allowance
 from precedent.planning.planner import Limits
 from precedent.runtime.failures import as_ours
 from precedent.sampling.logprobs import TokenLogprob
@@ -58,7 +57,6 @@ class DecodingSequence:
     error: PrecedentError | None = None
     stats: GenerationStats = field(default_factory=GenerationStats)
     trust: Trust = field(default_factory=Trust)
-    allowance: Allowance = field(default_factory=Allowance)
 
     @property
     def finished(self) -> bool:
@@ -80,10 +78,9 @@ class DecodingSequence:
             rows_beside=rows_beside,
             tokens_beside=tokens_beside,
             trust=self.trust,
-            allowance=self.allowance,
-            tenant=self.request.tenant,
             prefix=self.prefix,
             one_path=self.slot.one_path,
+            tenant=self.request.tenant,
         )
 
     @property

@@ -152,8 +152,9 @@ class Engine(OfOneProcess):
         )
         if self.cache is not None:
             self._executor.submit(self.cache.warm_up)  # after measuring: loading the embedder would disturb it
-            # kept conversations hold the words that were forgotten
+            # kept conversations hold the words that were forgotten, and calibrations what they taught
             self.cache.on_gone(self._worker.drop_idle, only_forgotten=True)
+            self.cache.on_gone(self.planner.calibrations.forget, only_forgotten=True)
         weakref.finalize(self, self._worker.stop).atexit = False  # at exit the worker closes itself
 
     @classmethod

@@ -15,6 +15,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
 from precedent.cache import tools_fingerprint
 from precedent.errors import ConfigError, PromptError, UnsupportedError
+from precedent.langchain.answer_rules import AnswerRules
 from precedent.langchain.answers import AnswerChunks, Prompt, Running
 from precedent.langchain.arguments import OF_THE_CALL, ONLY_SPEED, merged_stop, own_tenant, tenant_of
 from precedent.langchain.chat_calls import ChatCalls
@@ -22,7 +23,6 @@ from precedent.langchain.fields import EngineFields
 from precedent.langchain.messages import media_of, template_messages_of, to_template_messages
 from precedent.langchain.profile import profile_of_engine, profile_of_files, profile_of_weights
 from precedent.langchain.recorded import AnswerReader
-from precedent.langchain.structured import AnswerRules
 from precedent.langchain.synonyms import IN_A_CALL, WITH_TOOLS
 from precedent.langchain.tools import NONE, ToolLike, allowed_tools, openai_tools, tool_choice_of
 from precedent.text.answers import answer_syntax

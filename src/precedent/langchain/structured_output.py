@@ -156,15 +156,6 @@ class AnswerParser(BaseCumulativeTransformOutputParser[Any]):
         async for found in super()._atransform(chunks()):
             yield found
 
-    @property
-    def OutputType(self) -> Any:
-        """The pydantic class, or a dict."""
-        return self.schema_class or dict[str, Any]
-
-    @property
-    def _type(self) -> str:
-        return "precedent-answer"
-
 
 _END = AIMessageChunk(content="", chunk_position="last")
 """Ends every stream, so that one which broke off is parsed strictly, too."""

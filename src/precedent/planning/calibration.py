@@ -11,14 +11,18 @@ source, the acceptances that were expected and those that happened, and scales t
     factor = min(1, (accepted + STRENGTH) / (expected + STRENGTH))
 
 A source that does better than expected is not trusted more: the calibration soon learns that anyway.
+
+Each tenant has a calibration of its own (`Calibrations`): what one tenant's answers teach shapes no other's drafts.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 
+from precedent.planning.gate import EARNED, Allowance
 from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
 
 PRIOR_STRENGTH = 4.0
@@ -30,16 +34,22 @@ HALF_LIFE = 400.0
 BINS_PER_SOURCE = 1 << 13
 """Bins of one drafter; larger bin numbers wrap around."""
 
+MOST_TENANTS = 64
+"""Tenants whose calibrations are held: about 130 kB for each of a tenant's sources."""
+
 _DECAY = 0.5 ** (1.0 / HALF_LIFE)
 
 
 class Calibration:
     """Acceptance probability per bin; an unseen bin returns the drafter's own estimate.
 
-    `accepted` and `seen` are decayed counts, `[num_sources * BINS_PER_SOURCE]`.
+    `accepted` and `seen` are decayed counts, `[num_sources * BINS_PER_SOURCE]`. `allowance` is what trees of the
+    tenant's next requests may lose; `worth` is the steps that an accepted sample of a draft model saves: fewer than one
+    where the next step has good fixed candidates again.
     """
 
     def __init__(self) -> None:
+        self.allowance, self.worth = Allowance(0.0, EARNED), 1.0
         self.accepted = np.zeros(0)
         self.seen = np.zeros(0)
         self._first: dict[str, int] = {}
@@ -53,11 +63,6 @@ class Calibration:
             self.accepted, self.seen = np.concatenate([self.accepted, room]), np.concatenate([self.seen, room])
         return first
 
-    def forget(self) -> None:
-        """Forget all outcomes; every source keeps its bins, which plans refer to by number."""
-        self.accepted[:] = 0.0
-        self.seen[:] = 0.0
-
     def probability(self, source: str, bin_: int, estimate: float) -> float:
         """Probability in (0, 1] that a candidate is accepted once its parent is."""
         number = self.first_bin(source) + bin_ % BINS_PER_SOURCE  # first: it may replace the arrays
@@ -67,6 +72,30 @@ class Calibration:
         """Learn one outcome."""
         number = self.first_bin(source) + bin_ % BINS_PER_SOURCE  # first: it may replace the arrays
         learn(self.accepted, self.seen, number, accepted)
+
+
+class Calibrations:
+    """The calibrations of the most recent tenants.
+
+    One thread uses them; any may call `forget`.
+    """
+
+    def __init__(self) -> None:
+        self._held = OrderedDict[str, Calibration]()
+
+    def of(self, tenant: str) -> Calibration:
+        """The tenant's calibration."""
+        held = self._held  # another thread may replace it
+        if tenant not in held:
+            held[tenant] = Calibration()
+            if len(held) > MOST_TENANTS:
+                held.popitem(last=False)
+        held.move_to_end(tenant)
+        return held[tenant]
+
+    def forget(self) -> None:
+        """Begin all anew; plans that are made already still learn into what is dropped here."""
+        self._held = OrderedDict()
 
 
 @compiled
@@ -110,9 +139,14 @@ A step without a verified candidate discounts them too; otherwise a source that 
 
 
 class Trust:
-    """One request's experience with each source; a source without any is trusted fully."""
+    """One request's experience with each source; a source without any is trusted fully.
 
-    def __init__(self) -> None:
+    `allowance` is what its trees may still lose. `was_open` tells of the last step that its fixed candidates were
+    probably all wrong.
+    """
+
+    def __init__(self, allowance: Allowance | None = None) -> None:
+        self.allowance, self.was_open = allowance or Allowance(), False
         self._of: dict[str, tuple[float, float]] = {}  # expected, accepted
 
     def factors(self, sources: Sequence[str]) -> Floats:

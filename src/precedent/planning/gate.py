@@ -75,18 +75,12 @@ SURE = 0.95
 RESERVE = 2.5
 """Tokens that a tenant's sure trees may lose: enough for the first tree of an answer that is already known."""
 
-MOST_TENANTS = 1024
-"""Tenants of whom that is remembered."""
-
 
 class Allowance:
-    """How many tokens of plain decoding the trees of a request, or a tenant, may still lose.
-
-    `was_open` tells of the request's last step that its fixed candidates were probably all wrong.
-    """
+    """How many tokens of plain decoding the trees of a request, or a tenant, may still lose."""
 
     def __init__(self, left: float = AT_FIRST, most: float = MOST_SAVED) -> None:
-        self.left, self.most, self.was_open = left, most, False
+        self.left, self.most = left, most
 
     def affords(self, lost: Floats, tenant: Allowance, *, sure: bool) -> int:
         """Most nodes of a tree that may be lost, where n nodes lose `lost[n]` tokens."""

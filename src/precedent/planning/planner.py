@@ -7,7 +7,7 @@ plan: plain decoding. A draft model costs sequential steps, so its draws compete
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from precedent.drafters.base import NODE, Candidates, DrawSource, Nodes
-from precedent.planning.calibration import Calibration, Trust, learn_from_verdict, outcomes_by_source
+from precedent.planning.calibration import Calibration, Calibrations, Trust, learn_from_verdict, outcomes_by_source
 from precedent.planning.choose import BEST, BEST_BITS, Choice, choose
 from precedent.planning.costs import CheckedCosts, CostCurve, Probes, is_time
-from precedent.planning.gate import EARNED, MOST_TENANTS, PROBE_OPEN, SURE, Allowance, Gate, Without
+from precedent.planning.gate import PROBE_OPEN, SURE, Gate, Without
 from precedent.runtime.compiled import Floats, Int32s, Int64s
 from precedent.runtime.fence import Fault
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
@@ -53,8 +53,7 @@ class Limits:
     `requests` counts the requests in the step, including this one. `rows_beside` and `tokens_beside` are the others'
     rows and expected tokens: all of them wait for a node, so it pays off only if it raises their common rate. `trust`
     is this request's experience with each source; `prefix` is the number of tokens that each node sees before the tree.
-    `allowance` is what its trees may lose, besides that of its `tenant`. `one_path` allows a single path, for an
-    engine that verifies no trees.
+    `one_path` allows a single path, for an engine that verifies no trees. Outcomes calibrate `tenant`'s estimates.
     """
 
     max_nodes: int
@@ -65,10 +64,9 @@ class Limits:
     rows_beside: int = 0
     tokens_beside: float = 0.0
     trust: Trust = field(default_factory=Trust)
-    allowance: Allowance = field(default_factory=Allowance)
-    tenant: str = ""
     prefix: int = 0
     one_path: bool = False
+    tenant: str = "default"
 
 
 @dataclass(slots=True)
@@ -77,8 +75,8 @@ class Plan:
 
     `choice` records how the fixed candidates were chosen from those of the drafters `names`, of which drafter i
     proposed the next `counts[i]`; None if none were proposed. `expected_tokens` counts the fixed candidates and the
-    target's own token; `trust` learns their outcomes. Their rows cost as much time as `cost` tokens of plain decoding,
-    which the request's `allowance` and the one of its `tenant` can afford to lose.
+    target's own token; `trust` and `calibration` learn their outcomes. The candidates' rows take as long as `cost`
+    tokens of plain decoding; `open_mass` is the probability that none of those below the root comes next.
     """
 
     builder: TreeBuilder = field(default_factory=TreeBuilder)
@@ -89,13 +87,14 @@ class Plan:
     choice: Choice | None = None
     expected_tokens: float = 1.0
     trust: Trust = field(default_factory=Trust)
+    calibration: Calibration = field(default_factory=Calibration)
     cost: float = 0.0
     open_mass: float = 0.0
-    allowance: Allowance = field(default_factory=Allowance)
-    tenant: Allowance = field(default_factory=Allowance)
 
     def learn(self, parents: Int32s, verdict: Floats) -> None:
         """Update the request's trust with the outcomes of each drafter's candidates (see `learn_from_verdict`)."""
+        accepted = int((verdict[: self.estimates.size] > 0.0).sum())
+        self.trust.allowance.settle(accepted - self.cost, self.calibration.allowance)
         if self.choice is not None:
             outcomes = outcomes_by_source(self.choice.believed, self.counts, self.choice.node_of, parents, verdict)
             self.trust.learn(self.names, outcomes)
@@ -124,36 +123,35 @@ class Step(NamedTuple):
     """A step before its draws are decided.
 
     `width` and `expected` are the rows and expected tokens of all sequences; `open_mass` is the probability that none
-    of the fixed candidates below the root comes next; `most` limits the draws; `prefix` is that of `Limits`.
+    of the fixed candidates below the root comes next; `most` limits the draws; `prefix` is that of `Limits`, and
+    `calibration` that of the tenant.
     """
 
     width: int
     expected: float
     open_mass: float
     most: int
+    calibration: Calibration
     prefix: int = 0
 
 
 class Planner:
-    """Plans every step of an engine; what it learns from one request serves the next."""
+    """Plans every step of an engine; what it learns from one request serves the next, of outcomes the tenant's next."""
 
     def __init__(self, cost: CostCurve) -> None:
         self.cost = cost
         self.checked = CheckedCosts(lambda: self.cost)
-        self.calibration = Calibration()
+        self.calibrations = Calibrations()
         self._probes = Probes()
         self.gates: dict[str, Gate] = {}
         """Of each drafter that runs a model, by name."""
-        self.worth = 1.0
-        """Steps that an accepted sample saves: fewer than one where the next step has good fixed candidates again."""
-        self._tenants: dict[str, Allowance] = {}
         self._sources: dict[tuple[str, ...], SourceNames] = {}
         self._end_ids: dict[frozenset[int], Int32s] = {}
 
     def forget(self) -> None:
         """Begin anew, because something that was learned may be damaged. Steps that are planned already still count."""
-        self.calibration.forget()
-        self._probes, self.gates, self._tenants, self.worth = Probes(), {}, {}, 1.0
+        self.calibrations.forget()
+        self._probes, self.gates = Probes(), {}
 
     def plan(self, candidates: Sequence[Candidates], draw_sources: Mapping[str, DrawSource], limits: Limits) -> Plan:
         """Choose the fixed candidates of the tree, and how many draws to make from each source that samples."""
@@ -169,7 +167,7 @@ class Planner:
     def plan_fixed(self, candidates: Sequence[Candidates], limits: Limits) -> Plan:
         """Choose the fixed candidates alone; the plan's builder stays empty."""
         proposals = [proposal for proposal in candidates if len(proposal)]
-        plan = Plan(trust=limits.trust, allowance=limits.allowance, tenant=self._tenant(limits.tenant))
+        plan = Plan(trust=limits.trust, calibration=self.calibrations.of(limits.tenant))
         if proposals and limits.max_nodes > 0:
             plan.names = tuple([proposal.source for proposal in proposals])
             plan.choice = self._choose(proposals, plan, limits)
@@ -202,15 +200,6 @@ class Planner:
         rows = 0 if plan.choice is None else plan.choice.token_ids.size
         self._gate(name).observe_gain(without, plan.expected_tokens, rows)
 
-    def _tenant(self, name: str) -> Allowance:
-        """What a tenant's trees may lose; of the tenants, the last `MOST_TENANTS` new ones are remembered."""
-        found = self._tenants.get(name)
-        if found is None:
-            if len(self._tenants) >= MOST_TENANTS:
-                del self._tenants[next(iter(self._tenants))]
-            found = self._tenants[name] = Allowance(0.0, EARNED)
-        return found
-
     def _gate(self, name: str) -> Gate:
         return self.gates.setdefault(name, Gate())
 
@@ -225,10 +214,11 @@ class Planner:
         end_ids = self._end_ids.get(limits.end_token_ids)
         if end_ids is None:
             end_ids = self._end_ids[limits.end_token_ids] = np.array(sorted(limits.end_token_ids), dtype=np.int32)
-        learned = self.calibration
+        learned = plan.calibration
         parts = np.array([(learned.first_bin(proposal.source), len(proposal)) for proposal in proposals])
         plan.counts = parts[:, 1]
         candidates, trust = _joined(proposals), plan.trust.factors(plan.names)
+
         costs = self.checked.beside(limits.rows_beside, limits.prefix, limits.max_nodes + 1)
         lost = (costs - costs[0]) * (limits.requests / self.checked.milliseconds(limits.requests, limits.prefix))
 
@@ -240,11 +230,11 @@ class Planner:
 
         def affordable(costs: Floats) -> Choice:
             best = choice(costs, limits.max_nodes)
-            if lost[min(best.token_ids.size, lost.size - 1)] <= plan.allowance.left:
+            if lost[min(best.token_ids.size, lost.size - 1)] <= plan.trust.allowance.left:
                 return best
             believed = best.believed * np.repeat(trust, plan.counts)
             sure = bool(believed[candidates["parent"] == ROOT].max() >= SURE)
-            most = plan.allowance.affords(lost, plan.tenant, sure=sure)
+            most = plan.trust.allowance.affords(lost, learned.allowance, sure=sure)
             return best if best.token_ids.size <= most else choice(costs, most)
 
         best = affordable(costs)
@@ -271,7 +261,7 @@ class Planner:
         most = min(limits.max_draws, limits.max_depth)
         width, open_mass = limits.rows_beside + len(plan.builder) + 1, 1.0 - min(at_root, 1.0)
         plan.open_mass = open_mass
-        step = Step(width, expected, open_mass, most, limits.prefix)
+        step = Step(width, expected, open_mass, most, plan.calibration, limits.prefix)
         for name, source in draw_sources.items():
             number = self._num_draws(name, source, step, limits.requests)
             if number:
@@ -294,12 +284,12 @@ class Planner:
     def _runners_up(self, name: str, number: int, step: Step, limits: Limits) -> int:
         """How many of the first draws get a runner-up: as long as it pays for its row, within the limit of draws."""
         milliseconds, width = self._time_of_draws(self.gates[name])(number), step.width + number
-        reaches = [step.open_mass, *(step.open_mass * reach for reach in self._reaches(name, number))]
+        reaches = [step.open_mass, *(step.open_mass * reach for reach in self._reaches(name, number, step.calibration))]
         expected = step.expected + sum(reaches[1:])
         best, best_rate = 0, expected / (self.checked.milliseconds(width, step.prefix) + milliseconds)
         for count in range(1, min(number, limits.max_draws - number) + 1):
             bin_ = DEEPEST_DRAW + min(count, DEEPEST_DRAW)
-            expected += reaches[count - 1] * self.calibration.probability(name, bin_, RUNNER_UP_PRIOR)
+            expected += reaches[count - 1] * step.calibration.probability(name, bin_, RUNNER_UP_PRIOR)
             rate = expected / (self.checked.milliseconds(width + count, step.prefix) + milliseconds)
             if rate > best_rate:
                 best, best_rate = count, rate
@@ -309,14 +299,14 @@ class Planner:
         """The number of draws with the best rate, given their time before the forward and the cost of their rows."""
         expected = step.expected
         best, best_rate = 0, MARGIN * expected / self.checked.milliseconds(step.width, step.prefix)
-        for number, reach in enumerate(self._reaches(name, step.most), start=1):
-            expected += step.open_mass * reach * self.worth**number
+        for number, reach in enumerate(self._reaches(name, step.most, step.calibration), start=1):
+            expected += step.open_mass * reach * step.calibration.worth**number
             rate = expected / (self.checked.milliseconds(step.width + number, step.prefix) + milliseconds(number))
             if rate > best_rate:
                 best, best_rate = number, rate
         return best
 
-    def _reaches(self, source: str, number: int) -> list[float]:
+    def _reaches(self, source: str, number: int, calibration: Calibration) -> list[float]:
         """For each of `number` draws, the probability that the chain is accepted up to it.
 
         A depth that was seldom reached takes the probability of the depth before it.
@@ -324,7 +314,7 @@ class Planner:
         chances, chance = [], DRAFT_PRIOR
         for depth in range(1, number + 1):
             if depth <= DEEPEST_DRAW:
-                chance = self.calibration.probability(source, depth, chance)
+                chance = calibration.probability(source, depth, chance)
             chances.append(chance)
         return list(accumulate(chances, mul))
 
@@ -349,37 +339,36 @@ class Planner:
         verdict = np.zeros(len(tree) + 1)
         verdict[[*path, ROOT]] = 1.0
         self.learn(plan, np.array(tree.parents, dtype=np.int32), verdict)
-        self._learn_worth(plan, tree, path)
+        _learn_worth(plan, tree, path)
         for source in plan.draws:
-            self._learn_from_draws(source, tree, verdict, plan.builder.runners_up)
+            _learn_from_draws(plan, source, tree, verdict)
 
     def learn(self, plan: Plan, parents: Int32s, verdict: Floats) -> None:
         """Learn from the outcomes of the fixed candidates: for this request, and for all."""
-        accepted = int((verdict[: plan.estimates.size] > 0.0).sum())
-        plan.allowance.settle(accepted - plan.cost, plan.tenant)
+        plan.learn(parents, verdict)
         if plan.choice is not None:
-            plan.learn(parents, verdict)
-            self.calibrate(plan.choice, parents, verdict)
+            self.calibrate(plan.calibration, plan.choice, parents, verdict)
 
-    def calibrate(self, choice: Choice, parents: Int32s, verdict: Floats) -> None:
-        """Learn how often candidates in these bins are accepted, for all requests."""
-        learned = self.calibration
+    def calibrate(self, learned: Calibration, choice: Choice, parents: Int32s, verdict: Floats) -> None:
+        """Learn how often candidates in these bins are accepted, for all requests of the tenant."""
         learn_from_verdict(learned.accepted, learned.seen, choice.bins, choice.node_of, parents, verdict)
 
-    def _learn_worth(self, plan: Plan, tree: CandidateTree, path: Sequence[int]) -> None:
-        """Learn what a step after an open one brings without samples: those before it spared a part of that step."""
-        if plan.allowance.was_open:
-            fixed = sum(any(name not in plan.draws for name in tree.sources[node]) for node in path)
-            self.worth += LEARNED_WORTH * (1.0 / (1.0 + fixed) - self.worth)
-        plan.allowance.was_open = plan.open_mass >= PROBE_OPEN
 
-    def _learn_from_draws(self, source: str, tree: CandidateTree, verdict: Floats, runners_up: Collection[int]) -> None:
-        """Learn from a draft model's tokens, both sampled and (in greedy decoding) fixed candidates."""
-        for node, parent in enumerate(tree.parents):
-            if source in tree.sources[node] and verdict[parent]:
-                depth = min(int(tree.depths[node]), DEEPEST_DRAW)
-                bin_ = depth + DEEPEST_DRAW if node in runners_up else depth
-                self.calibration.observe(source, bin_, bool(verdict[node]))
+def _learn_worth(plan: Plan, tree: CandidateTree, path: Sequence[int]) -> None:
+    """Learn what a step after an open one brings without samples: those before it spared a part of that step."""
+    if plan.trust.was_open:
+        fixed = sum(any(name not in plan.draws for name in tree.sources[node]) for node in path)
+        plan.calibration.worth += LEARNED_WORTH * (1.0 / (1.0 + fixed) - plan.calibration.worth)
+    plan.trust.was_open = plan.open_mass >= PROBE_OPEN
+
+
+def _learn_from_draws(plan: Plan, source: str, tree: CandidateTree, verdict: Floats) -> None:
+    """Learn from a draft model's tokens, both sampled and (in greedy decoding) fixed candidates."""
+    for node, parent in enumerate(tree.parents):
+        if source in tree.sources[node] and verdict[parent]:
+            depth = min(int(tree.depths[node]), DEEPEST_DRAW)
+            bin_ = depth + DEEPEST_DRAW if node in plan.builder.runners_up else depth
+            plan.calibration.observe(source, bin_, bool(verdict[node]))
 
 
 def _joined(proposals: Sequence[Candidates]) -> Nodes:

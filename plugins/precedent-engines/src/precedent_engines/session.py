@@ -18,7 +18,6 @@ from precedent.drafters.sessions import Matching, begin_all, end_all, match_budg
 from precedent.errors import UnsupportedError
 from precedent.planning.calibration import Trust
 from precedent.planning.costs import STEP_COSTS, StepCosts
-from precedent.planning.gate import Allowance
 from precedent.planning.planner import PLANNER, Limits, Plan, Planner
 from precedent.runtime.fence import Fault, Fences, Result
 from precedent.runtime.process import OfOneProcess
@@ -148,9 +147,8 @@ class Batch:
                 rows_beside=max(0, rows - 1),
                 tokens_beside=max(0.0, tokens - 1.0),
                 trust=session.trust,
-                allowance=session.allowance,
-                tenant=session.tenant,
                 one_path=one_path,
+                tenant=session.tenant,
             )
             plan = session.plan(found, limits)
             count = len(_tokens(plan))
@@ -179,8 +177,7 @@ class DraftingSession(OfOneProcess):
         ended: Callable[[str], object],
     ) -> None:
         self._batch, self._request, self._drafting = batch, request, drafting
-        self.end_token_ids, self.tenant = request.end_token_ids, request.tenant
-        self.trust, self.allowance = Trust(), Allowance()
+        self.end_token_ids, self.tenant, self.trust = request.end_token_ids, request.tenant, Trust()
         self.room = ENDLESS if room is None else room
         self._pending: list[int] = []
         self._plan: Plan | None = None

@@ -3,7 +3,8 @@
 SuffixDecoding (Oliaro et al., 2411.04975, and its reference implementation): for every length m (up to 64) of the live
 context's suffix, it drafts at most `alpha * m` tokens best first; a node's probability is the product, along its path,
 of each child's share of the occurrences. The length with the greatest sum of probabilities wins, and likewise the
-better of the trees from the live text and from all earlier outputs. Trees are not merged.
+better of the trees from the live text and from all earlier outputs. Trees are not merged. As one path, as in vLLM, it
+follows the commonest child alone.
 """
 
 from __future__ import annotations
@@ -122,10 +123,10 @@ class _Indexed(Contender):
 class SuffixDecoding(_Indexed):
     """Proposes the better of the live text's and the pool's suffix tree."""
 
-    def __init__(self, pool: Pool, alpha: float, budget: int) -> None:
+    def __init__(self, pool: Pool, alpha: float, budget: int, one_path: bool = False) -> None:
         super().__init__(pool)
         self.name = f"suffix-{alpha:g}" if alpha != 1 else "suffix"
-        self._alpha, self._budget = alpha, budget
+        self._alpha, self._budget, self._one_path = alpha, budget, one_path
 
     def propose(self) -> CandidateTree:
         """Propose for the next step."""
@@ -133,7 +134,7 @@ class SuffixDecoding(_Indexed):
         best, best_score = CandidateTree(), 0.0
         for name, index, ended in ((LIVE, self._live, 1), (POOLED, self._pool.index, 0)):
             tokens, parents, score = best_suffix_tree(
-                index.text.tokens, index.order, recent, self._alpha, self._budget, ended
+                index.text.tokens, index.order, recent, self._alpha, self._budget, ended, self._one_path
             )
             if score > best_score:
                 builder = TreeBuilder()
@@ -187,9 +188,9 @@ class SglangNgram(_Indexed):
 
     name = "sglang"
 
-    def __init__(self, pool: Pool, budget: int) -> None:
+    def __init__(self, pool: Pool, budget: int, one_path: bool = False) -> None:
         super().__init__(pool)
-        self._budget = budget
+        self._budget, self._one_path = budget, one_path
 
     def propose(self) -> CandidateTree:
         """Propose for the next step."""
@@ -197,10 +198,10 @@ class SglangNgram(_Indexed):
         for name, index in ((LIVE, self._live), (POOLED, self._pool.index)):
             length, places = longest_match(index, recent)
             cursors.append(Cursor(length / SGLANG_DEPTH, name, index, places))
-        return best_first_tree(cursors, self._budget)
+        return best_first_tree(cursors, self._budget, self._one_path)
 
 
-def best_first_tree(cursors: Sequence[Cursor], budget: int) -> CandidateTree:
+def best_first_tree(cursors: Sequence[Cursor], budget: int, one_path: bool) -> CandidateTree:
     """At most `budget` nodes in order of their best cursor's score; of equal ones, the first found."""
     builder, waiting = TreeBuilder(), list[tuple[float, int, int, int, list[Cursor]]]()
     node, num_seen = ROOT, 0
@@ -211,6 +212,8 @@ def best_first_tree(cursors: Sequence[Cursor], budget: int) -> CandidateTree:
         if not waiting or len(builder) == budget:
             return builder.build()
         _, _, parent, token, cursors = heappop(waiting)
+        if one_path:
+            waiting.clear()
         node = builder.add_fixed(parent, token, cursors[0].source)
 
 
@@ -240,9 +243,9 @@ class AdaPLD(_Indexed):
 
     name = "adapld"
 
-    def __init__(self, pool: Pool, budget: int) -> None:
+    def __init__(self, pool: Pool, budget: int, one_path: bool = False) -> None:
         super().__init__(pool)
-        self._branches = max(1, budget // 8)
+        self._branches = 0 if one_path else max(1, budget // 8)
         self._length = max(1, budget - 2 * self._branches)
         self._similar, self._answered = dict[int, float](), 0
 
@@ -324,7 +327,7 @@ def agreeing(tokens: Int32s, found: Int32s, recent: Int32s) -> Int32s:
 
 @compiled
 def best_suffix_tree(
-    tokens: Int32s, order: Int32s, recent: Int32s, alpha: float, most: int, ended: int = 0
+    tokens: Int32s, order: Int32s, recent: Int32s, alpha: float, most: int, ended: int = 0, one_path: bool = False
 ) -> tuple[Int32s, Int32s, float]:
     """SuffixDecoding's tree of one text: tokens, parents, and the sum of the nodes' probabilities.
 
@@ -340,14 +343,16 @@ def best_suffix_tree(
         if length > MAX_MATCH:  # the sorted order compares no further
             found = agreeing(tokens, found, recent[:length])
         if found.size:
-            drafted, parents, score = frequency_tree(tokens, found, size, ended)
+            drafted, parents, score = frequency_tree(tokens, found, size, ended, one_path)
             if score > best_score:
                 best_tokens, best_parents, best_score = drafted, parents, score
     return best_tokens, best_parents, best_score
 
 
 @compiled
-def frequency_tree(tokens: Int32s, found: Int32s, size: int, ended: int) -> tuple[Int32s, Int32s, float]:
+def frequency_tree(
+    tokens: Int32s, found: Int32s, size: int, ended: int, one_path: bool
+) -> tuple[Int32s, Int32s, float]:
     """Expand best first by path probability: at most `size` nodes, each of at least `MIN_PROBABILITY`."""
     most = size * 10 + 10  # waiting children: at most ten per node reach a tenth of its probability
     begins, ends = np.empty(most, np.int64), np.empty(most, np.int64)
@@ -376,7 +381,7 @@ def frequency_tree(tokens: Int32s, found: Int32s, size: int, ended: int) -> tupl
         at = int(np.argmax(chance[:waiting]))
         out[count], above[count] = token_of[at], parents[at]
         begin, end, depth, parent, path = begins[at], ends[at], depths[at], count, chance[at]
-        score, count, waiting = score + path, count + 1, waiting - 1
+        score, count, waiting = score + path, count + 1, 0 if one_path else waiting - 1
         begins[at], ends[at], depths[at] = begins[waiting], ends[waiting], depths[waiting]
         parents[at], chance[at], token_of[at] = parents[waiting], chance[waiting], token_of[waiting]
     return out[:count], above[:count], score

@@ -42,6 +42,9 @@ def replay(
         typer.Option(help="Recorded answers to draft from: online (earlier ones), same-task, other-tasks, none."),
     ] = "online",
     budget: Annotated[str, typer.Option(help="Most nodes in a tree; or several limits: 16,32,64.")] = "32",
+    one_path: Annotated[
+        bool, typer.Option("--one-path", help="One path instead of a tree, as behind vLLM and llama.cpp.")
+    ] = False,
     drafters: Annotated[str, typer.Option(help="Drafters to combine, separated by commas.")] = "recall,prompt",
     baselines: Annotated[
         str | None,
@@ -147,6 +150,7 @@ def replay(
         groups=_groups(groups, split),
         baselines=_listed("--baselines", baselines) if baselines else None,
         ablate=(*(names if len(names) > 1 else ()), *IDEAS) if without == ("all",) else without,
+        one_path=one_path,
     )
     shown = ShownTurns(MOST_SHOWN_TURNS if html else 0)
     loaded = load_tokenizer(tokenizer or target or DEFAULT_TARGET)

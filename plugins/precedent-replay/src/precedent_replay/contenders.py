@@ -13,10 +13,9 @@ from precedent.drafters import Candidates, Drafter, DrafterParts, DraftSession, 
 from precedent.drafters.base import DrawSource
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.recall.drafter import RecallDrafter, RecallSession
-from precedent.planning.calibration import Trust
+from precedent.planning.calibration import Calibration, Trust
 from precedent.planning.choose import Choice
 from precedent.planning.costs import CostCurve
-from precedent.planning.gate import Allowance
 from precedent.planning.planner import Limits, Plan, Planner
 from precedent.runtime.background import AtOnce
 from precedent.runtime.compiled import Floats, Int32s
@@ -60,12 +59,21 @@ class Reliability:
 class Drafted(Contender):
     """Precedent's drafters and planner."""
 
-    def __init__(self, name: str, drafters: Sequence[Drafter], planner: Planner, budget: int, end_id: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        drafters: Sequence[Drafter],
+        planner: Planner,
+        budget: int,
+        end_id: int,
+        one_path: bool = False,
+    ) -> None:
         self.name, self.planner, self.reliability = name, planner, Reliability()
         self._drafters, self._budget, self._end_ids = drafters, budget, frozenset({end_id})
+        self._one_path = one_path
         self._steps: list[tuple[Floats, CandidateTree, Sequence[int]]] = []
         self._sessions: list[DraftSession] = []
-        self._plan, self._tree, self._trust, self._allowance = Plan(), CandidateTree(), Trust(), Allowance()
+        self._plan, self._tree, self._trust = Plan(), CandidateTree(), Trust()
 
     @property
     def estimates(self) -> Floats:
@@ -74,7 +82,7 @@ class Drafted(Contender):
 
     def begin(self, turn: Turn) -> None:
         """Begin a turn."""
-        self._trust, self._allowance = Trust(), Allowance()
+        self._trust = Trust()
         request = Request(
             self.name,
             turn.prompt_ids,
@@ -88,7 +96,7 @@ class Drafted(Contender):
     def propose(self) -> CandidateTree:
         """Propose for the next step."""
         candidates = [session.match(self._budget) for session in self._sessions]
-        limits = Limits(self._budget, 0, self._budget, self._end_ids, trust=self._trust, allowance=self._allowance)
+        limits = Limits(self._budget, 0, self._budget, self._end_ids, trust=self._trust, one_path=self._one_path)
         self._plan = self.planner.plan(candidates, {}, limits)
         self._tree = self._plan.builder.build()
         return self._tree
@@ -143,9 +151,12 @@ def lineup(pool: Pool, settings: Settings, end_id: int) -> list[Entry]:
     """All entries, baselines first. Raises ConfigError for an unknown drafter."""
     ours, entries = _Ours(pool, settings, end_id), [Entry(PromptLookup())]
     for budget in settings.budgets:
-        found: list[Contender] = [SuffixDecoding(pool, alpha, budget) for alpha in settings.alphas]
+        one_path = settings.one_path
+        found: list[Contender] = [SuffixDecoding(pool, alpha, budget, one_path) for alpha in settings.alphas]
         further = FURTHER_BASELINES if settings.baselines is None else settings.baselines
-        found += [made(pool, budget) for made in (SuffixTree, SglangNgram, AdaPLD) if made.name in further]
+        if SuffixTree.name in further and not one_path:
+            found.append(SuffixTree(pool, budget))
+        found += [made(pool, budget, one_path) for made in (SglangNgram, AdaPLD) if made.name in further]
         for each in found:
             each.name = ours.label(each.name, budget)
         entries += [Entry(each, budget) for each in found]
@@ -176,7 +187,8 @@ class _Ours:
             return []
         planner = _PLANNERS.get(without, Planner)(CostCurve.through(self._settings.times(curve)))
         name = f"without {without}" if without else "+".join(drafter.name for drafter in drafters)
-        drafted = Drafted(self.label(name, budget, curve), drafters, planner, budget, self._end_id)
+        label, one_path = self.label(name, budget, curve), self._settings.one_path
+        drafted = Drafted(label, drafters, planner, budget, self._end_id, one_path)
         return [Entry(drafted, budget, curve, without, whole)]
 
     def label(self, name: str, budget: int, curve: str = "") -> str:
@@ -261,7 +273,7 @@ _RECALLS: dict[str, Any] = {
 class _FixedPlanner(Planner):
     """Plans with the drafters' own estimates."""
 
-    def calibrate(self, choice: Choice, parents: Int32s, verdict: Floats) -> None:
+    def calibrate(self, learned: Calibration, choice: Choice, parents: Int32s, verdict: Floats) -> None:
         """Learn nothing."""
 
 

@@ -21,7 +21,7 @@ from precedent_replay.contenders import Drafted, Entry, Reliability
 from precedent_replay.settings import MEASURED, Settings
 from precedent_replay.turns import Turn
 
-SLACK = 1.05
+SLACK = 1.03
 """How many times as many nodes a baseline may have that is compared with: it may fill a tree that ours leaves open."""
 
 Watch = Callable[[CandidateTree, Sequence[int], Sequence[int]], None]

@@ -93,8 +93,9 @@ class Settings:
 
     `groups` restricts which turns are measured, not which are remembered. `baselines` are those besides `prompt-lookup`
     and `suffix`; None takes all. All drafters together are planned for each of `curves`; single
-    drafters and ablations are planned for the first. With `measured`, the curve "measured" can be named too. Raises
-    ConfigError for names that do not exist.
+    drafters and ablations are planned for the first. With `measured`, the curve "measured" can be named too. With
+    `one_path`, every contender proposes a single path, as for an engine that verifies no trees. Raises ConfigError for
+    names that do not exist.
     """
 
     pool: str = "online"
@@ -107,6 +108,7 @@ class Settings:
     baselines: tuple[str, ...] | None = None
     ablate: tuple[str, ...] = ()
     measured: MeasuredSteps | None = None
+    one_path: bool = False
 
     def __post_init__(self) -> None:
         known("pool", [self.pool], POOLS)

@@ -205,18 +205,18 @@ class PearlPlanner(Planner):
         gate.behind = source.behind
         time_of = self._time_of_draws(gate)
         number = self._best_number(name, step, time_of)
-        return number if number and self._pays_to_wait(name, number, step.width, time_of(number)) else 0
+        return number if number and self._pays_to_wait(name, number, step, time_of(number)) else 0
 
-    def _pays_to_wait(self, name: str, number: int, width: int, milliseconds: float) -> bool:
+    def _pays_to_wait(self, name: str, number: int, step: Step, milliseconds: float) -> bool:
         """Whether waiting for `number` draws beats a forward with nothing at hand.
 
         Both ways lead to the same steps with a tree: `runs` of them until the text leaves the chain. Before the first,
         one way waits for the draws; the other makes steps over its pending token until a sample drawn during one of
         them is accepted.
         """
-        reaches = self._reaches(name, number + 1)
+        reaches = self._reaches(name, number + 1, step.calibration)
         tokens, runs = 1.0 + sum(reaches[:-1]), 1.0 / (1.0 - reaches[-1])
-        alone, wide = self.checked.milliseconds(width), self.checked.milliseconds(width + number)
+        alone, wide = self.checked.milliseconds(step.width), self.checked.milliseconds(step.width + number)
         steps_before = 1.0 / reaches[0]
         waiting = runs * tokens / (runs * wide + milliseconds)
         return waiting > (steps_before + runs * tokens) / (steps_before * alone + runs * wide)
@@ -230,7 +230,7 @@ class PearlPlanner(Planner):
             return 0
         gate = self.gates.setdefault(_waiting_for(name), Gate())
         gate.behind, most = behind, limits.max_draws + 1
-        reaches = self._reaches(name, limits.max_draws)
+        reaches = self._reaches(name, limits.max_draws, self.calibrations.of(limits.tenant))
         alone, waited = self.checked.milliseconds(limits.rows_beside + 1), self._time_of_draws(gate)(1)
         pays = reaches[0] * sum(reaches) * alone > (MARGIN - 1.0) * alone + waited
         return most if gate.decide(most if pays else 0) else 0
