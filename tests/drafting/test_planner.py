@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from precedent.drafters.base import Candidates, DrawSource
-from precedent.planning.calibration import Trust
+from precedent.planning.calibration import MOST_TENANTS, Calibrations, Trust
 from precedent.planning.costs import CostCurve
 from precedent.planning.gate import PROBE_DRAWS, PROBE_STEPS, Allowance
 from precedent.planning.planner import Limits, Planner
@@ -190,3 +190,14 @@ def test_outcomes_of_one_tenant_move_no_estimate_of_another() -> None:
         planner.observe(plan, plan.builder.build(), (0,))
     assert estimate("shop") > 0.9
     assert estimate("other shop") == 0.5
+
+
+def test_only_the_calibrations_of_the_most_recent_tenants_are_held() -> None:
+    held = Calibrations()
+    for tenant in ("old", "recent"):
+        held.of(tenant).observe("recall", 3, True)
+    for number in range(MOST_TENANTS - 1):
+        held.of("recent")
+        held.of(str(number))
+    assert held.of("recent").seen.sum() == 1.0
+    assert held.of("old").seen.sum() == 0.0
