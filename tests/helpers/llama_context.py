@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from precedent_llama_cpp.context import BATCH, OutOfCells, Rows
 
@@ -37,25 +39,25 @@ class FakeContext:
         self.fails = 0
         self.most_rows = 0
 
-    def decode(self, rows: Rows, *, logits: bool) -> NDArray[np.float32] | None:
+    def decode(self, rows: Rows, num_logits: int) -> Tensor:
         self._check(rows)
         if len(rows.tokens) > min(BATCH, self.num_cells):
             raise OutOfCells("not enough memory for so many at once")
         self.most_rows = max(self.most_rows, len(rows.tokens))
-        found = []
+        found = list[NDArray[np.float32]]()
         for token, position, sequences in zip(rows.tokens, rows.positions, rows.sequences, strict=True):
             self.cells.append(Cell(token, position, {*sequences}))
             self._overwrite()
             if len(self.cells) > self.num_cells:
                 raise OutOfCells("not enough memory in the context")
-            found.append(self._logits(sequences[0], position) if logits else None)
+            if len(found) < num_logits:
+                found.append(self._logits(sequences[0], position))
         if self.fails:
             self.fails -= 1
             raise RuntimeError("llama_decode returned -3")
-        if not logits:
-            return None
-        self.logits[: len(found)] = found
-        return self.logits[: len(found)]
+        for place, row in enumerate(found):
+            self.logits[place] = row
+        return torch.from_numpy(self.logits[:num_logits])
 
     def _check(self, rows: Rows) -> None:
         """What llama.cpp refuses: gaps, and sequences that share a row after they have parted."""

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel
 
-from precedent.target.quantised import QuantisedEmbedding, QuantisedLinear, Rows
+from precedent.target.quantised import Rows
 from precedent_cpu.codes import Band, CodedWeight, Factors, Layout
+from precedent_cpu.quantised_linear import QuantisedEmbedding, QuantisedLinear
 
 LAYOUTS = {
     "Q4_0": Layout(4, 32, 8),

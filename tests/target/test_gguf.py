@@ -29,7 +29,8 @@ from precedent.errors import ConfigError, ModelLoadError, PrecedentError, Unsupp
 from precedent.target import TargetModel
 from precedent.target.fingerprints import weights_digest
 from precedent.target.load.loading import load_config, load_draft, load_target, load_tokenizer
-from precedent.target.quantised import QuantisedEmbedding, QuantisedLinear, is_quantised, shapes_of_experts
+from precedent.target.quantised import is_quantised
+from precedent_cpu.quantised_linear import QuantisedEmbedding, QuantisedLinear, shapes_of_experts
 from precedent_testing.tiny_gguf import write_gguf
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -129,8 +130,8 @@ def test_quantised_matrices_stay_in_the_file_and_compute_what_dequantised_ones_d
             assert (one - other).abs().max() <= 0.05 * one.abs().max(), name
 
 
-def test_an_engine_answers_as_over_dequantised_weights(tmp_path: Path) -> None:
-    """With its first layers as the draft model."""
+def test_an_engine_answers_as_over_dequantised_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its first layers as the draft model, and without kernels."""
     file = write_gguf(tmp_path / "model.gguf", tiny(**WIDE), TOKENIZER, kind="Q8_0")
 
     def answer(dtype: str | None, draft_model: str | None) -> tuple[int, ...]:
@@ -138,6 +139,8 @@ def test_an_engine_answers_as_over_dequantised_weights(tmp_path: Path) -> None:
             return tuple(engine.submit([72, 101, 108], SamplingParams(max_tokens=12)).result().token_ids)
 
     assert answer(None, None) == answer(None, "first-layers:2") == answer("float32", None)
+    hide_packages(monkeypatch)
+    assert answer(None, None) == answer("float32", None)
 
 
 def test_fingerprints_are_those_of_the_numbers(tmp_path: Path) -> None:

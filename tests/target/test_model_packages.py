@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.hybrids import random_ids, random_tree
 from helpers.packages import hide_packages
+from helpers.saved_models import saved
 from helpers.tabled_model import TabledModel
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig
 
@@ -87,6 +88,13 @@ def test_an_option_without_its_package_says_what_to_install(
     hide_packages(monkeypatch)
     with pytest.raises(ConfigError, match=rf"{next(iter(options))}=True is not available: pip install '{package}'"):
         TargetModel(wide(), **options)
+
+
+def test_weights_are_quantised_only_where_a_package_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = saved(tmp_path, wide())
+    hide_packages(monkeypatch)
+    with pytest.raises(ConfigError, match="quantization='int8' is not available: pip install 'precedent-cpu'"):
+        load_target(folder, device="cpu", quantization="int8")
 
 
 def installed_beside(metadata: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[support.ModelSupport, ...]:

@@ -18,7 +18,8 @@ from precedent.config import SamplingParams
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.target.fingerprints import weights_digest
 from precedent.target.load.loading import load_draft, load_target
-from precedent.target.quantised import QuantisedLinear, is_quantised
+from precedent.target.quantised import is_quantised
+from precedent_cpu.quantised_linear import QuantisedLinear
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 

@@ -26,9 +26,9 @@ from precedent.decoding.loop import DecodeLoop
 from precedent.errors import UnsupportedError
 from precedent.sampling.rng import entropy_rng
 from precedent.target import TargetModel
-from precedent.target.load.gguf_weights import BLOCKS
 from precedent.target.load.loading import load_target
 from precedent.tree import EMPTY_TREE, ROOT, CandidateTree, TreeBuilder
+from precedent_cpu.codes import FORMATS
 from precedent_cpu.row_attention import fits
 from precedent_testing.drafters import OracleDrafter, RandomDrafter
 from precedent_testing.tiny_gguf import write_gguf
@@ -40,9 +40,7 @@ pytestmark = pytest.mark.skipif(
 
 VOCABULARY = 260
 MIXED = "a Q4_K_M file's mix"
-TYPES = {kind: {"": kind} for kind in sorted(BLOCKS)} | {
-    MIXED: {"token_embd": "Q6_K", "blk.0.ffn_down": "Q6_K", "": "Q4_K"}
-}
+TYPES = {kind: {"": kind} for kind in FORMATS} | {MIXED: {"token_embd": "Q6_K", "blk.0.ffn_down": "Q6_K", "": "Q4_K"}}
 
 
 @pytest.fixture(scope="module", params=TYPES)

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from precedent.target import Slot, TargetModel
-from precedent.target.quantised import QuantisedLinear
 from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
+from precedent_cpu.quantised_linear import QuantisedLinear
 from precedent_cpu.row_attention import fits
 
 pytestmark = pytest.mark.skipif(

@@ -11,7 +11,7 @@ from helpers.packed_checkpoints import COMPRESSED, GPTQ, GROUP, Formats, Packed,
 from torch import Tensor, nn
 
 from precedent.target.load.loading import load_target
-from precedent.target.quantised import QuantisedLinear
+from precedent_cpu.quantised_linear import QuantisedLinear
 
 pytestmark = [
     pytest.mark.gguf,

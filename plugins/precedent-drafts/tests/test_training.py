@@ -30,7 +30,7 @@ from precedent.errors import CacheError, ConfigError, ModelLoadError, PromptErro
 from precedent.target import TargetModel
 from precedent.target.load.first_layers import base_of, first_layers
 from precedent.target.load.loading import load_target
-from precedent.target.quantised import QuantisedLinear
+from precedent_cpu.quantised_linear import QuantisedLinear
 from precedent_drafts.heads import HEAD_TOKENS
 from precedent_drafts.trained import TOKEN_GUIDED, draft_beside, initial_weights
 from precedent_drafts.training.blocks import BlockRecipe

@@ -61,6 +61,28 @@ class TestContractUnderAWindow(TargetContract):
         return target_on(FakeContext(window=8))
 
 
+class TestContractWithFurtherRows(TargetContract):
+    """Rows that are computed only because more of them take less time."""
+
+    tolerance = 0.0
+
+    @pytest.fixture
+    def target(self) -> LlamaTarget:
+        return LlamaTarget(FakeContext(), PreTrainedConfig(), repacked=True)
+
+
+@pytest.mark.parametrize(("rows", "computed"), [(1, 1), (2, 2), (3, 4), (5, 5), (13, 16), (15, 16), (16, 16), (33, 33)])
+def test_repacked_weights_compute_rows_in_fours_and_sixteens(rows: int, computed: int) -> None:
+    context = FakeContext()
+    target = LlamaTarget(context, PreTrainedConfig(), repacked=True)
+    slot = prompted(target, 1)
+    context.most_rows = 0
+    (logits,) = target.score([(slot, chain([1] * (rows - 1)))])
+    assert (len(logits), context.most_rows) == (rows, computed)
+    target.commit(slot, chain([1] * (rows - 1)), range(rows - 1), 2)
+    assert len(context.cells) == rows
+
+
 def test_a_context_that_computes_trees_wrongly_gets_chains(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="precedent_llama_cpp"):
         target = target_on(FakeContext(blind=True))

@@ -18,23 +18,9 @@ from precedent.config import SpeculationConfig
 from precedent.drafters.registry import check_known, kind_named
 from precedent.engine.options import OF_LOADING, EngineOptions, cache_or_place
 from precedent.errors import ConfigError, PromptError, UnsupportedError
-from precedent.langchain import synonyms
+from precedent.langchain import arguments, synonyms
 from precedent.langchain.answers import Prompt, Running, current_span, describe_request
-from precedent.langchain.arguments import (
-    DEFAULT_TENANT,
-    OF_THE_CALL,
-    CallFields,
-    UnsharedTenant,
-    checked_arguments,
-    checked_fields,
-    checked_tenant,
-    prediction_text,
-    sampling_params,
-    speculation_config,
-    tenant_of,
-    unshared_tenant,
-    workflow_step_of,
-)
+from precedent.langchain.arguments import DEFAULT_TENANT, OF_THE_CALL, CallFields
 from precedent.langchain.engines import EngineHolder, load_beside
 from precedent.langchain.exceptions import of_both_kinds, settings_in_our_words
 from precedent.runtime.plain_values import check_plain, shown
@@ -136,11 +122,11 @@ class EngineFields(CallFields):
         given = _with_place(given)  # before pydantic, whose errors show values
         with settings_in_our_words(given):
             super().__init__(**given)
-        sampling_params(self, None, {})
-        config = speculation_config(self, {}, SpeculationConfig())
+        arguments.sampling_params(self, None, {})
+        config = arguments.speculation_config(self, {}, SpeculationConfig())
         if config is not None and (self.drafters is not None or not isinstance(self.speculation, bool)):
             check_known(config.drafters, () if self.engines.given is None else self.engines.given.drafters)
-        checked_tenant(self.tenant)
+        arguments.checked_tenant(self.tenant)
         if self.tenant_from is not None and self.tenant != DEFAULT_TENANT:
             raise ConfigError(
                 f"tenant={self.tenant!r} and tenant_from={self.tenant_from!r} both set the runs' tenant: leave one out"
@@ -198,7 +184,9 @@ class EngineFields(CallFields):
                 "cache= is LangChain's cache of whole answers (True, False or a BaseCache); for a cache to draft from "
                 "write speculation_cache="
             )
-        fields = checked_fields(kwargs, (*cls.model_fields, *synonyms.IDLE), cls.__name__, cls._not_in_constructor)
+        fields = arguments.checked_fields(
+            kwargs, (*cls.model_fields, *synonyms.IDLE), cls.__name__, cls._not_in_constructor
+        )
         if isinstance(loading := fields.get("model_kwargs"), Mapping) and (misplaced := loading.keys() & OF_THE_CALL):
             name = min(misplaced)
             raise ConfigError(f"model_kwargs says how weights are loaded: write {name}= as a separate argument")
@@ -261,7 +249,7 @@ class EngineFields(CallFields):
         A drafter that has to be known when the engine is built is one of its options; calls alone choose all others.
         """
         given = {option: getattr(self, field) for option, field in _FIELD_OF.items()}
-        chosen = speculation_config(self, {}, SpeculationConfig())
+        chosen = arguments.speculation_config(self, {}, SpeculationConfig())
         if chosen is not None and any(kind_named(name) is not None for name in chosen.drafters):
             given["speculation"] = SpeculationConfig(drafters=chosen.drafters)
         return EngineOptions(**{option: value for option, value in given.items() if value is not None})
@@ -285,7 +273,7 @@ class EngineFields(CallFields):
 
         Raises ConfigError or UnsupportedError for an argument that a model in this process does not take.
         """
-        settings = checked_arguments(kwargs, OF_THE_CALL, _ELSEWHERE_THAN_IN_A_CALL)
+        settings = arguments.checked_arguments(kwargs, OF_THE_CALL, _ELSEWHERE_THAN_IN_A_CALL)
         if not isinstance(settings.get("learning"), PendingCompletions | None):
             raise ConfigError(
                 f"learning={shown(settings['learning'])} must be PendingCompletions, which SpeculationMiddleware makes"
@@ -360,18 +348,18 @@ class EngineFields(CallFields):
         from precedent.target.load.source import samples_as_recommended  # here: it loads torch
 
         name, metadata = settings.get("model", self.model), None if run is None else run.metadata
-        tenant, learning = tenant_of(self, settings, metadata), settings.get("learning")
-        speculation, arguments = speculation_config(self, settings, engine.speculation), dict(prompt.arguments)
-        if isinstance(tenant, UnsharedTenant):  # a new one for each request: a batch may be of different people
-            tenant = str(unshared_tenant())
+        tenant, learning = arguments.tenant_of(self, settings, metadata), settings.get("learning")
+        speculation, rendered = arguments.speculation_config(self, settings, engine.speculation), dict(prompt.arguments)
+        if isinstance(tenant, arguments.UnsharedTenant):
+            tenant = str(arguments.unshared_tenant())  # for each request, since a batch may be of different people
             speculation = speculation or engine.speculation
             drafters = tuple(name for name in speculation.drafters if name != "recall")
             speculation = dataclasses.replace(speculation, drafters=drafters, write_back=False)
-            arguments["prefix_tokens"] = 0
+            rendered["prefix_tokens"] = 0
         by_default = "precedent" if self.engines.identity else None  # whoever gave a model may have named it anyhow
         recommended = engine.sampling_defaults if samples_as_recommended(name, self.sampling or by_default) else {}
         recommended = {name: value for name, value in recommended.items() if name not in self.model_fields_set}
-        sampling, span = sampling_params(self, stop, {**recommended, **settings}), current_span()
+        sampling, span = arguments.sampling_params(self, stop, {**recommended, **settings}), current_span()
         if span is not None:
             describe_request(span, self._operation, name, sampling)
         generation = engine.submit(
@@ -379,10 +367,10 @@ class EngineFields(CallFields):
             sampling,
             speculation=speculation,
             tenant=tenant,
-            workflow_step=settings.get("workflow_step") or workflow_step_of(metadata) or "",
-            prediction=prediction_text(settings.get("prediction")),
+            workflow_step=settings.get("workflow_step") or arguments.workflow_step_of(metadata) or "",
+            prediction=arguments.prediction_text(settings.get("prediction")),
             write_back=None if learning is None else partial(learning.add, engine.cache),
-            **arguments,
+            **rendered,
         )
         return Running(engine, generation, prompt, name, span)
 

@@ -37,11 +37,12 @@ def _profile(context_length: int, template: str, has_chatml: bool) -> ModelProfi
     form = format_of_template(template if own else hermes_template())
     takes_tools = own or has_chatml
     held = is_installed() and not (form is not None and form.channels)  # no grammar constrains answers in channels
-    other_media = [f"{medium}_inputs" for medium in ("image", "pdf", "audio", "video")]
-    other_media += [f"{medium}_outputs" for medium in ("image", "audio", "video")]
     found = {
-        **dict.fromkeys(("text_inputs", "text_outputs", "temperature"), True),
-        **dict.fromkeys(other_media, False),
+        "text_inputs": True,
+        **dict.fromkeys(("image_inputs", "pdf_inputs", "audio_inputs", "video_inputs"), False),
+        "text_outputs": True,
+        **dict.fromkeys(("image_outputs", "audio_outputs", "video_outputs"), False),
+        "temperature": True,
         **dict.fromkeys(("max_input_tokens", "max_output_tokens"), context_length),
         "tool_calling": takes_tools,
         "structured_output": held,

@@ -28,6 +28,7 @@ def release_workers() -> None:
         pause(_SOFT)
 
 
+@cache  # looking it up takes half a millisecond
 def openmp_function(name: str) -> Any:
     """A function of the OpenMP library that torch runs on, or None if there is none.
 

@@ -1,12 +1,11 @@
-"""Weights that stay as a file stores them, and the layers that compute with them, a dequantised band at a time.
+"""Weights that stay as a file stores them: as core knows them, which does not compute with their codes.
 
-Packages of the group `precedent.models` replace the layers by kernels that read the codes (`ModelSupport.prepare`).
+`ModelSupport.quantised_layer` makes the layers that do; without a package, such weights become ordinary ones.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -26,6 +25,7 @@ BAND = 512
 class QuantisedWeight(ABC):
     """A weight `[out_features, in_features]` of a linear layer or an embedding, where it is stored.
 
+    A layer that computes with one has it as `quantised`.
     `name` is the tensor's name in its file and `kind` its type there (`Q4_K`, `AWQ`), for messages. `packed` is free
     for the package that computes with the weight: one weight may serve an embedding and the head. A copy is the weight
     itself: nothing changes it.
@@ -76,130 +76,6 @@ class QuantisedWeight(ABC):
         )
 
 
-class QuantisedLayer(nn.Module):
-    """A layer over a `quantised` weight. Its state dict holds the weight itself: it can be compared and not saved."""
-
-    def __init__(self, quantised: QuantisedWeight) -> None:
-        super().__init__()
-        self.quantised = quantised
-
-    def extra_repr(self) -> str:
-        """Say its type and sizes when the model is printed."""
-        return f"{self.quantised.kind}, {self.quantised.out_features}, {self.quantised.in_features}"
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight"] = self.quantised
-
-
-class QuantisedLinear(QuantisedLayer):
-    """A linear layer. Kernels round its inputs to 8 bits, or to 16 if it is `accurate`."""
-
-    accurate = False
-
-    def __init__(self, quantised: QuantisedWeight, bias: Tensor | None = None) -> None:
-        super().__init__(quantised)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-
-    @property
-    def in_features(self) -> int:
-        """Width of the input."""
-        return self.quantised.in_features
-
-    @property
-    def out_features(self) -> int:
-        """Width of the output."""
-        return self.quantised.out_features
-
-    def forward(self, input: Tensor) -> Tensor:
-        """`[..., in_features]` to `[..., out_features]`, in the input's dtype."""
-        found = []
-        for first in range(0, self.out_features, BAND):
-            which = slice(first, first + BAND)
-            band = torch.from_numpy(self.quantised.dequantised(which)).to(input)
-            found.append(nn.functional.linear(input, band, None if self.bias is None else self.bias[which]))
-        return torch.cat(found, -1)
-
-
-class QuantisedEmbedding(QuantisedLayer):
-    """Looks rows up in a weight, which may also be the head's, and multiplies them by `scale`."""
-
-    def __init__(self, quantised: QuantisedWeight, scale: float = 1.0) -> None:
-        super().__init__(quantised)
-        self.scale = scale
-
-    @property
-    def num_embeddings(self) -> int:
-        """Rows."""
-        return self.quantised.out_features
-
-    @property
-    def embedding_dim(self) -> int:
-        """Width of a row."""
-        return self.quantised.in_features
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Token ids `[...]` to float32 rows `[..., embedding_dim]`."""
-        distinct, places = input.unique(return_inverse=True)
-        rows = torch.from_numpy(self.quantised.dequantised(distinct.cpu().numpy()))
-        return (rows * self.scale).to(input.device)[places]
-
-
-class QuantisedExperts(nn.Module):
-    """The experts of a mixture, each with linear layers over quantised weights.
-
-    `weights` are those of all experts' gates, ups and downs, and `theirs` the module that is replaced, for which there
-    are `shapes_of_experts`.
-    """
-
-    def __init__(self, theirs: Any, weights: Iterable[Iterable[QuantisedWeight]]) -> None:
-        super().__init__()
-        self.gate, self.up, self.down = (nn.ModuleList(map(QuantisedLinear, part)) for part in weights)
-        self.act_fn = theirs.act_fn
-
-    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Rows `[rows, hidden]` through the experts of each, `[rows, k]`, added up by their weights."""
-        found = torch.zeros_like(hidden_states)
-        for expert in top_k_index.unique().tolist():
-            rows, places = torch.where(top_k_index == expert)
-            states = hidden_states[rows]
-            states = self.down[expert](self.act_fn(self.gate[expert](states)) * self.up[expert](states))
-            found.index_add_(0, rows, (states * top_k_weights[rows, places, None]).to(found.dtype))
-        return found
-
-
-def shapes_of_experts(module: Any) -> dict[str, tuple[int, int, int]] | None:
-    """`[experts, outputs, inputs]` of `gate`, `up` and `down` of a mixture's experts; None for another module.
-
-    Experts with biases, or whose gate is not an activation of one half times the other, are of another kind.
-    """
-    how = [getattr(module, name, None) for name in ("has_gate", "is_concatenated", "is_transposed", "has_bias")]
-    if how != [True, True, False, False] or module.has_post_expert_norm:
-        return None
-    if type(module)._apply_gate.__name__ != "_default_apply_gate":
-        return None
-    experts, hidden, inner = module.down_proj.shape
-    return {"gate": (experts, inner, hidden), "up": (experts, inner, hidden), "down": (experts, hidden, inner)}
-
-
-def layer_over(module: Any, weight: QuantisedWeight) -> QuantisedLinear | QuantisedEmbedding | None:
-    """What computes a linear layer or an embedding with a quantised weight; None for another module."""
-    scale = getattr(module, "scalar_embed_scale", None)
-    if type(module) is nn.Linear:
-        return QuantisedLinear(weight, module.bias)
-    return QuantisedEmbedding(weight, scale or 1.0) if type(module) is nn.Embedding or scale is not None else None
-
-
-def tie_head(model: Any) -> None:
-    """Let a head that has no weight of its own have the embeddings'."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if isinstance(head, nn.Linear) and head.weight.is_meta:
-        if isinstance(embedding, QuantisedEmbedding):
-            model.set_output_embeddings(QuantisedLinear(embedding.quantised, head.bias))
-        elif not embedding.weight.is_meta:
-            head.weight = embedding.weight
-
-
 def rows_of(module: Any, ids: Tensor | slice) -> Tensor:
     """Rows of the weight of a linear layer or an embedding, `[rows, in_features]`; in float32 where it is quantised."""
     weight = getattr(module, "quantised", None)
@@ -212,4 +88,4 @@ def rows_of(module: Any, ids: Tensor | slice) -> Tensor:
 
 def is_quantised(model: nn.Module) -> bool:
     """Whether some of a model's layers compute with quantised weights."""
-    return any(isinstance(module, QuantisedLayer) for module in model.modules())
+    return any(isinstance(getattr(module, "quantised", None), QuantisedWeight) for module in model.modules())

@@ -24,13 +24,14 @@ from precedent.target.kv.layer_kinds import COMPRESSED, OF_A_PACKAGE, REWINDABLE
 from precedent.target.kv.shape import ObserverLayer, StateShape
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
     from precedent.target.contract import Target
     from precedent.target.kv.cache import Arena
     from precedent.target.kv.rows import ForwardPass, RowMasks
     from precedent.target.kv.shape import KVShape
+    from precedent.target.quantised import QuantisedWeight
     from precedent.target.runner import Runner
     from precedent.verify import Pending
 
@@ -152,6 +153,17 @@ class ModelSupport:
     def prepare(self, model: PreTrainedModel, *, bitwise: bool) -> None:
         """Replace modules of a model of the torch target by faster ones, before it is examined."""
 
+    quantised_kinds: Set[str] = frozenset()
+    """Types of GGUF tensors (Q4_K) that `quantised_layer` computes with."""
+
+    def quantised_layer(self, module: nn.Module, weights: Sequence[QuantisedWeight]) -> nn.Module | None:
+        """What computes a layer on a CPU with weights that stay where they are stored; None for an unknown module.
+
+        `module` is a linear layer or an embedding, of one weight, or a mixture's experts: gates, ups, then downs.
+        Raises ModelLoadError, naming the tensor, for experts of other shapes.
+        """
+        return None
+
     def quantised_reader(self, folder: Path, config: PreTrainedConfig, quantization: str | None) -> Reader | None:
         """What loads a checkpoint on a CPU with linear layers that stay as its quantiser stored them.
 
@@ -219,6 +231,17 @@ def support_for(source: ModelSource, options: TargetOptions | None = None) -> Mo
     if found is None and getattr(source.config, "is_encoder_decoder", False):
         raise _lacking(source.config, "is an encoder-decoder model, which needs")
     return found
+
+
+def quantised_kinds() -> frozenset[str]:
+    """Types of GGUF tensors that stay in their file on a CPU."""
+    return frozenset[str]().union(*(each.quantised_kinds for each in installed()))
+
+
+def quantised_layer(module: nn.Module, weights: Sequence[QuantisedWeight]) -> nn.Module | None:
+    """What computes a layer with quantised weights (`ModelSupport.quantised_layer`); None if nothing does."""
+    found = (each.quantised_layer(module, weights) for each in installed())
+    return next((layer for layer in found if layer is not None), None)
 
 
 def quantised_reader(folder: Path, config: Any, quantization: str | None = None) -> Reader | None:

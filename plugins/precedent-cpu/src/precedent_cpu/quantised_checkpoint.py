@@ -21,20 +21,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from precedent.errors import ModelLoadError, UnsupportedError
-from precedent.target.load.gguf import fill_buffers
+from precedent.target.load.gguf import fill_buffers, tie_head
 from precedent.target.load.gguf_weights import MappedFile
 from precedent.target.load.weight_files import safetensors_files
-from precedent.target.quantised import (
-    QuantisedExperts,
-    QuantisedLinear,
-    QuantisedWeight,
-    Rows,
-    layer_over,
-    shapes_of_experts,
-    tie_head,
-)
+from precedent.target.quantised import QuantisedWeight, Rows
 from precedent.target.support import Reader
 from precedent_cpu.codes import Band, CodedWeight, Layout
+from precedent_cpu.quantised_linear import QuantisedLinear, layer_over, shapes_of_experts
 
 GROUP = 32
 
@@ -479,26 +472,27 @@ class _Assembly:
     def run(self, weights: Weights) -> PreTrainedModel | None:
         """The model; None, and what is `missing`, if some weight is not under the name of its module."""
         for name, module in list(self.model.named_modules()):
-            shapes = shapes_of_experts(module) or {}
-            experts = [
-                [each for expert in range(shape[0]) if (each := weights(f"{name}.{expert}.{part}_proj", shape[1:]))]
-                for part, shape in shapes.items()
-            ]
-            if shapes and all(len(each) == shapes["up"][0] for each in experts):
-                self.model.set_submodule(name, QuantisedExperts(module, experts))
-            shape = getattr(getattr(module, "weight", None), "shape", ())
-            weight = weights(name, tuple(shape)) if len(shape) == 2 else None
-            made = None if weight is None else layer_over(module, weight)
-            if made is not None:
-                self.model.set_submodule(name, made)
+            shapes = shapes_of_experts(module)
+            if shapes is None:
+                shape = tuple(getattr(getattr(module, "weight", None), "shape", ()))
+                found = [weights(name, shape) if len(shape) == 2 else None]
+            else:
+                experts = (
+                    (f"{name}.{number}.{part}_proj", of) for part, of in shapes.items() for number in range(of[0])
+                )
+                found = [weights(expert, of[1:]) for expert, of in experts]
+            quantised = [weight for weight in found if weight is not None]
+            layer = layer_over(module, quantised) if len(quantised) == len(found) else None
+            if layer is not None:
+                self.model.set_submodule(name, layer)
         self._tie()
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
             stored = self.files.get(name, *FLOATS)
             if tensor.is_meta and stored is not None and stored.shape == tuple(tensor.shape):
-                found[name] = torch.from_numpy(stored.floats())
+                tensors[name] = torch.from_numpy(stored.floats())
                 stored.release()
-        self.model.load_state_dict(found, strict=False, assign=True)
+        self.model.load_state_dict(tensors, strict=False, assign=True)
         self._tie()
         self.missing = next((name for name, tensor in self.model.named_parameters() if tensor.is_meta), "")
         if self.missing:

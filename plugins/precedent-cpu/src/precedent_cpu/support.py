@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,15 @@ from precedent.target.kv.layer_kinds import (
 )
 from precedent.target.kv.rows import RowMasks
 from precedent.target.kv.shape import KVShape
+from precedent.target.quantised import QuantisedWeight
 from precedent.target.runner import Runner
 from precedent.target.support import Backend, ModelSupport, Reader, TargetOptions
 from precedent_cpu.all_layers import all_layers
+from precedent_cpu.codes import FORMATS
 from precedent_cpu.fused_layer import FusedLayer, fuse_layers
 from precedent_cpu.linear import PackedLinear, pack_linears
 from precedent_cpu.norm import fuse_norms
-from precedent_cpu.quantised_linear import PackedQuantisedEmbedding, PackedQuantisedLinear, pack_quantised
+from precedent_cpu.quantised_linear import QuantisedLayer, layer_over, pack_quantised
 from precedent_cpu.row_attention import fits
 from precedent_cpu.row_layer import row_attention, sight_of
 
@@ -38,6 +40,12 @@ class CpuSupport(ModelSupport):
         pack_quantised(model)
         fuse_norms(model)
         fuse_layers(model)
+
+    quantised_kinds = frozenset(FORMATS)
+
+    def quantised_layer(self, module: nn.Module, weights: Sequence[QuantisedWeight]) -> nn.Module | None:
+        """What multiplies with the codes of such weights, once `prepare` has laid them out."""
+        return layer_over(module, weights)
 
     def quantised_reader(self, folder: Path, config: PreTrainedConfig, quantization: str | None) -> Reader | None:
         """What reads the codes of GPTQ, AWQ, compressed-tensors and torchao, or makes codes of ordinary numbers."""
@@ -108,5 +116,6 @@ def _by_rows(module: nn.Module) -> bool:
     """Whether a module with weights of its own computes row by row, or only looks rows up."""
     if isinstance(module, PackedLinear):
         return module.few_rows >= MOST_ROWS
-    by_rows = (nn.Embedding, PackedQuantisedEmbedding, PackedQuantisedLinear)
-    return isinstance(module, by_rows) or is_swapped(module)
+    if isinstance(module, QuantisedLayer):
+        return module.packed is not None
+    return isinstance(module, nn.Embedding) or is_swapped(module)

@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from precedent.target.quantised import QuantisedLinear, QuantisedWeight, Rows
+from precedent.target.quantised import QuantisedWeight, Rows
 from precedent_cpu.codes import Band, CodedWeight, Layout, codes_of, layout_of
+from precedent_cpu.quantised_linear import QuantisedLinear
 
 LAYOUT, SCALE = Layout(8, 32, offset=128), "_scale"
 """How weights of drafts are quantised, and what the name of a weight's scales adds to its own in a draft's file."""

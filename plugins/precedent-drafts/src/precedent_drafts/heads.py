@@ -25,8 +25,9 @@ from precedent.target.contract import Slot
 from precedent.target.kv.cache import KVCache
 from precedent.target.model import TargetModel
 from precedent.target.prefix_pool import PrefixPool
-from precedent.target.quantised import QuantisedLinear, rows_of
+from precedent.target.quantised import rows_of
 from precedent.tree import CandidateTree
+from precedent_cpu.quantised_linear import QuantisedLinear
 from precedent_drafts.eight_bits import SomeRows
 
 HEAD_TOKENS = "head.token_ids"

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.runtime.device_memory import free_bytes
@@ -53,6 +54,12 @@ MOST = 1 << 30
 
 RANGES = {"n_ctx": (SMALLEST_CONTEXT, MOST), "n_threads": (1, 512), "n_gpu_layers": (-1, MOST), "main_gpu": (0, 64)}
 """What whole numbers may be; others would end the process."""
+
+ROW_ARRAYS = {
+    "token": (np.int32, ctypes.c_int32), "pos": (np.int32, ctypes.c_int32), "n_seq_id": (np.int32, ctypes.c_int32),
+    "seq_id": (np.uint64, ctypes.POINTER(ctypes.c_int32)), "logits": (np.int8, ctypes.c_int8),
+}  # fmt: skip
+"""The arrays of `llama_batch`, made once: pointers to new ones take longer than a row's numbers."""
 
 SWITCHES = ("offload_kqv", "flash_attn", "use_extra_bufts")
 
@@ -116,6 +123,7 @@ class LlamaContext:
             raise ModelLoadError(f"llama.cpp cannot load {file}: {_reason()}")
         self._freed = weakref.finalize(self, api.llama_model_free, model)
         self._check(model, file)
+        self.repacks = bool(model_params.use_extra_bufts) and not api.llama_supports_gpu_offload()
         self.trained_context = int(api.llama_model_n_ctx_train(model))
         self.window = int(api.llama_model_n_swa(model))
         """Tokens that layers with a sliding window see; 0 without such layers."""
@@ -138,6 +146,10 @@ class LlamaContext:
         vocabulary = api.llama_model_get_vocab(model)
         self.vocab_size = int(api.llama_vocab_n_tokens(vocabulary))
         self.threads = self._most_threads = int(context_params.n_threads)
+        self._rows = {name: np.zeros(BATCH, kind) for name, (kind, _) in ROW_ARRAYS.items()}
+        pointers = {name: _pointer(self._rows[name], kind) for name, (_, kind) in ROW_ARRAYS.items()}
+        self._batch = api.llama_batch(0, embd=None, **pointers)
+        self._views: dict[tuple[int, int], Tensor] = {}
 
     def _set_up(self, model: Any, context: Any, settings: Mapping[str, Any]) -> None:
         context.n_ctx, context.n_batch, context.n_seq_max, context.kv_unified = 0, BATCH, MOST_SEQUENCES, True
@@ -184,39 +196,41 @@ class LlamaContext:
         system = self._api.llama_print_system_info().decode()
         return {"llama.cpp": KNOWN, "system": system, "cells": self.num_cells, **self._layout}
 
-    def decode(self, rows: Rows, *, logits: bool) -> NDArray[np.float32] | None:
-        """Compute and store rows; with `logits` a view of theirs, `[rows, vocab_size]`, until the next call.
+    def decode(self, rows: Rows, num_logits: int) -> Tensor:
+        """Compute and store rows; a view of the logits of the first ones, `[num_logits, vocab_size]`, until the next.
 
         Raises OutOfCells, or RuntimeError; the caller removes what was stored then.
         """
-        count = len(rows.tokens)
+        count = len(rows)
         if count > self._most_rows:  # llama.cpp would end the process
             raise OutOfCells(f"not enough memory in llama.cpp's context for {count} tokens at once")
-        widths = np.array([len(each) for each in rows.sequences], dtype=np.int32)
-        numbers = np.concatenate([np.asarray(each, dtype=np.int32) for each in rows.sequences])
-        places = numbers.ctypes.data + 4 * (np.cumsum(widths) - widths).astype(np.uint64)
-        tokens, positions = np.asarray(rows.tokens, dtype=np.int32), np.asarray(rows.positions, dtype=np.int32)
-        wanted = np.full(count, logits, dtype=np.int8)
+        widths = np.array([len(each) for each in rows.sequences])
+        numbers = np.array([one for each in rows.sequences for one in each], dtype=np.int32)
+        arrays = self._rows
+        arrays["token"][:count], arrays["pos"][:count], arrays["n_seq_id"][:count] = rows.tokens, rows.positions, widths
+        arrays["seq_id"][:count] = numbers.ctypes.data + 4 * (np.cumsum(widths) - widths)
+        arrays["logits"][:count] = 0
+        arrays["logits"][:num_logits] = 1
+        self._batch.n_tokens = count
         self._fit_threads()
-        api = self._api
-        batch = api.llama_batch(
-            count, _pointer(tokens, ctypes.c_int32), None, _pointer(positions, ctypes.c_int32),
-            _pointer(widths, ctypes.c_int32), _pointer(places, ctypes.POINTER(ctypes.c_int32)),
-            _pointer(wanted, ctypes.c_int8),
-        )  # fmt: skip
         _said.clear()
-        status = api.llama_decode(self._context, batch)
+        status = self._api.llama_decode(self._context, self._batch)
         if status == 1:
             raise OutOfCells(f"not enough memory in llama.cpp's context of {self.num_cells} tokens")
         if status:
             raise RuntimeError(f"llama_decode returned {status} ({_reason()})")
-        if not logits:
-            return None
-        first, last = (self._row(place) for place in (0, count - 1))
+        return self._logits(num_logits)
+
+    def _logits(self, count: int) -> Tensor:
+        if not count:
+            return torch.empty(0, self.vocab_size)
+        first, last = self._row(0), self._row(count - 1)
         if last - first != 4 * self.vocab_size * (count - 1):
             raise RuntimeError("llama.cpp does not keep the logits of a batch in its order")
-        shape = ctypes.c_float * (count * self.vocab_size)
-        return np.ctypeslib.as_array(shape.from_address(first)).reshape(count, self.vocab_size)
+        if (first, count) not in self._views:
+            numbers = (ctypes.c_float * (count * self.vocab_size)).from_address(first)
+            self._views[first, count] = torch.frombuffer(numbers, dtype=torch.float32).view(count, self.vocab_size)
+        return self._views[first, count]
 
     def _fit_threads(self) -> None:
         """Compute with as many threads as other programs leave processors for: llama.cpp's wait for each other too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ WHY_NOT = {
     "device": "n_gpu_layers=… says what goes to a GPU",
 }
 """Options that it cannot have, and the reason."""
+
+REPACKED = ("Q4_0", "Q4_K", "Q2_K", "IQ4_NL")
+"""Types of weights that it repacks for kernels which compute several rows together."""
 
 
 class LlamaCpp(ModelSupport):
@@ -59,7 +63,9 @@ class LlamaCpp(ModelSupport):
             settings["n_gpu_layers"] = 0
         context = LlamaContext(file, settings)
         config = _config(file, content.metadata)
-        return LlamaTarget(context, config, source.generation_config, mapped_tensors(content.entries))
+        repacked = context.repacks and max(content.nbytes_by_kind.items(), key=itemgetter(1))[0] in REPACKED
+        weights = mapped_tensors(content.entries)
+        return LlamaTarget(context, config, source.generation_config, weights, repacked=repacked)
 
 
 def _pays(file: Path) -> bool:

@@ -33,6 +33,9 @@ SPARE = 16
 MOST_SLOTS = 192
 """Slots at most; the other sequences are left to the leaves of trees."""
 
+MOST_FILLED = 3
+"""Rows that a step may have besides those of its trees."""
+
 LARGEST_TREE = 256
 """Tokens kept free behind the context for the trees of a step."""
 
@@ -52,8 +55,9 @@ class Context(Protocol):
     threads: int
     what: Mapping[str, object]
 
-    def decode(self, rows: Rows, *, logits: bool) -> NDArray[np.float32] | None:
-        """Compute and store rows."""
+    def decode(self, rows: Rows, num_logits: int) -> Tensor:
+        """Compute and store rows; returns the logits of the first ones."""
+        ...
 
     def share(self, source: int, other: int, start: int, end: int) -> None:
         """Let another sequence have what a sequence stores, too."""
@@ -96,9 +100,11 @@ class LlamaTarget(Target):
         config: PreTrainedConfig,
         generation_config: GenerationConfig | None = None,
         weights: Mapping[str, Any] | None = None,
+        *,
+        repacked: bool = False,
     ) -> None:
         self._config, self._generation_config = config, generation_config
-        self._context, self._weights = context, weights or {}
+        self._context, self._weights, self._repacked = context, weights or {}, repacked
         self.vocab_size = context.vocab_size
         self.context_length = context.num_cells - min(LARGEST_TREE, context.num_cells // 4)
         self._free = deque(range(MOST_SEQUENCES))
@@ -175,7 +181,7 @@ class LlamaTarget(Target):
             piece = range(start, min(start + BATCH, end))
             tokens = [prompt_ids[place] for place in piece]
             try:
-                self._context.decode(Rows(tokens, piece, [slot.kv.sequences] * len(piece)), logits=False)
+                self._context.decode(Rows(tokens, piece, [slot.kv.sequences] * len(piece)), 0)
             except BaseException:
                 self._cut(slot, start)
                 raise
@@ -196,8 +202,10 @@ class LlamaTarget(Target):
             found: list[Tensor] = []
             groups = list(batches(parts, BATCH))
             for group in groups:
-                logits = torch.from_numpy(self._context.decode(_joined(group), logits=True))
-                found += (logits if len(groups) == 1 else logits.clone()).split([len(rows) for rows in group])
+                rows = _joined(group)
+                logits = self._context.decode(self._filled(rows), len(rows))
+                logits = logits if len(groups) == 1 else logits.clone()
+                found += [logits] if len(group) == 1 else logits.split([len(rows) for rows in group])
         except BaseException:
             for slot, _ in batch:
                 self.discard(slot)
@@ -220,13 +228,31 @@ class LlamaTarget(Target):
                 below[node + 1].append(place)
                 node = tree.parents[node]
         below[0] = list(range(max(len(leaves), self._least)))
+        positions = [length]
+        for parent in tree.parents:
+            positions.append(positions[parent + 1] + 1)
         if len(leaves) < self._least:
             below = [below[0]] * len(below)
         held.leaves = [tuple(places) for places in below]
         return Rows(
             [slot.pending, *tree.token_ids],
-            [length, *(length + tree.depths).tolist()],
+            positions,
             [[held.sequences[place] for place in places] for places in below],
+        )
+
+    def _filled(self, rows: Rows) -> Rows:
+        """The rows, and further ones behind the last if that is faster.
+
+        Kernels for repacked weights compute 16 rows at once, then 4, and the rest one by one.
+        """
+        count = len(rows)
+        if not (self._repacked and (count % 4 == 3 or count % 16 > 12)):
+            return rows
+        more, last = -count % 4, rows.positions[-1]
+        return Rows(
+            [*rows.tokens, *rows.tokens[-1:] * more],
+            [*rows.positions, *range(last + 1, last + 1 + more)],
+            [*rows.sequences, *rows.sequences[-1:] * more],
         )
 
     def commit_all(self, batch: Sequence[Commit]) -> list[Exception | None]:
@@ -284,7 +310,7 @@ class LlamaTarget(Target):
     def request_bytes(self, prompt_tokens: int, answer_tokens: int, tree_tokens: int, num_rows: int = 0) -> int:
         """Bytes of a request."""
         self._most_nodes = max(self._most_nodes, tree_tokens - 1)
-        return self._bytes(prompt_tokens + answer_tokens + tree_tokens)
+        return self._bytes(prompt_tokens + answer_tokens + tree_tokens + MOST_FILLED)
 
     def _bytes(self, num_tokens: int) -> int:
         """Bytes of so many tokens, at least a slot's share of the cells: there are not more slots than sequences."""
@@ -361,7 +387,7 @@ class LlamaTarget(Target):
         sizes = []
         tokens = [1 + place % (self.vocab_size - 1) for place in range(7)]
         for count in (1, 2):
-            self._context.decode(Rows([tokens[count]], [count - 1], [slot.kv.sequences]), logits=False)
+            self._context.decode(Rows([tokens[count]], [count - 1], [slot.kv.sequences]), 0)
             slot.token_ids.append(tokens[count])
             sizes.append(self._context.state(slot.kv.sequences[0]).nbytes)
         self._state_sizes = (2 * sizes[0] - sizes[1], sizes[1] - sizes[0])
@@ -388,6 +414,8 @@ class LlamaTarget(Target):
 
 
 def _joined(group: Sequence[Rows]) -> Rows:
+    if len(group) == 1:
+        return group[0]
     return Rows(
         [token for rows in group for token in rows.tokens],
         [place for rows in group for place in rows.positions],

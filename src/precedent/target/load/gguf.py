@@ -24,7 +24,7 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progre
 from numpy.typing import NDArray
 from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import Digits, Sequence
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -39,8 +39,8 @@ from transformers.utils import logging as transformers_logging
 from precedent.errors import ConfigError, ModelLoadError, PrecedentError, UnsupportedError
 from precedent.runtime.plain_values import in_one_line
 from precedent.target.load.gguf_header import TensorEntry, read_directory
-from precedent.target.load.gguf_weights import BLOCKS, PLAIN, GgufWeight, MappedFile
-from precedent.target.quantised import QuantisedExperts, layer_over, shapes_of_experts, tie_head
+from precedent.target.load.gguf_weights import PLAIN, GgufWeight, MappedFile
+from precedent.target.support import missing, quantised_kinds, quantised_layer
 
 SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"})
 """Pre-tokenizers, by llama.cpp's names, that split numbers into digits before GPT-2's rule; transformers does not."""
@@ -102,7 +102,8 @@ class GgufFile:
     @cached_property
     def kept(self) -> frozenset[str]:
         """The names of the tensors that stay in the file on a CPU: matrices in blocks, and experts of nothing else."""
-        blocks = {entry.name: len(entry.shape) for _, entry in self.entries if entry.kind in BLOCKS}
+        kinds = quantised_kinds()
+        blocks = {entry.name: len(entry.shape) for _, entry in self.entries if entry.kind in kinds}
         found = {name for name, dimensions in blocks.items() if dimensions == 2}
         for name, dimensions in blocks.items():
             named = _EXPERTS.fullmatch(name) if dimensions == 3 else None
@@ -191,9 +192,11 @@ def load_gguf(
     }
     if large:
         kinds, size = sorted({kind for kind, _ in large.values()}), sum(held for _, held in large.values()) / 1e9
+        advice = "" if quantised_kinds() else f"; {missing('quantization', 'running them as they are')}"
         log.warning(
-            "%s: weights of type %s are dequantised and take %.1f GB of memory", file.name, ", ".join(kinds), size
-        )
+            "%s: weights of type %s are dequantised and take %.1f GB of memory%s",
+            file.name, ", ".join(kinds), size, advice,
+        )  # fmt: skip
     try:
         with quiet():
             if _read_by_transformers(content):
@@ -265,7 +268,7 @@ class _Filling:
         if place is not None and unchanged:
             owner, _, leaf = place.rpartition(".")
             module: Any = self.model.get_submodule(owner)
-            layer = layer_over(module, weight) if name in self.staying and leaf == "weight" else None
+            layer = quantised_layer(module, [weight]) if name in self.staying and leaf == "weight" else None
             if layer is None:
                 self.found[place] = weight.dense(self.dtype, self.device)
             else:
@@ -285,15 +288,13 @@ class _Filling:
         """Leave the experts of mixtures in the file where all of them are in blocks; returns their tensors' names."""
         found = set[str]()
         for owner, module in list(self.model.named_modules()):
-            shapes = shapes_of_experts(module)
-            downs = [name for name, place in self.places.items() if place == f"{owner}.down_proj"]
-            if shapes is None or not downs or f"{downs[0]}.weight" not in self.staying:
-                continue
-            names = {f"{downs[0]}.weight".replace("down", part): shape for part, shape in shapes.items()}
-            for name, shape in names.items():
-                self._check_shape(name, self.weights[name].entry.shape, shape)
-            self.model.set_submodule(owner, QuantisedExperts(module, (self.weights[name].experts() for name in names)))
-            found |= names.keys()
+            downs = [f"{name}.weight" for name, place in self.places.items() if place == f"{owner}.down_proj"]
+            if downs and downs[0] in self.staying:
+                names = [downs[0].replace("down", part) for part in ("gate", "up", "down")]
+                layer = quantised_layer(module, [each for name in names for each in self.weights[name].experts()])
+                if layer is not None:
+                    self.model.set_submodule(owner, layer)
+                    found.update(names)
         return found
 
     def _check_shape(self, name: str, shape: tuple[int, ...], expected: tuple[int, ...] | None) -> None:
@@ -369,6 +370,17 @@ def fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
                 module._buffers[name] = torch.empty_like(buffer, device=device)
             if empty:
                 model._init_weights(module)
+
+
+def tie_head(model: Any) -> None:
+    """Let a head that has no weight of its own have the embeddings'."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if isinstance(head, nn.Linear) and head.weight.is_meta:
+        quantised = getattr(embedding, "quantised", None)
+        if quantised is not None:
+            model.set_output_embeddings(quantised_layer(head, [quantised]))
+        elif not embedding.weight.is_meta:
+            head.weight = embedding.weight
 
 
 def _read_by_transformers(content: GgufFile) -> bool:

@@ -17,11 +17,6 @@ from precedent.errors import ModelLoadError
 from precedent.target.load.gguf_header import TensorEntry
 from precedent.target.quantised import BAND, QuantisedWeight, Rows
 
-BLOCKS = frozenset({
-    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS",
-})  # fmt: skip
-"""Types whose matrices stay in the file on a CPU: `precedent-cpu` has kernels for them."""
-
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 """Types of numbers as they are."""
 

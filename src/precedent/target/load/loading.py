@@ -42,7 +42,7 @@ from precedent.target.load.source import (
 )
 from precedent.target.load.stores import StoredModel
 from precedent.target.load.weight_files import faults_of, layers_left_over, quant_method, say_if_dense, too_many
-from precedent.target.quantised import QuantisedLinear, is_quantised
+from precedent.target.quantised import is_quantised
 from precedent.target.support import check_loadable, missing, quantised_reader
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
@@ -113,8 +113,9 @@ def load_target(
         dtype = "bfloat16"  # an adapter is merged into ordinary weights
     model = _load_model(source, config, place, dtype or "auto", settings, quantization)
     if accurate:
-        for module in model.modules():
-            if isinstance(module, QuantisedLinear):
+        modules: Any = model.modules()
+        for module in modules:
+            if hasattr(module, "accurate"):
                 module.accurate = True
         if not is_quantised(model):
             raise UnsupportedError(f"accurate=True is for quantised weights on a CPU, and {name_or_path} has none here")
