@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from precedent.target.contract import Target
+from precedent.target.kv.layer_kinds import OF_A_PACKAGE, attention_kinds
 from precedent.target.support import LayerState, ModelSource, ModelSupport, TargetOptions
 
 __all__ = ["SUPPORT"]
@@ -38,10 +39,13 @@ class MoreModels(ModelSupport):
         return EncoderDecoderTarget(source.model)
 
     def layer_state(self, config: Any) -> LayerState | None:
-        """How to run a model with recurrent layers or indexers."""
-        from precedent_models.layers import layer_state
+        """How to run a text model with recurrent layers or indexers; None for other models."""
+        kinds = attention_kinds(config) & OF_A_PACKAGE
+        if not kinds:
+            return None
+        from precedent_models.layers import HybridLayers
 
-        return layer_state(config)
+        return HybridLayers(kinds, config)
 
 
 SUPPORT = MoreModels()

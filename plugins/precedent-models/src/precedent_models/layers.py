@@ -23,9 +23,7 @@ from precedent.target.kv.layer_kinds import (
     HYBRID,
     INDEXED,
     INDEXED_ATTENTION,
-    OF_A_PACKAGE,
     RECURRENT,
-    attention_kinds,
 )
 from precedent.target.kv.rows import ForwardPass
 from precedent.target.kv.shape import LayerShape, ObserverLayer
@@ -70,12 +68,6 @@ def _settled(scores: Tensor, values: Tensor, indices: Tensor) -> Tensor:
         seen = (own > HIDDEN).nonzero()[:, 0]
         indices[batch, row] = seen[own[seen].topk(indices.shape[-1]).indices]
     return indices
-
-
-def layer_state(config: Any) -> LayerState | None:
-    """How a text model with recurrent layers or indexers runs; None for other models."""
-    kinds = attention_kinds(config) & OF_A_PACKAGE
-    return HybridLayers(kinds, config) if kinds else None
 
 
 class HybridLayers(LayerState):
