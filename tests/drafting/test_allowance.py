@@ -19,6 +19,7 @@ CURVES = {
     "own kernels": {1: 41.0, 4: 48.0, 8: 65.0, 16: 96.0},
     "llama.cpp": {1: 59.0, 4: 102.0, 8: 176.0, 16: 216.0},
     "a cliff": {1: 10.0, 8: 10.0, 9: 40.0},
+    "a hump": {1: 67.0, 8: 80.0, 12: 160.0, 16: 97.0, 24: 118.0, 32: 153.0},
 }
 DOZEN = 12
 
@@ -136,6 +137,11 @@ def test_an_adversary_who_sees_the_tree_gains_no_more_than_the_allowance(millise
         )  # fmt: skip
         request.steps(1, choose.choice((0.5, 0.9, 0.99)), accept, choose.choice(("recall", "prompt")))
         assert request.lost <= AT_FIRST + RESERVE + PER_STEP * (step + 1)
+
+
+def test_rows_that_are_affordable_are_taken_beyond_a_number_that_is_not() -> None:
+    affords = Trust(Allowance(0.5))
+    assert Run(planner(CURVES["a hump"]), trust=affords).steps(1, 0.94, all_of_it).widths == [15]
 
 
 def test_all_requests_of_a_step_lose_the_time_of_a_row() -> None:

@@ -222,20 +222,20 @@ class Planner:
         costs = self.checked.beside(limits.rows_beside, limits.prefix, limits.max_nodes + 1)
         lost = (costs - costs[0]) * (limits.requests / self.checked.milliseconds(limits.requests, limits.prefix))
 
-        def choice(costs: Floats, max_nodes: int) -> Choice:
+        def choice(costs: Floats) -> Choice:
             return choose(
                 candidates, parts, learned.accepted, learned.seen, trust, costs,
-                limits.tokens_beside, max_nodes, limits.max_depth, end_ids, limits.one_path,
+                limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids, limits.one_path,
             )  # fmt: skip
 
         def affordable(costs: Floats) -> Choice:
-            best = choice(costs, limits.max_nodes)
+            best = choice(costs)
             if lost[min(best.token_ids.size, lost.size - 1)] <= plan.trust.allowance.left:
                 return best
             believed = best.believed * np.repeat(trust, plan.counts)
             sure = bool(believed[candidates["parent"] == ROOT].max() >= SURE)
-            most = plan.trust.allowance.affords(lost, learned.allowance, sure=sure)
-            return best if best.token_ids.size <= most else choice(costs, most)
+            left = plan.trust.allowance.with_tenants(learned.allowance, sure=sure)
+            return choice(np.where(lost <= left, costs, np.inf))
 
         best = affordable(costs)
         if not np.isfinite(best.believed).all():
