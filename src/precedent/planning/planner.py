@@ -76,7 +76,8 @@ class Plan:
     `choice` records how the fixed candidates were chosen from those of the drafters `names`, of which drafter i
     proposed the next `counts[i]`; None if none were proposed. `expected_tokens` counts the fixed candidates and the
     target's own token; `trust` and `calibration` learn their outcomes. The candidates' rows take as long as `cost`
-    tokens of plain decoding; `open_mass` is the probability that none of those below the root comes next.
+    tokens of plain decoding; `wanted` of them would be chosen if losses were no matter. `open_mass` is the probability
+    that none of those below the root comes next.
     """
 
     builder: TreeBuilder = field(default_factory=TreeBuilder)
@@ -88,6 +89,7 @@ class Plan:
     expected_tokens: float = 1.0
     trust: Trust = field(default_factory=Trust)
     calibration: Calibration = field(default_factory=Calibration)
+    wanted: int = 0
     cost: float = 0.0
     open_mass: float = 0.0
 
@@ -230,6 +232,7 @@ class Planner:
 
         def affordable(costs: Floats) -> Choice:
             best = choice(costs)
+            plan.wanted = best.token_ids.size
             if lost[min(best.token_ids.size, lost.size - 1)] <= plan.trust.allowance.left:
                 return best
             believed = best.believed * np.repeat(trust, plan.counts)
