@@ -19,6 +19,7 @@ CURVES = {
     "own kernels": {1: 41.0, 4: 48.0, 8: 65.0, 16: 96.0},
     "llama.cpp": {1: 59.0, 4: 102.0, 8: 176.0, 16: 216.0},
     "a cliff": {1: 10.0, 8: 10.0, 9: 40.0},
+    "a hump": {1: 67.0, 8: 80.0, 12: 160.0, 16: 97.0, 24: 118.0, 32: 153.0},
 }
 DOZEN = 12
 
@@ -103,8 +104,8 @@ def test_an_answer_that_is_known_starts_with_a_wide_tree_and_gets_all_rows_from_
 def test_a_session_whose_trees_pay_starts_its_requests_with_wider_ones(milliseconds: dict[int, float]) -> None:
     learned = planner(milliseconds)
     first = Run(learned).steps(5, 0.8, all_of_it).widths[0]
-    assert Run(learned).steps(1, 0.8, nothing).widths[0] > first or milliseconds == CURVES["a cliff"]
-    lost = [Run(learned).steps(DOZEN, 0.8, nothing).lost for _ in range(3)]
+    assert Run(learned).steps(1, 0.8, nothing).widths[0] > first or first == 7, "seven nodes may be all that pay"
+    lost = [Run(learned).steps(DOZEN, 0.8, nothing).lost for _ in range(6)]
     assert max(lost) <= AT_FIRST + PER_STEP * DOZEN + EARNED
     assert lost[-1] <= 0.04 * DOZEN
 
@@ -136,6 +137,11 @@ def test_an_adversary_who_sees_the_tree_gains_no_more_than_the_allowance(millise
         )  # fmt: skip
         request.steps(1, choose.choice((0.5, 0.9, 0.99)), accept, choose.choice(("recall", "prompt")))
         assert request.lost <= AT_FIRST + RESERVE + PER_STEP * (step + 1)
+
+
+def test_rows_that_are_affordable_are_taken_beyond_a_number_that_is_not() -> None:
+    affords = Trust(Allowance(0.5))
+    assert Run(planner(CURVES["a hump"]), trust=affords).steps(1, 0.94, all_of_it).widths[0] >= 15
 
 
 def test_all_requests_of_a_step_lose_the_time_of_a_row() -> None:

@@ -196,7 +196,7 @@ def _plan(proposal: Proposal, limits: Limits, aids: Aids) -> None:
     if without is not None:
         for name in proposal.forwards:
             aids.planning(sequence, partial(aids.planner.observe_gain, name, without, plan), None)
-    sequence.last_num_fixed = len(plan.builder)
+    sequence.last_num_fixed = plan.wanted
     sequence.stats.draft_seconds += perf_counter() - started
 
 

@@ -21,8 +21,6 @@ from math import inf
 from statistics import median_low
 from typing import NamedTuple
 
-from precedent.runtime.compiled import Floats
-
 PROBE_STEPS = 4
 """Steps of a probe: the first may have to prefill the draft model; the others show what a draw costs afterwards."""
 
@@ -82,10 +80,9 @@ class Allowance:
     def __init__(self, left: float = AT_FIRST, most: float = MOST_SAVED) -> None:
         self.left, self.most = left, most
 
-    def affords(self, lost: Floats, tenant: Allowance, *, sure: bool) -> int:
-        """Most nodes of a tree that may be lost, where n nodes lose `lost[n]` tokens."""
-        left = max(0.0, self.left) + max(0.0, RESERVE + min(0.0, tenant.left) if sure else tenant.left)
-        return int((lost <= left).argmin() if lost[-1] > left else lost.size) - 1
+    def with_tenants(self, tenant: Allowance, *, sure: bool) -> float:
+        """Tokens that the request's next tree may lose."""
+        return max(0.0, self.left) + max(0.0, RESERVE + min(0.0, tenant.left) if sure else tenant.left)
 
     def settle(self, gained: float, tenant: Allowance) -> None:
         """Take note of a step: the tenant gets half of what was gained, and bears what the request cannot."""

@@ -76,7 +76,8 @@ class Plan:
     `choice` records how the fixed candidates were chosen from those of the drafters `names`, of which drafter i
     proposed the next `counts[i]`; None if none were proposed. `expected_tokens` counts the fixed candidates and the
     target's own token; `trust` and `calibration` learn their outcomes. The candidates' rows take as long as `cost`
-    tokens of plain decoding; `open_mass` is the probability that none of those below the root comes next.
+    tokens of plain decoding; `wanted` of them would be chosen if losses were no matter. `open_mass` is the probability
+    that none of those below the root comes next.
     """
 
     builder: TreeBuilder = field(default_factory=TreeBuilder)
@@ -88,6 +89,7 @@ class Plan:
     expected_tokens: float = 1.0
     trust: Trust = field(default_factory=Trust)
     calibration: Calibration = field(default_factory=Calibration)
+    wanted: int = 0
     cost: float = 0.0
     open_mass: float = 0.0
 
@@ -222,20 +224,21 @@ class Planner:
         costs = self.checked.beside(limits.rows_beside, limits.prefix, limits.max_nodes + 1)
         lost = (costs - costs[0]) * (limits.requests / self.checked.milliseconds(limits.requests, limits.prefix))
 
-        def choice(costs: Floats, max_nodes: int) -> Choice:
+        def choice(costs: Floats) -> Choice:
             return choose(
                 candidates, parts, learned.accepted, learned.seen, trust, costs,
-                limits.tokens_beside, max_nodes, limits.max_depth, end_ids, limits.one_path,
+                limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids, limits.one_path,
             )  # fmt: skip
 
         def affordable(costs: Floats) -> Choice:
-            best = choice(costs, limits.max_nodes)
+            best = choice(costs)
+            plan.wanted = best.token_ids.size
             if lost[min(best.token_ids.size, lost.size - 1)] <= plan.trust.allowance.left:
                 return best
             believed = best.believed * np.repeat(trust, plan.counts)
             sure = bool(believed[candidates["parent"] == ROOT].max() >= SURE)
-            most = plan.trust.allowance.affords(lost, learned.allowance, sure=sure)
-            return best if best.token_ids.size <= most else choice(costs, most)
+            left = plan.trust.allowance.with_tenants(learned.allowance, sure=sure)
+            return choice(np.where(lost <= left, costs, np.inf))
 
         best = affordable(costs)
         if not np.isfinite(best.believed).all():

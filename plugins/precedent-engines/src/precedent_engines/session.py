@@ -253,7 +253,7 @@ class DraftingSession(OfOneProcess):
         planner = self._batch.planner
         self._plan = plan = self._batch.planning(lambda: _planned(planner, matched, limits), Plan())
         if matched.sessions:
-            self._last = len(_tokens(plan))
+            self._last = plan.wanted
         return plan
 
     def _learn(self, plan: Plan, committed: Sequence[int]) -> None:
