@@ -150,9 +150,11 @@ def _loads_dense(method: str, device: torch.device) -> bool:
 
 
 def _read_as_stored(model: str, config: Any, place: torch.device) -> bool:
-    """Whether a checkpoint in a folder is quantised in a way that is run without its package."""
-    folder = Path(model).expanduser()
-    if place.type != "cpu" or quant_method(config) is None or not folder.is_dir():
+    """Whether a checkpoint on this machine is quantised in a way that is run without its package."""
+    if place.type != "cpu" or quant_method(config) is None:
+        return False
+    folder = find_source(model).place
+    if not isinstance(folder, Path):
         return False
     try:
         return quantised_reader(folder, config) is not None
