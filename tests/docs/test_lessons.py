@@ -109,7 +109,7 @@ def test_the_recorder_of_the_lesson_writes_what_the_page_says(reader: Reader) ->
 def test_the_replay_ends_with_the_verdict_on_the_page(reader: Reader) -> None:
     printed = followed(reader, "first-replay.md")["precedent replay desk.jsonl --json replay.json"]
     assert "recall+prompt" in printed
-    assert "44 turns, 1306 tokens" in printed
+    assert "44 turns, 1293 tokens" in printed
     assert "tokens per step" in printed.split("Your log:")[1]
 
 

@@ -10,14 +10,20 @@ import pytest
 import torch
 
 from precedent.drafters.base import Candidates, DrawSource
-from precedent.planning.calibration import Trust
+from precedent.planning.calibration import MOST_TENANTS, Calibrations, Trust
 from precedent.planning.costs import CostCurve
-from precedent.planning.gate import PROBE_DRAWS, PROBE_STEPS
+from precedent.planning.gate import PROBE_DRAWS, PROBE_STEPS, Allowance
 from precedent.planning.planner import Limits, Planner
 from precedent.tree import ROOT, CandidateTree, Sampled
 from precedent_testing.trees import check_tree
 
-ROOMY = Limits(max_nodes=32, max_draws=6, max_depth=40, end_token_ids=frozenset())
+
+def roomy() -> Trust:
+    """The trust of a new request whose trees may lose whatever they like."""
+    return Trust(Allowance(1e6, 1e6))
+
+
+ROOMY = Limits(32, max_draws=6, max_depth=40, end_token_ids=frozenset(), trust=roomy())
 
 
 def curve(**milliseconds: float) -> CostCurve:
@@ -104,13 +110,13 @@ def test_outcomes_teach_the_planner_which_drafter_to_believe() -> None:
     """A drafter that claims much and is always wrong is no longer verified where width costs."""
     planner = Planner(curve(w1=10.0, w2=12.0, w32=40.0))
     liar = candidates((ROOT, 1, 0.95), source="liar")
-    assert len(chosen(planner, liar, limits=replace(ROOMY, trust=Trust()))) == 1
+    assert len(chosen(planner, liar, limits=replace(ROOMY, trust=roomy()))) == 1
     for _ in range(60):  # each in a request of its own, which knows nothing of the others
-        plan = planner.plan([liar], {}, replace(ROOMY, trust=Trust()))
+        plan = planner.plan([liar], {}, replace(ROOMY, trust=roomy()))
         tree = plan.builder.build()
         planner.observe_forward(len(tree) + 1, 12.0 if len(tree) else 10.0)
         planner.observe(plan, tree, ())
-    assert len(chosen(planner, liar, limits=replace(ROOMY, trust=Trust()))) == 0
+    assert len(chosen(planner, liar, limits=replace(ROOMY, trust=roomy()))) == 0
 
 
 def test_a_draft_model_that_does_not_pay_costs_hardly_anything() -> None:
@@ -184,3 +190,14 @@ def test_outcomes_of_one_tenant_move_no_estimate_of_another() -> None:
         planner.observe(plan, plan.builder.build(), (0,))
     assert estimate("shop") > 0.9
     assert estimate("other shop") == 0.5
+
+
+def test_only_the_calibrations_of_the_most_recent_tenants_are_held() -> None:
+    held = Calibrations()
+    for tenant in ("old", "recent"):
+        held.of(tenant).observe("recall", 3, True)
+    for number in range(MOST_TENANTS - 1):
+        held.of("recent")
+        held.of(str(number))
+    assert held.of("recent").seen.sum() == 1.0
+    assert held.of("old").seen.sum() == 0.0

@@ -16,6 +16,7 @@ import pytest
 from precedent.drafters.base import Candidates
 from precedent.planning.calibration import Trust
 from precedent.planning.costs import CEILING, FLOOR, LEAST_LOAD, MOST_LOAD, PROBED_SHARE, START_UP_WIDTHS, StepCosts
+from precedent.planning.gate import Allowance
 from precedent.planning.planner import Limits, Planner
 from precedent.runtime.compiled import Floats
 from precedent.tree import ROOT
@@ -24,7 +25,14 @@ Curve = Callable[[int], float]
 
 STEPS = 2000
 PREFIX = 300
-LIMITS = Limits(max_nodes=40, max_draws=0, max_depth=60, end_token_ids=frozenset(), prefix=PREFIX)
+
+
+def roomy() -> Trust:
+    """The trust of a new request whose trees may lose whatever they like."""
+    return Trust(Allowance(1e6, 1e6))
+
+
+LIMITS = Limits(40, 0, max_depth=60, end_token_ids=frozenset(), trust=roomy(), prefix=PREFIX)
 CHANCES = (0.3, 0.6, 0.9, 0.97)
 
 
@@ -72,7 +80,7 @@ class Machine:
         taken = best = 0.0
         for _ in range(steps):
             chain, tokens = self.rng.choice(self._traffic)
-            nodes = len(self.planner.plan([chain], {}, replace(LIMITS, trust=Trust())).builder)
+            nodes = len(self.planner.plan([chain], {}, replace(LIMITS, trust=roomy())).builder)
             truth = self.curve(nodes + 1)
             self.planner.observe_forward(nodes + 1, disturbance(self.rng, self._steps, nodes + 1, truth), PREFIX, 2)
             self._steps += 1
@@ -280,7 +288,7 @@ def test_a_width_that_is_believed_to_be_dear_is_tried_again_at_a_bounded_price()
     costs.begin({1: 16.0, 8: 160.0, 32: 900.0}, threads=2)
     planner, total, chosen = Planner(costs), 0.0, []
     for _ in range(3000):
-        plan = planner.plan([_chain(0.9)], {}, replace(LIMITS, prefix=0, trust=Trust()))
+        plan = planner.plan([_chain(0.9)], {}, replace(LIMITS, prefix=0, trust=roomy()))
         width = len(plan.builder) + 1
         total += memory_bound(width)
         planner.observe_forward(width, memory_bound(width), 0, 2)
@@ -297,7 +305,7 @@ def test_tries_of_other_widths_lose_at_most_a_hundredth() -> None:
         expected.append(expected[-1] + 0.9**depth)
     best = max(expected[nodes] / costly(nodes + 1) for nodes in range(41))
     for _ in range(4000):
-        plan = planner.plan([_chain(0.9)], {}, replace(LIMITS, prefix=0, trust=Trust()))
+        plan = planner.plan([_chain(0.9)], {}, replace(LIMITS, prefix=0, trust=roomy()))
         nodes = len(plan.builder)
         planner.observe_forward(nodes + 1, costly(nodes + 1), 0, 2)
         lost += costly(nodes + 1) - expected[nodes] / best
@@ -329,7 +337,7 @@ def test_on_a_recorded_disturbed_machine_widths_are_within_a_tenth_of_the_best(c
     planner = Planner(costs)
     for threads, *times in rounds:
         for _ in range(STEPS_PER_ROUND):
-            nodes = len(planner.plan([chain], {}, replace(LIMITS, prefix=0, trust=Trust())).builder)
+            nodes = len(planner.plan([chain], {}, replace(LIMITS, prefix=0, trust=roomy())).builder)
             taken = float(np.interp(nodes + 1, widths, times))
             planner.observe_forward(nodes + 1, taken, 600, threads)
             tokens, milliseconds = tokens + expected[nodes], milliseconds + taken

@@ -10,10 +10,17 @@ import pytest
 from precedent.drafters.base import Candidates
 from precedent.planning.calibration import STRENGTH, Trust
 from precedent.planning.costs import CostCurve
+from precedent.planning.gate import Allowance
 from precedent.planning.planner import Limits, Planner
 from precedent.tree import ROOT
 
-ROOMY = Limits(max_nodes=32, max_draws=0, max_depth=40, end_token_ids=frozenset())
+
+def roomy() -> Trust:
+    """The trust of a new request whose trees may lose whatever they like."""
+    return Trust(Allowance(1e6, 1e6))
+
+
+ROOMY = Limits(32, max_draws=0, max_depth=40, end_token_ids=frozenset(), trust=roomy())
 
 
 def test_a_factor_is_what_came_over_what_was_expected_and_no_more_than_one() -> None:
@@ -44,11 +51,11 @@ def nodes_proposed(planner: Planner, trust: Trust, first_bin: int, accepted: boo
 
 def test_a_source_that_is_wrong_in_a_request_is_doubted_there_whatever_kind_it_proposes_next() -> None:
     """No bin is seen twice, so that the calibration learns nothing of it; another request believes as ever."""
-    planner, misled = Planner(curve()), Trust()
+    planner, misled = Planner(curve()), roomy()
     widths = [nodes_proposed(planner, misled, 10 * step, accepted=False) for step in range(30)]
     assert widths[0] == 6
     assert max(widths[10:]) <= 1
-    believing = [nodes_proposed(planner, Trust(), 300 + 10 * step, accepted=False) for step in range(30)]
+    believing = [nodes_proposed(planner, roomy(), 300 + 10 * step, accepted=False) for step in range(30)]
     assert set(believing) == {6}, "the control"
     assert nodes_proposed(planner, misled, 900, accepted=False, source="another") == 6
-    assert nodes_proposed(planner, Trust(), 1000, accepted=True) == 6
+    assert nodes_proposed(planner, roomy(), 1000, accepted=True) == 6

@@ -44,6 +44,7 @@ def test_a_demo_of_one_request(
         assert run["request_speedup"] > 0
         assert run["decode_speedup_interval"] is run["request_speedup_interval"] is None
     assert found["runs"][0]["decode_speedup"] == found["runs"][0]["request_speedup"] == 1.0
+    assert found["both_over_cache"]["decode_speedup"] > 0
     assert found["warming_requests"] == 2
     assert "1 request is too few (use --requests 4)" in " ".join(shown.out.split())
     assert "after 1 request" in shown.err

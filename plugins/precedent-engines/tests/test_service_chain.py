@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 
 from precedent.drafters.base import Candidates
+from precedent.planning.calibration import Trust
 from precedent.planning.costs import CostCurve
+from precedent.planning.gate import Allowance
 from precedent.planning.planner import Limits, Plan, Planner
 from precedent.tree import ROOT
 
-LIMITS = Limits(max_nodes=8, max_draws=0, max_depth=40, end_token_ids=frozenset(), one_path=True)
+LIMITS = Limits(8, 0, 40, frozenset(), trust=Trust(Allowance(1e6, 1e6)), one_path=True)
 FREE = CostCurve.through({1: 10.0, 65: 10.0})
 NOT_FREE = CostCurve.through({1: 10.0, 2: 12.5, 4: 13.0, 8: 30.0})
 Path = tuple[int, ...]

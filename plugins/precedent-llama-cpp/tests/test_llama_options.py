@@ -65,10 +65,13 @@ def test_layers_on_a_gpu_are_said_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_llama")
-def test_without_llama_cpp_the_choice_is_ours_or_says_what_to_install(tmp_path: Path) -> None:
+def test_without_llama_cpp_the_choice_is_ours_or_says_what_to_install(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tiny_file(tmp_path)
-    with closing(Engine.load(file, backend="auto")) as engine:
+    with closing(Engine.load(file, backend="auto", n_gpu_layers=7)) as engine:
         assert isinstance(engine.target, TargetModel)
+    assert "n_gpu_layers=7 is ignored" in caplog.text
     with pytest.raises(UnsupportedError, match=r"needs llama-cpp-python 0\.3\.36"):
         Engine.load(file, backend="llama.cpp")
 

@@ -146,6 +146,19 @@ def test_requests_whose_forward_failed_together_get_their_own_logits_alone() -> 
     assert [tuple(sequence.output_ids) for sequence in sequences] == alone
 
 
+def test_an_error_that_a_caller_keeps_keeps_no_tokens() -> None:
+    context = FakeContext()
+    target = target_on(context)
+    sequence = start(target, [], SamplingParams(max_tokens=8))
+    context.fails = 2
+    DecodeLoop(target, AllCandidates()).step([sequence])
+    kept = sequence.error
+    del sequence.slot  # as an engine does once a request has ended
+    target.new_slot()
+    assert kept is not None
+    assert not context.cells
+
+
 def test_a_full_context_says_that_memory_ran_out_and_keeps_what_it_has() -> None:
     target = target_on(FakeContext(num_cells=64))
     slot = prompted(target, 40)

@@ -8,8 +8,9 @@ from functools import partial
 
 import numpy as np
 
-from precedent.drafters.base import NODE, Candidates, Drafter, DraftSession, Session
+from precedent.drafters.base import NODE, Candidates, Drafter, DraftSession, Nodes, Session
 from precedent.drafters.request import Request
+from precedent.runtime.compiled import compiled
 from precedent.runtime.fence import Fences
 from precedent.tree import ROOT
 
@@ -95,10 +96,18 @@ def checked(candidates: Candidates, budget: int, num_tokens: int | None) -> Cand
         return candidates
     if nodes.size > max(budget, 0):
         raise ValueError(f"expected at most {budget} candidates, got {nodes.size}")
-    parents, estimates, tokens = (nodes[name] for name in ("parent", "estimate", "token_id"))
-    if not bool(
-        ((parents >= ROOT) & (parents < np.arange(nodes.size)) & (estimates >= 0.0) & (estimates <= 1.0)).all()
-    ):
+    is_trie, exist = _sound(nodes, num_tokens or 0)
+    if not is_trie:
         raise ValueError("the candidates are no trie with estimates between 0 and 1")
-    exist = num_tokens is None or bool(((tokens >= 0) & (tokens < num_tokens)).all())
-    return candidates if exist else Candidates(candidates.source)
+    return candidates if exist or num_tokens is None else Candidates(candidates.source)
+
+
+@compiled
+def _sound(nodes: Nodes, num_tokens: int) -> tuple[bool, bool]:
+    """Whether candidates are a trie with estimates between 0 and 1, and whether all their tokens exist."""
+    is_trie, exist = True, True
+    for i in range(nodes.size):
+        node = nodes[i]
+        is_trie &= ROOT <= node.parent < i and 0.0 <= node.estimate <= 1.0
+        exist &= 0 <= node.token_id < num_tokens
+    return is_trie, exist

@@ -63,6 +63,8 @@ def loaded_target(
         return LoadedTarget(support.load(source, wanted), tokenizer, name, applied)
     if options.backend not in (None, "auto", BACKENDS[0]):
         raise missing("llama.cpp", f"backend={options.backend!r}")
+    if options.n_gpu_layers:
+        log.warning("n_gpu_layers=%d is ignored: llama.cpp does not compute %s", options.n_gpu_layers, name)
     by_us = [option for option in OF_LOADING if option not in ("backend", "n_gpu_layers")]
     loaded = load_target(name, **{option: getattr(options, option) for option in by_us})
     return LoadedTarget(*loaded, name, applied)

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from precedent.planning.gate import EARNED, Allowance
 from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
 
 PRIOR_STRENGTH = 4.0
@@ -42,10 +43,13 @@ _DECAY = 0.5 ** (1.0 / HALF_LIFE)
 class Calibration:
     """Acceptance probability per bin; an unseen bin returns the drafter's own estimate.
 
-    `accepted` and `seen` are decayed counts, `[num_sources * BINS_PER_SOURCE]`.
+    `accepted` and `seen` are decayed counts, `[num_sources * BINS_PER_SOURCE]`. `allowance` is what trees of the
+    tenant's next requests may lose; `worth` is the steps that an accepted sample of a draft model saves: fewer than one
+    where the next step has good fixed candidates again.
     """
 
     def __init__(self) -> None:
+        self.allowance, self.worth = Allowance(0.0, EARNED), 1.0
         self.accepted = np.zeros(0)
         self.seen = np.zeros(0)
         self._first: dict[str, int] = {}
@@ -135,9 +139,14 @@ A step without a verified candidate discounts them too; otherwise a source that 
 
 
 class Trust:
-    """One request's experience with each source; a source without any is trusted fully."""
+    """One request's experience with each source; a source without any is trusted fully.
 
-    def __init__(self) -> None:
+    `allowance` is what its trees may still lose. `was_open` tells of the last step that its fixed candidates were
+    probably all wrong.
+    """
+
+    def __init__(self, allowance: Allowance | None = None) -> None:
+        self.allowance, self.was_open = allowance or Allowance(), False
         self._of: dict[str, tuple[float, float]] = {}  # expected, accepted
 
     def factors(self, sources: Sequence[str]) -> Floats:

@@ -161,7 +161,7 @@ class CheckedCosts:
 
 # The curve that is learned
 
-START_UP_WIDTHS = (1, 4, 8, 16, 32)
+START_UP_WIDTHS = (1, 2, 4, 8, 16, 32)
 """Widths measured before the first request."""
 
 START_UP_SECONDS = 1.5

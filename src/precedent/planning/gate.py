@@ -1,7 +1,12 @@
-"""Decide whether a drafter that runs a model pays off: measured time and gain decide, and a closed gate can reopen.
+"""Bound what drafting may lose: rows of trees that are rejected, and draws of a model that do not pay off.
 
-Whether it does on this machine and this traffic is not known in advance. So it is tried for a few steps at first, and
-again later whenever all probes together cost less than a hundredth of the decoding time.
+`Allowance` bounds trees. A tree costs its rows even if all of it is rejected, and early in a request nothing has shown
+yet whether its candidates are right. So a tree is planned only if its request and its tenant can afford to lose it
+whole. What accepted trees gain, later ones may lose again, so good candidates soon get all the rows that pay off.
+
+`Gate` decides about one drafter that runs a model: measured time and gain decide, and a closed gate can reopen. Whether
+it pays on this machine and this traffic is not known in advance. So it is tried for a few steps at first, and again
+later whenever all probes together cost less than a hundredth of the decoding time.
 
 What draws bring is calibrated like any candidate's estimate. What a forward for fixed candidates brings is known only
 afterwards: the expected tokens of the plan with its candidates, less those without, remembered per unit of open mass,
@@ -16,6 +21,8 @@ from math import inf
 from statistics import median_low
 from typing import NamedTuple
 
+from precedent.runtime.compiled import Floats
+
 PROBE_STEPS = 4
 """Steps of a probe: the first may have to prefill the draft model; the others show what a draw costs afterwards."""
 
@@ -23,7 +30,7 @@ PROBE_DRAWS = 2
 """Draws in each step of a probe: enough to learn from, too few to cost much."""
 
 PROBE_SHARE = 0.01
-"""What probes may cost, as a share of the decoding time; the first probe is exempt."""
+"""What probes may cost, as a share of the decoding time; the first probe is exempt until it has caught up once."""
 
 PROBE_OPEN = 0.5
 """Smallest probability that no fixed candidate below the root is right, for a step to be used as a probe."""
@@ -35,7 +42,7 @@ the compilation."""
 FAR_BEHIND = 32
 """Missed tokens above which a draw mostly spends its time catching up."""
 
-SPREAD_OVER = 16.0
+SPREAD_OVER = 4.0
 """Drawing steps per catching up that are assumed until measured."""
 
 MOST_STEPS = 64.0
@@ -49,6 +56,42 @@ LEAST_OPEN = 0.1
 
 LEARNED = 0.05
 """Weight of the newest gain, once there are many."""
+
+AT_FIRST = 0.24
+"""Tokens that a request's trees may lose before any has gained something: 2 % of a dozen."""
+
+PER_STEP = 0.02
+"""Tokens that they may lose further, in every step."""
+
+MOST_SAVED = 8.0
+"""Most tokens that are kept of what trees gained, so that a change of the text is noticed soon."""
+
+EARNED = 1.0
+"""Most tokens that a tenant's next request may lose, besides, of what the trees of earlier ones gained."""
+
+SURE = 0.95
+"""Probability of a tree's first token from which on the tree may be lost before its tenant has earned anything."""
+
+RESERVE = 2.5
+"""Tokens that a tenant's sure trees may lose: enough for the first tree of an answer that is already known."""
+
+
+class Allowance:
+    """How many tokens of plain decoding the trees of a request, or a tenant, may still lose."""
+
+    def __init__(self, left: float = AT_FIRST, most: float = MOST_SAVED) -> None:
+        self.left, self.most = left, most
+
+    def affords(self, lost: Floats, tenant: Allowance, *, sure: bool) -> int:
+        """Most nodes of a tree that may be lost, where n nodes lose `lost[n]` tokens."""
+        left = max(0.0, self.left) + max(0.0, RESERVE + min(0.0, tenant.left) if sure else tenant.left)
+        return int((lost <= left).argmin() if lost[-1] > left else lost.size) - 1
+
+    def settle(self, gained: float, tenant: Allowance) -> None:
+        """Take note of a step: the tenant gets half of what was gained, and bears what the request cannot."""
+        share = min(0.5 * gained, tenant.most - tenant.left) if gained > 0.0 else min(0.0, gained + max(0.0, self.left))
+        tenant.left += share
+        self.left = min(self.left + PER_STEP + gained - share, self.most)
 
 
 class Without(NamedTuple):
@@ -118,13 +161,14 @@ class Gate:
         `open_mass` is the probability that no fixed candidate comes next. A probe waits for steps in which a draw can
         matter: catching up would be wasted where the fixed candidates are right.
         """
-        self.on_probe = self.probe_steps_left > 0 and open_mass >= PROBE_OPEN
+        affordable = self.spent_on_probes + self.last_probe < PROBE_SHARE * self.elapsed
+        cheap = self.behind <= FAR_BEHIND or self.exempt or affordable
+        self.on_probe = self.probe_steps_left > 0 and open_mass >= PROBE_OPEN and cheap
         if self.on_probe:
             self.probe_steps_left -= 1
             return max(PROBE_DRAWS, wanted) if self._each else PROBE_DRAWS
         if self.probe_steps_left:  # the probe waits; an unknown cost of draws must not count as zero
             return wanted if self._each else 0
-        affordable = self.spent_on_probes + self.last_probe < PROBE_SHARE * self.elapsed
         if affordable and not wanted:
             self.probe_steps_left, self.last_probe, self.exempt = PROBE_STEPS, 0.0, False
         return wanted
@@ -147,6 +191,7 @@ class Gate:
         if self.on_probe:
             self.spent_on_probes += 0.0 if self.exempt else milliseconds
             self.last_probe += milliseconds
+            self.exempt = self.exempt and behind <= FAR_BEHIND
 
     def observe_gain(self, without: Without, expected: float, rows: int) -> None:
         """Learn from the plan that was made with a forward's candidates."""

@@ -19,7 +19,7 @@ from precedent.drafters.base import NODE, Candidates, DrawSource, Nodes
 from precedent.planning.calibration import Calibration, Calibrations, Trust, learn_from_verdict, outcomes_by_source
 from precedent.planning.choose import BEST, BEST_BITS, Choice, choose
 from precedent.planning.costs import CheckedCosts, CostCurve, Probes, is_time
-from precedent.planning.gate import Gate, Without
+from precedent.planning.gate import PROBE_OPEN, SURE, Gate, Without
 from precedent.runtime.compiled import Floats, Int32s, Int64s
 from precedent.runtime.fence import Fault
 from precedent.tree import ROOT, CandidateTree, TreeBuilder
@@ -35,6 +35,9 @@ DRAFT_PRIOR = 0.6
 
 RUNNER_UP_PRIOR = 0.15
 """Acceptance probability assumed for a draft model's runners-up before any has been seen."""
+
+LEARNED_WORTH = 0.1
+"""Weight of the newest step in what a sample is worth."""
 
 DEEPEST_DRAW = 6
 """Draws from this depth on share one calibration bin."""
@@ -72,7 +75,8 @@ class Plan:
 
     `choice` records how the fixed candidates were chosen from those of the drafters `names`, of which drafter i
     proposed the next `counts[i]`; None if none were proposed. `expected_tokens` counts the fixed candidates and the
-    target's own token; `trust` and `calibration` learn their outcomes.
+    target's own token; `trust` and `calibration` learn their outcomes. The candidates' rows take as long as `cost`
+    tokens of plain decoding; `open_mass` is the probability that none of those below the root comes next.
     """
 
     builder: TreeBuilder = field(default_factory=TreeBuilder)
@@ -84,9 +88,13 @@ class Plan:
     expected_tokens: float = 1.0
     trust: Trust = field(default_factory=Trust)
     calibration: Calibration = field(default_factory=Calibration)
+    cost: float = 0.0
+    open_mass: float = 0.0
 
     def learn(self, parents: Int32s, verdict: Floats) -> None:
         """Update the request's trust with the outcomes of each drafter's candidates (see `learn_from_verdict`)."""
+        accepted = int((verdict[: self.estimates.size] > 0.0).sum())
+        self.trust.allowance.settle(accepted - self.cost, self.calibration.allowance)
         if self.choice is not None:
             outcomes = outcomes_by_source(self.choice.believed, self.counts, self.choice.node_of, parents, verdict)
             self.trust.learn(self.names, outcomes)
@@ -211,17 +219,31 @@ class Planner:
         plan.counts = parts[:, 1]
         candidates, trust = _joined(proposals), plan.trust.factors(plan.names)
 
-        def choice(costs: Floats) -> Choice:
+        costs = self.checked.beside(limits.rows_beside, limits.prefix, limits.max_nodes + 1)
+        lost = (costs - costs[0]) * (limits.requests / self.checked.milliseconds(limits.requests, limits.prefix))
+
+        def choice(costs: Floats, max_nodes: int) -> Choice:
             return choose(
                 candidates, parts, learned.accepted, learned.seen, trust, costs,
-                limits.tokens_beside, limits.max_nodes, limits.max_depth, end_ids, limits.one_path,
+                limits.tokens_beside, max_nodes, limits.max_depth, end_ids, limits.one_path,
             )  # fmt: skip
 
-        costs = self.checked.beside(limits.rows_beside, limits.prefix, limits.max_nodes + 1)
-        best = choice(costs)
+        def affordable(costs: Floats) -> Choice:
+            best = choice(costs, limits.max_nodes)
+            if lost[min(best.token_ids.size, lost.size - 1)] <= plan.trust.allowance.left:
+                return best
+            believed = best.believed * np.repeat(trust, plan.counts)
+            sure = bool(believed[candidates["parent"] == ROOT].max() >= SURE)
+            most = plan.trust.allowance.affords(lost, learned.allowance, sure=sure)
+            return best if best.token_ids.size <= most else choice(costs, most)
+
+        best = affordable(costs)
         if not np.isfinite(best.believed).all():
             raise Fault(PLANNER, "the calibrated estimates are not all finite")
-        return self._probe(choice, best, costs, limits) if self.cost.learns and self._probes.due else best
+        if self.cost.learns and self._probes.due:
+            best = self._probe(affordable, best, costs, limits)
+        plan.cost = float(lost[min(best.token_ids.size, lost.size - 1)])
+        return best
 
     def _probe(self, choice: Callable[[Floats], Choice], best: Choice, costs: Floats, limits: Limits) -> Choice:
         """Another width's tree, if one might be better and is worth trying."""
@@ -238,6 +260,7 @@ class Planner:
         """Decide each source's draws, given the fixed candidates; `expected` includes other sequences' tokens."""
         most = min(limits.max_draws, limits.max_depth)
         width, open_mass = limits.rows_beside + len(plan.builder) + 1, 1.0 - min(at_root, 1.0)
+        plan.open_mass = open_mass
         step = Step(width, expected, open_mass, most, plan.calibration, limits.prefix)
         for name, source in draw_sources.items():
             number = self._num_draws(name, source, step, limits.requests)
@@ -277,7 +300,7 @@ class Planner:
         expected = step.expected
         best, best_rate = 0, MARGIN * expected / self.checked.milliseconds(step.width, step.prefix)
         for number, reach in enumerate(self._reaches(name, step.most, step.calibration), start=1):
-            expected += step.open_mass * reach
+            expected += step.open_mass * reach * step.calibration.worth**number
             rate = expected / (self.checked.milliseconds(step.width + number, step.prefix) + milliseconds(number))
             if rate > best_rate:
                 best, best_rate = number, rate
@@ -316,18 +339,27 @@ class Planner:
         verdict = np.zeros(len(tree) + 1)
         verdict[[*path, ROOT]] = 1.0
         self.learn(plan, np.array(tree.parents, dtype=np.int32), verdict)
+        _learn_worth(plan, tree, path)
         for source in plan.draws:
             _learn_from_draws(plan, source, tree, verdict)
 
     def learn(self, plan: Plan, parents: Int32s, verdict: Floats) -> None:
         """Learn from the outcomes of the fixed candidates: for this request, and for all."""
+        plan.learn(parents, verdict)
         if plan.choice is not None:
-            plan.learn(parents, verdict)
             self.calibrate(plan.calibration, plan.choice, parents, verdict)
 
     def calibrate(self, learned: Calibration, choice: Choice, parents: Int32s, verdict: Floats) -> None:
         """Learn how often candidates in these bins are accepted, for all requests of the tenant."""
         learn_from_verdict(learned.accepted, learned.seen, choice.bins, choice.node_of, parents, verdict)
+
+
+def _learn_worth(plan: Plan, tree: CandidateTree, path: Sequence[int]) -> None:
+    """Learn what a step after an open one brings without samples: those before it spared a part of that step."""
+    if plan.trust.was_open:
+        fixed = sum(any(name not in plan.draws for name in tree.sources[node]) for node in path)
+        plan.calibration.worth += LEARNED_WORTH * (1.0 / (1.0 + fixed) - plan.calibration.worth)
+    plan.trust.was_open = plan.open_mass >= PROBE_OPEN
 
 
 def _learn_from_draws(plan: Plan, source: str, tree: CandidateTree, verdict: Floats) -> None:

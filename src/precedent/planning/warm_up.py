@@ -12,6 +12,7 @@ from precedent.drafters.outcomes import outcomes, outcomes_of_votes
 from precedent.drafters.prediction import PredictionDrafter
 from precedent.drafters.prompt import PromptDrafter
 from precedent.drafters.request import Request
+from precedent.drafters.sessions import checked
 from precedent.planning.costs import WINDOW, CostCurve, StepCosts
 from precedent.planning.planner import Limits, Planner
 
@@ -20,7 +21,7 @@ from precedent.planning.planner import Limits, Planner
 def compile_drafting() -> None:
     """Run every compiled function once per process: about half a minute on a new machine, a second later on."""
     session = PromptDrafter().begin(Request("warm-up", (5, 6, 7) * 8, SamplingParams()))
-    candidates, planner = session.match(4), Planner(CostCurve())
+    candidates, planner = checked(session.match(4), 4, None), Planner(CostCurve())
     for one_path in (True, False):
         plan = planner.plan([candidates], {}, Limits(4, 0, 4, frozenset({2}), one_path=one_path))
         planner.observe(plan, plan.builder.build(), (0,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from traceback import clear_frames
 from typing import TypeVar
 
 import torch
@@ -29,7 +30,11 @@ class OutOfMemory(GenerationError):
 
 
 def as_ours(error: Exception, doing: str) -> PrecedentError:
-    """The error to fail a request with; `doing` says what was going on, as in "prefilling 812 tokens"."""
+    """The error to fail a request with; `doing` says what was going on, as in "prefilling 812 tokens".
+
+    A caller may keep it, so the frames in its traceback let go of what they hold.
+    """
+    clear_frames(error.__traceback__)
     if isinstance(error, PrecedentError):
         return error
     if is_out_of_memory(error):

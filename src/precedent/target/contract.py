@@ -82,11 +82,26 @@ class Target(ABC):
     vocab_size: int
     context_length: int
 
+    config: PreTrainedConfig
+    """The checkpoint's configuration."""
+
+    generation_config: GenerationConfig | None
+    """What the checkpoint says about sampling and end tokens, if anything."""
+
+    device: torch.device
+    """Where `score` returns its logits."""
+
     backend = "precedent"
     """What computes it, as `EngineOptions.backend` names it."""
 
     model: PreTrainedModel | None = None
     """The torch model, for drafts that share its modules; None if there is none."""
+
+    arena_bytes: int = 0
+    """Bytes set aside at the start for all sequences; where rows round alike, a request without room there waits."""
+
+    keeps_hidden_states: bool = False
+    """Whether `hidden_states` has something to return."""
 
     encodes_prompt: bool = False
     """Whether an encoder reads the prompt, so that a slot holds only the answer's tokens."""
@@ -96,23 +111,8 @@ class Target(ABC):
 
     @property
     @abstractmethod
-    def config(self) -> PreTrainedConfig:
-        """The checkpoint's configuration."""
-
-    @property
-    @abstractmethod
-    def generation_config(self) -> GenerationConfig | None:
-        """What the checkpoint says about sampling and end tokens, if anything."""
-
-    @property
-    @abstractmethod
     def capabilities(self) -> Capabilities:
         """What this target can do."""
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where `score` returns its logits."""
 
     @abstractmethod
     def weights(self) -> Mapping[str, Any]:
@@ -166,14 +166,6 @@ class Target(ABC):
 
         `num_rows` are the rows of a step, of which layers with a state keep something until a path is committed.
         """
-
-    @property
-    def arena_bytes(self) -> int:
-        """Bytes set aside at the start for the keys and values of all sequences.
-
-        Where rows round alike (`Capabilities.bitwise`), a request that does not fit there has to wait.
-        """
-        return 0
 
     @property
     def team(self) -> Team:
@@ -235,11 +227,6 @@ class Target(ABC):
         raise UnsupportedError(
             f"{type(self).__name__} keeps no hidden states, which some drafters and judges read: leave the reader out"
         )
-
-    @property
-    def keeps_hidden_states(self) -> bool:
-        """Whether `hidden_states` has something to return."""
-        return False
 
     def hidden_states(self, slot: Slot, first: int, end: int) -> Tensor:
         """Last layer's output for these tokens, scored ones behind the committed included, `[end - first, size]`."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from precedent.errors import ConfigError, UnsupportedError
 from precedent.runtime.team import Team
@@ -46,6 +46,7 @@ class TargetModel(Target):
         for package in support.installed():
             package.prepare(self.model, bitwise=bitwise)
         self.runner, self.kv_shape, self.vocab_size = examine(self.model, layer_state)
+        self._read_model()
         self.context_length = context_length(model.config.get_text_config())
         options = TargetOptions(bitwise=bitwise, cuda_graphs=cuda_graphs)
         if not bitwise:
@@ -56,6 +57,11 @@ class TargetModel(Target):
         self._find_backends(options)
         same_bits.prove(self, lengths)
 
+    def _read_model(self) -> None:
+        self.config, self.device = self.model.config, self.runner.device
+        self.generation_config = getattr(self.model, "generation_config", None)
+        self.one_path = self.runner.only_chains is not None  # whether a tree may only be a single path
+
     def run_as_graphs(self, cuda_graphs: object) -> None:
         """From now on replay forwards as CUDA graphs; call it before the first slot exists. Raises UnsupportedError."""
         self._find_backends(TargetOptions(cuda_graphs=cuda_graphs))
@@ -64,6 +70,7 @@ class TargetModel(Target):
         """Let the installed packages compute what they can. Raises ConfigError if none makes the graphs asked for."""
         found = (package.backend(self.runner, self.kv_shape, options) for package in support.installed())
         self.runner.backends = [backend for backend in found if backend is not None]
+        self.arena_bytes = 0 if self.arena is None else self.arena.nbytes
         if options.cuda_graphs and self.arena is None:
             raise missing("cuda_graphs", "cuda_graphs=True")
 
@@ -71,7 +78,7 @@ class TargetModel(Target):
         """Keep the last layer's output of every token from now on, read after the final norm or before it."""
         self._check_keeps()
         if self.runner.hidden is None:
-            self.runner.hidden = final_states_of(self, after_norm=after_norm)
+            self.runner.hidden, self.keeps_hidden_states = final_states_of(self, after_norm=after_norm), True
         return self.runner.hidden
 
     def keep_layer_outputs(self, numbers: Sequence[int]) -> HiddenStates:
@@ -94,26 +101,10 @@ class TargetModel(Target):
                 "drafters and judges read: leave that option or the reader out"
             )
 
-    @property
-    def keeps_hidden_states(self) -> bool:
-        """Whether `keep_hidden_states` was called."""
-        return self.runner.hidden is not None
-
     def hidden_states(self, slot: Slot, first: int, end: int) -> Tensor:
         """Hidden states of these rows of a slot's KV cache, `[end - first, hidden_size]`, without a copy."""
         assert self.runner.hidden is not None, "call keep_hidden_states first"
         return self.runner.hidden.of(slot.kv, first, end)
-
-    @property
-    def config(self) -> PreTrainedConfig:
-        """The model's configuration."""
-        config: PreTrainedConfig = self.model.config
-        return config
-
-    @property
-    def generation_config(self) -> GenerationConfig | None:
-        """The model's generation config."""
-        return getattr(self.model, "generation_config", None)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -125,16 +116,6 @@ class TargetModel(Target):
             hidden_states=self.arena is None,
             rewinds_anywhere=not self.kv_shape.state.nbytes,
         )
-
-    @property
-    def one_path(self) -> bool:
-        """Whether a tree may only be a single path: `runner.only_chains` says why."""
-        return self.runner.only_chains is not None
-
-    @property
-    def device(self) -> torch.device:
-        """Where input ids go."""
-        return self.runner.device
 
     @property
     def team(self) -> Team:
@@ -155,11 +136,6 @@ class TargetModel(Target):
     def arena(self) -> Arena | None:
         """The memory of all sequences where forwards have fixed sizes; None otherwise."""
         return next((backend.arena for backend in self.runner.backends if backend.arena is not None), None)
-
-    @property
-    def arena_bytes(self) -> int:
-        """Bytes set aside for the keys and values of forwards of fixed size."""
-        return 0 if self.arena is None else self.arena.nbytes
 
     def tokens_in_arena(self, num_bytes: int) -> int:
         """Tokens of a request that must fit in the arena; 0 if its keys and values may grow and move."""

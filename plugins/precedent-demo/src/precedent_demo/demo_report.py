@@ -53,11 +53,11 @@ def doubts(results: Results) -> list[str]:
     return found
 
 
-def speed_of(run: Mapping[str, Any], what: str) -> str:
+def speed_of(run: Mapping[str, Any], what: str, digits: int = 1) -> str:
     """A speed-up and, if there is one, its interval in brackets."""
     interval = run[f"{what}_speedup_interval"]
-    brackets = f" ({interval[0]:.1f} to {interval[1]:.1f})" if interval else ""
-    return f"{run[f'{what}_speedup']:.1f}{brackets}"
+    brackets = f" ({interval[0]:.{digits}f} to {interval[1]:.{digits}f})" if interval else ""
+    return f"{run[f'{what}_speedup']:.{digits}f}{brackets}"
 
 
 def so_far(runs: Sequence[Mapping[str, Any]], busy: float | None) -> str:
@@ -123,7 +123,7 @@ def show(console: Console, results: Results) -> None:
     setting = f"{machine['target']}, {machine['dtype']}, {machine['device']}, temperature {results['temperature']}"
     title = f"{requests(plain['requests'])}, {plain['tokens']} tokens\n{setting}"
     console.print(table_of(title, HEADINGS, rows(results)))
-    for line in (*_sources(results), *_differences(results)):
+    for line in (*_sources(results), *_draft_model(results), *_differences(results)):
         console.print(line, highlight=False)
     console.print(f"\n{verdict(results)}", soft_wrap=True, highlight=False)
 
@@ -146,6 +146,12 @@ def _sources(results: Results) -> Iterator[str]:
             found = ", ".join(f"{count} by {source}" for source, count in run["accepted_by_source"].items())
             counts = f"{run['num_accepted_tokens']} of {run['num_draft_tokens']} drafted tokens accepted"
             yield f"{run['name']}: {counts}{f' ({found})' if found else ''}"
+
+
+def _draft_model(results: Results) -> Iterator[str]:
+    """What the draft model brings beside the cache."""
+    if not doubts(results):
+        yield f"both against cache-only: {speed_of(results['both_over_cache'], 'decode', 2)} times as fast in decoding"
 
 
 def _differences(results: Results) -> Iterator[str]:

@@ -371,6 +371,8 @@ def run_demo(asked: Asked, progress: Progress, json_file: Path | None, html: Pat
         progress.show("comparing the answers")
         machine = bench.machine() | drafts | {"others_cpu_share": None if busy is None else round(busy, 3)}
         results = {"temperature": asked.temperature, "machine": machine, "runs": with_speedups(bench.runs)}
+        both, cache = (bench.runs[name].samples("decode_seconds") for name in ("both", "cache-only"))
+        results["both_over_cache"] = speedup_keys("decode_speedup", both, cache)
         # sampled texts differ by chance: counting equal ones means nothing
         results |= differences(bench) if asked.temperature == 0 else {"identical_outputs": {}, "first_differences": []}
         results["warming_requests"] = warmed

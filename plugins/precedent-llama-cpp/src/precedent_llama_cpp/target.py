@@ -382,7 +382,10 @@ class LlamaTarget(Target):
             self._free.append(sequence)
 
     def _examine(self) -> None:
-        """Measure the size of states, and see whether a tree's rows are those of its chains."""
+        """Measure the size of states, and see whether a tree's rows are those of its chains.
+
+        The chains have as many rows as the tree, since llama.cpp rounds by the number of rows (below four and above).
+        """
         slot = self.new_slot()
         sizes = []
         tokens = [1 + place % (self.vocab_size - 1) for place in range(7)]
@@ -404,8 +407,10 @@ class LlamaTarget(Target):
             node = ROOT
             for step in path:
                 node = chain.add_fixed(node, tree.token_ids[step], "check")
+            chain.add_fixed(node, tokens[6], "check")
             (alone,) = self.score([(slot, chain.build())])
             rows = together[[0, *(step + 1 for step in path)]]
+            alone = alone[: len(rows)]
             if not (rows - alone).abs().max() <= ACCEPTED_DISTANCE * (alone.max() - alone.min()):
                 self._only_chains = True
             self.discard(slot)

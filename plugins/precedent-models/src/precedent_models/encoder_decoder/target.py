@@ -53,6 +53,7 @@ class EncoderDecoderTarget(TargetModel):
         never = {*(said.suppress_tokens or ()), *(words[0] for words in said.bad_words_ids or () if len(words) == 1)}
         self.runner: DecoderRunner
         self.runner, self.kv_shape, self.vocab_size = examine(model, start[0], never)
+        self._read_model()
         cross = self.runner.encode(start[:1])
         self._prompt_token_bytes = sum(part.nbytes for pair in cross for part in pair)
         text = model.config.get_text_config(decoder=True)
