@@ -350,8 +350,7 @@ def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: 
         if draft_model.startswith(FIRST_LAYERS):
             chosen = checked_count(draft_model, number)
             return Finding("draft model", "yes", f"the target's own first layers, {chosen} of {number}")
-        file = gguf_file(draft_model)  # asking for its folder would convert it
-        source = None if file is not None else find_source(draft_model).place
+        source = None if gguf_file(draft_model) is not None else find_source(draft_model).place
         for kind in () if source is None else draft_kinds():
             says = kind.recognises(source, config.get_text_config())
             if says is not None:
