@@ -13,6 +13,7 @@ import torch
 from helpers.command_line import precedent
 from helpers.packed_checkpoints import write_packed
 from helpers.saved_models import assert_one_clear_line
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -184,6 +185,17 @@ def test_a_quantised_checkpoint_that_is_read_as_stored_needs_no_package(tmp_path
     status, found = examined(tmp_path / "model", "--device", "cpu")
     assert (status, found["usable"]) == (0, True)
     assert found["quantised"] == ("note", "awq: run as stored, without its package")
+
+
+def test_so_does_one_that_was_downloaded(tmp_path: Path, examined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    repository = tmp_path / "models--me--mine"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs/main").write_text("abc")
+    write_packed(repository / "snapshots/abc", "awq")
+    status, found = examined("me/mine", "--device", "cpu")
+    assert (status, found["quantised"]) == (0, ("note", "awq: run as stored, without its package"))
 
 
 def test_an_encoder_decoder_model_works_without_chat(tmp_path: Path, examined: Any) -> None:

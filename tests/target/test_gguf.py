@@ -286,16 +286,29 @@ def test_text_is_split_as_the_model_was_trained_or_it_is_said(
     assert any(pre in text for text in caplog.messages) == (pre == "of-the-future")
 
 
-@pytest.mark.parametrize("name", ["model.gguf", "notes.txt"])
-def test_a_file_that_is_no_gguf_is_refused(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (
+            "model.gguf",
+            b"version https://git-lfs.github.com/spec/v1",
+            r"begins with b'version https://git-lfs.*lfs pull",
+        ),
+        ("model.gguf", b"", "begins with b''; download it again"),
+        ("vocabulary.gguf", b"GGUF\3" + bytes(19), "holds no tensors, as files of a vocabulary alone"),
+        ("notes.txt", b"something else", "is a file; give the folder"),
+    ],
+)
+def test_a_file_without_a_model_is_refused(name: str, content: bytes, says: str, tmp_path: Path) -> None:
     file = tmp_path / name
-    file.write_bytes(b"something else")
-    with pytest.raises(ModelLoadError, match=r"no GGUF file|is a file; give the folder"):
+    file.write_bytes(content)
+    with pytest.raises(ModelLoadError, match=says):
         load_target(file)
 
 
 def test_a_folder_of_gguf_files_is_told_from_a_model_folder(file: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"give the file itself, '.*model\.gguf'"):
+    (file.parent / "a-mmproj.gguf").symlink_to(file)
+    with pytest.raises(ModelLoadError, match=r"give the file itself, '.*/model\.gguf'"):
         load_target(file.parent)
 
 

@@ -32,6 +32,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("llama3.2:3b", "`ollama pull llama3.2:3b`"),
         ("library/qwen3:0.6b", "`ollama pull library/qwen3:0.6b`"),
         ("hf.co/bartowski/Llama-3.2-1B-GGUF:Q4_K_M", "write 'hf:bartowski/Llama-3.2-1B-GGUF:Q4_K_M'"),
+        ("bartowski/Llama-3.2-1B-GGUF:Q4_K_M", "write 'hf:bartowski/Llama-3.2-1B-GGUF:Q4_K_M'"),
         ("ollama:llama3.2", "`ollama pull llama3.2`"),
         ("lmstudio:somebody/something", "LM Studio has no model 'somebody/something' here"),
         ("gpt-4o", "only through its provider's API"),
@@ -42,7 +43,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("openai:gpt-4o", "only through its provider's API"),
         ("anthropic:claude-opus-4", "only through its provider's API"),
         ("huggingface:Qwen/Qwen3-8B", "write 'Qwen/Qwen3-8B'"),
-        ("https://huggingface.co/Qwen/Qwen3-8B", "is a URL"),
+        ("https://huggingface.co/Qwen/Qwen3-8B", "is an address"),
+        ("https://huggingface.co/me/mine-GGUF/resolve/main/mine.gguf", "hf:OWNER/NAME:QUANT"),
+        ("file:///models/mine.gguf", "or a path"),
+        ("hf.co/me/mine-GGUF", "is an address"),
+        ("models/mine.GGUF", "there is no file"),
+        ("x" * 5000, "File name too long"),
         ("smollm2-135m-order-desk", "from precedent_demo import adapted_target"),
     ],
 )
@@ -235,6 +241,8 @@ def test_a_gguf_file_on_the_hub_is_chosen_as_llama_cpp_does_fetched_once_and_the
     answered_by(hub)
     assert find_source(f"hf:{name.replace('Some/Thing', 'some/thing')}").file == found
     assert hub.asked == []
+    with pytest.raises(ModelLoadError, match=rf"on this machine \(others: {MEANT[name]}\), and the Hugging Face hub"):
+        find_source("hf:Some/Thing-GGUF:Q2_K")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.packed_checkpoints import FORMATS, write_packed
 from helpers.quantised import Int8Tensor, with_int8_tensors, with_packed_linears
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -17,7 +18,7 @@ from torch import nn
 from precedent import Engine, SpeculationCache, generate
 from precedent.cache import model_fingerprint
 from precedent.config import SamplingParams
-from precedent.errors import UnsupportedError
+from precedent.errors import ModelLoadError, UnsupportedError
 from precedent.target import TargetModel
 from precedent.target.fingerprints import weights_digest
 from precedent.target.load.loading import load_draft, load_target
@@ -104,3 +105,10 @@ def test_a_checkpoint_in_blocks_of_fp8_says_that_it_is_dequantised(
     (said,) = [text for text in caplog.messages if "dequantised" in text]
     assert "fp8" in said
     assert str(tmp_path) in said
+
+
+def test_a_method_that_nothing_here_knows_is_named(tmp_path: Path) -> None:
+    """Transformers leaves it out with a warning, and then lacks the weights."""
+    write_packed(tmp_path, "awq", {"awq": ({"quant_method": "exl9"}, FORMATS["awq"][1])})
+    with pytest.raises(ModelLoadError, match=r"does not know their quantisation, 'exl9': model\..* is missing"):
+        load_target(tmp_path, device="cpu")

@@ -13,6 +13,7 @@ from helpers.command_line import precedent
 from helpers.model_stores import OllamaStore, lm_studio
 from helpers.saved_models import saved
 from huggingface_hub import constants
+from transformers import MusicgenConfig
 
 from precedent_testing import models_command as models
 from precedent_testing import sweep
@@ -98,6 +99,8 @@ def test_the_models_of_this_machine_are_listed_with_what_they_take_or_why_they_d
     (snapshot / "gone-Q4_0.gguf").symlink_to(tmp_path / "erased")
     shutil.copytree(snapshot.parents[1], gone := tmp_path / "hub/models--some--gone", symlinks=True)
     (gone / snapshot.relative_to(snapshot.parents[1]) / "gone.safetensors").symlink_to(tmp_path / "erased")
+    shutil.copytree(snapshot.parents[1] / "refs", tmp_path / "hub/models--some--music/refs")
+    MusicgenConfig().save_pretrained(tmp_path / "hub/models--some--music/snapshots" / ("0" * 40))
     store = OllamaStore(tmp_path / "ollama")
     store.add("registry.ollama.ai/library/tiny/latest", file, params={"num_ctx": 100})
     store.add("registry.ollama.ai/library/embedder/latest", embedder)
@@ -115,9 +118,11 @@ def test_the_models_of_this_machine_are_listed_with_what_they_take_or_why_they_d
         "ollama:hf.co/me/broken:q4", "ollama:embedder:latest", "ollama:tiny:latest", "lmstudio:pub/tiny/tiny.gguf",
         "hf:some/thing:Q8_0", str(snapshot / "b-Q8_0.gguf"), "some/thing", "lmstudio:pub/cut/cut.gguf",
         "hf:some/thing:Q4_0", "some/gone", "hf:some/gone:Q8_0", "hf:some/gone:Q4_0",
+        "some/music",
         str(gone / snapshot.relative_to(snapshot.parents[1]) / "b-Q8_0.gguf"),
     }  # fmt: skip
     assert all(found[name]["refusal"] for name in ("hf:some/thing:Q4_0", "lmstudio:pub/cut/cut.gguf", "some/gone"))
+    assert "Multiple valid text configs" in found["some/music"]["refusal"]
     assert "an adapter" in found["ollama:hf.co/me/broken:q4"]["refusal"]
     assert "an embedding model" in found["ollama:embedder:latest"]["refusal"]
     tiny = found["ollama:tiny:latest"]

@@ -150,9 +150,11 @@ def _loads_dense(method: str, device: torch.device) -> bool:
 
 
 def _read_as_stored(model: str, config: Any, place: torch.device) -> bool:
-    """Whether a checkpoint in a folder is quantised in a way that is run without its package."""
-    folder = Path(model).expanduser()
-    if place.type != "cpu" or quant_method(config) is None or not folder.is_dir():
+    """Whether a checkpoint on this machine is quantised in a way that is run without its package."""
+    if place.type != "cpu" or quant_method(config) is None:
+        return False
+    folder = find_source(model).place
+    if not isinstance(folder, Path):
         return False
     try:
         return quantised_reader(folder, config) is not None
@@ -348,8 +350,7 @@ def _draft(draft_model: str | None, tokenizer: PreTrainedTokenizerBase, config: 
         if draft_model.startswith(FIRST_LAYERS):
             chosen = checked_count(draft_model, number)
             return Finding("draft model", "yes", f"the target's own first layers, {chosen} of {number}")
-        file = gguf_file(draft_model)  # asking for its folder would convert it
-        source = None if file is not None else find_source(draft_model).place
+        source = None if gguf_file(draft_model) is not None else find_source(draft_model).place
         for kind in () if source is None else draft_kinds():
             says = kind.recognises(source, config.get_text_config())
             if says is not None:

@@ -14,6 +14,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from precedent.cli.doctor_checks import bytes_per_token, kinds_in_use
 from precedent.errors import PrecedentError
+from precedent.runtime.plain_values import in_one_line
 from precedent.target.kv.layer_kinds import UNLIMITED, context_length
 from precedent.target.load.gguf import open_gguf
 from precedent.target.load.loading import auto_class, load_config
@@ -47,8 +48,8 @@ def local_models(context: int | None = None) -> Iterator[LocalModel]:
             stored = stored_model(name) if path is None else StoredModel(name, path)
             assert stored is not None
             yield _examined(name, stored.file, context or stored.context)
-        except (PrecedentError, OSError) as error:  # the others are listed nevertheless
-            yield LocalModel(name, refusal=str(error))
+        except Exception as error:  # a config may raise anything; the others are listed nevertheless
+            yield LocalModel(name, refusal=in_one_line(error))
 
 
 def _hub_models() -> Iterator[tuple[str, Path]]:

@@ -136,6 +136,8 @@ def open_gguf(file: Path) -> GgufFile:
     found = [(parts[0], entry) for entry in entries]
     for part in parts[1:]:
         found += [(part, entry) for entry in read_directory(part)[1]]
+    if not found:
+        raise ModelLoadError(f"{file} holds no tensors, as files of a vocabulary alone: get the file of the model")
     expected = metadata.get("split.tensors.count", len(found))
     if expected != len(found):
         raise ModelLoadError(f"the parts of {file} hold {len(found)} tensors in place of {expected}: get them again")

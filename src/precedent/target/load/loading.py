@@ -325,8 +325,9 @@ def _load_model(
         )
     model, report = loaded
     if report["missing_keys"]:  # transformers would continue with random weights
+        packed = f", or transformers does not know their quantisation, {method!r}" if method else ""
         raise ModelLoadError(
-            f"the weights in {place} are incomplete: {min(report['missing_keys'])} is missing; "
+            f"the weights in {place} are incomplete{packed}: {min(report['missing_keys'])} is missing; "
             "get all of its files again, or give another model"
         )
     left_over = layers_left_over(set(report["unexpected_keys"]), model.config)

@@ -26,9 +26,9 @@ from transformers.utils import logging as transformers_logging
 
 from precedent.errors import ModelLoadError, PrecedentError
 from precedent.runtime.hub import ask_hub
-from precedent.runtime.plain_values import in_one_line
-from precedent.target.load.gguf_header import is_gguf, parts_of
-from precedent.target.load.stores import StoredModel, hub_file, lm_studio_file, ollama_model, ollama_names
+from precedent.runtime.plain_values import in_one_line, shown
+from precedent.target.load.gguf_header import MAGIC, parts_of
+from precedent.target.load.stores import StoredModel, hub_file, is_model, lm_studio_file, ollama_model, ollama_names
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = ["adapter_*", "*token*", "*.jinja", "vocab*", "merges.txt"]
@@ -126,7 +126,7 @@ def find_source(name_or_path: str | Path, settings: Mapping[str, Any] | None = N
             )
         chosen = {name: value for name, value in where.items() if name not in ("revision", "subfolder")}
         return replace(find_source(base, chosen), adapter=path)
-    inside = sorted(path.glob("*.gguf"))
+    inside = sorted(path.glob("*.gguf"), key=lambda file: (not is_model(file.name), file.name))
     if inside and not (path / "config.json").exists():
         raise ModelLoadError(f"{path} holds GGUF files and no config.json; give the file itself, {str(inside[0])!r}")
     return Source(path, where)
@@ -183,19 +183,30 @@ def gguf_file(
 def _file_of(name_or_path: str | Path, stored: StoredModel | None) -> Path | None:
     if str(name_or_path) == DEMO_TARGET:
         return packaged_file()
+    if "://" in str(name_or_path):
+        check_name(str(name_or_path))
     path = Path(name_or_path).expanduser() if stored is None else stored.file
-    if path.suffix == ".gguf" and not path.exists():
-        raise ModelLoadError(f"there is no file {str(path)!r}; `hf download OWNER/NAME FILE` fetches one from the hub")
-    if not path.is_file():
-        return None
+    named_so = path.suffix.lower() == ".gguf"
     try:
-        if is_gguf(path):
+        if named_so and not path.exists():
+            raise ModelLoadError(
+                f"there is no file {str(path)!r}; `hf download OWNER/NAME FILE` fetches one from the hub"
+            )
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            beginning = file.read(24)
+        if beginning.startswith(MAGIC):
             first = parts_of(path)[0]
             return first if first.is_file() else path
     except OSError as error:
-        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
-    kind = "no GGUF file, whatever its name" if path.suffix == ".gguf" else "a file"
-    raise ModelLoadError(f"{path} is {kind}; give the folder that holds config.json and weights, or a GGUF file")
+        raise ModelLoadError(f"cannot read {shown(str(path))}: {error.strerror or error}") from error
+    if named_so:
+        raise ModelLoadError(
+            f"{path} is no GGUF file, whatever its name: it begins with {beginning!r}; download it again "
+            "(`git lfs pull` in a clone)"
+        )
+    raise ModelLoadError(f"{path} is a file; give the folder that holds config.json and weights, or a GGUF file")
 
 
 def _of_the_hub(name_or_path: str | Path, settings: Mapping[str, Any]) -> str | Path:
@@ -284,8 +295,8 @@ def check_name(name: str) -> None:
     """Raise ModelLoadError for a name that is neither a folder nor a hub id, saying what was probably meant."""
     service, _, rest = name.partition(":")
     said = None
-    if name.startswith(("https://", "http://")):
-        said = f"is a URL; give only the part after the host, as in {HUB_EXAMPLE!r}"
+    if "://" in name or name.startswith(("hf.co/", "huggingface.co/")):
+        said = f"is an address; give OWNER/NAME alone, as in {HUB_EXAMPLE!r}, hf:OWNER/NAME:QUANT, or a path"
     elif service == "huggingface" and rest:
         said = f"has huggingface: before it; write {rest!r}"
     elif HOSTED.match(name) or (service in OF_A_SERVICE and rest):

@@ -173,8 +173,9 @@ def _manifest(name: str) -> tuple[Path, list[dict[str, Any]]]:
                 if path is not None:
                     return store, _layers(store, path, name)
     advice = f"run `ollama pull {name}`"
-    if place[0] in ("hf.co", "huggingface.co"):
-        advice += f", or write 'hf:{name.partition('/')[2]}' to download it from there"
+    of_hub = place[0] in ("hf.co", "huggingface.co")
+    if of_hub or (place[0] in OLLAMA_HOSTS and place[1] != NAMESPACE):
+        advice += f", or write 'hf:{name.partition('/')[2] if of_hub else name}' to download it from the hub"
     if unread:
         advice = f"{unread[0]}: run as a user who may read it, or copy it and set OLLAMA_MODELS; else {advice}"
     elif names := ollama_names():
@@ -352,6 +353,7 @@ def hub_file(name: str, settings: Mapping[str, Any], *, download: bool = True) -
         )
     where = {key: settings[key] for key in ("revision", "cache_dir") if key in settings}
     repository = _as_cached(given, Path(where.get("cache_dir") or constants.HF_HUB_CACHE))
+    cached = dict[str, Path]()
     with suppress(LocalEntryNotFoundError, HFValidationError):
         folder = Path(snapshot_download(repository, **where, local_files_only=True))
         cached = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*.gguf")}
@@ -362,10 +364,11 @@ def hub_file(name: str, settings: Mapping[str, Any], *, download: bool = True) -
     alone = "local_files_only is given" if settings.get("local_files_only") or not download else None
     silence = alone or silence_of_hub(repository, token)
     if silence is not None:
+        here = ", ".join(file for file in cached if is_model(file)) or "none"
         raise ModelLoadError(
-            f"no such file of {repository} is on this machine, and the Hugging Face hub cannot be asked "
-            f"({silence.rstrip(' .')}); fetch it where there is a network with `hf download {repository} --include "
-            f"'*{quant or DEFAULT_QUANTS[0]}*.gguf'`"
+            f"no such file of {repository} is on this machine (others: {here}), and the Hugging Face hub cannot be "
+            f"asked ({silence.rstrip(' .')}); fetch it where there is a network with `hf download {repository} "
+            f"--include '*{quant or DEFAULT_QUANTS[0]}*.gguf'`"
         )
     try:
         listed = HfApi().list_repo_files(repository, revision=where.get("revision"), token=token)
