@@ -24,7 +24,9 @@ def main() -> None:
         found = json.loads(path.read_text(encoding="utf-8"))
         rows = [row for row in found["drafters"] if row["whole"] and row["curve"] == "flat"]
         budgets = {row["budget"]: of_row(row) for row in rows}
-        figures[path.stem] = {"turns": found["turns"], "tokens": found["tokens"], "budgets": budgets}
+        baselines = {row["name"]: row["tokens_per_step"] for row in found["drafters"] if row["baseline"]}
+        counted = {"turns": found["turns"], "tokens": found["tokens"]}
+        figures[path.stem] = {**counted, "budgets": budgets, "baselines": baselines}
     print(json.dumps(figures, indent=1))
     Measurement(given.command, load=given.load).write(given.json, figures)
 

@@ -28,8 +28,8 @@ from precedent.target.kv.layer_kinds import (
 from precedent.target.load import chat_template as templates
 from precedent.target.load.draft_folders import check_readable
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count
-from precedent.target.load.gguf import GgufFile, end_tokens_in, open_gguf
-from precedent.target.load.gguf_header import read_header
+from precedent.target.load.gguf import GgufFile, open_gguf
+from precedent.target.load.gguf_header import end_tokens_in, read_header
 from precedent.target.load.loading import (
     auto_class,
     check_same_vocabulary,

@@ -131,7 +131,7 @@ def _match(proposal: Proposal, aids: Aids) -> None:
     aids.leave_switched_off(sequence)
     if not _allows_any(limits):
         return
-    started, budget = perf_counter(), match_budget(limits.max_nodes, sequence.last_num_fixed)
+    started, budget = perf_counter(), match_budget(limits.max_nodes, sequence.last_num_fixed, limits.one_path)
     for name, session in list(sequence.sessions.items()):
         if not isinstance(session, ForwardSession):
             match = partial(_checked_match, session, budget, sequence.request.num_tokens)

@@ -18,8 +18,13 @@ FEW = 8
 """Fewest candidates requested from each drafter."""
 
 
-def match_budget(most: int, last: int | None) -> int:
-    """Candidates to request from each drafter: twice what the last plan used (`last`); at first, the `most` allowed."""
+def match_budget(most: int, last: int | None, one_path: bool = False) -> int:
+    """Candidates to request from each drafter: twice what the last plan used (`last`); at first, the `most` allowed.
+
+    For one path it is twice the `most`, because a drafter's nodes are a tree of which the path is a part.
+    """
+    if one_path:
+        return 2 * most
     return most if last is None else min(most, max(FEW, 2 * last))
 
 

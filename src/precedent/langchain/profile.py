@@ -106,7 +106,7 @@ def _of_folder(folder: Path, changed: int) -> _Known:
     from transformers import AutoConfig
 
     from precedent.target.kv.layer_kinds import context_length
-    from precedent.target.load.gguf import quiet
+    from precedent.target.load.source import quiet
 
     with quiet():
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)

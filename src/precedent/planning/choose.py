@@ -75,7 +75,7 @@ def choose(
     end_ids: Int32s,
     one_path: bool,
 ) -> Choice:
-    """Choose the fixed candidates that give the most tokens per millisecond; with `one_path`, those of a single path.
+    """Choose the fixed candidates that give the most tokens per millisecond; with `one_path`, of the likeliest path.
 
     `candidates` `[n]` are the `NODE` records of all drafters, concatenated. `parts` `[num_drafters, 2]` gives for each
     drafter the index of its first bin in `accepted` and `seen`, and its number of records. `trust` `[num_drafters]`
@@ -113,20 +113,30 @@ def _best_part(pool: Pool, costs: Floats, start: float, max_nodes: int) -> tuple
 
 @compiled
 def _best_path(pool: Pool, costs: Floats, start: float) -> tuple[Int64s, float, float]:
-    """The same of all paths from the root. Where width costs nothing, the largest sum of probabilities wins."""
-    sums, last = np.empty(pool.size), ROOT
-    best_rate = start / costs[0]
-    for i in range(pool.size):
-        node = pool[i]
-        sums[i] = node.path if node.parent == ROOT else sums[node.parent] + node.path
-        rate = (start + sums[i]) / costs[min(node.depth, costs.size - 1)]
+    """The same of all beginnings of the path that follows each node's likeliest child.
+
+    Of all paths the one with the largest sum of probabilities would accept fewer tokens: errors make it the largest.
+    """
+    path, size, best = np.empty(pool.size, np.int64), 0, _likeliest_child(pool, ROOT)
+    expected, count, best_rate, best_expected = start, 0, start / costs[0], start
+    while best != _NONE:
+        path[size], size = best, size + 1
+        expected += pool[best].path
+        rate = expected / costs[min(size, costs.size - 1)]
         if rate > best_rate:
-            last, best_rate = i, rate
-    path = np.empty(0 if last == ROOT else pool[last].depth, np.int64)
-    gain, at = 0.0 if last == ROOT else sums[last], last
-    for i in range(path.size - 1, -1, -1):
-        path[i], at = at, pool[at].parent
-    return path, start + gain, pool[path[0]].path if path.size else 0.0
+            count, best_rate, best_expected = size, rate, expected
+        best = _likeliest_child(pool, best)
+    return path[:count], best_expected, pool[path[0]].path if count else 0.0
+
+
+@compiled
+def _likeliest_child(pool: Pool, parent: int) -> int:
+    """The likeliest of a node's children, of equal ones the first; -1 if it has none."""
+    best = _NONE
+    for i in range(pool.size):
+        if pool[i].parent == parent and (best == _NONE or pool[i].path > pool[best].path):
+            best = i
+    return best
 
 
 @compiled

@@ -153,8 +153,9 @@ class ModelSupport:
     def prepare(self, model: PreTrainedModel, *, bitwise: bool) -> None:
         """Replace modules of a model of the torch target by faster ones, before it is examined."""
 
-    quantised_kinds: Set[str] = frozenset()
-    """Types of GGUF tensors (Q4_K) that `quantised_layer` computes with."""
+    def quantised_kinds(self) -> Set[str]:
+        """Types of GGUF tensors (Q4_K) that `quantised_layer` computes with."""
+        return frozenset()
 
     def quantised_layer(self, module: nn.Module, weights: Sequence[QuantisedWeight]) -> nn.Module | None:
         """What computes a layer on a CPU with weights that stay where they are stored; None for an unknown module.
@@ -235,7 +236,7 @@ def support_for(source: ModelSource, options: TargetOptions | None = None) -> Mo
 
 def quantised_kinds() -> frozenset[str]:
     """Types of GGUF tensors that stay in their file on a CPU."""
-    return frozenset[str]().union(*(each.quantised_kinds for each in installed()))
+    return frozenset[str]().union(*(each.quantised_kinds() for each in installed()))
 
 
 def quantised_layer(module: nn.Module, weights: Sequence[QuantisedWeight]) -> nn.Module | None:

@@ -27,7 +27,6 @@ from precedent.target.kv.rows import RowMasks, running_forward
 from precedent_cpu.kernel_code import LANES
 from precedent_cpu.linear import PackedLinear
 from precedent_cpu.norm import epsilon_of, offset_of
-from precedent_cpu.quantised_linear import QuantisedLinear
 from precedent_cpu.row_attention import VECTORS, Sight
 from precedent_cpu.row_layer import LayerShape, Part, RowLayers, job_of, row_layers_of
 from precedent_cpu.row_products import barrier, fits
@@ -156,8 +155,8 @@ def _looks_right(module: nn.Module) -> bool:
     return (
         within in ({*_ATTENTION}, {*_ATTENTION, *_HEAD_NORMS})
         and {name for name, child in gated.named_children() if _has_weights(child)} == {*_GATED}
-        and {type(linear) for linear in linears} in ({PackedLinear}, {QuantisedLinear})
-        and all(getattr(linear, "numbers", ()) is not None for linear in linears)
+        and len({type(linear) for linear in linears}) == 1
+        and all(isinstance(linear, PackedLinear) or _is_quantised(linear) for linear in linears)
         and isinstance(getattr(attention, "layer_idx", None), int)
     )
 
@@ -202,7 +201,7 @@ def _shape_of(layer: nn.Module) -> LayerShape | None:
     dim, dtype = int(attention.head_dim), tensors[0].dtype
     shape = LayerShape(query.in_features, gate.out_features, query.out_features // dim, key.out_features // dim, dim)
     weights = [linear.weight for linear in linears if isinstance(linear, PackedLinear)]
-    permuted = any(isinstance(linear, QuantisedLinear) and linear.order is not None for linear in linears)
+    permuted = any(getattr(linear, "order", None) is not None for linear in linears)
     right = (
         barrier()
         and not permuted
@@ -241,11 +240,14 @@ def _norms(layer: nn.Module) -> list[Any]:
     return [None if name is None else layer.get_submodule(name) for name in names]
 
 
-def _linears(layer: nn.Module) -> list[PackedLinear] | list[QuantisedLinear]:
+def _linears(layer: nn.Module) -> list[Any]:
     names = [f"self_attn.{name}" for name in _ATTENTION] + [f"mlp.{name}" for name in _GATED]
-    found = [layer.get_submodule(name) for name in names]
-    assert all(isinstance(linear, PackedLinear | QuantisedLinear) for linear in found)
-    return found  # type: ignore[return-value]  # just asserted
+    return [layer.get_submodule(name) for name in names]
+
+
+def _is_quantised(linear: Any) -> bool:
+    """Whether a module is a `QuantisedLinear` that is packed."""
+    return getattr(linear, "numbers", None) is not None
 
 
 def _kept(layer: nn.Module, shape: LayerShape, constants: tuple[float, ...]) -> FusedLayer:
@@ -256,7 +258,7 @@ def _kept(layer: nn.Module, shape: LayerShape, constants: tuple[float, ...]) -> 
     weights: list[Any]
     biases: list[Tensor | None]
     quantised = 0
-    if isinstance(linears[0], QuantisedLinear):
+    if _is_quantised(linears[0]):
         weights, biases, few_rows = [linear.numbers for linear in linears], [None] * len(linears), MOST_QUANTISED_ROWS
         quantised = 2 if linears[0].accurate else 1
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,13 @@ from precedent.target.kv.layer_kinds import (
 )
 from precedent.target.kv.rows import RowMasks
 from precedent.target.kv.shape import KVShape
-from precedent.target.quantised import QuantisedWeight
+from precedent.target.quantised import QuantisedWeight, is_quantised
 from precedent.target.runner import Runner
 from precedent.target.support import Backend, ModelSupport, Reader, TargetOptions
 from precedent_cpu.all_layers import all_layers
-from precedent_cpu.codes import FORMATS
 from precedent_cpu.fused_layer import FusedLayer, fuse_layers
 from precedent_cpu.linear import PackedLinear, pack_linears
 from precedent_cpu.norm import fuse_norms
-from precedent_cpu.quantised_linear import QuantisedLayer, layer_over, pack_quantised
 from precedent_cpu.row_attention import fits
 from precedent_cpu.row_layer import row_attention, sight_of
 
@@ -37,19 +35,28 @@ class CpuSupport(ModelSupport):
     def prepare(self, model: PreTrainedModel, *, bitwise: bool) -> None:
         """Replace linear layers, norms and decoder layers where they fit."""
         pack_linears(model, copies=not bitwise)
-        pack_quantised(model)
+        if is_quantised(model):
+            from precedent_cpu.quantised_linear import pack_quantised  # here, and below: most models are not
+
+            pack_quantised(model)
         fuse_norms(model)
         fuse_layers(model)
 
-    quantised_kinds = frozenset(FORMATS)
+    def quantised_kinds(self) -> Set[str]:
+        """All types for which there are kernels."""
+        from precedent_cpu.codes import FORMATS
+
+        return FORMATS.keys()
 
     def quantised_layer(self, module: nn.Module, weights: Sequence[QuantisedWeight]) -> nn.Module | None:
         """What multiplies with the codes of such weights, once `prepare` has laid them out."""
+        from precedent_cpu.quantised_linear import layer_over
+
         return layer_over(module, weights)
 
     def quantised_reader(self, folder: Path, config: PreTrainedConfig, quantization: str | None) -> Reader | None:
         """What reads the codes of GPTQ, AWQ, compressed-tensors and torchao, or makes codes of ordinary numbers."""
-        from precedent_cpu.quantised_checkpoint import reader_of  # here: few models need it
+        from precedent_cpu.quantised_checkpoint import reader_of
 
         return reader_of(folder, config, quantization)
 
@@ -116,6 +123,6 @@ def _by_rows(module: nn.Module) -> bool:
     """Whether a module with weights of its own computes row by row, or only looks rows up."""
     if isinstance(module, PackedLinear):
         return module.few_rows >= MOST_ROWS
-    if isinstance(module, QuantisedLayer):
-        return module.packed is not None
+    if hasattr(module, "quantised"):
+        return getattr(module, "packed", None) is not None
     return isinstance(module, nn.Embedding) or is_swapped(module)

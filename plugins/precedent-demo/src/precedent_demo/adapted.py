@@ -18,9 +18,8 @@ from torch import Tensor
 
 from precedent.errors import ModelLoadError
 from precedent.runtime.recomputable import computed_folder
-from precedent.target.load.gguf import quiet
 from precedent.target.load.loading import DEMO_TARGET, load_target
-from precedent.target.load.source import PACKAGE
+from precedent.target.load.source import PACKAGE, quiet
 
 NAME = "smollm2-135m-order-desk"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"

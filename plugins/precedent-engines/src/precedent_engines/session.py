@@ -133,7 +133,7 @@ class Batch:
         stepped = [session.settle() for session in sessions]
         self.fences.of(STEP_COSTS).run(lambda: self.clock.called(any(stepped)), None)
         most = self.clock.most(most)
-        matched = [session.matching(most) for session in sessions]
+        matched = [session.matching(most, one_path) for session in sessions]
         match_together(matched)
         running = sum(not session.over for session in sessions)
         rows, tokens, plans = running, float(running), list[Plan]()
@@ -199,9 +199,9 @@ class DraftingSession(OfOneProcess):
     def chain(self, max_tokens: int) -> list[int]:
         """At most `max_tokens` tokens to verify after the committed ones; `[]` if none pay off.
 
-        Of all paths through the drafters' candidates, it is the one with the most expected tokens per millisecond: the
-        sum of its prefixes' probabilities, and one for the target's own token, over the time of a step of its width.
-        Where width costs nothing, that is the path with the largest sum. Raises ConfigError for a negative number.
+        It follows the likeliest of the drafters' candidates at each place, and ends where it has the most expected
+        tokens per millisecond: the sum of its prefixes' probabilities, and one for the target's own token, over the
+        time of a step of its width. Raises ConfigError for a negative number.
         """
         self.check_process()
         return self._batch.chains([self], whole_number(max_tokens, "max_tokens"))[0]
@@ -242,10 +242,10 @@ class DraftingSession(OfOneProcess):
         self.over = not self.end_token_ids.isdisjoint(committed)
         return True
 
-    def matching(self, most: int) -> Matching:
+    def matching(self, most: int, one_path: bool) -> Matching:
         """What is asked of the drafters for the next step: nothing if the answer or the context has ended."""
         asked = self._drafting if most > 0 and self.room > 1 and not self.over else {}
-        return Matching(asked, match_budget(most, self._last), self._request.num_tokens)
+        return Matching(asked, match_budget(most, self._last, one_path), self._request.num_tokens)
 
     def plan(self, matched: Matching, limits: Limits) -> Plan:
         """Plan the next step with what was matched; a drafter that failed is left out from then on."""

@@ -13,6 +13,7 @@ from precedent.drafters import Candidates, Drafter, DrafterParts, DraftSession, 
 from precedent.drafters.base import DrawSource
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.recall.drafter import RecallDrafter, RecallSession
+from precedent.drafters.sessions import match_budget
 from precedent.planning.calibration import Calibration, Trust
 from precedent.planning.choose import Choice
 from precedent.planning.costs import CostCurve
@@ -95,7 +96,8 @@ class Drafted(Contender):
 
     def propose(self) -> CandidateTree:
         """Propose for the next step."""
-        candidates = [session.match(self._budget) for session in self._sessions]
+        budget = match_budget(self._budget, None, self._one_path)
+        candidates = [session.match(budget) for session in self._sessions]
         limits = Limits(self._budget, 0, self._budget, self._end_ids, trust=self._trust, one_path=self._one_path)
         self._plan = self.planner.plan(candidates, {}, limits)
         self._tree = self._plan.builder.build()

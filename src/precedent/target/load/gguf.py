@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from huggingface_hub.utils import logging as hub_logging
-from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
 from numpy.typing import NDArray
 from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import Digits, Sequence
@@ -34,12 +32,12 @@ from transformers import (
     PreTrainedTokenizerBase,
     modeling_gguf_pytorch_utils,
 )
-from transformers.utils import logging as transformers_logging
 
 from precedent.errors import ConfigError, ModelLoadError, PrecedentError, UnsupportedError
 from precedent.runtime.plain_values import in_one_line
-from precedent.target.load.gguf_header import TensorEntry, read_directory
+from precedent.target.load.gguf_header import TensorEntry, end_tokens_in, parts_of, read_directory, sampling_in
 from precedent.target.load.gguf_weights import PLAIN, GgufWeight, MappedFile
+from precedent.target.load.source import quiet
 from precedent.target.support import missing, quantised_kinds, quantised_layer
 
 SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"})
@@ -53,14 +51,6 @@ SIMILAR_TOKENIZERS = {"gpt2": "gpt2", "llama": "llama"}
 
 LONGEST_RUN = 256
 """No vocabulary has tokens of so many spaces."""
-
-END_TOKEN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-"""Metadata of a tokenizer that names tokens which end a text, a turn, or a message."""
-
-SAMPLING_KEYS = {
-    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
-}  # fmt: skip
-"""Recommended sampling settings in a header, below `general.sampling`, and their names in a generation config."""
 
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor by which llama.cpp divides rotary frequencies, as Llama 3.1's scaling does."""
@@ -77,8 +67,6 @@ _GGUF_READER: Any = modeling_gguf_pytorch_utils
 _SWAPPING = RLock()
 
 _EXPERTS = re.compile(r"(blk\.\d+\.ffn_)(?:gate|up|down)(_exps\.weight)")
-
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 log = logging.getLogger(__name__)
 
@@ -130,15 +118,6 @@ class GgufFile:
         for _, entry in self.entries:
             stays = entry.name in kept
             yield entry, stays, entry.nbytes if stays else prod(entry.shape) * dtype.itemsize
-
-
-def parts_of(file: Path) -> list[Path]:
-    """The files of a model in several parts, by the name of one of them; the file itself if it is not named as one."""
-    found = _PART.fullmatch(file.name)
-    if found is None or not int(found[3]):
-        return [file]
-    stem, _, count = found.groups()
-    return [file.with_name(f"{stem}-{number:05}-of-{count}.gguf") for number in range(1, int(count) + 1)]
 
 
 def open_gguf(file: Path) -> GgufFile:
@@ -408,12 +387,6 @@ def _dequantised_by_transformers(
     return placed
 
 
-def end_tokens_in(metadata: Mapping[str, Any]) -> dict[str, int]:
-    """Ids of the tokens that end an answer, by the metadata keys that name them."""
-    found = {name: metadata.get(f"tokenizer.ggml.{name}") for name in END_TOKEN_KEYS}
-    return {name: token for name, token in found.items() if isinstance(token, int) and token >= 0}
-
-
 def read_config(file: Path) -> PreTrainedConfig:
     """The config of the model, without its weights; its dtype is that of activations. Raises ModelLoadError."""
     check_reader(file.name)
@@ -493,13 +466,6 @@ def _tokenizer_in(content: GgufFile) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def sampling_in(metadata: Mapping[str, Any]) -> dict[str, float]:
-    """The sampling settings that the metadata recommends, by their names in a generation config."""
-    found = {name: metadata.get(f"general.sampling.{key}") for key, name in SAMPLING_KEYS.items()}
-    given = {name: value for name, value in found.items() if value is not None}
-    return {"do_sample": True, **given} if given else {}
-
-
 def check_reader(name: str) -> None:
     """Raise ModelLoadError where the package is missing that knows the names of tensors."""
     if importlib.util.find_spec("gguf") is None:
@@ -566,24 +532,3 @@ def _our_reader(content: GgufFile) -> Iterator[None]:
 
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], str)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Hide transformers' progress bars and advice, not its errors; downloads keep the hub's own progress bar."""
-    levels = [(each, each.get_verbosity()) for each in (transformers_logging, hub_logging)]
-    bars, downloads_shown = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
-    bar_of_gguf, _GGUF_READER.tqdm = _GGUF_READER.tqdm, lambda items, **settings: items  # it ignores all settings
-    for each, _ in levels:
-        each.set_verbosity(logging.ERROR)
-    transformers_logging.disable_progress_bar()
-    if downloads_shown:
-        enable_progress_bars()
-    try:
-        yield
-    finally:
-        _GGUF_READER.tqdm = bar_of_gguf
-        for each, level in levels:
-            each.set_verbosity(level)
-        if bars and downloads_shown:  # enabling also turns the hub's bars on
-            transformers_logging.enable_progress_bar()

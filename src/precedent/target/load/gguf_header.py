@@ -6,7 +6,9 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import mmap
+import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -31,11 +33,21 @@ KINDS = {
 }  # fmt: skip
 """Types of tensors by their number: name, weights in a block, and bytes of a block."""
 
+END_TOKEN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+"""Metadata of a tokenizer that names tokens which end a text, a turn, or a message."""
+
+SAMPLING_KEYS = {
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
+"""Recommended sampling settings in a header, below `general.sampling`, and their names in a generation config."""
+
 MOST_DIMENSIONS = 4
 ALIGNMENT = "general.alignment"
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Formats of `struct` by the type's number."""
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 _TEXT, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q").unpack_from
@@ -58,12 +70,34 @@ def is_gguf(path: Path) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
+def parts_of(file: Path) -> list[Path]:
+    """The files of a model in several parts, by the name of one of them; the file itself if it is not named as one."""
+    found = _PART.fullmatch(file.name)
+    if found is None or not int(found[3]):
+        return [file]
+    stem, _, count = found.groups()
+    return [file.with_name(f"{stem}-{number:05}-of-{count}.gguf") for number in range(1, int(count) + 1)]
+
+
 def read_header(file: Path) -> dict[str, Any]:
     """The metadata: numbers and texts by key, arrays as lists.
 
     Raises ModelLoadError for a file of another format or version, or one that ends within its header.
     """
     return _read(file, with_tensors=False)[0]
+
+
+def end_tokens_in(metadata: Mapping[str, Any]) -> dict[str, int]:
+    """Ids of the tokens that end an answer, by the metadata keys that name them."""
+    found = {name: metadata.get(f"tokenizer.ggml.{name}") for name in END_TOKEN_KEYS}
+    return {name: token for name, token in found.items() if isinstance(token, int) and token >= 0}
+
+
+def sampling_in(metadata: Mapping[str, Any]) -> dict[str, float]:
+    """The sampling settings that the metadata recommends, by their names in a generation config."""
+    found = {name: metadata.get(f"general.sampling.{key}") for key, name in SAMPLING_KEYS.items()}
+    given = {name: value for name, value in found.items() if value is not None}
+    return {"do_sample": True, **given} if given else {}
 
 
 def read_directory(file: Path) -> tuple[dict[str, Any], tuple[TensorEntry, ...]]:

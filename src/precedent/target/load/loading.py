@@ -28,8 +28,7 @@ from precedent.runtime.plain_values import in_one_line, is_number
 from precedent.target.load.chat_template import CHATML, read_chat_template, refusing_template, say_what_lacks
 from precedent.target.load.draft_folders import check_readable, check_whole, draft_at
 from precedent.target.load.first_layers import FIRST_LAYERS, checked_count, first_layers, layers_of
-from precedent.target.load.gguf import end_tokens_in, load_gguf, read_config, read_tokenizer, sampling_in
-from precedent.target.load.gguf_header import read_header
+from precedent.target.load.gguf_header import end_tokens_in, read_header, sampling_in
 from precedent.target.load.source import (
     DEMO_TARGET,
     WHERE_FROM,
@@ -244,11 +243,13 @@ def copied_to(draft: PreTrainedModel, device: torch.device) -> PreTrainedModel:
 def _load_tokenizer(source: Source, template: str | None = None) -> PreTrainedTokenizerBase:
     stored, source = source.stored, source.of_tokenizer
     with explained(source.place, "the tokenizer of"):
-        tokenizer: PreTrainedTokenizerBase = (
-            AutoTokenizer.from_pretrained(source.place, trust_remote_code=False, **source.where)
-            if source.file is None
-            else read_tokenizer(source.file)
-        )
+        tokenizer: PreTrainedTokenizerBase
+        if source.file is None:
+            tokenizer = AutoTokenizer.from_pretrained(source.place, trust_remote_code=False, **source.where)
+        else:
+            from precedent.target.load.gguf import read_tokenizer
+
+            tokenizer = read_tokenizer(source.file)
     if template is not None:
         tokenizer.chat_template = template
     elif stored is not None and stored.template and not tokenizer.chat_template:
@@ -260,6 +261,8 @@ def _load_tokenizer(source: Source, template: str | None = None) -> PreTrainedTo
 
 def _read_config(source: Source) -> PreTrainedConfig:
     if source.file is not None:
+        from precedent.target.load.gguf import read_config  # here, and below: few models are in such a file
+
         return read_config(source.file)
     check_whole(source.place, source.where)
     config: PreTrainedConfig = AutoConfig.from_pretrained(source.place, trust_remote_code=False, **source.where)
@@ -301,6 +304,8 @@ def _load_model(
             if refused:
                 raise UnsupportedError(f"{asked} {why}")
     if source.file is not None:
+        from precedent.target.load.gguf import load_gguf
+
         wanted = None if dtype == "auto" else dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
         return load_gguf(source.file, config, device, wanted, placed)
     plain = auto is AutoModelForCausalLM and device.type == "cpu" and dtype == "auto" and not others

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,13 +19,15 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-from transformers import PreTrainedModel
+from huggingface_hub.utils import logging as hub_logging
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+from transformers import PreTrainedModel, modeling_gguf_pytorch_utils
+from transformers.utils import logging as transformers_logging
 
 from precedent.errors import ModelLoadError, PrecedentError
 from precedent.runtime.hub import ask_hub
 from precedent.runtime.plain_values import in_one_line
-from precedent.target.load.gguf import parts_of, quiet
-from precedent.target.load.gguf_header import is_gguf
+from precedent.target.load.gguf_header import is_gguf, parts_of
 from precedent.target.load.stores import StoredModel, hub_file, lm_studio_file, ollama_model, ollama_names
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -229,6 +232,28 @@ def _fetched_before(name: str, where: Mapping[str, Any], silence: str) -> Path:
 
 def _snapshot(name: str, **settings: Any) -> Path:
     return Path(snapshot_download(name, **settings))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide transformers' progress bars and advice, not its errors; downloads keep the hub's own progress bar."""
+    reader: Any = modeling_gguf_pytorch_utils
+    levels = [(each, each.get_verbosity()) for each in (transformers_logging, hub_logging)]
+    bars, downloads_shown = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    bar_of_gguf, reader.tqdm = reader.tqdm, lambda items, **settings: items  # it ignores all settings
+    for each, _ in levels:
+        each.set_verbosity(logging.ERROR)
+    transformers_logging.disable_progress_bar()
+    if downloads_shown:
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        reader.tqdm = bar_of_gguf
+        for each, level in levels:
+            each.set_verbosity(level)
+        if bars and downloads_shown:  # enabling also turns the hub's bars on
+            transformers_logging.enable_progress_bar()
 
 
 @contextmanager

@@ -23,8 +23,7 @@ from precedent.config import SamplingParams
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
 from precedent.runtime.hub import silence_of_hub
 from precedent.runtime.plain_values import in_one_line
-from precedent.target.load.gguf import parts_of
-from precedent.target.load.gguf_header import is_gguf
+from precedent.target.load.gguf_header import is_gguf, parts_of
 
 OLLAMA_FOLDERS = ("~/.ollama/models", "/usr/share/ollama/.ollama/models", "/var/lib/ollama")
 """Ollama's store without `OLLAMA_MODELS`: of a user, of the service that its installer makes, of distributions."""
