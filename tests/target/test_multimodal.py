@@ -100,10 +100,10 @@ def test_an_adapter_is_loaded_with_its_base_and_merged(adapter: Path) -> None:
 
 
 def test_an_adapter_that_cannot_be_merged_says_how_to_do_it(adapter: Path, tmp_path: Path) -> None:
-    """Without a base, and with one that it does not fit."""
+    """Without a base, with one that it does not fit, and with an adapter in its place."""
     tiny_causal_lm(dtype=torch.float32, hidden_size=64, intermediate_size=96).save_pretrained(tmp_path / "base")
     config = adapter / "adapter_config.json"
-    for base in (str(tmp_path / "base"), None, ""):
+    for base in (str(tmp_path / "base"), None, "", str(adapter)):
         config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": base}))
         with pytest.raises(ModelLoadError, match="merge it: "):
             load_target(adapter, device="cpu")

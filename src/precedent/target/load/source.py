@@ -120,6 +120,8 @@ def find_source(name_or_path: str | Path, settings: Mapping[str, Any] | None = N
         return Source(path, where)
     if is_adapter(path):
         base = base_of_adapter(path)
+        if is_adapter(Path(base).expanduser()):
+            raise _to_merge(path, f"{path} holds an adapter for another adapter, {base};")
         if importlib.util.find_spec("peft") is None:
             raise _to_merge(
                 path, f"{path} holds an adapter for {base}, and peft is not installed: pip install peft, or"
