@@ -30,8 +30,9 @@ def vocabulary() -> list[tuple[str, int]]:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with Gemma's kind of vocabulary, and no weights."""
+    """A file with Gemma's kind of vocabulary, and one tensor: files without any are refused."""
     import gguf
+    import numpy as np
 
     file = tmp_path_factory.mktemp("gemma") / "gemma.gguf"
     writer: Any = gguf.GGUFWriter(file, "gemma3")
@@ -47,6 +48,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, token in (("pad", 0), ("eos", 1), ("bos", 2), ("unk", 3)):
         getattr(writer, f"add_{name}_token_id")(token)
     writer.add_add_space_prefix(False)
+    writer.add_tensor("output_norm.weight", np.ones(16, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -14,7 +14,7 @@ GOOD, BAD, OTHER = 5, 6, 99
 
 
 def test_a_drafter_that_is_seldom_right_is_no_longer_drafted_where_width_costs(serve: Serve) -> None:
-    service = added(serve(cost={1: 10.0, 2: 14.0}), Scripted("memory", (BAD, ROOT, 0.9, 1)))
+    service = added(serve(cost={1: 10.0, 2: 14.0}), Scripted("memory", (BAD, ROOT, 0.97, 1)))
     firsts = []
     for number in range(8):
         session, drafted = service.begin(str(number), [1], tenant="t"), []
