@@ -11,8 +11,8 @@ from helpers.saved_models import saved
 
 from precedent_testing.tiny_models import tiny_causal_lm
 
-MOST_LINES = 30_500
-"""A little more than the 30,171 that are reached; 24,000 is the goal."""
+MOST_LINES = 30_200
+"""A little more than the 30,090 that are reached; 24,000 is the goal."""
 
 CALL = """
 import sys

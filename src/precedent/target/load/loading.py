@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -39,10 +39,12 @@ from precedent.target.load.source import (
     samples_as_recommended,
     stored_model,
 )
-from precedent.target.load.stores import StoredModel
 from precedent.target.load.weight_files import faults_of, layers_left_over, quant_method, say_if_dense, too_many
 from precedent.target.quantised import is_quantised
 from precedent.target.support import check_loadable, missing, quantised_reader
+
+if TYPE_CHECKING:
+    from precedent.target.load.stores import StoredModel
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 

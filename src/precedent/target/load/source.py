@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -28,7 +28,9 @@ from precedent.errors import ModelLoadError, PrecedentError
 from precedent.runtime.hub import ask_hub
 from precedent.runtime.plain_values import in_one_line, shown
 from precedent.target.load.gguf_header import MAGIC, parts_of
-from precedent.target.load.stores import StoredModel, hub_file, is_model, lm_studio_file, ollama_model, ollama_names
+
+if TYPE_CHECKING:
+    from precedent.target.load.stores import StoredModel  # `stores` is read for the names of other programs only
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = ["adapter_*", "*token*", "*.jinja", "vocab*", "merges.txt"]
@@ -128,9 +130,12 @@ def find_source(name_or_path: str | Path, settings: Mapping[str, Any] | None = N
             )
         chosen = {name: value for name, value in where.items() if name not in ("revision", "subfolder")}
         return replace(find_source(base, chosen), adapter=path)
-    inside = sorted(path.glob("*.gguf"), key=lambda file: (not is_model(file.name), file.name))
+    inside = list(path.glob("*.gguf"))
     if inside and not (path / "config.json").exists():
-        raise ModelLoadError(f"{path} holds GGUF files and no config.json; give the file itself, {str(inside[0])!r}")
+        from precedent.target.load.stores import is_model
+
+        first = min(inside, key=lambda file: (not is_model(file.name), file.name))
+        raise ModelLoadError(f"{path} holds GGUF files and no config.json; give the file itself, {str(first)!r}")
     return Source(path, where)
 
 
@@ -149,12 +154,15 @@ def stored_model(
     """
     name = str(name_or_path)
     try:
+        if not (name.startswith((LM_STUDIO, HUB_FILE, OLLAMA)) or _is_tag(name)):
+            return None
+        from precedent.target.load.stores import StoredModel, hub_file, lm_studio_file, ollama_model
+
         if name.startswith(LM_STUDIO):
             return StoredModel(name, lm_studio_file(name.removeprefix(LM_STUDIO)))
         if name.startswith(HUB_FILE):
             return StoredModel(name, hub_file(name.removeprefix(HUB_FILE), settings or {}, download=download))
-        of_ollama = name.startswith(OLLAMA) or _is_tag(name)
-        return ollama_model(name.removeprefix(OLLAMA)) if of_ollama else None
+        return ollama_model(name.removeprefix(OLLAMA))
     except OSError as error:
         raise ModelLoadError(f"cannot read the files of {name!r} ({error}): run as a user who may read them") from error
 
@@ -288,6 +296,8 @@ def explained(source: str | Path, what: str) -> Iterator[None]:
 
 def _in_ollama(name: str) -> str:
     """What to write if Ollama has a model of a name that the hub does not know."""
+    from precedent.target.load.stores import ollama_names
+
     return (
         f"; Ollama has it: write '{OLLAMA}{name}'" if f"{name.lower()}:latest" in map(str.lower, ollama_names()) else ""
     )
