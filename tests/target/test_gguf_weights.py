@@ -16,19 +16,10 @@ pytest.importorskip("gguf")
 import gguf
 
 from precedent.errors import ModelLoadError, UnsupportedError
-from precedent.target.load.gguf_header import KINDS, TensorEntry, read_directory, read_header
-from precedent.target.load.gguf_weights import GgufWeight, MappedFile
-from precedent_testing.tiny_gguf import random_blocks
+from precedent.target.load.gguf_header import KINDS, read_directory, read_header
+from precedent_testing.tiny_gguf import WIDTH, random_blocks, weight_of
 
-ROWS, WIDTH = 6, 512
-
-
-def weight_of(kind: str, blocks: np.ndarray[Any, Any], folder: Path, row_order: Any = None) -> GgufWeight:
-    """A matrix of these blocks, somewhere in a file."""
-    file = folder / "blocks.bin"
-    file.write_bytes(bytes(100) + blocks.tobytes() + bytes(100))
-    entry = TensorEntry("blk.0.attn_q.weight", kind, (len(blocks), WIDTH), 100, blocks.nbytes)
-    return GgufWeight(MappedFile(file), entry, row_order)
+ROWS = 6
 
 
 def by_ggml(kind: str, blocks: np.ndarray[Any, Any]) -> Any:

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from precedent.target.load.gguf_header import TensorEntry
+from precedent.target.load.gguf_weights import GgufWeight, MappedFile
+
 CONTROL_TOKEN, NORMAL_TOKEN, UNUSED_TOKEN = 3, 1, 5
+
+WIDTH = 512
+"""Columns of the matrices of `weight_of`."""
 
 SPREAD = 0.04
 """Standard deviation of random weights."""
@@ -23,6 +29,14 @@ SCALES = {
     "IQ2_XS": (0,), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
 }  # fmt: skip
 """Where the blocks of a type have their numbers in float16."""
+
+
+def weight_of(kind: str, blocks: np.ndarray[Any, Any], folder: Path, row_order: Any = None) -> GgufWeight:
+    """A matrix of these blocks in rows of `WIDTH`, somewhere in a file."""
+    file = folder / "blocks.bin"
+    file.write_bytes(bytes(100) + blocks.tobytes() + bytes(100))
+    entry = TensorEntry("blk.0.attn_q.weight", kind, (len(blocks), WIDTH), 100, blocks.nbytes)
+    return GgufWeight(MappedFile(file), entry, row_order)
 
 
 def random_blocks(kind: str, rows: int, width: int, rng: np.random.Generator, size: float = 0.01) -> Any:
