@@ -176,7 +176,8 @@ class Asked:
     """A request for `number` answers: `begin` begins the one of an index for a tenant, and `write` writes them all.
 
     `keys` are those of its body, `renamed` says what it calls settings that have another name here. `num_ignored` parts
-    of its messages were not read.
+    of its messages were not read. `keep_alive` is how many seconds its model should stay loaded afterwards; None leaves
+    that to the server.
     """
 
     model: str
@@ -187,6 +188,7 @@ class Asked:
     keys: Collection[str]
     renamed: Mapping[str, str] = field(default_factory=dict)
     num_ignored: int = 0
+    keep_alive: float | None = None
 
 
 def answering(read: Callable[[dict[str, Any], ServerLimits], Asked], prompt: str) -> Route:

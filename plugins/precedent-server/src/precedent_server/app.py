@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -88,7 +88,7 @@ def _guarded(serving: Serving, route: Route, role: str = "use") -> Callable[[Req
 
 
 async def _told(request: Request, error: Exception) -> Response:
-    """Any error in OpenAI's form."""
+    """Any error in the form of the route's dialect, OpenAI's where no other is named."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_LEFT)
     if isinstance(error, HTTPException):
@@ -97,7 +97,8 @@ async def _told(request: Request, error: Exception) -> Response:
     told = api_error(error)
     if told.status >= 500 and not isinstance(error, ApiError):
         log.error("request %s failed", getattr(request.state, "request_id", "?"), exc_info=error)
-    return JSONResponse(told.body(), status_code=told.status, headers=told.headers)
+    forms = (form for prefix, form in _ERROR_FORMS.items() if request.url.path.startswith(prefix))
+    return JSONResponse(next(forms, ApiError.body)(told), status_code=told.status, headers=told.headers)
 
 
 async def _models(serving: Serving, caller: Caller, request: Request) -> Response:
@@ -165,3 +166,6 @@ _ROUTES: tuple[tuple[str, str, Route, str], ...] = (
     ("/dashboard/forget", "POST", forget, "admin"),
 )
 """Path, method, what answers, and the role that its caller needs."""
+
+_ERROR_FORMS: Mapping[str, Callable[[ApiError], dict[str, Any]]] = {}
+"""How an error reads on paths that begin so, of dialects other than OpenAI's."""
