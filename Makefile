@@ -37,7 +37,7 @@ LLAMA_FLAGS := $(if $(filter x86_64,$(shell uname -m)),-march=$(LLAMA_MARCH) -mn
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo serve test test-exhaustive test-stress test-integration test-browser test-agents test-clients test-vllm test-llama-cpp test-gguf test-ray test-speculators check docs reference figures dist bench clean
+.PHONY: help demo serve test test-exhaustive test-stress test-integration test-browser test-agents test-clients test-container test-vllm test-llama-cpp test-gguf test-ray test-speculators check docs reference figures dist bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -78,6 +78,9 @@ test-agents: $(VENV)/agents.stamp  ## LangChain's own tests of agents, with RunA
 
 test-clients: $(VENV)/dev.stamp $(CLIENTS)/stamp  ## other people's clients and suites on a real server (needs Node 20 or newer)
 	@$(BIN)/python -m pytest -m clients plugins/precedent-server/tests/clients $(TEST_ARGS)
+
+test-container: $(VENV)/dev.stamp  ## the Dockerfile: built and asked where Docker runs, else its steps in an empty environment (some minutes)
+	@$(BIN)/python .ci/container.py
 
 test-vllm: $(VLLM_VENV)/run.stamp  ## precedent-vllm behind a real `vllm serve` on the CPU, in an environment of its own (half an hour)
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm plugins/precedent-vllm/tests $(TEST_ARGS)

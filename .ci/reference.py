@@ -172,6 +172,7 @@ def metrics() -> str:
     from precedent.engine.metrics import EngineMetrics
     from precedent_server import prometheus
     from precedent_server.serving import IGNORED, IGNORED_HELP
+    from precedent_server.usage import MOST_KEYS, OTHER
 
     rows = [(f"`{name}`", "gauge", said) for name, (_, said) in prometheus.GAUGES.items()]
     rows.append(("`vllm:kv_cache_usage_perc`", "gauge", "Share of the memory of keys and values, 0 to 1."))
@@ -179,11 +180,16 @@ def metrics() -> str:
     rows.append((f"`{IGNORED}`", "counter", f"{IGNORED_HELP} A server alone writes it, without labels."))
     rows += [(f"`{name}`", "histogram", said) for name, (_, said) in prometheus.HISTOGRAMS.items()]
     rows += [(f"`{name}`", kind, said) for name, (kind, said) in prometheus.OF_AIDS.items()]
+    of_keys = {name: said for name, (_, said) in prometheus.OF_KEYS.items()}
+    of_keys = {prometheus.REQUESTS_OF_KEY: prometheus.REQUESTS_OF_KEY_HELP, **of_keys}
+    rows += [(f"`{name}`", "counter", f"{said} Labels: `key`, `tenant`.") for name, said in of_keys.items()]
     names = [(f"`{field.name}`",) for field in dataclasses.fields(EngineMetrics)]
     return "\n".join([
         "# Metrics\n\nLook up a metric of `GET /metrics` or of `Engine.metrics()`.\n",
         "## `/metrics`\n\n`prometheus_text` of `precedent_server.prometheus` writes the same. Each series has the "
-        "labels `model_name`, under which a server has the model, and `engine`. Names and buckets are vLLM's.\n",
+        "labels `model_name`, under which a server has the model, and `engine`. Names and buckets are vLLM's. Series "
+        f"of keys name {MOST_KEYS} keys and add up the others as `{OTHER}`. A key sees its own series, an "
+        "administrator's key all.\n",
         table(("name", "kind", "meaning"), rows),
         f"## `Engine.metrics()`\n\n{_paragraphs(EngineMetrics)}\n\n{table(('field',), names)}",
     ])  # fmt: skip

@@ -2,7 +2,8 @@
 
 python plugins/precedent-server/tests/running_server.py SETTINGS_AS_JSON
 
-The settings are `limits`, `answer` (None: the model fails with its prompt in the error), `cache` and `keys` (paths).
+The settings are `limits`, `answer` (None: the model fails with its prompt in the error), `cache` and `keys` (paths),
+and `tls` (paths of a certificate and its key).
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from precedent_server.keys import KeyFile
 from precedent_server.running import serve
 from precedent_server.serving import Served, Serving
 from precedent_server.settings import ServerLimits
+from precedent_server.tls import Certificate
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import scripted_model_engine
 
-settings: dict[str, Any] = {"limits": {}, "answer": "x", "cache": None, "keys": None} | json.loads(sys.argv[1])
+settings: dict[str, Any] = {"limits": {}, "answer": "x", "cache": None, "keys": None, "tls": None} | json.loads(
+    sys.argv[1]
+)
 
 
 def answer(prompt: str) -> str:
@@ -48,6 +52,7 @@ with (
     closing(scripted_model_engine(answer, name="scripted", cache=cache, may_stray=True)) as engine,
     closing(Serving({"scripted": Served.of("scripted", engine)}, ServerLimits(**settings["limits"]), keys)) as serving,
 ):
-    serve(serving, "127.0.0.1", 0, ready=lambda address: print(address, flush=True))
+    certificate = Certificate(*map(Path, settings["tls"])) if settings["tls"] else None
+    serve(serving, "127.0.0.1", 0, ready=lambda address: print(address, flush=True), certificate=certificate)
     print("stopped", flush=True)
 print("closed", flush=True)

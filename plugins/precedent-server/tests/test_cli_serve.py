@@ -36,7 +36,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         def watch_steps(self, observer: Any) -> None:
             """Nothing happens here that might be seen."""
 
-    def serve(serving: Any, host: str, port: int, *, ready: Any, log_json: bool) -> None:
+    def serve(serving: Any, host: str, port: int, *, ready: Any, log_json: bool, certificate: Any) -> None:
         ready(f"http://{host}:{port}")
         engines = {name: one.engine for name, one in serving.models.items()}
         models = {name: engine.source for name, engine in engines.items()}

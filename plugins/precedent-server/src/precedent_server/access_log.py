@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -27,12 +27,17 @@ class AccessLog:
     """ASGI middleware; a client's own `X-Request-ID` is kept if it is short and plain.
 
     An exception that no route handles becomes the response that `failed` makes of it, so that it has an id and a line
-    as well. Redirects name no host, as two slashes at the start of a path would: the one in a request is whatever its
-    client wrote.
+    as well. `answered` is told the status of each request, and returns headers for its answer. Redirects name no host,
+    as two slashes at the start of a path would: the one in a request is whatever its client wrote.
     """
 
-    def __init__(self, app: ASGIApp, failed: Callable[[Request, Exception], Awaitable[Response]]) -> None:
-        self._app, self._failed = app, failed
+    def __init__(
+        self,
+        app: ASGIApp,
+        failed: Callable[[Request, Exception], Awaitable[Response]],
+        answered: Callable[[Scope, int], Mapping[str, str]],
+    ) -> None:
+        self._app, self._failed, self._answered = app, failed, answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and note how it ended."""
@@ -50,6 +55,7 @@ class AccessLog:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[HEADER] = request_id
+                headers.update(self._answered(scope, status))
                 if "location" in headers:
                     _, _, path, query, _ = urlsplit(headers["location"])
                     headers["location"] = urlunsplit(("", "", f"/{path.lstrip('/')}", query, ""))

@@ -6,9 +6,9 @@ import asyncio
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -83,17 +83,20 @@ class SourceTexts:
 class Answer:
     """One answer, described on the span around it. `text`, `reasoning` and `calls` grow while it is read.
 
-    `syntax` is None for a text that is only continued. A call that `max_tokens` cuts is text in a `whole` answer.
+    `prompt_tokens` is the length of its prompt, `num_read` the number of its tokens that were read. `syntax` is None
+    for a text that is only continued. A call that `max_tokens` cuts is text in a `whole` answer.
     """
 
     index: int
     engine: Engine
     generation: Generation
+    prompt_tokens: int
     syntax: AnswerSyntax | None = None
     whole: bool = False
     text: str = ""
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
+    num_read: int = 0
     _pieces: AnswerPieces | None = None
     _nameless: bool = False
     _span: Any = field(default_factory=current_span)
@@ -105,6 +108,7 @@ class Answer:
     async def steps(self) -> AsyncGenerator[tuple[Answer, Emission, list[Piece]], None]:
         """Each emission with the pieces that it completes, and what was held back at the end."""
         async for emission in self.generation:
+            self.num_read += len(emission.token_ids)
             yield self, emission, self._read(self._pieces_of(emission.text))
         if self._pieces is not None:
             yield self, Emission(""), self._read(self._pieces.finish(cut=self.result.finish_reason == "length"))
@@ -175,6 +179,8 @@ class Writer(Protocol):
 class Asked:
     """A request for `number` answers: `begin` begins the one of an index for a tenant, and `write` writes them all.
 
+    Each of its `num_prompts` has as many answers in a row.
+
     `keys` are those of its body, `renamed` says what it calls settings that have another name here. `num_ignored` parts
     of its messages were not read. `keep_alive` is how many seconds its model should stay loaded afterwards; None leaves
     that to the server.
@@ -188,6 +194,7 @@ class Asked:
     keys: Collection[str]
     renamed: Mapping[str, str] = field(default_factory=dict)
     num_ignored: int = 0
+    num_prompts: int = 1
     keep_alive: float | None = None
 
 
@@ -213,16 +220,20 @@ def answering(read: Callable[[dict[str, Any], ServerLimits], Asked], prompt: str
             except PrecedentError as error:
                 raise api_error(error, asked.keys, asked.renamed) from error
 
+        serving.rates.take_request(caller)
         asked = await read_body(request, serving, asked_in)
         serving.num_ignored += asked.num_ignored
         served = serving.model(asked.model)
         with ExitStack() as held:
             held.enter_context(serving.taken(caller.name, asked.number))
             answers = list[Answer]()
+            held.callback(_count, serving, caller, answers)
             for index in range(asked.number):
                 beginning = serving.prepared(partial(begun, index), lambda unused: unused.generation.cancel())
                 answers.append(await unless_gone(request, serving.limits, beginning))
                 held.callback(answers[-1].generation.cancel)
+                if index % (asked.number // asked.num_prompts) == 0:
+                    serving.take_prompt(caller, answers[-1].prompt_tokens)
             writer = asked.write(answers)
             if asked.stream:
                 return EventStream(serving, _events(writer, held.pop_all()), writer.failed)
@@ -230,6 +241,26 @@ def answering(read: Callable[[dict[str, Any], ServerLimits], Asked], prompt: str
             return JSONResponse(await serving.prepared(writer.whole))
 
     return answer
+
+
+def _count(serving: Serving, caller: Caller, answers: Sequence[Answer]) -> None:
+    """Count what the answers of a request used, those that were cut off as well."""
+    used = Counter[str]()
+    for answer in answers:
+        used["completion_tokens"] += answer.num_read
+        if answer.num_read and answer.generation.done:
+            with suppress(PrecedentError):  # it was cancelled, or failed
+                used.update(_used_by(answer.result))
+    serving.rates.take_answer(caller, used["completion_tokens"])
+    serving.usage.of(caller).update(used)
+
+
+def _used_by(result: GenerationResult) -> dict[str, int]:
+    return {
+        "cached_prompt_tokens": result.cached_prompt_tokens,
+        "draft_tokens": result.stats.num_draft_tokens,
+        "accepted_tokens": result.stats.num_accepted_tokens,
+    }
 
 
 class ChunkWriter(ABC):

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import Scope
 
 from precedent import __version__
 from precedent.langchain.profile import profile_of_engine
@@ -26,7 +27,7 @@ from precedent_server.description import description
 from precedent_server.embeddings import embeddings
 from precedent_server.errors import FAILED, ApiError, api_error, stopping
 from precedent_server.keys import Caller
-from precedent_server.prometheus import CONTENT_TYPE
+from precedent_server.prometheus import CONTENT_TYPE, for_key
 from precedent_server.responses import responses
 from precedent_server.serving import Route, Served, Serving
 
@@ -44,7 +45,7 @@ def server_app(serving: Serving, metrics: MetricsText | None = None) -> FastAPI:
     A server that is one of several replicas says those of all.
     """
     app = FastAPI(title="Precedent", version=__version__, openapi_url=None)
-    app.add_middleware(AccessLog, failed=_told)
+    app.add_middleware(AccessLog, failed=_told, answered=partial(_answered, serving))
     if origins := serving.access.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"],
@@ -76,7 +77,7 @@ def _guarded(serving: Serving, route: Route, role: str = "use") -> Callable[[Req
 
     async def answer(request: Request) -> Response:
         caller = caller_of(request, serving.keys, role, serving.access)
-        request.state.key_name = caller.name
+        request.state.key_name, request.state.caller = caller.name, caller
         try:
             return await route(serving, caller, request)
         except asyncio.CancelledError:
@@ -97,8 +98,22 @@ async def _told(request: Request, error: Exception) -> Response:
     told = api_error(error)
     if told.status >= 500 and not isinstance(error, ApiError):
         log.error("request %s failed", getattr(request.state, "request_id", "?"), exc_info=error)
-    forms = (form for prefix, form in _ERROR_FORMS.items() if request.url.path.startswith(prefix))
-    return JSONResponse(next(forms, ApiError.body)(told), status_code=told.status, headers=told.headers)
+    return JSONResponse(_error_form(request.url.path)(told), status_code=told.status, headers=told.headers)
+
+
+def _error_form(path: str) -> Callable[[ApiError], dict[str, Any]]:
+    forms = (form for prefix, form in _ERROR_FORMS.items() if path.startswith(prefix))
+    return next(forms, ApiError.body)
+
+
+def _answered(serving: Serving, scope: Scope, status: int) -> Mapping[str, str]:
+    """Count a request of a key by its status; returns the headers that tell the key's limits."""
+    caller, path = scope["state"].get("caller"), scope["path"]
+    if caller is None:
+        return {}
+    serving.usage.of(caller)[f"{status // 100}xx"] += 1
+    of_openai = path.startswith("/v1/") and _error_form(path) is ApiError.body
+    return serving.rates.headers(caller) if of_openai else {}
 
 
 async def _models(serving: Serving, caller: Caller, request: Request) -> Response:
@@ -129,8 +144,9 @@ def _described(served: Served, serving: Serving) -> dict[str, Any]:
 
 
 async def _metrics(text: MetricsText, serving: Serving, caller: Caller, request: Request) -> Response:
-    """Metrics of all models in Prometheus's text format."""
-    return PlainTextResponse(await text(), media_type=CONTENT_TYPE)
+    """Metrics of all models in Prometheus's text format; of keys only the caller's own, unless it administers."""
+    told = await text()
+    return PlainTextResponse(told if caller.may("admin") else for_key(told, caller.name), media_type=CONTENT_TYPE)
 
 
 async def _description(app: FastAPI, serving: Serving, caller: Caller, request: Request) -> Response:

@@ -102,7 +102,8 @@ def chat_request(
         if asked.get("seed") is not None:
             asked["seed"] += index
         begun = served.chat.begin(messages, asked)
-        return Answer(index, begun.engine, begun.generation, begun.prompt.syntax, whole=not stream)
+        prompt = begun.prompt
+        return Answer(index, begun.engine, begun.generation, len(prompt.token_ids), prompt.syntax, whole=not stream)
 
     return Asked(
         model=said["model"],

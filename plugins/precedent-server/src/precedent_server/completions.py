@@ -71,11 +71,12 @@ def text_request(body: Mapping[str, Any], limits: ServerLimits) -> Asked:
         generation = engine.submit(ids, sampling, tenant=tenant, query=query)
         if (span := current_span()) is not None:
             describe_request(span, "text_completion", served.name, sampling)
-        return Answer(index, engine, generation)
+        return Answer(index, engine, generation, len(ids))
 
     return Asked(
         model=said["model"],
         number=number * len(prompts),
+        num_prompts=len(prompts),
         stream=said.get("stream", False),
         begin=begin,
         write=partial(TextWriter, said, prompts),

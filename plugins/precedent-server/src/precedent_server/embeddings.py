@@ -48,11 +48,14 @@ class Embeddings(CreateEmbeddingResponse):
 
 async def embeddings(serving: Serving, caller: Caller, request: Request) -> Response:
     """The vectors of some texts."""
+    serving.rates.take_request(caller)
     most = serving.limits.max_body_bytes or MOST_BODY_BYTES
     said = await read_body(request, serving, lambda raw: checked(parsed(raw), KEYS), most)
     with serving.taken(caller.name):
         embedded = serving.prepared(partial(_embedded, serving.model(said["model"]), said))
-        return JSONResponse(await unless_gone(request, serving.limits, embedded))
+        answer = await unless_gone(request, serving.limits, embedded)
+        serving.take_prompt(caller, answer["usage"]["prompt_tokens"])
+        return JSONResponse(answer)
 
 
 def _embedded(served: Served, said: dict[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,11 @@ ROLES: tuple[Role, ...] = get_args(Role)
 LOCK_SECONDS = 10.0
 """How long a change waits for another process that changes the file."""
 
+MOST_PER_MINUTE = 10**12
+"""Requests or tokens that a key's limit may name."""
+
+PerMinute = Annotated[int, Field(ge=1, le=MOST_PER_MINUTE)]
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _POSIX = os.name == "posix"
 
@@ -78,13 +83,21 @@ def _checked_tenant(tenant: str) -> str:
     return tenant
 
 
+def _checked_limit(name: str, number: int | None) -> int | None:
+    if number is not None and not 1 <= number <= MOST_PER_MINUTE:
+        raise ConfigError(f"{name}={number} must be between 1 and {MOST_PER_MINUTE}")
+    return number
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the name of the key (never the key), its tenant, and its role."""
+    """Who asks: the name of the key (never the key), its tenant, its role, and its limits; None: the server's."""
 
     name: str
     tenant: str
     role: str
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
 
     def may(self, role: str) -> bool:
         """True if the caller's role is `role` or includes it. Raises ConfigError if there is no such role."""
@@ -101,6 +114,8 @@ class StoredKey(BaseModel):
     role: Role
     created: AwareDatetime
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$", repr=False)]
+    requests_per_minute: PerMinute | None = None
+    tokens_per_minute: PerMinute | None = None
 
 
 class _Content(BaseModel):
@@ -141,11 +156,18 @@ class KeyFile:
         # nothing of its key: the comparison needs no constant time.
         return callers.get(digest_of(key))
 
+    def owners(self) -> set[tuple[str, str]]:
+        """Names and tenants of the keys, as of the last call."""
+        return {(one.name, one.tenant) for one in self._callers.values()}
+
     def _read(self) -> None:
         content = _content_of(self._path)
         if content != self._content:
             keys = _parsed(self._path, content)
-            self._callers = {one.sha256: Caller(one.name, one.tenant, one.role) for one in keys}
+            self._callers = {
+                one.sha256: Caller(one.name, one.tenant, one.role, one.requests_per_minute, one.tokens_per_minute)
+                for one in keys
+            }
         self._content, self._trouble = content, ""
 
     def _warn(self, trouble: str) -> None:
@@ -171,10 +193,14 @@ def read_keys(path: Path) -> list[StoredKey]:
     return _parsed(path, _content_of(path))
 
 
-def add_key(path: Path, name: str, tenant: str, role: str = "use") -> str:
+def add_key(
+    path: Path, name: str, tenant: str, role: str = "use", *,
+    requests_per_minute: int | None = None, tokens_per_minute: int | None = None,
+) -> str:  # fmt: skip
     """Make a key, store its digest and return it: nothing can show it again. Makes the file if there is none.
 
-    Raises ConfigError, and changes nothing, if the name is taken, a value is invalid or the file cannot be changed.
+    Limits replace those of the server. Raises ConfigError, and changes nothing, if the name is taken, a value is
+    invalid or the file cannot be changed.
     """
     key = KEY_PREFIX + secrets.token_urlsafe(32)
     added = StoredKey(
@@ -183,6 +209,8 @@ def add_key(path: Path, name: str, tenant: str, role: str = "use") -> str:
         role=checked_role(role),
         created=datetime.now(UTC).replace(microsecond=0),
         sha256=digest_of(key),
+        requests_per_minute=_checked_limit("requests_per_minute", requests_per_minute),
+        tokens_per_minute=_checked_limit("tokens_per_minute", tokens_per_minute),
     )
     with _changing(path) as file:
         try:
@@ -268,7 +296,7 @@ def _changing(path: Path) -> Iterator[Path]:
 
 def _write(file: Path, keys: list[StoredKey]) -> None:
     """Replace the file at once, readable by its owner only."""
-    content = _Content(format=1, keys=keys).model_dump_json(indent=2)
+    content = _Content(format=1, keys=keys).model_dump_json(indent=2, exclude_none=True)
     with new_file(file) as new:
         _keep_owner(new.fileno(), file)
         new.write(f"{content}\n".encode())

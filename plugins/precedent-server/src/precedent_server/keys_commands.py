@@ -36,29 +36,40 @@ def add(
             help="What the key allows: use the models, also read the tenant's cache, also administer.",
         ),
     ] = "use",
+    requests_per_minute: Annotated[
+        int | None, typer.Option(help="Requests that the key may make in a minute. Default: the server's limit.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Tokens of prompts and answers in a minute. Default: the server's limit.")
+    ] = None,
 ) -> None:
     """Make a key and print it, alone on standard output and only this once. Makes FILE if there is none."""
     from precedent_server.keys import add_key
 
-    key = add_key(file, name, tenant, role)
+    key = add_key(
+        file, name, tenant, role, requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute
+    )
     typer.echo(f"the key {name} of tenant {tenant} ({role}); it is not stored and cannot be shown again:", err=True)
     typer.echo(key)
 
 
 @app.command("list", epilog="Example:  precedent keys list --file keys.json")
 def list_keys(file: FileOption, json_file: JsonOption = None) -> None:
-    """List the keys' names, tenants, roles and times of creation; the keys themselves are not stored."""
+    """List names, tenants, roles, times of creation and limits per minute; the keys themselves are not stored."""
     from precedent_server.keys import read_keys
 
     keys = read_keys(file)
     if json_file is not None:
-        write_json(json_file, {"keys": [one.model_dump(mode="json", exclude={"sha256"}) for one in keys]})
+        write_json(
+            json_file, {"keys": [one.model_dump(mode="json", exclude={"sha256"}, exclude_none=True) for one in keys]}
+        )
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("name", "tenant", "role", "created"):
+    for column in ("name", "tenant", "role", "created", "requests", "tokens"):
         table.add_column(column, overflow="fold")
     for one in keys:
         created = one.created.isoformat(" ", "minutes")
-        table.add_row(*(Text(printable(cell)) for cell in (one.name, one.tenant, one.role, created)))
+        limits = (str(limit or "") for limit in (one.requests_per_minute, one.tokens_per_minute))
+        table.add_row(*(Text(printable(cell)) for cell in (one.name, one.tenant, one.role, created, *limits)))
     Console().print(table)
     typer.echo("1 key" if len(keys) == 1 else f"{len(keys)} keys")
 

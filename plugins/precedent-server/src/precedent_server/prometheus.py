@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -10,9 +12,13 @@ from precedent.engine.metrics import EngineMetrics
 
 if TYPE_CHECKING:
     from precedent.engine.engine import Engine
+    from precedent_server.usage import Owner
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Content-Type header for `prometheus_text`."""
+
+_OF_KEY = re.compile(r'\S+\{(?:replica="[^"]*",)?key="([^"]*)"')
+"""The beginning of a series of one key, in which no label can need an escape."""
 
 GAUGES = {
     "vllm:num_requests_running": ("num_requests_running", "Requests that are prefilled or answered now."),
@@ -39,6 +45,17 @@ OF_AIDS = {
 }
 """Series with a further label, `aid`: what only makes answers faster, once it had a fault."""
 
+REQUESTS_OF_KEY = "precedent:key_requests_total"
+REQUESTS_OF_KEY_HELP = "Answered requests by the class of their status (`status`: 2xx, 4xx, 5xx)."
+OF_KEYS = {
+    "precedent:key_prompt_tokens_total": ("prompt_tokens", "Prompt tokens."),
+    "precedent:key_cached_prompt_tokens_total": ("cached_prompt_tokens", "Those whose keys and values were there."),
+    "precedent:key_generation_tokens_total": ("completion_tokens", "Answer tokens."),
+    "precedent:key_draft_tokens_total": ("draft_tokens", "Proposed tokens of requests that were answered."),
+    "precedent:key_accepted_tokens_total": ("accepted_tokens", "Those that were accepted."),
+}
+"""Counters of the keys that ask, with the labels `key` and `tenant`."""
+
 PER_TOKEN = "inter_token_latency_seconds"
 PER_REQUEST = "request_time_per_output_token_seconds"
 HISTOGRAMS = {
@@ -56,6 +73,27 @@ def prometheus_text(engines: Iterable[Engine]) -> str:
     """All metrics of `engines` in Prometheus's text format, one series per engine; serve it as `CONTENT_TYPE`."""
     seen = [(f'model_name="{_escaped(one.model_name)}",engine="{i}"', one.metrics()) for i, one in enumerate(engines)]
     return "\n".join([*_lines(seen), ""])
+
+
+def usage_text(used: Collection[tuple[Owner, Counter[str]]]) -> str:
+    """Counts by the names of keys and tenants in Prometheus's text format."""
+    seen = [(f'key="{_escaped(key)}",tenant="{_escaped(tenant)}"', counts) for (key, tenant), counts in used]
+    requests = [
+        (f'{labels},status="{status}"', counts[status])
+        for labels, counts in seen
+        for status in sorted(counts)
+        if status.endswith("xx")
+    ]
+    lines = list(_series(REQUESTS_OF_KEY, "counter", REQUESTS_OF_KEY_HELP, requests))
+    for name, (field, help_text) in OF_KEYS.items():
+        lines += _series(name, "counter", help_text, [(labels, counts[field]) for labels, counts in seen])
+    return "\n".join([*lines, ""])
+
+
+def for_key(text: str, key: str) -> str:
+    """A text without the series of other keys."""
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if (found := _OF_KEY.match(line)) is None or found[1] == key)
 
 
 def metric_text(name: str, kind: str, help_text: str, value: float) -> str:

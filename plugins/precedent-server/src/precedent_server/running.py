@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -26,6 +26,7 @@ from precedent_server.access_log import write_logs
 from precedent_server.app import server_app
 from precedent_server.serving import Serving
 from precedent_server.settings import ServerLimits
+from precedent_server.tls import Certificate, Handshake
 from precedent_server.transport import FIRST_BYTE
 
 log = logging.getLogger(__name__)
@@ -62,10 +63,14 @@ def check_address(host: str, *, has_keys: bool, rules: AccessRules = NO_RULES) -
     log.warning("without --api-keys everybody who reaches %s and sends an allowed host name may use the models", host)
 
 
-def serve(serving: Serving, host: str, port: int, *, ready: Callable[[str], object], log_json: bool = False) -> None:
+def serve(
+    serving: Serving, host: str, port: int, *,
+    ready: Callable[[str], object], log_json: bool = False, certificate: Certificate | None = None,
+) -> None:  # fmt: skip
     """Serve until SIGTERM or Ctrl-C, on the main thread; `ready` gets the address once requests are taken.
 
-    Raises ConfigError for an address that may not or cannot be served.
+    With a `certificate` connections use TLS, and SIGHUP reads it again. Raises ConfigError for an address that may not
+    or cannot be served.
     """
     check_address(host, has_keys=serving.keys is not None, rules=serving.access)
     write_logs(log_json)
@@ -75,16 +80,18 @@ def serve(serving: Serving, host: str, port: int, *, ready: Callable[[str], obje
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         with hangups_ignored(), _listening(host, port) as listener:
-            _Server(uvicorn_config(serving), serving, ready, _address(listener)).run([listener])
+            address = _address(listener, "http" if certificate is None else "https")
+            reloads = [] if certificate is None else [certificate.reload]
+            _Server(uvicorn_config(serving, certificate), serving, ready, address, reloads).run([listener])
     finally:
         sys.setswitchinterval(before)
 
 
-def uvicorn_config(serving: Serving) -> uvicorn.Config:
+def uvicorn_config(serving: Serving, certificate: Certificate | None = None) -> uvicorn.Config:
     """How uvicorn runs the application, with bounds on connections and headers."""
     return uvicorn.Config(
         server_app(serving),
-        http=partial(Connection, serving.limits),  # type: ignore[arg-type]  # called like a class
+        http=partial(_connection, serving.limits, certificate),  # type: ignore[arg-type]  # called like a class
         ws="none",
         log_config=None,
         access_log=False,
@@ -96,8 +103,18 @@ def uvicorn_config(serving: Serving) -> uvicorn.Config:
     )
 
 
+def _connection(limits: ServerLimits, certificate: Certificate | None, **given: Any) -> asyncio.Protocol:
+    connection = Connection(limits, **given)
+    if certificate is None:
+        return connection
+    return Handshake(
+        certificate, connection, given["server_state"].connections,
+        most=limits.max_connections, seconds=limits.header_seconds, closing_seconds=LAST_WORDS_SECONDS,
+    )  # fmt: skip
+
+
 class Connection(H11Protocol):
-    """One connection.
+    """One connection, after its handshake if it uses TLS.
 
     Beyond `max_connections` it is closed with 503. A request's headers must arrive within `header_seconds` of the
     connection or of the request's first byte, and so must the rest of a body whose answer has been sent already (408).
@@ -191,9 +208,12 @@ class Connection(H11Protocol):
 class _Server(uvicorn.Server):
     """Says when it is ready, and takes no more requests once it is told to stop."""
 
-    def __init__(self, config: uvicorn.Config, serving: Serving, ready: Callable[[str], object], address: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, serving: Serving, ready: Callable[[str], object], address: str,
+        reloads: Sequence[Callable[[], object]],
+    ) -> None:  # fmt: skip
         super().__init__(config)
-        self._serving, self._ready, self._address = serving, ready, address
+        self._serving, self._ready, self._address, self._reloads = serving, ready, address, reloads
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and tell the address."""
@@ -202,8 +222,14 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop gracefully on SIGINT and SIGTERM; uvicorn dies of them then, before models and caches are closed."""
-        before = {kind: signal.signal(kind, self.handle_exit) for kind in (signal.SIGINT, signal.SIGTERM)}
+        """Stop gracefully on SIGINT and SIGTERM; uvicorn dies of them then, before models and caches are closed.
+
+        SIGHUP reloads.
+        """
+        handlers: dict[int, Any] = dict.fromkeys((signal.SIGINT, signal.SIGTERM), self.handle_exit)
+        if hasattr(signal, "SIGHUP"):
+            handlers[signal.SIGHUP] = self.handle_hangup
+        before = {kind: signal.signal(kind, handler) for kind, handler in handlers.items()}
         try:
             yield
         finally:
@@ -221,10 +247,15 @@ class _Server(uvicorn.Server):
         self._serving.closed = True
         super().handle_exit(sig, frame)
 
+    def handle_hangup(self, sig: int, frame: FrameType | None) -> None:
+        """Read again what may have changed. Keys are read at every request."""
+        for reload in self._reloads:
+            reload()
+
 
 @contextmanager
 def hangups_ignored() -> Iterator[None]:
-    """Ignore SIGHUP, which asks for the keys to be read: they are read at every request."""
+    """Ignore SIGHUP while there is nothing to read again: models are loaded, or closed."""
     if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -249,6 +280,6 @@ def _listening(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _address(listener: socket.socket) -> str:
+def _address(listener: socket.socket, scheme: str) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

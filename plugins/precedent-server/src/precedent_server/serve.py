@@ -90,6 +90,10 @@ def serve(
     api_keys: Annotated[
         Path | None, typer.Option("--api-keys", help="File of keys, tenants and roles ('precedent keys add').")
     ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", help="PEM file of a certificate: serve HTTPS. SIGHUP reads it again.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="PEM file of its key, without a password.")] = None,
     allowed_hosts: Annotated[
         list[str] | None,
         typer.Option("--allowed-hosts", help="Name by which clients may call this server, repeated; '*' is any."),
@@ -100,6 +104,12 @@ def serve(
     ] = None,
     max_queued: Annotated[int, typer.Option("--max-queued", help="Answers that may run or wait at once.")] = 256,
     max_queued_per_key: Annotated[int, typer.Option("--max-queued-per-key", help="The same, of one key.")] = 64,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(help="Requests that a key may make in a minute, unless the key file says otherwise.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Tokens of prompts and answers that a key may use in a minute, likewise.")
+    ] = None,
     max_connections: Annotated[
         int, typer.Option("--max-connections", help="Connections that may be open at once.")
     ] = 512,
@@ -129,14 +139,18 @@ def serve(
     from precedent_server.running import serve as serve_until_told
     from precedent_server.serving import named_models, opened, served_name
     from precedent_server.settings import ServerLimits
+    from precedent_server.tls import certificate_of
 
     limits = ServerLimits(
         max_queued=max_queued,
         max_queued_per_key=max_queued_per_key,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
         max_connections=max_connections,
         request_seconds=request_seconds,
         grace_seconds=grace_seconds,
     )
+    certificate = certificate_of(tls_cert, tls_key)
     access = AccessRules(tuple(allowed_hosts or ()), tuple(cors_origins or ()))
     check_address(host, has_keys=api_keys is not None, rules=access)
     keys = None if api_keys is None else KeyFile(api_keys)
@@ -158,6 +172,6 @@ def serve(
     ) as serving:  # fmt: skip
         progress.rest()
         serve_until_told(
-            serving, host, port, log_json=log_json,
+            serving, host, port, log_json=log_json, certificate=certificate,
             ready=lambda address: typer.echo(f"serving {', '.join(models)} at {address}/v1", err=True),
         )  # fmt: skip

@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -29,13 +29,15 @@ from precedent.runtime.background import Background
 from precedent.runtime.plain_values import shown
 from precedent.target.load.loading import load_config, load_tokenizer
 from precedent.target.load.source import samples_as_recommended
-from precedent_server.access import NO_RULES, AccessRules
+from precedent_server.access import ANYONE, NO_RULES, AccessRules
 from precedent_server.errors import BUSY, FAILED, ApiError, stopping
 from precedent_server.following import Following
 from precedent_server.keys import Caller, KeyFile
 from precedent_server.microscope import Microscope
-from precedent_server.prometheus import metric_text, prometheus_text
+from precedent_server.prometheus import metric_text, prometheus_text, usage_text
+from precedent_server.rate_limits import RateLimits
 from precedent_server.settings import ServerLimits
+from precedent_server.usage import KeyUsage, Owner
 
 Result = TypeVar("Result")
 
@@ -126,7 +128,7 @@ class Serving:
 
     `following` keeps memory free of what other processes forget; None without a cache of a place. `closed` says that
     the server is stopping. `num_ignored` counts parts of messages that no route reads, `most_body_bytes` is the length
-    of the longest body that some model can use.
+    of the longest body that some model can use. `rates` bounds what each key uses, and `usage` counts it.
     """
 
     def __init__(
@@ -148,6 +150,7 @@ class Serving:
         self.uploads = Quota(
             "bytes of unfinished requests", limits.max_upload_bytes, limits.max_upload_bytes_per_key, retry_seconds=5
         )
+        self.rates, self.usage = RateLimits(limits), KeyUsage(self._owners)
         self._threads = Background(PREPARING_THREADS, "precedent-prepare")
 
     def model(self, name: str) -> Served:
@@ -169,11 +172,19 @@ class Serving:
         with self.places.held(name, number):
             yield
 
+    def take_prompt(self, caller: Caller, number: int) -> None:
+        """Count the tokens of a prompt. Raises ApiError (400, 429) for more than the caller may use."""
+        self.rates.take_prompt(caller, number)
+        self.usage.of(caller)["prompt_tokens"] += number
+
+    def _owners(self) -> Collection[Owner]:
+        return {(ANYONE.name, ANYONE.tenant)} if self.keys is None else self.keys.owners()
+
     async def metrics_text(self) -> str:
-        """Metrics of all models in Prometheus's text format."""
+        """Metrics of all models, and of keys, in Prometheus's text format."""
         ignored = metric_text(IGNORED, "counter", IGNORED_HELP, self.num_ignored)
         engines = {id(served.engine): served.engine for served in self.models.values()}  # aliases share one
-        return prometheus_text(engines.values()) + ignored
+        return prometheus_text(engines.values()) + usage_text(self.usage.counts()) + ignored
 
     async def read(self, raw: bytes, read: Callable[[bytes], Result]) -> Result:
         """What a body says; a short one is read before a thread could wake up. Raises what `read` and `prepared` do."""

@@ -22,9 +22,11 @@ class ServerLimits:
     """Bounds on what callers may ask for. Raises ConfigError for a value that is none.
 
     `max_queued` answers may run or wait at once, `max_queued_per_key` of one key; beyond them a request is refused with
-    429. `max_connections` may be open at once. `max_upload_bytes` of bodies that are not read to their ends may be held
-    at once, `max_upload_bytes_per_key` of one key. A body has at most `max_body_bytes` (None: what the context of the
-    served models can use, see `most_body_bytes`). `default_max_tokens` bounds answers whose request says nothing.
+    429. A key may make `requests_per_minute` and use `tokens_per_minute` for prompts and answers, unless the key file
+    gives it limits of its own (None: any number). `max_connections` may be open at once. `max_upload_bytes` of bodies
+    that are not read to their ends may be held at once, `max_upload_bytes_per_key` of one key. A body has at most
+    `max_body_bytes` (None: what the context of the served models can use, see `most_body_bytes`). `default_max_tokens`
+    bounds answers whose request says nothing.
     Times are in seconds: `request_seconds` for a whole answer, `header_seconds` for a request's headers to arrive,
     `upload_seconds` for its body, `prepare_seconds` for prompts and grammars, `grace_seconds` for running requests when
     the server stops. `/health` fails while an engine works on one step for `stalled_seconds`.
@@ -32,6 +34,8 @@ class ServerLimits:
 
     max_queued: int = 256
     max_queued_per_key: int = 64
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
     max_choices: int = 16
     max_connections: int = 512
     max_body_bytes: int | None = None
@@ -60,6 +64,6 @@ class ServerLimits:
             value = getattr(self, field.name)
             if field.name.endswith("_seconds"):
                 rules.append((field.name, is_number(value) and value > 0, "must be above 0"))
-            elif value is not None or field.name != "max_body_bytes":
+            elif value is not None or field.default is not None:
                 rules.append((field.name, is_whole(value) and value >= 1, "must be at least 1"))
         check_fields(self, rules)
