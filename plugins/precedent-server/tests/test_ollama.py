@@ -183,7 +183,7 @@ async def test_nothing_asked_is_a_load(client: Any, path: str, body: Any, keep_a
 @pytest.mark.parametrize(
     ("given", "seconds"),
     [("5m", 300.0), ("1h30m", 5400.0), ("1.5s", 1.5), ("250ms", 0.25), (300, 300.0), (0, 0.0), ("0", 0.0), ("-0", 0.0),
-     (-1, math.inf), ("-1s", math.inf), (10**400, math.inf), ("9" * 90 + "h", math.inf), (None, None)],
+     (-1, math.inf), ("-1s", math.inf), (10**300, math.inf), ("9" * 90 + "h", math.inf), (None, None)],
 )  # fmt: skip
 def test_how_long_a_model_stays(given: Any, seconds: float | None) -> None:
     for messages in (user("hi"), []):

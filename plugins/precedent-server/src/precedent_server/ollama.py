@@ -193,6 +193,7 @@ _NAMES = {
 }
 """What a request calls settings that messages of errors speak of."""
 
+_NO_MODEL = re.compile(r"^no model (.*) is served here(?=; models: )", re.DOTALL)
 _SETTING = re.compile(rf"\b({'|'.join(_NAMES)})\b")
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -214,6 +215,8 @@ ELSEWHERE: Mapping[str, tuple[str, str]] = {
 
 def error_body(error: ApiError) -> dict[str, Any]:
     """An error in Ollama's form and words."""
+    if error.error.code == "model_not_found":  # clients look for these words
+        return {"error": _NO_MODEL.sub(r"model \1 not found", error.error.message)}
     return {"error": _SETTING.sub(lambda found: _NAMES[found[0]], error.error.message)}
 
 

@@ -162,7 +162,7 @@ class Serving:
             if known in self.models:
                 return self.models[known]
         raise ApiError(
-            f"model {shown(name)} not found; models served here: {', '.join(self.models)}",
+            f"no model {shown(name)} is served here; models: {', '.join(self.models)}",
             status=404, param="model", code="model_not_found",
         )  # fmt: skip
 
