@@ -546,7 +546,7 @@ def _calls(calls: Sequence[Mapping[str, Any]], first: int) -> tuple[list[Any], s
 async def embed(serving: Serving, caller: Caller, request: Request) -> Response:
     """The vectors of some texts."""
     started = time.perf_counter_ns()
-    said = await _read(serving, request, EMBED)
+    said = await _read(serving, caller, request, EMBED)
     texts = [said["input"]] if isinstance(said.get("input"), str) else said.get("input", [])
     texts = [] if texts == [""] else texts
     vectors = await _vectors(serving, caller, request, said, texts)
@@ -555,20 +555,21 @@ async def embed(serving: Serving, caller: Caller, request: Request) -> Response:
         "embeddings": vectors,
         "total_duration": time.perf_counter_ns() - started,
         "load_duration": 0,
-        "prompt_eval_count": sum(len(text.split()) for text in texts),
+        "prompt_eval_count": _num_words(texts),
     }
     return JSONResponse(told)
 
 
 async def embeddings(serving: Serving, caller: Caller, request: Request) -> Response:
     """The vector of a text: what `/api/embed` replaces."""
-    said = await _read(serving, request, EMBEDDINGS)
+    said = await _read(serving, caller, request, EMBEDDINGS)
     texts = [said["prompt"]] if said.get("prompt") else []
     (vector,) = await _vectors(serving, caller, request, said, texts) or [[]]
     return JSONResponse({"embedding": vector})
 
 
-async def _read(serving: Serving, request: Request, keys: Keys) -> dict[str, Any]:
+async def _read(serving: Serving, caller: Caller, request: Request, keys: Keys) -> dict[str, Any]:
+    serving.rates.take_request(caller)
     most = serving.limits.max_body_bytes or MOST_BODY_BYTES
     said, num_ignored = await read_body(request, serving, lambda raw: _said(parsed(raw), keys), most)
     serving.num_ignored += num_ignored
@@ -586,7 +587,13 @@ async def _vectors(
         texts = [text[:MOST_CHARACTERS] for text in texts]
     with serving.taken(caller.name):
         work = serving.prepared(partial(vectors_of, served, texts, said.get("dimensions")))
-        return [vector.tolist() for vector in await unless_gone(request, serving.limits, work)]
+        vectors = [vector.tolist() for vector in await unless_gone(request, serving.limits, work)]
+    serving.take_prompt(caller, _num_words(texts))
+    return vectors
+
+
+def _num_words(texts: Sequence[str]) -> int:
+    return sum(len(text.split()) for text in texts)
 
 
 async def version(serving: Serving, caller: Caller, request: Request) -> Response:
