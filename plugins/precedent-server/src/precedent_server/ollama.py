@@ -86,7 +86,6 @@ class _Asking(_Body, total=False):
     think: bool | Literal["low", "medium", "high"]
     logprobs: bool
     top_logprobs: int
-    shift: bool
 
 
 class ChatBody(_Asking, total=False):
