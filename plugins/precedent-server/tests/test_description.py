@@ -29,6 +29,16 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/embeddings", {"input": ["a", "b"]}),
     ("/v1/embeddings", {"input": "a", "encoding_format": "base64"}),
     ("/v1/embeddings", {"input": ""}),
+    ("/api/chat", {"messages": HELLO, "stream": False, "logprobs": True}),
+    (
+        "/api/chat",
+        {"messages": HELLO, "stream": False, "tools": [{"type": "function", "function": {"name": "look_up"}}]},
+    ),
+    ("/api/chat", {"messages": HELLO, "options": {"top_p": 2}}),
+    ("/api/generate", {"prompt": "Hello?", "stream": False, "no_key_of_ollama": 1}),
+    ("/api/generate", {}),
+    ("/api/embed", {"input": ["a", "b"]}),
+    ("/api/embeddings", {"prompt": "a"}),
 ]
 
 

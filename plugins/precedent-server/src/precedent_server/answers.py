@@ -32,7 +32,7 @@ from precedent_server.errors import ApiError, api_error
 from precedent_server.keys import Caller
 from precedent_server.serving import Route, Served, Serving
 from precedent_server.settings import ServerLimits
-from precedent_server.transport import DONE, EventStream, error_event, event, failure, read_body, unless_gone
+from precedent_server.transport import DONE, EVENTS, EventStream, error_event, event, failure, read_body, unless_gone
 
 PREDICTION = "prediction"
 """The drafter that proposes the request's own `prediction`."""
@@ -183,7 +183,7 @@ class Asked:
 
     `keys` are those of its body, `renamed` says what it calls settings that have another name here. `num_ignored` parts
     of its messages were not read. `keep_alive` is how many seconds its model should stay loaded afterwards; None leaves
-    that to the server.
+    that to the server. A stream is of `media_type`. A request for no answers only loads its model.
     """
 
     model: str
@@ -196,6 +196,7 @@ class Asked:
     num_ignored: int = 0
     num_prompts: int = 1
     keep_alive: float | None = None
+    media_type: str = EVENTS
 
 
 def answering(read: Callable[[dict[str, Any], ServerLimits], Asked], prompt: str) -> Route:
@@ -236,7 +237,7 @@ def answering(read: Callable[[dict[str, Any], ServerLimits], Asked], prompt: str
                     serving.take_prompt(caller, answers[-1].prompt_tokens)
             writer = asked.write(answers)
             if asked.stream:
-                return EventStream(serving, _events(writer, held.pop_all()), writer.failed)
+                return EventStream(serving, _events(writer, held.pop_all()), writer.failed, asked.media_type)
             await unless_gone(request, serving.limits, _read_all(answers))
             return JSONResponse(await serving.prepared(writer.whole))
 

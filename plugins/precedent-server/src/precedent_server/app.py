@@ -18,6 +18,7 @@ from starlette.types import Scope
 
 from precedent import __version__
 from precedent.langchain.profile import profile_of_engine
+from precedent_server import ollama
 from precedent_server.access import caller_of
 from precedent_server.access_log import HEADER, AccessLog
 from precedent_server.chat import chat_completions
@@ -176,6 +177,12 @@ _ROUTES: tuple[tuple[str, str, Route, str], ...] = (
     ("/v1/embeddings", "POST", embeddings, "use"),
     ("/v1/models", "GET", _models, "use"),
     ("/v1/models/{name:path}", "GET", _model, "use"),
+    ("/api/chat", "POST", ollama.chat, "use"),
+    ("/api/generate", "POST", ollama.generate, "use"),
+    ("/api/embed", "POST", ollama.embed, "use"),
+    ("/api/embeddings", "POST", ollama.embeddings, "use"),
+    ("/api/version", "GET", ollama.version, "use"),
+    *((path, method, ollama.refusing(path, instead), "use") for path, (method, instead) in ollama.ELSEWHERE.items()),
     ("/dashboard/figures", "GET", figures, "admin"),
     ("/dashboard/completions", "GET", found_completions, "read-cache"),
     ("/dashboard/steps", "GET", last_steps, "admin"),
@@ -183,5 +190,5 @@ _ROUTES: tuple[tuple[str, str, Route, str], ...] = (
 )
 """Path, method, what answers, and the role that its caller needs."""
 
-_ERROR_FORMS: Mapping[str, Callable[[ApiError], dict[str, Any]]] = {}
+_ERROR_FORMS: Mapping[str, Callable[[ApiError], dict[str, Any]]] = {"/api/": ollama.error_body}
 """How an error reads on paths that begin so, of dialects other than OpenAI's."""

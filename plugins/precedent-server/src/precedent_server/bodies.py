@@ -105,25 +105,30 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What one route takes: OpenAI's type of its body, the keys of it that are supported, and keys of our own."""
+    """What one route takes: OpenAI's type of its body, the keys of it that are supported, and keys of our own.
+
+    A route of another dialect has a type of its own here, and may be one that ignores other keys (`ignores_others`).
+    """
 
     openai: Any
     required: Collection[str]
     supported: Collection[str]
     own: Mapping[str, Any]
     instead: Mapping[str, str] = field(default_factory=dict)
+    ignores_others: bool = False
 
     @property
     def known(self) -> tuple[str, ...]:
         """Every key that a request may have, once."""
-        return tuple(dict.fromkeys((*self.supported, *self.own, *HABITS)))
+        return tuple(dict.fromkeys((*self.supported, *self.own, *(() if self.ignores_others else HABITS))))
 
     @property
     def kinds(self) -> Mapping[str, Any]:
         """The type of every key that a request may have; of a key that is not supported, None: a null."""
         hints = _hints(self.openai)
         known = {name: self.own.get(name, hints.get(name, Any)) for name in self.known}
-        return {**dict.fromkeys(sorted(hints.keys() - known)), **known, "metadata": Metadata}
+        metadata = {"metadata": Metadata} if "metadata" in known else {}
+        return {**dict.fromkeys(sorted(hints.keys() - known)), **known, **metadata}
 
 
 def parsed(raw: bytes) -> dict[str, Any]:
@@ -150,6 +155,8 @@ def _values_over(raw: bytes, most: int) -> bool:
 def checked(body: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
     """The body without keys of habit and without nulls. Raises ApiError that names the key."""
     said, kinds, known = dict[str, Any](), keys.kinds, keys.known
+    if keys.ignores_others:
+        body = {name: value for name, value in body.items() if name in known}
     for name, value in without_nulls(body).items():
         neutral = any(
             value == one and isinstance(value, bool) == isinstance(one, bool) for one in NEUTRAL.get(name, ())

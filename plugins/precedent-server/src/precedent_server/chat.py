@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -68,11 +68,15 @@ KEYS = Keys(
 
 
 def chat_request(
-    body: Mapping[str, Any], limits: ServerLimits, names: Mapping[str, str] = MappingProxyType({})
+    body: Mapping[str, Any],
+    limits: ServerLimits,
+    names: Mapping[str, str] = MappingProxyType({}),
+    of_model: Callable[[Served], Mapping[str, Any]] = lambda served: {},
 ) -> Asked:
     """Read a parsed body. Raises ApiError that names the key, or a PrecedentError.
 
-    `names` are what the request itself calls keys that were made of its own.
+    `names` are what the request itself calls keys that were made of its own; `of_model` gives settings that depend on
+    the model.
     """
     _check_tools(body.get("tools"))
     said = checked(body, KEYS)
@@ -98,7 +102,8 @@ def chat_request(
 
     def begin(served: Served, tenant: str, index: int) -> Answer:
         """Answer number i of several uses `seed + i`."""
-        asked = {**served.settings_of(settings, limits.default_max_tokens), "tenant": tenant}
+        given = {**settings, **of_model(served)}
+        asked = {**served.settings_of(given, limits.default_max_tokens), "tenant": tenant}
         if asked.get("seed") is not None:
             asked["seed"] += index
         begun = served.chat.begin(messages, asked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,8 +42,16 @@ MAX_TOKENS = 16
 """OpenAI's default for this route."""
 
 
-def text_request(body: Mapping[str, Any], limits: ServerLimits) -> Asked:
-    """Read a parsed body: each prompt has `n` answers in a row. Raises ApiError that names the key."""
+def text_request(
+    body: Mapping[str, Any],
+    limits: ServerLimits,
+    of_model: Callable[[Served], Mapping[str, Any]] = lambda served: {},
+    default_max_tokens: int = MAX_TOKENS,
+) -> Asked:
+    """Read a parsed body: each prompt has `n` answers in a row. Raises ApiError that names the key.
+
+    `of_model` gives settings that depend on the model.
+    """
     said = checked(body, KEYS)
     given, number = said["prompt"], said.get("n", 1)
     prompts = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
@@ -63,7 +71,8 @@ def text_request(body: Mapping[str, Any], limits: ServerLimits) -> Asked:
         prompt, engine, seed = prompts[index // number], served.engine, settings.get("seed")
         check_plain("prompt", prompt)
         choice = {} if seed is None else {"seed": seed + index % number}
-        sampling = SamplingParams(**served.settings_of({**settings, **choice}, MAX_TOKENS))
+        given = {**settings, **of_model(served), **choice}
+        sampling = SamplingParams(**served.settings_of(given, default_max_tokens))
         text = prompt if isinstance(prompt, str) else ""
         check_length(engine.tokenizer, text, engine.context_length)
         ids = engine.tokenizer.encode(text) if isinstance(prompt, str) else prompt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 from fastapi import FastAPI
@@ -15,13 +15,15 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 from pydantic import BaseModel, TypeAdapter
 
-from precedent_server import chat, completions, embeddings, responses
+from precedent_server import chat, completions, embeddings, ollama, responses
 from precedent_server.bodies import NEUTRAL, Keys
 from precedent_server.errors import ErrorBody
 from precedent_server.serving import Serving
+from precedent_server.transport import EVENTS
 
-JSON, TEXT, EVENTS = "application/json", "text/plain", "text/event-stream"
+JSON, TEXT = "application/json", "text/plain"
 BEARER = "bearer"
+ANSWER, ERROR = "=answer", "=error"
 OPEN = "/health"
 """The route that needs no key."""
 
@@ -34,12 +36,20 @@ class Health(BaseModel):
 
 
 class Route(NamedTuple):
-    """What a route takes and answers: a body (None: none), and the type of a whole answer in its `kind` of content."""
+    """What a route takes and answers: a body (None: none), and the type of a whole answer in its `kind` of content.
+
+    `events` is the kind of content of its streams, `error` the type of its errors.
+    """
 
     body: Keys | None
     answer: Any
     kind: str = JSON
     streams: bool = False
+    error: Any = ErrorBody
+    events: str = EVENTS
+
+
+_OF_OLLAMA = partial(Route, error=ollama.ErrorAnswer, events=ollama.LINES)
 
 
 ROUTES: Mapping[str, Route] = {
@@ -47,6 +57,11 @@ ROUTES: Mapping[str, Route] = {
     "/v1/completions": Route(completions.KEYS, Completion, streams=True),
     "/v1/responses": Route(responses.KEYS, Response, streams=True),
     "/v1/embeddings": Route(embeddings.KEYS, embeddings.Embeddings),
+    "/api/chat": _OF_OLLAMA(ollama.CHAT, ollama.ChatAnswer, streams=True),
+    "/api/generate": _OF_OLLAMA(ollama.GENERATE, ollama.GenerateAnswer, streams=True),
+    "/api/embed": _OF_OLLAMA(ollama.EMBED, ollama.EmbedAnswer),
+    "/api/embeddings": _OF_OLLAMA(ollama.EMBEDDINGS, ollama.EmbeddingsAnswer),
+    "/api/version": _OF_OLLAMA(None, ollama.VersionAnswer),
     "/v1/models": Route(None, SyncPage[Model]),
     "/v1/models/{name}": Route(None, Model),
     "/metrics": Route(None, str, TEXT),
@@ -73,10 +88,10 @@ def description(app: FastAPI, serving: Serving) -> dict[str, Any]:
 
 @cache
 def _schemas() -> tuple[Mapping[Any, Any], dict[str, Any]]:
-    """The schemas by path and key (None for the answer; errors under an empty path), and their shared definitions."""
-    types: dict[tuple[str, str | None], Any] = {("", None): ErrorBody}
+    """The schemas by path and key (ANSWER and ERROR for what is answered), and their shared definitions."""
+    types: dict[tuple[str, str], Any] = {}
     for path, route in ROUTES.items():
-        types[path, None] = route.answer
+        types |= {(path, ANSWER): route.answer, (path, ERROR): route.error}
         types |= {(path, name): kind for name, kind in (route.body.kinds.items() if route.body else ())}
     wanted = [(place, "validation", TypeAdapter(kind)) for place, kind in types.items()]
     found, shared = TypeAdapter.json_schemas(wanted, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
@@ -85,9 +100,9 @@ def _schemas() -> tuple[Mapping[Any, Any], dict[str, Any]]:
 
 def _operation(path: str, schemas: Mapping[Any, Any], models: list[str]) -> dict[str, Any]:
     route = ROUTES[path]
-    contents = {route.kind: {"schema": schemas[path, None]}}
-    contents |= {EVENTS: {}} if route.streams else {}  # OpenAPI 3.1 has no words for single events
-    refused = {"content": {JSON: {"schema": schemas["", None]}}}
+    contents = {route.kind: {"schema": schemas[path, ANSWER]}}
+    contents |= {route.events: {}} if route.streams else {}  # OpenAPI 3.1 has no words for single events
+    refused = {"content": {JSON: {"schema": schemas[path, ERROR]}}}
     told: dict[str, Any] = {
         "responses": {
             "200": {"description": "The answer.", "content": contents},
@@ -101,13 +116,15 @@ def _operation(path: str, schemas: Mapping[Any, Any], models: list[str]) -> dict
         told["parameters"] = [{"name": name, "in": "path", "required": True, **text} for name in names]
     if (keys := route.body) is not None:
         properties = {name: _or_null(schemas[path, name]) for name in keys.kinds}
-        properties |= {name: {"enum": [*values, None]} for name, values in NEUTRAL.items() if name not in keys.known}
+        if not keys.ignores_others:
+            neutral = {name: values for name, values in NEUTRAL.items() if name not in keys.known}
+            properties |= {name: {"enum": [*values, None]} for name, values in neutral.items()}
         properties |= {name: schemas[path, name] for name in keys.required}
         properties["model"] = {"type": "string", "enum": models}
         body = {"type": "object", "properties": properties, "required": list(keys.required)}
         told["requestBody"] = {
             "required": True,
-            "content": {JSON: {"schema": {**body, "additionalProperties": False}}},
+            "content": {JSON: {"schema": {**body, "additionalProperties": keys.ignores_others}}},
         }
     return told
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -60,6 +61,19 @@ async def embeddings(serving: Serving, caller: Caller, request: Request) -> Resp
 
 def _embedded(served: Served, said: dict[str, Any]) -> dict[str, Any]:
     texts = [said["input"]] if isinstance(said["input"], str) else said["input"]
+    vectors, packed = vectors_of(served, texts, said.get("dimensions")), said.get("encoding_format") == "base64"
+    written = [base64.b64encode(one.tobytes()).decode() if packed else one.tolist() for one in vectors]
+    tokens = sum(len(text.split()) for text in texts)
+    return {
+        "object": "list",
+        "data": [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(written)],
+        "model": said["model"],
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+
+
+def vectors_of(served: Served, texts: Sequence[str], dimensions: int | None = None) -> list[Any]:
+    """The vectors of some texts by the embedder of the model's cache. Raises ApiError that names the key."""
     if not 1 <= len(texts) <= MOST_TEXTS or not all(texts):
         raise ApiError(f"input must be 1 to {MOST_TEXTS} texts, none of them empty", param="input")
     if max(map(len, texts)) > MOST_CHARACTERS:
@@ -70,19 +84,10 @@ def _embedded(served: Served, said: dict[str, Any]) -> dict[str, Any]:
             status=404, param="model", code="unsupported_value",
         )  # fmt: skip
     embedder = served.engine.cache.embedder
-    if said.get("dimensions", embedder.dimension) != embedder.dimension:
+    if dimensions not in (None, embedder.dimension):
         raise ApiError(f"the embedder's vectors have {embedder.dimension} dimensions", param="dimensions")
     try:
         check_plain("input", texts)
-        vectors = embed_all(embedder, texts)
+        return list(embed_all(embedder, texts))
     except PrecedentError as error:
         raise api_error(error, KEYS.known) from error
-    packed = said.get("encoding_format") == "base64"
-    written = [base64.b64encode(one.tobytes()).decode() if packed else one.tolist() for one in vectors]
-    tokens = sum(len(text.split()) for text in texts)
-    return {
-        "object": "list",
-        "data": [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(written)],
-        "model": said["model"],
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }

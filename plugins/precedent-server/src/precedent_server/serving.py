@@ -48,6 +48,9 @@ IGNORED_HELP = "Parts of messages that were not read."
 PREPARING_THREADS = 4
 """Prompts and grammars prepared at once: one that takes long holds up no others."""
 
+LATEST = ":latest"
+"""Ollama's tag for a name without one."""
+
 SHORT_BODY = 8192
 """Bytes that are read and checked in less than a millisecond."""
 
@@ -154,13 +157,14 @@ class Serving:
         self._threads = Background(PREPARING_THREADS, "precedent-prepare")
 
     def model(self, name: str) -> Served:
-        """The model of a request. Raises ApiError (404) for another name."""
-        if name not in self.models:
-            raise ApiError(
-                f"no model {shown(name)} is served here; models: {', '.join(self.models)}",
-                status=404, param="model", code="model_not_found",
-            )  # fmt: skip
-        return self.models[name]
+        """The model of a request; `:latest` may be left out and added. Raises ApiError (404) for another name."""
+        for known in (name, f"{name}{LATEST}", name.removesuffix(LATEST)):
+            if known in self.models:
+                return self.models[known]
+        raise ApiError(
+            f"no model {shown(name)} is served here; models: {', '.join(self.models)}",
+            status=404, param="model", code="model_not_found",
+        )  # fmt: skip
 
     @contextmanager
     def taken(self, name: str, number: int = 1) -> Iterator[None]:

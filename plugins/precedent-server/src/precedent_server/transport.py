@@ -24,6 +24,9 @@ Result = TypeVar("Result")
 FIRST_BYTE = "precedent.first_byte"
 """Key of a request's scope: the moment, on the event loop's clock, at which its first byte arrived."""
 
+EVENTS = "text/event-stream"
+"""The kind of content of server-sent events."""
+
 DONE = "data: [DONE]\n\n"
 """The event that ends a stream."""
 
@@ -123,16 +126,20 @@ async def _ended(task: asyncio.Future[Any]) -> None:
 
 
 class EventStream(Response):
-    """Sends server-sent events as they come; closes their iterator when the client goes away or time is up.
+    """Sends events as they come; closes their iterator when the client goes away or time is up.
 
     The iterator turns its own errors into events, since the status has been sent; `told` makes the events for a stream
     that takes too long, and for one that outlasts the time of a stopping server.
     """
 
-    media_type = "text/event-stream"
-
-    def __init__(self, serving: Serving, events: AsyncGenerator[str, None], told: Callable[[ApiError], str]) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    def __init__(
+        self,
+        serving: Serving,
+        events: AsyncGenerator[str, None],
+        told: Callable[[ApiError], str],
+        media_type: str = EVENTS,
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, media_type=media_type)
         del self.headers["content-length"]
         self._serving, self._events, self._told = serving, events, told
 

@@ -1,15 +1,16 @@
-"""LangChain's standard tests over a real socket, with our client and with `ChatOpenAI`, without an expected failure."""
+"""LangChain's standard tests over a real socket, with our client and others, without an expected failure."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
 import pytest_asyncio
-from helpers.standard_suite import SCRIPTED, Offered
+from helpers.standard_suite import SCRIPTED, Details, Offered
 from langchain_core.language_models import BaseChatModel
+from langchain_ollama import ChatOllama
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
@@ -59,3 +60,23 @@ class TestChatOpenAI(Connected, ChatModelIntegrationTests):
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return {**super().chat_model_params, "stream_usage": True}  # asks for usage only of OpenAI's own address
+
+
+@pytest.mark.asyncio(loop_scope="class")
+class TestChatOllama(Connected, ChatModelIntegrationTests):
+    """Left out is what ChatOllama does not do.
+
+    It sends no `tool_choice`, tells no details of the usage, and refuses Anthropic's blocks before they are sent.
+    """
+
+    has_tool_choice = supports_anthropic_inputs = False
+    supported_usage_metadata_details: ClassVar[Details] = {"invoke": [], "stream": []}
+
+    @pytest.fixture(autouse=True)
+    def _connect(self, server: Any) -> None:
+        headers = {"Authorization": f"Bearer {server.keys['desk']}"}
+        self.place = {"base_url": server.address, "client_kwargs": {"headers": headers}}
+
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return ChatOllama

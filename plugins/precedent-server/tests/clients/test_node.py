@@ -1,4 +1,4 @@
-"""openai-node and the AI SDK: each of their tests in Node is a test here."""
+"""openai-node, the AI SDK and Ollama's package: each of their tests in Node is a test here."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def failure_in(case: ElementTree.Element) -> str | None:
     return None if failure is None else f"{failure.get('message')}\n{failure.text}"
 
 
-CASES = [(file, name) for file in ("openai_node.test.mjs", "ai_sdk.test.mjs") for name in names_in(file)]
+FILES = ("ai_sdk.test.mjs", "ollama_node.test.mjs", "openai_node.test.mjs")
+CASES = [(file, name) for file in FILES for name in names_in(file)]
 
 
 @pytest.mark.parametrize(("file", "name"), CASES)
