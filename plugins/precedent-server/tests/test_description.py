@@ -29,6 +29,10 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/embeddings", {"input": ["a", "b"]}),
     ("/v1/embeddings", {"input": "a", "encoding_format": "base64"}),
     ("/v1/embeddings", {"input": ""}),
+    ("/v1/completions", {"prompt": "a", "logprobs": 1, "echo": True, "max_tokens": 0}),
+    ("/tokenize", {"prompt": "a", "return_token_strs": True}),
+    ("/detokenize", {"tokens": [65]}),
+    ("/detokenize", {"tokens": "a"}),
 ]
 
 

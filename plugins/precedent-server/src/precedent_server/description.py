@@ -10,12 +10,12 @@ from typing import Any, Literal, NamedTuple
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from openai.pagination import SyncPage
-from openai.types import Completion, Model
+from openai.types import Model
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 from pydantic import BaseModel, TypeAdapter
 
-from precedent_server import chat, completions, embeddings, responses
+from precedent_server import chat, completions, embeddings, responses, tokens
 from precedent_server.bodies import NEUTRAL, Keys
 from precedent_server.errors import ErrorBody
 from precedent_server.serving import Serving
@@ -44,9 +44,13 @@ class Route(NamedTuple):
 
 ROUTES: Mapping[str, Route] = {
     "/v1/chat/completions": Route(chat.KEYS, ChatCompletion, streams=True),
-    "/v1/completions": Route(completions.KEYS, Completion, streams=True),
+    "/v1/completions": Route(completions.KEYS, completions.TextCompletion, streams=True),
     "/v1/responses": Route(responses.KEYS, Response, streams=True),
+    "/v1/responses/{id}": Route(None, Response | responses.DeletedResponse),
     "/v1/embeddings": Route(embeddings.KEYS, embeddings.Embeddings),
+    "/tokenize": Route(tokens.TOKENIZE, tokens.Tokens),
+    "/detokenize": Route(tokens.DETOKENIZE, tokens.Text),
+    "/tokenizer_info": Route(None, tokens.TokenizerInfo),
     "/v1/models": Route(None, SyncPage[Model]),
     "/v1/models/{name}": Route(None, Model),
     "/metrics": Route(None, str, TEXT),
