@@ -161,9 +161,10 @@ $(VENV)/browser.stamp: $(VENV)/dev.stamp
 	@touch $@
 
 # schemathesis has an environment of its own: it brings a plugin that pytest would load in every other run
-$(CLIENTS)/stamp: plugins/precedent-server/tests/clients/requirements.txt plugins/precedent-server/tests/clients/package-lock.json constraints.txt | $(BIN)/python
+$(CLIENTS)/stamp: plugins/precedent-server/tests/clients/requirements.txt plugins/precedent-server/tests/clients/requirements-lm-eval.txt plugins/precedent-server/tests/clients/package-lock.json constraints.txt | $(BIN)/python
 	@$(BIN)/python -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python .ci/install.py "installing schemathesis: half a minute" -r plugins/precedent-server/tests/clients/requirements.txt
+	@$(CLIENTS)/bin/python .ci/install.py "installing lm-eval: half a minute" -c plugins/precedent-server/tests/clients/requirements.txt -r plugins/precedent-server/tests/clients/requirements-lm-eval.txt
 	@$(INSTALL) "installing the clients in Python: a few seconds" $(PINNED) --group clients
 	@echo "== installing the clients in JavaScript: a few seconds"
 	@cd plugins/precedent-server/tests/clients && npm ci --no-audit --no-fund --loglevel=error

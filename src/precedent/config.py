@@ -156,6 +156,20 @@ class SamplingParams(_FromDict):
         return self.temperature == 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Asks for the log-probabilities of a prompt's own tokens, each with the `num_top` likeliest at its place.
+
+    `alone`: the request has no answer. Raises ConfigError for a `num_top` that is none, or above 20.
+    """
+
+    num_top: int = 0
+    alone: bool = False
+
+    def __post_init__(self) -> None:
+        SamplingParams(logprobs=self.num_top)
+
+
 def _checked(settings: object, name: str, is_kind: Callable[[object], bool], limits: Range) -> Any:
     value, (holds, rule) = getattr(settings, name), limits
     if not (is_kind(value) and holds(value)):

@@ -14,7 +14,7 @@ from helpers.forked import run
 from helpers.small_engines import PLAIN, PROMPT, make_engine, poison
 
 from precedent.cache import SpeculationCache
-from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.config import EngineLimits, PromptScores, SamplingParams, SpeculationConfig
 from precedent.decoding.sequence import Emission
 from precedent.engine.engine import Engine
 from precedent.engine.generation import Generation
@@ -93,6 +93,33 @@ def test_what_is_kept_of_a_conversation_does_not_depend_on_what_was_drafted() ->
             assert (result.stats.num_accepted_tokens == end + 1) == (speculation is not PLAIN)
             again = engine.submit([*PROMPT, *answer, 1], SamplingParams(max_tokens=1), speculation=PLAIN).result()
             assert again.cached_prompt_tokens == len(PROMPT) + end
+
+
+# The prompt's own tokens
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a runner"])
+def test_a_prompt_is_scored_as_one_plain_forward_scores_it_whatever_is_kept_of_it(beside: bool) -> None:
+    prompt, sampling = [*PROMPT, *range(200)] * 2, SamplingParams(max_tokens=6, logprobs=1)
+    logits = tiny_causal_lm("llama", seed=21)(torch.tensor([prompt])).logits[0].detach()
+    expected = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(prompt[1:]).unsqueeze(1)).squeeze(1)
+    likeliest = logits.log_softmax(-1)[:-1].topk(2)
+    with closing(make_engine(limits=EngineLimits(prefill_tokens_per_round=40))) as running:
+        plain = running.submit(prompt, sampling, speculation=PLAIN).result()
+        other = running.submit(PROMPT, SamplingParams(max_tokens=100)) if beside else None
+        scored = running.submit(prompt, sampling, scores=PromptScores(2)).result()
+        alone = running.submit(prompt, sampling, scores=PromptScores(alone=True)).result()
+        again = running.submit(prompt, sampling, speculation=PLAIN).result()
+        assert other is None or len(other.result().token_ids) == 100
+    found = [one.logprob for one in scored.prompt_logprobs]
+    torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected)
+    assert [[token for token, _ in one.top] for one in scored.prompt_logprobs] == likeliest.indices.tolist()
+    assert [one.token_id for one in alone.prompt_logprobs] == prompt[1:]
+    assert [one.logprob for one in alone.prompt_logprobs] == pytest.approx(found)
+    assert (alone.token_ids, alone.finish_reason, alone.cached_prompt_tokens) == ((), "length", 0)
+    assert plain.token_ids == scored.token_ids == again.token_ids
+    assert again.cached_prompt_tokens == len(prompt) - 1, "what was scored is kept like any prompt"
+    assert plain.prompt_logprobs == ()
 
 
 # Where an answer ends

@@ -17,6 +17,7 @@ from openai import AsyncOpenAI
 from pytest_socket import enable_socket
 
 from precedent.cache import SpeculationCache
+from precedent.engine.engine import Engine
 from precedent_server.access import NO_RULES, AccessRules
 from precedent_server.app import server_app
 from precedent_server.keys import KeyFile
@@ -24,6 +25,7 @@ from precedent_server.serving import Served, Serving
 from precedent_server.settings import ServerLimits
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import scripted_model_engine
+from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
 class Client(httpx.AsyncClient):
@@ -61,6 +63,17 @@ def client() -> Iterator[Client]:
     """A client of one server for all tests of a file, whose model is an `echo`."""
     with ExitStack() as held:
         yield served_by(held, echo)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[Client]:
+    """A client of a server on a tiny model, which follows no script."""
+    model = tiny_causal_lm("llama", seed=21)
+    with (
+        closing(Engine.load(model, tokenizer=byte_tokenizer(), name="tiny")) as engine,
+        closing(Serving({"tiny": Served.of("tiny", engine)})) as serving,
+    ):
+        yield Client(serving)
 
 
 @pytest.fixture

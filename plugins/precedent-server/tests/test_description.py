@@ -39,6 +39,10 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/api/generate", {}),
     ("/api/embed", {"input": ["a", "b"]}),
     ("/api/embeddings", {"prompt": "a"}),
+    ("/v1/completions", {"prompt": "a", "logprobs": 1, "echo": True, "max_tokens": 0}),
+    ("/tokenize", {"prompt": "a", "return_token_strs": True}),
+    ("/detokenize", {"tokens": [65]}),
+    ("/detokenize", {"tokens": "a"}),
 ]
 
 

@@ -31,7 +31,7 @@ PATIENCE = 60
 LIMITS = {"upload_seconds": 5.0, "request_seconds": 20.0, "prepare_seconds": 10.0}
 ROUTES = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"),
-    *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
+    *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/tokenize", "/detokenize"),
 )
 GOOD: dict[str, dict[str, Any]] = {
     ROUTES[0]: {"messages": [{"role": "user", "content": "Where?"}], "temperature": 0, "max_tokens": 40},
@@ -42,6 +42,8 @@ GOOD: dict[str, dict[str, Any]] = {
     ROUTES[5]: {"prompt": "Where?", "options": {"temperature": 0, "num_predict": 40}},
     ROUTES[6]: {"input": "Where?"},
     ROUTES[7]: {"prompt": "Where?"},
+    ROUTES[8]: {"prompt": "Where?", "return_token_strs": True},
+    ROUTES[9]: {"tokens": [1, 2, 3]},
 }
 STRANGE: tuple[Any, ...] = (
     *(None, True, -1, 0, 1e308, 10**30, "", "\ud800", "\x00", "x" * 5000, [], {}, [[]], [None], {"": {}}, [1e400]),
@@ -55,8 +57,11 @@ STRANGE: tuple[Any, ...] = (
 
 def strange_value(rng: random.Random, body: dict[str, Any]) -> bytes:
     """A value of another kind somewhere in a good body, or a key that is not OpenAI's."""
-    names = ("model", "stream", "tools", "response_format", "stop", "n", "seed", "logit_bias", "speculation", "user")
-    names += ("format", "options", "keep_alive", "think", "raw", "images", "truncate")
+    names = (
+        *("model", "stream", "tools", "response_format", "stop", "n", "seed", "logit_bias", "speculation", "user"),
+        *("echo", "logprobs", "max_tokens", "previous_response_id", "store", "messages", "tokens"),
+        *("format", "options", "keep_alive", "think", "raw", "images", "truncate"),
+    )
     changed = json.loads(json.dumps(body))
     for _ in range(rng.choice((1, 1, 2, 5))):
         changed[rng.choice([*changed, *names, "x-" + str(rng.random())])] = rng.choice(STRANGE)
@@ -135,7 +140,8 @@ def broken_http(port: int, rng: random.Random, route: str) -> str:
 
 def slow_or_gone(port: int, rng: random.Random, route: str) -> str:
     """A client that sends its body byte by byte, reads nothing, or leaves in the middle of a stream."""
-    raw = json.dumps({"model": "scripted", **GOOD[route], "stream": "embed" not in route}).encode()
+    streams = not any(word in route for word in ("embed", "token"))
+    raw = json.dumps({"model": "scripted", **GOOD[route], "stream": streams}).encode()
     head = f"POST {route} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(raw)}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
         connection.sendall(head + raw[:20])

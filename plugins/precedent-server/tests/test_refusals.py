@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 CHAT, TEXTS, RESPONSES, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 HI = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": HI},
     TEXTS: {"prompt": "hi"},
     RESPONSES: {"input": "hi"},
     EMBEDDINGS: {"input": "hi"},
+    TOKENIZE: {"prompt": "hi"},
+    DETOKENIZE: {"tokens": [1]},
 }
 
 
@@ -70,10 +73,33 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (TEXTS, {"suffix": "x"}, "suffix", "into the prompt"),
     *((TEXTS, {"prompt": prompt}, "prompt", "") for prompt in ([], [[]], [10**9], [-1])),
     (TEXTS, {"prompt": ["x"] * 17}, "n", "between 1 and 16"),
-    (TEXTS, {"echo": True, "logprobs": 1}, "echo", "without logprobs"),
+    (TEXTS, {"echo": True, "logprobs": 1, "stream": True}, "echo", "not streamed"),
+    (TEXTS, {"echo": True, "logprobs": 6}, "logprobs", "at most 5 with echo"),
+    (TEXTS, {"max_tokens": 0}, "max_tokens", "at least 1"),
+    (TOKENIZE, {"messages": HI}, "prompt", "one of the two"),
+    (TOKENIZE, {"prompt": None}, "prompt", "one of the two"),
+    (TOKENIZE, {"prompt": ["a", "b"]}, "prompt", "valid string"),
+    (TOKENIZE, {"prompt": "word " * 150_000}, "prompt", "more than"),
+    (TOKENIZE, {"tools": []}, "tools", "for messages"),
+    *(
+        (TOKENIZE, {"prompt": None, "messages": HI, **more}, name, "")
+        for name, more in {
+            "add_special_tokens": {"add_special_tokens": True},
+            "continue_final_message": {"continue_final_message": True},
+            "messages": {"messages": [{"role": "user", "content": "word " * 150_000}]},
+            "messages[0]": {"messages": [{"role": "nobody"}]},
+            "tools": {"tools": [{"type": "web_search"}]},
+            "chat_template_kwargs": {"chat_template_kwargs": {"messages": []}},
+        }.items()
+    ),
+    *((DETOKENIZE, {"tokens": ids}, "tokens", said) for ids, said in ((["a"], "integer"), ([-1], "knows 0 to"))),
+    (DETOKENIZE, {"tokens": [10**9]}, "tokens", "knows 0 to"),
+    (DETOKENIZE, {"tokens": [1] * 262_145}, "", "values"),
     *((EMBEDDINGS, {"input": texts}, "input", "") for texts in ("", [], ["x", ""], ["x"] * 257, ["x", "x" * 32_769])),
     (RESPONSES, {"temprature": 1}, "temprature", "known: "),
     (RESPONSES, {"background": True}, "background", ""),
+    (RESPONSES, {"conversation": "conv_1"}, "conversation", "previous_response_id"),
+    (RESPONSES, {"previous_response_id": 7}, "previous_response_id", "valid string"),
     (RESPONSES, {"include": ["file_search_call.results"]}, "include", ""),
     (RESPONSES, {"input": []}, "input", ""),
     (RESPONSES, {"input": [{"type": "image_generation_call"}]}, "input", ""),

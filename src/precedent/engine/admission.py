@@ -75,7 +75,7 @@ class Admission:
         """Take the slot that holds most of the prompt; evicts idle conversations to make room for its growth."""
         rows = self._rows_in_place(sequence)
         self._clear(rows)
-        slot = self._pool.acquire(sequence.request.tenant, sequence.prompt_ids, rows or None, sequence.prefix_tokens)
+        slot = self._pool.acquire(sequence.request.tenant, sequence.reusable_ids, rows or None, sequence.prefix_tokens)
         self._make_room()
         self._target.reserve(slot, rows)
         self._num_unplaced -= 1

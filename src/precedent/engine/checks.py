@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from precedent.config import MODES, SamplingParams, SpeculationConfig
-from precedent.errors import ConfigError, ContextOverflowError, PromptError
+from precedent.config import MODES, PromptScores, SamplingParams, SpeculationConfig
+from precedent.errors import ConfigError, ContextOverflowError, PromptError, UnsupportedError
 from precedent.grammar import Grammar
 from precedent.runtime.plain_values import checked_ids, is_whole, shown
 from precedent.verify import verifier_of
@@ -28,6 +28,7 @@ MOST_QUERY_CHARACTERS = 16_384
 ARGUMENTS: dict[str, tuple[Any, str]] = {
     "sampling": (SamplingParams, "a SamplingParams"),
     "speculation": (SpeculationConfig | None, "a SpeculationConfig"),
+    "scores": (PromptScores | None, "a PromptScores"),
     "grammar": (Grammar | None, "a Grammar"),
     "write_back": (Callable | None, "a function of a completion"),
     "shown_tokens": (Collection | None, "a collection of token ids"),
@@ -104,6 +105,14 @@ def check_prefix(prefix_tokens: int, prompt: Sequence[int], *, kept: bool) -> No
     if prefix_tokens and not kept:
         raise ConfigError(
             f"prefix_tokens={prefix_tokens} is for an engine that keeps prefixes: load it with keep_prefixes=True"
+        )
+
+
+def check_scores(target: Target) -> None:
+    """Raise UnsupportedError where an encoder reads the prompt."""
+    if target.encodes_prompt:
+        raise UnsupportedError(
+            "scores are not available: an encoder reads this model's prompts and predicts none of it"
         )
 
 

@@ -8,12 +8,13 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precedent.cache import Completion, model_fingerprint, prompt_fingerprint, tokenizer_fingerprint
-from precedent.config import EngineLimits, SamplingParams, SpeculationConfig
+from precedent.config import EngineLimits, PromptScores, SamplingParams, SpeculationConfig
 from precedent.decoding.loop import StepObserver, loop_class
 from precedent.decoding.sequence import Emission
 from precedent.decoding.stats import GenerationStats
@@ -26,6 +27,7 @@ from precedent.engine.checks import (
     check_answer_length,
     check_arguments,
     check_prefix,
+    check_scores,
     check_token_ids,
     checked_mode,
     checked_prompt,
@@ -229,6 +231,7 @@ class Engine(OfOneProcess):
         write_back: CompletionKeeper | None = None,
         shown_tokens: Collection[int] = (),
         prefix_tokens: int = 0,
+        scores: PromptScores | None = None,
     ) -> Generation:
         """Start a request and return once it is prepared: texts encoded and indexed, the grammar compiled.
 
@@ -241,20 +244,26 @@ class Engine(OfOneProcess):
         completion. `prediction` is a guess of the answer (a text, or token ids), `templates` are premade responses and
         forms of tool calls; both only propose. A `grammar` restricts the answer; `shown_tokens` are the special tokens
         that stay in its text; `write_back` receives the completion instead of the cache. `prefix_tokens` is how many
-        of the prompt's first tokens other requests of the tenant share, for `keep_prefixes`. Raises
-        ContextOverflowError, PromptError, CapacityError, ConfigError, UnsupportedError or EngineClosedError at once.
+        of the prompt's first tokens other requests of the tenant share, for `keep_prefixes`. `scores` asks for the
+        log-probabilities of the prompt's own tokens, all of which are then computed. Raises ContextOverflowError,
+        PromptError, CapacityError, ConfigError, UnsupportedError or EngineClosedError at once.
         """
         self.check_process()
         check_arguments(
             sampling=sampling, speculation=speculation, grammar=grammar, write_back=write_back,
-            shown_tokens=shown_tokens, tenant=tenant, query=query, workflow_step=workflow_step, tools=tools,
+            shown_tokens=shown_tokens, scores=scores, tenant=tenant, query=query, workflow_step=workflow_step,
+            tools=tools,
         )  # fmt: skip
         prompt, num_tokens = checked_prompt(prompt_ids, self.target), min(len(self.tokenizer), self.target.vocab_size)
         check_answer_length(sampling.max_tokens, self.target)
         check_prefix(prefix_tokens, prompt, kept=self.kept_prefixes is not None)
         check_token_ids(sampling, num_tokens)
         speculation = unless_switched_off(speculation or self.speculation)
-        drafters = self._drafters_named(speculation.drafters if speculation.enabled else ())
+        if scores is not None:
+            check_scores(self.target)
+            speculation = replace(speculation, write_back=False)  # evaluations are not worth recalling
+        has_answer = scores is None or not scores.alone
+        drafters = self._drafters_named(speculation.drafters if speculation.enabled and has_answer else ())
         matching = None if grammar is None else GrammarConstraint(self.grammars.matcher(grammar), self._end_ids)
         mode = checked_mode(speculation, sampling, self.target)
         request = Request(
@@ -281,7 +290,7 @@ class Engine(OfOneProcess):
         bitwise = self.target.capabilities.bitwise and mode in ("greedy", "coupled")
         sequence = QueuedSequence(
             request=request,
-            max_tokens=max_tokens,
+            max_tokens=max_tokens if has_answer else 0,
             rng_of=entropy_rng(secrets.randbits(128)),
             speculation=speculation,
             bitwise=bitwise,
@@ -291,6 +300,7 @@ class Engine(OfOneProcess):
             actions=self._actions(request, speculation, write_back),
             kv_bytes=self._kv_bytes(len(prompt), max_tokens, speculation, drafters),
             prefix_tokens=prefix_tokens,
+            scores=scores,
             early=begin_early(drafters, request, self._fences),
         )
         self._worker.submit(sequence)

@@ -20,7 +20,8 @@ from precedent.sampling.logprobs import TokenLogprob
 class GenerationResult:
     """The whole answer, with each token's source.
 
-    `finish_reason` is "stop" (end token or stop string) or "length" (token limit).
+    `finish_reason` is "stop" (end token or stop string) or "length" (token limit). `prompt_logprobs`, where they were
+    asked for, are those of the prompt's tokens after the first, from the target's own distribution.
     """
 
     text: str
@@ -31,6 +32,7 @@ class GenerationResult:
     cached_prompt_tokens: int
     stats: GenerationStats = field(default_factory=GenerationStats)
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Generation(OfOneProcess):

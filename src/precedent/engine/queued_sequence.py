@@ -7,13 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
+from precedent.config import PromptScores
 from precedent.decoding.sequence import DecodingSequence, Emission
 from precedent.drafters import Drafter
 from precedent.drafters.base import Session
 from precedent.drafters.sessions import begin_all, end_all
 from precedent.engine.generation import Generation, GenerationResult
 from precedent.runtime.fence import Fences
-from precedent.sampling.logprobs import TokenLogprob
+from precedent.sampling.logprobs import TokenLogprob, logprobs_after
 from precedent.target import Slot, Target
 from precedent.text.assembly import TextAssembler
 
@@ -25,7 +26,8 @@ class QueuedSequence(DecodingSequence):
     `actions` are called with its result, by the name of their fence. `early` holds the sessions that began on the
     caller's thread, until it is admitted. `kv_bytes` is the memory reserved for it; the first `prefix_tokens` of its
     prompt may be kept on disk. It has `started` once it owns a slot that was chosen for its prompt; until then another
-    sequence, `shares_with`, may be computing the first `num_shared` tokens of its prompt.
+    sequence, `shares_with`, may be computing the first `num_shared` tokens of its prompt. With `scores` every
+    token of its prompt is computed and scored.
     """
 
     slot: Slot = field(init=False, repr=False)
@@ -35,6 +37,7 @@ class QueuedSequence(DecodingSequence):
     early: dict[str, Session | None] = field(default_factory=dict)
     kv_bytes: int = 0
     prefix_tokens: int = 0
+    scores: PromptScores | None = None
     generation: Generation = field(default_factory=Generation)
     submitted: float = field(default_factory=perf_counter)
     last_emission: float = 0.0
@@ -46,11 +49,17 @@ class QueuedSequence(DecodingSequence):
     answer: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
         """The prompt's token ids."""
         return self.request.prompt_ids
+
+    @property
+    def reusable_ids(self) -> tuple[int, ...]:
+        """The prompt as it is compared with what is in memory: no token of it may come from there if it is scored."""
+        return self.prompt_ids if self.scores is None else self.prompt_ids[:1]
 
     @property
     def num_missing(self) -> int:
@@ -77,6 +86,15 @@ class QueuedSequence(DecodingSequence):
         """Let go of the slot: the sequence may wait for a while until its completion is stored."""
         with suppress(AttributeError):  # starting it failed
             del self.slot
+
+    def prefill(self, target: Target, num_tokens: int) -> bool:
+        """Compute tokens of the prompt, `num_tokens` of those that are missing; True when only its last is pending."""
+        if self.scores is None or not num_tokens:
+            return target.continue_prefill(self.slot, self.prompt_ids, max(num_tokens, 1))
+        logits = target.score_prompt(self.slot, self.prompt_ids, num_tokens)
+        scored = self.prompt_ids[self.num_prefilled + 1 : self.num_prefilled + 1 + num_tokens]
+        self.prompt_logprobs += logprobs_after(logits, scored, self.scores.num_top)
+        return num_tokens == self.num_missing
 
     def deliver(self, result: Emission) -> None:
         """Pass a step's tokens to the caller. A stop string cuts the answer and ends the sequence."""
@@ -111,4 +129,5 @@ class QueuedSequence(DecodingSequence):
             cached_prompt_tokens=self.cached_prompt_tokens,
             stats=self.stats,
             logprobs=tuple(self.logprobs),
+            prompt_logprobs=tuple(self.prompt_logprobs),
         )

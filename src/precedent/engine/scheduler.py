@@ -32,6 +32,9 @@ METRICS = "metrics"
 SMALLEST_PIECE = 32
 """Smallest remainder of a round's budget, in prompt tokens, that is worth a forward of its own."""
 
+SCORED_ROWS = 128
+"""Most prompt tokens that are scored at once: each has a row of the vocabulary's size."""
+
 WORTH_WAITING = 32
 """Shortest common prefix, in tokens, for which a prompt waits for another."""
 
@@ -113,7 +116,7 @@ class Scheduler:
         """
         for other in self.prefilling:
             if other.request.tenant == sequence.request.tenant:
-                shared = common_prefix(sequence.prompt_ids[:-1], other.prompt_ids[:-1])
+                shared = common_prefix(sequence.reusable_ids[:-1], other.prompt_ids[:-1])
                 if shared > max(sequence.num_shared, WORTH_WAITING):
                     sequence.num_shared, sequence.shares_with = shared, other
 
@@ -142,10 +145,12 @@ class Scheduler:
             if not sequence.started:
                 self._start(sequence)
             number = min(most, sequence.num_missing)
+            if sequence.scores is not None:
+                number = min(number, SCORED_ROWS, self.target.capabilities.most_rows or SCORED_ROWS)
             until_kept = sequence.prefix_tokens - sequence.num_prefilled
             if until_kept > 0 and not self.target.capabilities.rewinds_anywhere:  # it goes back to ends of pieces
                 number = min(number, until_kept)
-            ready = self.target.continue_prefill(sequence.slot, sequence.prompt_ids, max(number, 1))
+            ready = sequence.prefill(self.target, number)
         except Exception as error:
             log.debug("prefill failed", exc_info=True)
             self._fail(sequence, as_ours(error, f"prefilling a prompt of {len(sequence.prompt_ids)} tokens"))
@@ -154,6 +159,9 @@ class Scheduler:
         sequence.stats.prefill_seconds += perf_counter() - started
         self.prefilling.remove(sequence)
         (self.running if ready else self.prefilling).append(sequence)
+        if ready and not sequence.max_tokens:
+            sequence.finish_reason = "length"
+            self._deliver(sequence, Emission())
         return number
 
     def _start(self, sequence: QueuedSequence) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from precedent.sampling.target_rows import TargetRows
 
@@ -27,13 +28,17 @@ class TokenLogprob:
 def logprobs_of(
     rows: TargetRows, nodes: Sequence[int], token_ids: Sequence[int], num_top: int | None
 ) -> tuple[TokenLogprob, ...]:
-    """The log-probabilities of `token_ids`, each of which follows its node in `nodes`; empty if `num_top` is None.
+    """The log-probabilities of `token_ids`, each of which follows its node in `nodes`; empty if `num_top` is None."""
+    if num_top is None:
+        return ()
+    return logprobs_after(torch.stack([rows.logits(node) for node in nodes]), token_ids, num_top)
+
+
+def logprobs_after(logits: Tensor, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprob, ...]:
+    """The log-probabilities of `token_ids`, each of which follows its row of `logits` `[rows, vocab_size]`.
 
     Costs one softmax over the vocabulary per token.
     """
-    if num_top is None:
-        return ()
-    logits = torch.stack([rows.logits(node) for node in nodes])
     distributions = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     chosen = (
         distributions.gather(1, torch.tensor(token_ids, device=distributions.device).unsqueeze(1)).squeeze(1).tolist()

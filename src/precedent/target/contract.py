@@ -141,6 +141,22 @@ class Target(ABC):
         decides. Raises ValueError for a slot whose prompt is not complete.
         """
 
+    def score_prompt(self, slot: Slot, prompt_ids: Sequence[int], max_tokens: int) -> Tensor:
+        """As `continue_prefill`, but returns the logits after each token that it computes, `[rows, vocab_size]`.
+
+        The slot must have been empty at `begin_prefill`, or not all rows are computed. The logits may be overwritten by
+        the next forward. Not for targets that encode prompts.
+        """
+        done, goal = len(slot.token_ids), len(prompt_ids) - 1
+        if slot.pending == NOTHING_PENDING:
+            self.reserve(slot, len(prompt_ids))
+            self.continue_prefill(slot, prompt_ids[: done + 1], 1)  # computes nothing: its last token becomes pending
+        end = min(done + max_tokens, goal)
+        piece = chain(prompt_ids[done + 1 : end])
+        (logits,) = self.score([(slot, piece)])
+        self.commit(slot, piece, range(len(piece)), prompt_ids[end])
+        return logits
+
     @abstractmethod
     def commit_all(self, batch: Sequence[Commit]) -> list[Exception | None]:
         """Keep each sequence's pending token and accepted path; its next token becomes pending.

@@ -61,9 +61,12 @@ def render_prompt(
     tools: Sequence[Mapping[str, Any]] | None = None,
     settings: Sequence[TemplateSettings] = (),
     context_length: int | None = None,
+    *,
+    add_generation_prompt: bool = True,
 ) -> list[int]:
     """Render `messages` (dicts with `role` and `content`) to prompt ids, ready for the assistant's answer.
 
+    Without `add_generation_prompt` they end with the last message.
     A conversation without a system message gets the tokenizer's `default_system_message`, which a model may come with.
     Control tokens in messages, tools and `settings` stay text. Raises PromptError for an empty list, an unknown role,
     a bad tool, text that is not valid Unicode, or messages that the template refuses; ContextOverflowError for far more
@@ -79,7 +82,8 @@ def render_prompt(
     variables = variables_of(settings, tokenizer, template)
     form = format_of_template(template)
     messages = fitted(messages, form)
-    rendered, markers = _Rendering(tokenizer, template, form, list(tools or ()), variables).of(messages)
+    rendering = _Rendering(tokenizer, template, form, list(tools or ()), variables, add_generation_prompt)
+    rendered, markers = rendering.of(messages)
     if context_length is not None:
         check_length(tokenizer, rendered, context_length)
     if markers is not None:
@@ -216,6 +220,7 @@ class _Rendering:
     form: ToolFormat | None
     tools: list[Any]
     variables: dict[str, Any]
+    opens_answer: bool = True
 
     def of(self, messages: Sequence[Message]) -> tuple[str, Markers | None]:
         """The prompt's text in the first arrangement that the template takes, and what encloses its control tokens."""
@@ -241,7 +246,8 @@ class _Rendering:
 
     def _text(self, messages: list[Message], tools: list[Any], variables: dict[str, Any]) -> str:
         """Render the template. Raises PromptError if it fails on a caller's value (it may compare, join or index)."""
-        settings: dict[str, Any] = {"chat_template": self.template, "tokenize": False, "add_generation_prompt": True}
+        settings: dict[str, Any] = {"chat_template": self.template, "tokenize": False}
+        settings["add_generation_prompt"] = self.opens_answer
         try:
             return str(self.tokenizer.apply_chat_template(messages, tools=tools or None, **settings, **variables))
         except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from openai.types.completion_usage import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
 from pydantic import BaseModel
@@ -79,6 +79,13 @@ class SourceTexts:
         return [(rest, source)] if rest else []
 
 
+class Echo(NamedTuple):
+    """A prompt that is told before its answer, and its first token."""
+
+    text: str
+    first_id: int
+
+
 @dataclass(slots=True)
 class Answer:
     """One answer, described on the span around it. `text`, `reasoning` and `calls` grow while it is read.
@@ -93,6 +100,7 @@ class Answer:
     prompt_tokens: int
     syntax: AnswerSyntax | None = None
     whole: bool = False
+    echo: Echo | None = None
     text: str = ""
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -239,7 +247,7 @@ def answering(read: Callable[[dict[str, Any], ServerLimits], Asked], prompt: str
             if asked.stream:
                 return EventStream(serving, _events(writer, held.pop_all()), writer.failed, asked.media_type)
             await unless_gone(request, serving.limits, _read_all(answers))
-            return JSONResponse(await serving.prepared(writer.whole))
+            return await serving.prepared(lambda: JSONResponse(writer.whole()))  # written there: it may be long
 
     return answer
 

@@ -29,8 +29,9 @@ from precedent_server.embeddings import embeddings
 from precedent_server.errors import FAILED, ApiError, api_error, stopping
 from precedent_server.keys import Caller
 from precedent_server.prometheus import CONTENT_TYPE, for_key
-from precedent_server.responses import responses
+from precedent_server.responses import delete_response, responses, stored_response
 from precedent_server.serving import Route, Served, Serving
+from precedent_server.tokens import detokenize, tokenize, tokenizer_info
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def server_app(serving: Serving, metrics: MetricsText | None = None) -> FastAPI:
     app.add_middleware(AccessLog, failed=_told, answered=partial(_answered, serving))
     if origins := serving.access.cors_origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"],
             expose_headers=[HEADER],
         )  # fmt: skip
     for kind in (ApiError, HTTPException, ClientDisconnect):
@@ -174,7 +175,12 @@ _ROUTES: tuple[tuple[str, str, Route, str], ...] = (
     ("/v1/chat/completions", "POST", chat_completions, "use"),
     ("/v1/completions", "POST", completions, "use"),
     ("/v1/responses", "POST", responses, "use"),
+    ("/v1/responses/{id}", "GET", stored_response, "use"),
+    ("/v1/responses/{id}", "DELETE", delete_response, "use"),
     ("/v1/embeddings", "POST", embeddings, "use"),
+    ("/tokenize", "POST", tokenize, "use"),
+    ("/detokenize", "POST", detokenize, "use"),
+    ("/tokenizer_info", "GET", tokenizer_info, "use"),
     ("/v1/models", "GET", _models, "use"),
     ("/v1/models/{name:path}", "GET", _model, "use"),
     ("/api/chat", "POST", ollama.chat, "use"),

@@ -78,11 +78,11 @@ def chat_request(
     `names` are what the request itself calls keys that were made of its own; `of_model` gives settings that depend on
     the model.
     """
-    _check_tools(body.get("tools"))
+    check_tools(body.get("tools"))
     said = checked(body, KEYS)
     if said.get("modalities", ["text"]) != ["text"]:
         raise unsupported("only text is written", "modalities")
-    _check_bounds(said, limits)
+    check_bounds(said, limits)
     messages, num_ignored = read_messages(said["messages"])
     said |= _allowed_tools(said)
     settings = {name: said[name] for name in (*_OPENAI, *_OWN) if name in said}
@@ -122,7 +122,7 @@ def chat_request(
     )
 
 
-def _check_tools(tools: Any) -> None:
+def check_tools(tools: Any) -> None:
     """Raise ApiError for too many tools, and for one that the client does not run itself."""
     if not isinstance(tools, list):
         return
@@ -155,7 +155,7 @@ def _name_of(tool: Mapping[str, Any]) -> Any:
     return function.get("name") if isinstance(function, dict) else None
 
 
-def _check_bounds(said: Mapping[str, Any], limits: ServerLimits) -> None:
+def check_bounds(said: Mapping[str, Any], limits: ServerLimits) -> None:
     """Raise ApiError for a request that asks for more than the server allows."""
     number, stops = said.get("n", 1), said.get("stop", ())
     if not 1 <= number <= limits.max_choices:

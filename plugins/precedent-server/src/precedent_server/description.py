@@ -10,12 +10,12 @@ from typing import Any, Literal, NamedTuple
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from openai.pagination import SyncPage
-from openai.types import Completion, Model
+from openai.types import Model
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 from pydantic import BaseModel, TypeAdapter
 
-from precedent_server import chat, completions, embeddings, ollama, responses
+from precedent_server import chat, completions, embeddings, ollama, responses, tokens
 from precedent_server.bodies import NEUTRAL, Keys
 from precedent_server.errors import ErrorBody
 from precedent_server.serving import Serving
@@ -54,14 +54,18 @@ _OF_OLLAMA = partial(Route, error=ollama.ErrorAnswer, events=ollama.LINES)
 
 ROUTES: Mapping[str, Route] = {
     "/v1/chat/completions": Route(chat.KEYS, ChatCompletion, streams=True),
-    "/v1/completions": Route(completions.KEYS, Completion, streams=True),
+    "/v1/completions": Route(completions.KEYS, completions.TextCompletion, streams=True),
     "/v1/responses": Route(responses.KEYS, Response, streams=True),
+    "/v1/responses/{id}": Route(None, Response | responses.DeletedResponse),
     "/v1/embeddings": Route(embeddings.KEYS, embeddings.Embeddings),
     "/api/chat": _OF_OLLAMA(ollama.CHAT, ollama.ChatAnswer, streams=True),
     "/api/generate": _OF_OLLAMA(ollama.GENERATE, ollama.GenerateAnswer, streams=True),
     "/api/embed": _OF_OLLAMA(ollama.EMBED, ollama.EmbedAnswer),
     "/api/embeddings": _OF_OLLAMA(ollama.EMBEDDINGS, ollama.EmbeddingsAnswer),
     "/api/version": _OF_OLLAMA(None, ollama.VersionAnswer),
+    "/tokenize": Route(tokens.TOKENIZE, tokens.Tokens),
+    "/detokenize": Route(tokens.DETOKENIZE, tokens.Text),
+    "/tokenizer_info": Route(None, tokens.TokenizerInfo),
     "/v1/models": Route(None, SyncPage[Model]),
     "/v1/models/{name}": Route(None, Model),
     "/metrics": Route(None, str, TEXT),

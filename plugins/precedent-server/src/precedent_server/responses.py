@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: a whole conversation in, its next items out; nothing is kept between requests.
+"""`POST /v1/responses`: a conversation in, its next items out, which a later request can continue.
 
 A body is read by writing it as one of `/v1/chat/completions`.
 """
@@ -8,14 +8,19 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, Literal
 
 from openai.types.responses import Response as ResponseBody
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.responses import Response as HTTPResponse
 
+from precedent.runtime.plain_values import shown
 from precedent.sampling.logprobs import TokenLogprob
 from precedent.text.answers import CallPiece, Piece
 from precedent.text.tool_formats import ReasoningPiece
@@ -23,7 +28,14 @@ from precedent_server.answers import Answer, Asked, answering, logprobs_of, spec
 from precedent_server.bodies import Keys, checked, unsupported
 from precedent_server.chat import chat_request
 from precedent_server.errors import ApiError
+from precedent_server.keys import Caller
+from precedent_server.response_store import KeptResponse, ResponseStore
+from precedent_server.serving import Served, Serving
 from precedent_server.settings import ServerLimits
+from precedent_server.usage import Owner
+
+PREVIOUS = "previous_response_id"
+"""The key that names the response to continue."""
 
 KEYS = Keys(
     ResponseCreateParamsBase,
@@ -31,15 +43,14 @@ KEYS = Keys(
     supported=(
         *("input", "instructions", "model", "max_output_tokens", "temperature", "top_p", "tools", "tool_choice"),
         *("parallel_tool_calls", "text", "reasoning", "truncation", "background", "include", "top_logprobs"),
-        "stream_options",
+        *("stream_options", PREVIOUS),
     ),
     own={
         **{"stream": bool, "input": str | list[Any], "tools": list[dict[str, Any]], "text": dict[str, Any]},
         **{"tool_choice": str | dict[str, Any], "include": list[str], "speculation": bool | dict[str, Any]},
     },
     instead={
-        "previous_response_id": "nothing is kept between requests: send the whole conversation as input",
-        "conversation": "nothing is kept between requests: send the whole conversation as input",
+        "conversation": "there are no stored conversations: send previous_response_id, or all of it as input",
         "prompt": "there are no stored prompts: send instructions and input",
         "max_tool_calls": "tools run at the client: count there",
     },
@@ -72,14 +83,24 @@ _ECHOED: Mapping[str, Any] = {
         "metadata": {},
         "temperature": 1.0,
         "top_p": 1.0,
+        PREVIOUS: None,
+        "store": True,
     },
     **{"parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "text": {"format": {"type": "text"}}},
 }
 """What an answer says again of its request, and what was not said."""
 
 
-def responses_request(body: Mapping[str, Any], limits: ServerLimits) -> Asked:
-    """Read a parsed body. Raises ApiError that names the key of this route."""
+class DeletedResponse(BaseModel):
+    """What a DELETE answers."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+def responses_request(store: ResponseStore, owner: Owner, body: Mapping[str, Any], limits: ServerLimits) -> Asked:
+    """Read a parsed body of an owner. Raises ApiError that names the key of this route."""
     body = {name: value for name, value in body.items() if value is not None}
     said = checked(body, KEYS)
     if said.get("background"):
@@ -107,15 +128,50 @@ def responses_request(body: Mapping[str, Any], limits: ServerLimits) -> Asked:
         chat["response_format"] = _format(wanted)
     items = [{"role": "user", "content": said["input"]}] if isinstance(said["input"], str) else said["input"]
     system = [{"role": "system", "content": said["instructions"]}] if "instructions" in said else []
-    chat["messages"] = [*system, *_turns(items)]
     num_foreign = sum(map(_is_foreign, items))
-    try:
-        asked = chat_request(chat, limits, _CHAT_NAMES)
-    except ApiError as error:
-        error.error.param = _CHAT_NAMES.get(error.error.param or "", error.error.param)
-        raise
-    write = partial(ResponseWriter, body)
-    return replace(asked, num_ignored=asked.num_ignored + num_foreign, write=lambda answers: write(answers[0]))
+    before = _stored(store, owner, said[PREVIOUS], PREVIOUS) if PREVIOUS in said else None
+    written = cache(lambda: json.dumps(items).encode())
+
+    def asked_after(earlier: Sequence[Any]) -> Asked:
+        try:
+            return chat_request({**chat, "messages": [*system, *_turns([*earlier, *items])]}, limits, _CHAT_NAMES)
+        except ApiError as error:
+            error.error.param = _CHAT_NAMES.get(error.error.param or "", error.error.param)
+            raise
+
+    def begin(served: Served, tenant: str, index: int) -> Answer:
+        """What is kept may be long, and is read where prompts are prepared."""
+        store.follow(served.engine.cache)
+        written()
+        if before is None:
+            return asked.begin(served, tenant, index)
+        earlier = [item for part in before.conversation for item in json.loads(part)]
+        return asked_after(earlier).begin(served, tenant, index)
+
+    def keep(response: Mapping[str, Any]) -> None:
+        conversation = (*(before.conversation if before else ()), written(), json.dumps(response["output"]).encode())
+        store.keep(owner, response["id"], KeptResponse(json.dumps(response).encode(), conversation))
+
+    asked, kept = asked_after(()), keep if body.get("store", True) else None
+    return replace(
+        asked,
+        begin=begin,
+        num_ignored=asked.num_ignored + num_foreign,
+        write=lambda answers: ResponseWriter(body, answers[0], kept),
+    )
+
+
+def _stored(store: ResponseStore, owner: Owner, name: str, param: str | None = None) -> KeptResponse:
+    """An owner's response. Raises ApiError (404) for one that is not kept, `param` being the key that names it."""
+    found = store.get(owner, name)
+    if found is None:
+        raise _not_found(name, param)
+    return found
+
+
+def _not_found(name: str, param: str | None = None) -> ApiError:
+    message = f"response {shown(name)} is not found: it is another key's, was not stored, or not used for too long"
+    return ApiError(message, status=404, param=param, code=None if param is None else "previous_response_not_found")
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,8 +265,10 @@ def _content(content: Any) -> Any:
 class ResponseWriter:
     """Writes an answer as OpenAI's Response: its items, whole or as the events of a stream."""
 
-    def __init__(self, body: Mapping[str, Any], answer: Answer) -> None:
-        self._answer, self._body = answer, body
+    def __init__(
+        self, body: Mapping[str, Any], answer: Answer, keep: Callable[[Mapping[str, Any]], None] | None
+    ) -> None:
+        self._answer, self._body, self._keep = answer, body, keep
         self._id, self._created = f"resp_{secrets.token_hex(16)}", int(time.time())
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
@@ -231,7 +289,7 @@ class ResponseWriter:
             item["status"] = "completed"
         if self._items[-1]["type"] != "function_call":  # calls of a whole answer are complete
             self._items[-1]["status"] = self._status
-        return self._response(self._status)
+        return self._ended()
 
     async def events(self) -> AsyncGenerator[str, None]:
         """The events of a stream."""
@@ -246,7 +304,7 @@ class ResponseWriter:
             closing = "".join((*self._close(), *self._begin("message")))
         closing += "".join(self._close("completed" if self._in_whole_call else self._status))
         ended = "response.completed" if self._status == "completed" else "response.incomplete"
-        yield closing + self._event(ended, response=self._response(self._status))
+        yield closing + self._event(ended, response=self._ended())
 
     def failed(self, error: ApiError) -> str:
         """The event that ends a stream which failed."""
@@ -336,9 +394,16 @@ class ResponseWriter:
     def _status(self) -> str:
         return "incomplete" if self._answer.finish_reason == "length" else "completed"
 
+    def _ended(self) -> dict[str, Any]:
+        """The whole response, which is kept now."""
+        response = self._response(self._status)
+        if self._keep is not None:
+            self._keep(response)
+        return response
+
     def _response(self, status: str) -> dict[str, Any]:
         told: dict[str, Any] = {
-            **{"id": self._id, "object": "response", "created_at": self._created, "status": status, "store": False},
+            **{"id": self._id, "object": "response", "created_at": self._created, "status": status},
             **{name: self._body.get(name, usual) for name, usual in _ECHOED.items()},
             **{"output": self._items, "error": None, "incomplete_details": None, "usage": None},
         }
@@ -368,4 +433,27 @@ class ResponseWriter:
         return f"event: {kind}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
-responses = answering(responses_request, "input")
+async def responses(serving: Serving, caller: Caller, request: Request) -> HTTPResponse:
+    """Answer one request, whole or as a stream."""
+    read = partial(responses_request, serving.response_store, _owner(caller))
+    return await answering(read, "input")(serving, caller, request)
+
+
+async def stored_response(serving: Serving, caller: Caller, request: Request) -> HTTPResponse:
+    """A response that is kept, as it was answered."""
+    if request.query_params.get("stream", "false").lower() != "false":
+        raise unsupported("stream is not supported: the whole response is sent", "stream")
+    found = _stored(serving.response_store, _owner(caller), request.path_params["id"])
+    return HTTPResponse(found.body, media_type="application/json")
+
+
+async def delete_response(serving: Serving, caller: Caller, request: Request) -> HTTPResponse:
+    """Forget a response; later ones that continue it keep the conversation."""
+    name = request.path_params["id"]
+    if not serving.response_store.drop(_owner(caller), name):
+        raise _not_found(name)
+    return JSONResponse(DeletedResponse(id=name).model_dump())
+
+
+def _owner(caller: Caller) -> Owner:
+    return caller.name, caller.tenant

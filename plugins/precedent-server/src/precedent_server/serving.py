@@ -36,6 +36,7 @@ from precedent_server.keys import Caller, KeyFile
 from precedent_server.microscope import Microscope
 from precedent_server.prometheus import metric_text, prometheus_text, usage_text
 from precedent_server.rate_limits import RateLimits
+from precedent_server.response_store import ResponseStore
 from precedent_server.settings import ServerLimits
 from precedent_server.usage import KeyUsage, Owner
 
@@ -154,6 +155,7 @@ class Serving:
             "bytes of unfinished requests", limits.max_upload_bytes, limits.max_upload_bytes_per_key, retry_seconds=5
         )
         self.rates, self.usage = RateLimits(limits), KeyUsage(self._owners)
+        self.response_store = ResponseStore(limits)
         self._threads = Background(PREPARING_THREADS, "precedent-prepare")
 
     def model(self, name: str) -> Served:

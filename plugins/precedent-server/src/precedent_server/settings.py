@@ -26,10 +26,12 @@ class ServerLimits:
     gives it limits of its own (None: any number). `max_connections` may be open at once. `max_upload_bytes` of bodies
     that are not read to their ends may be held at once, `max_upload_bytes_per_key` of one key. A body has at most
     `max_body_bytes` (None: what the context of the served models can use, see `most_body_bytes`). `default_max_tokens`
-    bounds answers whose request says nothing.
+    bounds answers whose request says nothing. `max_stored_per_key` responses of one key are stored, in
+    `max_stored_bytes_per_key`, and all in `max_stored_bytes`.
     Times are in seconds: `request_seconds` for a whole answer, `header_seconds` for a request's headers to arrive,
-    `upload_seconds` for its body, `prepare_seconds` for prompts and grammars, `grace_seconds` for running requests when
-    the server stops. `/health` fails while an engine works on one step for `stalled_seconds`.
+    `upload_seconds` for its body, `prepare_seconds` for prompts and grammars, `stored_seconds` for responses after
+    their last use, `grace_seconds` for running requests when the server stops. `/health` fails while an engine works
+    on one step for `stalled_seconds`.
     """
 
     max_queued: int = 256
@@ -45,6 +47,10 @@ class ServerLimits:
     max_pattern_length: int = 1000
     max_stops: int = 16
     default_max_tokens: int = 4096
+    max_stored_per_key: int = 1000
+    max_stored_bytes: int = 256 * MEBIBYTE
+    max_stored_bytes_per_key: int = 64 * MEBIBYTE
+    stored_seconds: float = 86_400.0
     request_seconds: float = 600.0
     header_seconds: float = 10.0
     upload_seconds: float = 30.0

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from precedent.config import SamplingParams, SpeculationConfig
+from precedent.config import PromptScores, SamplingParams, SpeculationConfig
 from precedent.decoding.sequence import Emission
 from precedent.decoding.stats import TARGET, GenerationStats
 from precedent.engine.generation import Generation, GenerationResult, cancelled_error
@@ -87,6 +87,7 @@ class ScriptedRequest:
     write_back: Callable[[Completion], object] | None = None
     shown_tokens: Collection[int] = ()
     prefix_tokens: int = 0
+    scores: PromptScores | None = None
     generation: Generation = field(default_factory=Generation)
     ended: threading.Event = field(default_factory=threading.Event)
     cancelled: bool = False

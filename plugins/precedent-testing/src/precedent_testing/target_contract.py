@@ -83,6 +83,23 @@ class TargetContract:
             assert slot.pending == NOTHING_PENDING
         self.check_close(self.next_logits(target, slot), self.next_logits(target, self.prefilled(target, prompt)))
 
+    @pytest.mark.parametrize("rows", [1, 7, 40])
+    def test_a_scored_prompt_equals_plain_steps_and_is_prefilled(self, target: Target, rows: int) -> None:
+        if target.encodes_prompt:
+            pytest.skip("its prompts are not predicted")
+        prompt, slot, rows = self.ids(17, 24), target.new_slot(), min(rows, target.capabilities.most_rows or rows)
+        target.begin_prefill(slot, prompt)
+        scored = list[Tensor]()
+        while len(slot.token_ids) < len(prompt) - 1:
+            scored += target.score_prompt(slot, prompt, rows).clone()
+        plain = self.prefilled(target, prompt[:1])
+        expected = self.next_logits(target, plain)
+        for logits, token in zip(scored, prompt[1:], strict=True):
+            self.check_close(logits, expected)
+            expected = self.follow(target, plain, [token])
+        assert (slot.token_ids, slot.pending) == (prompt[:-1], prompt[-1])
+        self.check_close(self.next_logits(target, slot), expected)
+
     def test_an_empty_prompt_is_refused(self, target: Target) -> None:
         with pytest.raises(PromptError, match="empty"):
             target.prefill(target.new_slot(), [])
