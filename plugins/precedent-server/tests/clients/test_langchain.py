@@ -72,10 +72,17 @@ class TestChatOllama(Connected, ChatModelIntegrationTests):
     has_tool_choice = supports_anthropic_inputs = False
     supported_usage_metadata_details: ClassVar[Details] = {"invoke": [], "stream": []}
 
-    @pytest.fixture(autouse=True)
-    def _connect(self, server: Any) -> None:
+    @pytest_asyncio.fixture(scope="class", loop_scope="class")
+    async def place(self, server: Any) -> AsyncIterator[dict[str, Any]]:
         headers = {"Authorization": f"Bearer {server.keys['desk']}"}
-        self.place = {"base_url": server.address, "client_kwargs": {"headers": headers}}
+        with httpx.HTTPTransport() as transport:
+            async with httpx.AsyncHTTPTransport() as async_transport:
+                yield {
+                    "base_url": server.address,
+                    "client_kwargs": {"headers": headers},
+                    "sync_client_kwargs": {"transport": transport},
+                    "async_client_kwargs": {"transport": async_transport},
+                }
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:

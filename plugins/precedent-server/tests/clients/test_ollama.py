@@ -84,16 +84,17 @@ def test_embeddings(client: ollama.Client) -> None:
 
 
 def test_errors(client: ollama.Client, server: Any) -> None:
-    refused = {
-        404: lambda: client.chat("gpt", user("hi")),
-        400: lambda: list(client.chat("echo", [{"role": "user", "content": "hi", "images": ["eA=="]}], stream=True)),
-        401: lambda: ollama.Client(server.address).chat("echo", user("hi")),
-    }
-    for status, ask in refused.items():
-        with pytest.raises(ollama.ResponseError) as found:
-            ask()
-        assert found.value.status_code == status
-        assert "{" not in found.value.error
+    with ollama.Client(server.address) as stranger:
+        refused = {
+            404: lambda: client.chat("gpt", user("hi")),
+            400: lambda: list(client.chat("echo", user("hi"), options={"temperature": -1}, stream=True)),
+            401: lambda: stranger.chat("echo", user("hi")),
+        }
+        for status, ask in refused.items():
+            with pytest.raises(ollama.ResponseError) as found:
+                ask()
+            assert found.value.status_code == status
+            assert "{" not in found.value.error
     with pytest.raises(ollama.ResponseError, match="/api/pull is not supported"):
         client.pull("smollm2")
 
@@ -114,10 +115,11 @@ def test_models(client: ollama.Client) -> None:
 
 
 def test_a_program(server: Any, tmp_path: Path) -> None:
-    """Finds the models by itself, streams, and calls a tool."""
+    """It finds the models by itself, streams, and calls a tool."""
 
     def llm(*arguments: str) -> str:
-        told = {"OLLAMA_HOST": server.address, "OLLAMA_API_KEY": server.keys["desk"], "LLM_USER_PATH": str(tmp_path)}
+        told = {"OLLAMA_HOST": server.address, "OLLAMA_API_KEY": server.keys["desk"]}
+        told |= {"LLM_USER_PATH": str(tmp_path), "LLM_LOAD_PLUGINS": "llm-ollama"}  # the environment has other plugins
         command = [sys.executable, "-m", "llm", *arguments]
         done = subprocess.run(command, env={**os.environ, **told}, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
