@@ -40,14 +40,14 @@ def prepared(name: str, folder: Path) -> Path:
     base, own = folder / "base", folder / name
     if not base.exists():
         venv.create(base, with_pip=True)
-        install(base, "renewing pip", set(), "--upgrade", "pip>=25.1")
+        install(base, "renewing pip", set(), "--upgrade", "pip>=25.1", "hatchling>=1.27")
         install(base, "installing core and the test tools: minutes", ALWAYS, "--group", "test", "-e", ".")
     if not own.exists():
         subprocess.run(("cp", "-al", base, own), check=True)
     packages = declared(name) - ALWAYS if name in PLUGINS else set()
     for wanted, options in ((packages - WITHOUT_RAY, ()), (packages & WITHOUT_RAY, ("--no-deps",))):
         if wanted:
-            install(own, f"installing {', '.join(sorted(wanted))}", wanted, *options)
+            install(own, f"installing {', '.join(sorted(wanted))}", wanted, "--no-build-isolation", *options)
     return own / "bin" / "python"
 
 
