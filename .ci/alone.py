@@ -40,7 +40,7 @@ def prepared(name: str, folder: Path) -> Path:
     base, own = folder / "base", folder / name
     if not base.exists():
         venv.create(base, with_pip=True)
-        install(base, "renewing pip", set(), "--upgrade", "pip>=25.1", "hatchling>=1.27")
+        install(base, "renewing pip", set(), "--upgrade", "pip>=25.1", "hatchling>=1.27", "editables")
         install(base, "installing core and the test tools: minutes", ALWAYS, "--group", "test", "-e", ".")
     if not own.exists():
         subprocess.run(("cp", "-al", base, own), check=True)
