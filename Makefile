@@ -37,7 +37,7 @@ LLAMA_FLAGS := $(if $(filter x86_64,$(shell uname -m)),-march=$(LLAMA_MARCH) -mn
 # two processes, each with one thread for torch; the tests of a file stay together, for they share engines
 IN_TWO     := -n 2 --dist loadfile
 
-.PHONY: help demo serve test test-exhaustive test-stress test-integration test-browser test-agents test-clients test-container test-vllm test-llama-cpp test-gguf test-ray test-speculators check docs reference figures dist bench clean
+.PHONY: help demo serve test test-alone test-exhaustive test-stress test-integration test-browser test-agents test-clients test-container test-vllm test-llama-cpp test-gguf test-ray test-speculators check docs reference figures dist bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this text
@@ -56,6 +56,9 @@ bench: $(VENV)/run.stamp  ## wall clock against plain decoding and transformers'
 test: $(VENV)/dev.stamp  ## the fast tests (TEST_ARGS="-m slow" for the slow ones)
 	@echo "== tests: some minutes"
 	@$(BIN)/python -m pytest $(IN_TWO) $(TEST_ARGS)
+
+test-alone: $(VENV)/dev.stamp  ## each package's fast tests beside core and what it declares, nothing else of ours (most of an hour)
+	@$(BIN)/python .ci/alone.py build/alone
 
 test-exhaustive: $(VENV)/dev.stamp  ## the fast tests and the long enumerations (half an hour and more)
 	@$(BIN)/python -m pytest $(IN_TWO)

@@ -139,6 +139,11 @@ def test_only_the_outermost_layers_import_the_package_itself() -> None:
     assert importers <= {"drafters", "langchain", "cli", "testing", "target"}
 
 
+def test_core_gives_no_two_classes_the_same_name() -> None:
+    found = [node.name for file in FILES for node in ast.walk(parsed(file)) if isinstance(node, ast.ClassDef)]
+    assert sorted(found) == sorted(set(found))
+
+
 def test_core_imports_no_plugin() -> None:
     """But the demo's weights; `precedent/__init__.py` names plugins in strings, and imports them on first use."""
     found = {name.split(".")[0] for file in FILES for name in imports_in(parsed(file))}

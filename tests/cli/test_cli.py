@@ -13,6 +13,7 @@ import pytest
 import torch
 import typer
 from helpers.command_line import precedent
+from helpers.saved_models import saved
 from helpers.small_engines import load_by
 from rich.text import Text
 from typer.testing import CliRunner
@@ -24,7 +25,7 @@ from precedent.cli.options import DEFAULT_TARGET
 from precedent.errors import ConfigError, ModelLoadError
 from precedent.target.load.loading import DEMO_TARGET
 from precedent_testing.embedders import HashEmbedder
-from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
+from precedent_testing.tiny_models import tiny_causal_lm
 
 COMMANDS, GROUPS = ("demo", "run", "bench", "doctor", "models", "cache", "keys"), ("cache", "keys")
 
@@ -32,10 +33,7 @@ COMMANDS, GROUPS = ("demo", "run", "bench", "doctor", "models", "cache", "keys")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a tiny chat model."""
-    folder = tmp_path_factory.mktemp("model")
-    tiny_causal_lm(dtype=torch.float32, scale=2.0).save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return str(folder)
+    return str(saved(tmp_path_factory.mktemp("model"), tiny_causal_lm(dtype=torch.float32, scale=2.0)))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

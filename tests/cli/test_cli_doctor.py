@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers.command_line import precedent
 from helpers.packed_checkpoints import write_packed
-from helpers.saved_models import assert_one_clear_line
+from helpers.saved_models import assert_one_clear_line, saved
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -137,8 +137,7 @@ def test_a_base_model_and_one_without_an_end_token_are_called_so(tmp_path: Path,
 
 
 def test_a_model_that_cannot_be_rewound_cannot_be_used(tmp_path: Path, examined: Any) -> None:
-    RwkvConfig(hidden_size=16, num_hidden_layers=2, vocab_size=259).save_pretrained(tmp_path / "model")
-    byte_tokenizer().save_pretrained(tmp_path / "model")
+    saved(tmp_path / "model", RwkvConfig(hidden_size=16, num_hidden_layers=2, vocab_size=259))
     status, found = examined(tmp_path / "model")
     assert (status, found["usable"], found["attention"][0]) == (1, False, "no")
     assert "cannot be rewound" in found["attention"][1]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.saved_models import saved
 from helpers.small_engines import load_by
 from transformers import BitsAndBytesConfig
 
@@ -115,10 +116,7 @@ WAYS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a tiny model."""
-    folder = tmp_path_factory.mktemp("model")
-    tiny_causal_lm(dtype=torch.float32).save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return str(folder)
+    return str(saved(tmp_path_factory.mktemp("model"), tiny_causal_lm(dtype=torch.float32)))
 
 
 @pytest.fixture(scope="module")

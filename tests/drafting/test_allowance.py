@@ -11,7 +11,7 @@ import pytest
 from precedent.drafters.base import Candidates
 from precedent.planning.calibration import Trust
 from precedent.planning.costs import CostCurve
-from precedent.planning.gate import AT_FIRST, EARNED, PER_STEP, RESERVE, Allowance
+from precedent.planning.gate import AT_FIRST, PER_STEP, RESERVE, Allowance
 from precedent.planning.planner import Limits, Planner
 from precedent.tree import ROOT
 
@@ -106,7 +106,7 @@ def test_a_session_whose_trees_pay_starts_its_requests_with_wider_ones(milliseco
     first = Run(learned).steps(5, 0.8, all_of_it).widths[0]
     assert Run(learned).steps(1, 0.8, nothing).widths[0] > first or first == 7, "seven nodes may be all that pay"
     lost = [Run(learned).steps(DOZEN, 0.8, nothing).lost for _ in range(16)]
-    assert max(lost) <= AT_FIRST + PER_STEP * DOZEN + EARNED
+    assert max(lost) <= AT_FIRST + PER_STEP * DOZEN + RESERVE
     assert lost[-1] <= 0.04 * DOZEN
 
 

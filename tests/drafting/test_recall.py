@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor, Future
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.quick_store import quick_store
+from helpers.waiting import Waiting
 
 from precedent.cache import Completion, Hit, SpeculationCache, SQLiteStore, prompt_fingerprint
 from precedent.cache.records import Ids
@@ -62,24 +63,6 @@ class ListedCompletions:
 
     def credit(self, counts: Mapping[int, tuple[int, int]]) -> None:
         self.credited.append(dict(counts))
-
-
-class Later(Executor):
-    """Keeps work until it is told to run it."""
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.waiting.append((future, lambda: fn(*args, **kwargs)))
-        return future
-
-    def run(self) -> None:
-        waiting, self.waiting = self.waiting, []
-        for future, work in waiting:
-            if future.set_running_or_notify_cancel():
-                future.set_result(work())
 
 
 def request(prompt: tuple[int, ...] = (1, 2, 3), *, query: str = "q", tenant: str = "default", **keys: str) -> Request:
@@ -172,7 +155,7 @@ def test_what_was_read_ahead_is_drafted_before_the_first_search(cache: ListedCom
     """A new process is warm at its first request, for the tenants that it read ahead and for no others."""
     cache.add([10, 11, END], tenant="shop")
     cache.add([20, 21, END], tenant="bank")
-    drafter = recall_from(cache, Later())
+    drafter = recall_from(cache, Waiting())
     drafter.read_ahead("shop")
     assert first_path(drafter.begin(request(tenant="shop")).match(8)) == [10, 11, END]
     assert len(drafter.begin(request(tenant="bank")).match(8)) == 0

@@ -20,6 +20,7 @@ import torch
 from golden.scripted_server import answer
 from helpers.command_line import precedent
 from helpers.forked import Program
+from helpers.saved_models import saved
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from pydantic import BaseModel
@@ -275,10 +276,7 @@ SEVERAL: dict[str, Sent] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model."""
-    folder = tmp_path_factory.mktemp("model")
-    tiny_causal_lm(dtype=torch.float32).save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory.mktemp("model"), tiny_causal_lm(dtype=torch.float32))
 
 
 @contextmanager

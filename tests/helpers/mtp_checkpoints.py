@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from helpers.saved_models import saved
 from precedent.target.load.loading import load_target
 from precedent_testing.sweep import in_float64, tiny_model
-from precedent_testing.tiny_models import byte_tokenizer
 
 LIKE_DEEPSEEK = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
 LIKE_QWEN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
@@ -26,8 +26,7 @@ Weights = dict[str, Tensor]
 def checkpoint(folder: Path, model_type: str, *, seed: int = 0) -> Path:
     """A random model of this type with a random head, in one file, as its makers would have written it."""
     model = tiny_model(model_type)
-    model.save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
+    saved(folder, model)
     add_head(folder, head_weights(model, folder, seed))
     return folder
 

@@ -14,6 +14,9 @@ from helpers.enumeration import DraftProcess, ToyModel
 from precedent.sampling.rng import Rng
 from precedent.tree import NULL, ROOT, CandidateTree, Sampled, TreeBuilder
 
+TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
+DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
+
 SHAPES = (
     (1,),
     (2,),

@@ -14,7 +14,7 @@ from helpers.saved_models import PROMPT, assert_one_clear_line, logits_of, saved
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_module
-from transformers import CLIPVisionConfig, RwkvConfig, WhisperConfig
+from transformers import BertConfig, CLIPVisionConfig, RwkvConfig, WhisperConfig
 from transformers.utils import logging
 
 from precedent.errors import ConfigError, ModelLoadError, UnsupportedError
@@ -56,6 +56,11 @@ def without_tokenizer(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def pointer_for_a_tokenizer(tmp_path: Path) -> Path:
+    (saved(tmp_path, tiny_causal_lm()) / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+    return tmp_path
+
+
 def truncated_weights(tmp_path: Path) -> Path:
     weights = weights_file(tmp_path)
     weights.write_bytes(weights.read_bytes()[:-1000])
@@ -81,6 +86,7 @@ def missing_weights(tmp_path: Path) -> Path:
         (weights_file, "give the folder"),
         (unknown_architecture, "frobnicator"),
         (without_tokenizer, "the tokenizer of"),
+        (pointer_for_a_tokenizer, r"tokenizer\.json is a pointer of git LFS .* `git lfs pull`"),
         (truncated_weights, "is cut short or damaged"),
         (missing_weights, "model.layers.1.mlp.up_proj.weight is missing"),
     ],
@@ -96,6 +102,7 @@ def test_what_cannot_be_loaded_is_one_clear_line(tmp_path: Path, make: Callable[
     [
         (WhisperConfig(encoder_layers=1, decoder_layers=1, d_model=8), "whisper is no text-to-text model"),
         (RwkvConfig(num_hidden_layers=1, hidden_size=8), "rwkv has recurrent layers"),
+        (BertConfig(num_hidden_layers=1), "bert with is_decoder=False is an encoder"),
         (CLIPVisionConfig(num_hidden_layers=1), "clip_vision_model is not a model that generates text"),
     ],
 )

@@ -380,6 +380,7 @@ STUDIO = ("Pub/One-GGUF/one-q4_0.gguf", "Pub/One-GGUF/mmproj-one.gguf", "Pub/Two
         ("pub/one-gguf", STUDIO[0]),
         ("pub/one-gguf/ONE-Q4_0.gguf", STUDIO[0]),
         ("Pub/Two/b.gguf", STUDIO[3]),
+        ("pub/two/B", STUDIO[3]),
         ("Pub/Split", STUDIO[4]),
     ],
 )

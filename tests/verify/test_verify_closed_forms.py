@@ -7,15 +7,13 @@ from fractions import Fraction
 import pytest
 import torch
 from helpers.enumeration import DraftProcess, exact_step, toy_rows
-from helpers.random_trees import always, independent_paths, sibling_samples, toy_model
+from helpers.random_trees import DRAFT_V4, TARGET_V4, always, independent_paths, sibling_samples, toy_model
 
 from precedent.sampling.rng import Rng
 from precedent.tree import ROOT, CandidateTree, Sampled, TreeBuilder
 from precedent.verify import prepare
 from precedent_testing.replay_rng import enumerate_outcomes
 
-TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
-DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
 OTHER_V4 = torch.tensor([0.05, 0.15, 0.35, 0.45], dtype=torch.float64)
 TARGET_TOY = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
 DRAFT_TOY = torch.tensor([2 / 3, 1 / 3], dtype=torch.float64)

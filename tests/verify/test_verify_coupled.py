@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.enumeration import toy_rows
-from helpers.random_trees import random_problem, toy_model
+from helpers.random_trees import TARGET_V4, random_problem, toy_model
 from scipy.stats import chi2
 
 from precedent.config import SamplingParams
@@ -15,8 +15,6 @@ from precedent.sampling.target_rows import TargetRows
 from precedent.tree import EMPTY_TREE, ROOT, chain
 from precedent.verify import verify
 from precedent_testing.replay_rng import ReplayRng
-
-TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
 
 
 def plain_text(target, seed: int, length: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
+from helpers.random_trees import DRAFT_V4
 
 from precedent.config import SamplingParams
 from precedent.drafters.model.drafter import DraftModelDrafter
@@ -14,8 +14,6 @@ from precedent.target import TargetModel
 from precedent.tree import ROOT, Sampled, TreeBuilder
 from precedent_testing.draft_distribution import check_draft_distribution, draft_distribution_error
 from precedent_testing.tiny_models import tiny_causal_lm
-
-DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("fixed", [(), (1,), (0, 2)])

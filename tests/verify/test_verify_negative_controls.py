@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.enumeration import DraftProcess, ExactStep, exact_step
-from helpers.random_trees import always, independent_paths, sibling_samples, toy_model
+from helpers.random_trees import DRAFT_V4, TARGET_V4, always, independent_paths, sibling_samples, toy_model
 
 from precedent.sampling.rng import Rng
 from precedent.sampling.target_rows import TargetRows
@@ -18,8 +18,6 @@ from precedent.tree import NULL, ROOT, Candidate, CandidateTree, Fixed, Sampled,
 from precedent.verify import Decide, RowWeights, Verifier, walk
 from precedent.verify.recursion import Residual, State
 
-TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
-DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
 TARGET_TOY = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
 DRAFT_TOY = torch.tensor([2 / 3, 1 / 3], dtype=torch.float64)
 VISIBLE = 1e-3  # a bias of this total variation is nine orders of magnitude above what the exact tests let pass

@@ -11,9 +11,17 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 from helpers.enumeration import DraftProcess, ToyModel, exact_step
-from helpers.random_trees import always, independent_paths, near, random_problem, sibling_samples, toy_model
+from helpers.random_trees import (
+    DRAFT_V4,
+    TARGET_V4,
+    always,
+    independent_paths,
+    near,
+    random_problem,
+    sibling_samples,
+    toy_model,
+)
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
@@ -21,8 +29,6 @@ from precedent.tree import ROOT, CandidateTree
 from precedent_testing.replay_rng import enumerate_outcomes
 
 SOLVER = 1e-7
-TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
-DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
 
 
 def optimum(target: ToyModel, draft: DraftProcess, depth: int) -> float:

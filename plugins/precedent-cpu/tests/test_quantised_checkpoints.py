@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.command_line import precedent
 from helpers.packed_checkpoints import FORMATS, write_packed
 from helpers.saved_models import logits_of, saved
 from safetensors.torch import load_file, save_file
@@ -161,6 +162,19 @@ def test_what_cannot_be_quantised_is_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=says):
         load_target(make(tmp_path) if make else folder, **{"device": "cpu", "quantization": "int8", **settings})
+
+
+def test_an_adapter_of_a_packed_checkpoint_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `precedent doctor`, too."""
+    pytest.importorskip("peft")
+    write_packed(tmp_path / "base", "awq")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "base")}))
+    with pytest.raises(ModelLoadError, match="cannot be merged into its base model's weights in awq"):
+        load_target(tmp_path, device="cpu")
+    assert precedent("doctor", tmp_path, "--device", "cpu") == 1
+    assert "cannot be merged into its base model's weights in awq" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_format_that_nothing_here_reads_is_left_to_transformers(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from helpers.random_weights import quantise_randomly
 from helpers.row_models import DIM, fused_layers, model_by_rows, scored, unfused
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from precedent.target import Slot, TargetModel
-from precedent.tree import EMPTY_TREE, ROOT, TreeBuilder
+from precedent.target import TargetModel
+from precedent.target.bitwise import decode_plainly
+from precedent.tree import ROOT, TreeBuilder
 from precedent_cpu.quantised_linear import QuantisedLinear
 from precedent_cpu.row_attention import fits
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 SIZES = ((0,), (5,), (63,), (0, 11, 3))
-SHAPE = {"hidden_size": 256, "intermediate_size": 512}
+SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}  # k-quants come in blocks of 256
 MIXED = ["Q4_K", "Q6_K", "Q5_K"]
 _WINDOWS = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 MODELS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
@@ -63,7 +63,7 @@ def test_a_row_has_the_same_bits_in_a_tree_in_any_piece_of_a_prompt_and_alone(na
     for end in (1, 9, 40, 111, 150):
         target.prefill(pieces, prompt[:end])
     target.prefill(decoded, prompt[:120])
-    decode(target, decoded, prompt[120:])
+    decode_plainly(target, decoded, prompt[120:])
     for layer in range(3):
         for kept, *others in zip(
             *(slot.kv.layer(layer).rows(0, 149) for slot in (whole, pieces, decoded)), strict=True
@@ -74,19 +74,8 @@ def test_a_row_has_the_same_bits_in_a_tree_in_any_piece_of_a_prompt_and_alone(na
         builder.add_fixed(node, token + 1, "test")
         node = builder.add_fixed(node, token, "test")
     trees = target.score([(whole, builder.build()), (pieces, builder.build())])
-    plain = decode(target, decoded, [3, 1, 4])
+    plain = decode_plainly(target, decoded, [3, 1, 4])
     assert all(torch.equal(rows[::2], plain) for rows in trees)
-
-
-def decode(target: TargetModel, slot: Slot, path: list[int]) -> Tensor:
-    """Logits after the pending token and each of `path`, the last of which is pending afterwards."""
-    rows = []
-    for token in path:
-        rows.append(target.plain_step(slot))
-        target.commit(slot, EMPTY_TREE, (), token)
-    rows.append(target.plain_step(slot))
-    target.discard(slot)
-    return torch.cat(rows)
 
 
 @pytest.mark.parametrize("name", MODELS)

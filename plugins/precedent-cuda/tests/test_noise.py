@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.enumeration import toy_rows
+from helpers.random_trees import DRAFT_V4, TARGET_V4
 from scipy.stats import kstest
 
 from precedent.sampling.coupling import coupled_choice, noise_key
@@ -13,9 +14,6 @@ from precedent.tree import ROOT, TreeBuilder
 from precedent.verify import verify
 from precedent_cuda.noise import chosen, coupled_noise, exponential
 from precedent_testing.replay_rng import ReplayRng
-
-TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
-DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
 
 
 @pytest.mark.parametrize(("number", "expected"), [(1, 0.503030), (2, 0.7595), (3, 0.9400)])

@@ -313,10 +313,7 @@ def test_a_target_on_several_devices_is_refused(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny chat model on disk."""
-    folder = tmp_path_factory.mktemp("target")
-    small_target(dtype=torch.float32).save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory.mktemp("target"), small_target(dtype=torch.float32))
 
 
 def finding(target: Path, draft: Path, tmp_path: Path) -> tuple[int, str, str]:
@@ -366,8 +363,7 @@ def test_a_draft_trained_for_a_target_is_not_refused_unseen(target: Path, tmp_pa
 
 def test_doctor_names_heads_that_a_checkpoint_may_carry(tmp_path: Path) -> None:
     """By the model's type: transformers drops their weights."""
-    tiny_model("qwen3_next").save_pretrained(tmp_path / "model")
-    byte_tokenizer().save_pretrained(tmp_path / "model")
+    saved(tmp_path / "model", tiny_model("qwen3_next"))
     precedent("doctor", tmp_path / "model", "--json", tmp_path / "report.json")
     found = {one["check"]: one for one in json.loads((tmp_path / "report.json").read_text())["findings"]}
     assert "checkpoints of qwen3_next carry a trained MTP head" in found["mtp"]["finding"]

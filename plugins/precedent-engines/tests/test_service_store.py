@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.services import END, Serve, Waiting, store
+from helpers.services import END, Serve, store
+from helpers.waiting import Waiting
 
 from precedent.cache import Completion, SpeculationCache, SQLiteStore, tokenizer_fingerprint
 from precedent.errors import CacheError, CacheMismatchError

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.command_line import precedent
+from helpers.saved_models import saved
 
-from precedent.cli import app as cli
 from precedent.engine.options import EngineOptions
 from precedent.errors import PromptError
 from precedent.planning import costs as cost_curve
@@ -30,10 +30,8 @@ OURS = ("plain", "ours", "ours-cold", "adversarial", "null", "oracle")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a tiny chat model."""
-    folder = tmp_path_factory.mktemp("model")
-    tiny_causal_lm(dtype=torch.float32, scale=2.0, num_hidden_layers=2).save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return str(folder)
+    model = tiny_causal_lm(dtype=torch.float32, scale=2.0, num_hidden_layers=2)
+    return str(saved(tmp_path_factory.mktemp("model"), model))
 
 
 def said(role: str, text: str) -> dict[str, Any]:
@@ -60,14 +58,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_curve, "START_UP_SECONDS", 0.0)
 
 
-def bench(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """Run `precedent bench` in this process; returns its exit status."""
-    monkeypatch.setattr(sys, "argv", ["precedent", "bench", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
-
-
 def test_every_mode_gives_the_plain_answers_and_its_figures(
     model: str,
     traces: Path,
@@ -78,7 +68,7 @@ def test_every_mode_gives_the_plain_answers_and_its_figures(
     monkeypatch.setenv("COLUMNS", "80")
     results = tmp_path / "bench.json"
     sizes = ("--prompts", 2, "--warm", 2, "--max-tokens", 40, "--dtype", "float64", "--draft-model", "first-layers:1")
-    status = bench(monkeypatch, "--target", model, "--traces", traces, "--modes", "all", *sizes, "--json", results)
+    status = precedent("bench", "--target", model, "--traces", traces, "--modes", "all", *sizes, "--json", results)
     shown = capsys.readouterr().out
     assert status == 0
     written = json.loads(results.read_text(encoding="utf-8"))
@@ -111,7 +101,7 @@ def test_requests_at_once_are_measured_alone_unless_modes_are_named(
     results = tmp_path / "bench.json"
     sizes = ("--prompts", 5, "--warm", 1, "--max-tokens", 6)
     wanted = ("--concurrency", 2)
-    assert bench(monkeypatch, "--target", model, "--traces", traces, *sizes, *wanted, "--json", results) == 0
+    assert precedent("bench", "--target", model, "--traces", traces, *sizes, *wanted, "--json", results) == 0
     written = json.loads(results.read_text(encoding="utf-8"))
     assert written["modes"] == []
     assert (written["concurrency"]["requests_at_once"], written["concurrency"]["requests"]) == (2, 4)
@@ -132,7 +122,7 @@ def test_steps_are_timed_by_number_of_rows_and_prompts_by_length(
 
     monkeypatch.setattr(TargetModel, "score", counted)
     results = tmp_path / "rows.json"
-    assert bench(monkeypatch, "--target", model, "--rows", "8,1,2", "--context", 40, "--json", results) == 0
+    assert precedent("bench", "--target", model, "--rows", "8,1,2", "--context", 40, "--json", results) == 0
     written = json.loads(results.read_text(encoding="utf-8"))
     assert [each["rows"] for each in written["rows"]] == [1, 2, 8]
     assert all(each["milliseconds"] > 0 for each in written["rows"])
@@ -164,7 +154,7 @@ def test_bad_usage_is_one_line_and_status_2(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert bench(monkeypatch, *(argument.format(traces=traces) for argument in arguments)) == 2
+    assert precedent("bench", *(argument.format(traces=traces) for argument in arguments)) == 2
     shown = capsys.readouterr()
     assert says in shown.err
     assert shown.err.count("\n") == 1

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.saved_models import saved
 from typer.testing import CliRunner
 
 from precedent.cache import Completion
@@ -487,10 +488,7 @@ def test_speed_is_that_of_measured_steps_on_a_machine_that_rested(many: Path, bu
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model and its tokenizer, as transformers loads them."""
-    folder = tmp_path_factory.mktemp("model")
-    tiny_causal_lm(dtype=torch.float32).save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory.mktemp("model"), tiny_causal_lm(dtype=torch.float32))
 
 
 def test_the_command_prints_a_table_and_writes_its_files(log: Path, model: Path, tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.command_line import precedent
 
-from precedent.cli import app as cli
 from precedent_replay.actions import ActionSettings, replay_actions
 from precedent_testing.embedders import HashEmbedder
 
@@ -63,20 +62,13 @@ def test_only_tools_that_read_count_and_the_others_void(tmp_path: Path) -> None:
     assert replayed(log, allow=frozenset({"change_order"}))["tools"].keys() == {"change_order"}
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["precedent", "replay", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
-
-
 def test_the_command_prints_a_table_and_writes_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = log_of(tmp_path / "log.jsonl", *(run_of(f"W{number}") for number in range(10, 22)))
     figures = tmp_path / "figures.json"
-    assert command(monkeypatch, "--actions", log, "--embedder", "none", "--json", figures) == 0
+    assert precedent("replay", "--actions", log, "--embedder", "none", "--json", figures) == 0
     assert "get_order" in capsys.readouterr().out
     assert json.loads(figures.read_text(encoding="utf-8"))["read_only_calls"] == 24
-    assert command(monkeypatch, "--actions", log, "--embedder", "none", "--html", tmp_path / "page.html") == 2
+    assert precedent("replay", "--actions", log, "--embedder", "none", "--html", tmp_path / "page.html") == 2
     assert "--actions" in capsys.readouterr().err

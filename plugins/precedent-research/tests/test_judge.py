@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.enumeration import exact_step, mean_spent, toy_rows
-from helpers.random_trees import always, random_distribution, random_problem, sibling_samples
+from helpers.random_trees import DRAFT_V4, TARGET_V4, always, random_distribution, random_problem, sibling_samples
 from helpers.tiny_draft import tiny_target
 
 from precedent import verify
@@ -41,8 +41,6 @@ from precedent_research.judge import (
 from precedent_testing.replay_rng import enumerate_outcomes
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
-TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
-DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
 EXACT = 1e-12
 
 HIDDEN_JUDGE = TrainedJudge(("hidden", "margin"), (1.0, 0.0, 0.0), 0.0, 0.5)

@@ -10,6 +10,8 @@ import torch
 from helpers.enumeration import exact_step, mean_spent, toy_rows
 from helpers.forked import run
 from helpers.random_trees import (
+    DRAFT_V4,
+    TARGET_V4,
     always,
     random_distribution,
     random_problem,
@@ -31,8 +33,6 @@ from precedent_research.lossy import RULES, Mentored, Offer, TopBeta, Typical
 from precedent_testing.replay_rng import enumerate_outcomes
 from precedent_testing.tiny_models import tiny_causal_lm
 
-TARGET_V4 = torch.tensor([0.10, 0.20, 0.30, 0.40], dtype=torch.float64)
-DRAFT_V4 = torch.tensor([0.45, 0.30, 0.15, 0.10], dtype=torch.float64)
 NOTHING = torch.zeros(4, dtype=torch.float64)
 RULE_MODES = {
     "lossy_mentored:kl=0.05": Mentored(0.05),

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from helpers.services import Waiting
 from helpers.sglang_fakes import FakeSGLangServer, on
+from helpers.waiting import Waiting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

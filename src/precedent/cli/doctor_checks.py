@@ -39,7 +39,7 @@ from precedent.target.load.loading import (
     sampling_defaults,
     shown_settings,
 )
-from precedent.target.load.source import find_source, gguf_file, samples_as_recommended, stored_model
+from precedent.target.load.source import find_source, gguf_file, samples_as_recommended, stored_model, unmergeable
 from precedent.target.load.weight_files import UNPACKED_BY_FIRST_FORWARD, faults_of, quant_method
 from precedent.target.support import check_loadable, quantised_reader
 from precedent.text.answers import answer_syntax
@@ -178,7 +178,9 @@ def _weights(model: str, config: Any, place: torch.device) -> Iterator[Finding]:
         return
     found = find_source(model)
     source = found.place
-    if found.adapter is not None:
+    if found.adapter is not None and ours:
+        yield Finding("adapter", "no", str(unmergeable(found.adapter, method)), needed=True)
+    elif found.adapter is not None:
         yield Finding("adapter", "note", f"an adapter for {source}, merged into its weights when it is loaded")
     if not isinstance(source, Path):
         yield Finding("weights", "note", "on the hub; their files are checked once they are downloaded")

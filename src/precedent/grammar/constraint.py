@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from precedent.grammar.guidance import GuidanceMatcher, Words
 from precedent.runtime.placing import placed
+from precedent.runtime.recent import Recent
 from precedent.target import common_prefix
 
 MOST_MASKS = 256
@@ -26,7 +26,7 @@ class GrammarConstraint:
     def __init__(self, matcher: GuidanceMatcher, end_token_ids: Iterable[int]) -> None:
         self._matcher, self._end_ids = matcher, frozenset(end_token_ids)
         self._path: list[int] = []
-        self._masks: OrderedDict[tuple[int, ...], Words | None] = OrderedDict()
+        self._masks = Recent[tuple[int, ...], Words | None](MOST_MASKS)
 
     def __call__(self, output_ids: Sequence[int], row: Tensor) -> Tensor:
         """Mask the tokens that the grammar forbids after `output_ids`; at a dead end, all of them."""
@@ -54,14 +54,11 @@ class GrammarConstraint:
 
     def _words(self, path: tuple[int, ...]) -> Words | None:
         """The mask after a path, None if the path has left the grammar or has ended."""
-        if path in self._masks:
-            self._masks.move_to_end(path)
-            return self._masks[path]
+        return self._masks.get_or_make(path, lambda: self._mask_after(path))
+
+    def _mask_after(self, path: tuple[int, ...]) -> Words | None:
         ended = bool(path) and path[-1] in self._end_ids
-        words = self._masks[path] = self._matcher.allowed() if not ended and self._walk_to(path) else None
-        if len(self._masks) > MOST_MASKS:
-            self._masks.popitem(last=False)
-        return words
+        return self._matcher.allowed() if not ended and self._walk_to(path) else None
 
     def _walk_to(self, path: Sequence[int]) -> bool:
         """Move the matcher along a path as far as the grammar follows; returns whether it reached the end."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from precedent.errors import GrammarError, UnsupportedError
 from precedent.grammar.lark import to_lark
 from precedent.grammar.spec import Grammar, JsonSchema
+from precedent.runtime.recent import Recent
 from precedent.text.tool_schema import referenced
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class GuidanceEngine:
         self._tokenizer, self._end_ids = tokenizer, sorted(end_token_ids)
         self._converted: LLTokenizer | None = None
         self._control_tokens: dict[str, int] = {}
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled: Recent[Grammar, LLMatcher] = Recent(MOST_COMPILED)
         self._working = threading.Lock()
 
     def matcher(self, grammar: Grammar) -> GuidanceMatcher:
@@ -165,12 +165,10 @@ class GuidanceEngine:
         """
         with self._working:
             tokenizer = self._converted or self._convert()
-            if grammar not in self._compiled:
-                self._compiled[grammar] = compiled(tokenizer, to_lark(grammar, self._control_tokens))
-            self._compiled.move_to_end(grammar)
-            if len(self._compiled) > MOST_COMPILED:
-                self._compiled.popitem(last=False)
-            return GuidanceMatcher(self._compiled[grammar], tokenizer.vocab_size)
+            matcher = self._compiled.get_or_make(
+                grammar, lambda: compiled(tokenizer, to_lark(grammar, self._control_tokens))
+            )
+            return GuidanceMatcher(matcher, tokenizer.vocab_size)
 
     def _convert(self) -> LLTokenizer:
         check_installed()

@@ -24,7 +24,7 @@ def _langchains(name: str) -> Any:
     return getattr(theirs, name, theirs.LangChainException)
 
 
-class ContextOverflowError(errors.ContextOverflowError, _langchains("ContextOverflowError")):  # type: ignore[misc]  # a base class known only at run time
+class PromptTooLongError(errors.ContextOverflowError, _langchains("ContextOverflowError")):  # type: ignore[misc]  # a base class known only at run time
     """Prompt and answer together do not fit into the model's context."""
 
 
@@ -54,7 +54,7 @@ class AnswerParsingError(errors.PrecedentError, theirs.OutputParserException):
 _BOTH = {
     both.__bases__[0]: both
     for both in (
-        *(ContextOverflowError, InvalidConfigError, InvalidPromptError),
+        *(PromptTooLongError, InvalidConfigError, InvalidPromptError),
         *(UnsupportedRequestError, ModelNotLoadedError),
     )
 }

@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 from precedent.errors import CacheError, ConfigError
 from precedent.langchain.chat_model import ChatPrecedent
 from precedent.langchain.fields import PendingCompletions
-from precedent.langchain.recent import Recent
+from precedent.runtime.recent import Recent
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse

@@ -27,8 +27,8 @@ from precedent.cache.records import check_tenant, digest
 from precedent.errors import PrecedentError, PromptError
 from precedent.langchain.arguments import own_tenant
 from precedent.langchain.messages import Media, template_messages_of, to_template_messages
-from precedent.langchain.recent import Recent
 from precedent.runtime.process import Lock
+from precedent.runtime.recent import Recent
 from precedent.text.codec import TokenizerCodec
 from precedent.text.prompt import render_prompt, told_answer
 from precedent.text.query import recall_query

@@ -17,13 +17,13 @@ Each tenant has a calibration of its own (`Calibrations`): what one tenant's ans
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 
-from precedent.planning.gate import EARNED, Allowance
+from precedent.planning.gate import RESERVE, Allowance
 from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled
+from precedent.runtime.recent import Recent
 
 PRIOR_STRENGTH = 4.0
 """Weight of the drafter's own estimate, in observations."""
@@ -49,7 +49,7 @@ class Calibration:
     """
 
     def __init__(self) -> None:
-        self.allowance, self.worth = Allowance(0.0, EARNED), 1.0
+        self.allowance, self.worth = Allowance(0.0, RESERVE), 1.0
         self.accepted = np.zeros(0)
         self.seen = np.zeros(0)
         self._first: dict[str, int] = {}
@@ -81,21 +81,15 @@ class Calibrations:
     """
 
     def __init__(self) -> None:
-        self._held = OrderedDict[str, Calibration]()
+        self._held = Recent[str, Calibration](MOST_TENANTS)
 
     def of(self, tenant: str) -> Calibration:
         """The tenant's calibration."""
-        held = self._held  # another thread may replace it
-        if tenant not in held:
-            held[tenant] = Calibration()
-            if len(held) > MOST_TENANTS:
-                held.popitem(last=False)
-        held.move_to_end(tenant)
-        return held[tenant]
+        return self._held.get_or_make(tenant, Calibration)
 
     def forget(self) -> None:
         """Begin all anew; plans that are made already still learn into what is dropped here."""
-        self._held = OrderedDict()
+        self._held = Recent(MOST_TENANTS)
 
 
 @compiled

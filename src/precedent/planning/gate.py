@@ -64,15 +64,13 @@ PER_STEP = 0.02
 MOST_SAVED = 8.0
 """Most tokens that are kept of what trees gained, so that a change of the text is noticed soon."""
 
-EARNED = 2.5
-"""Most tokens that a tenant's next requests may lose, besides, of what the trees of earlier ones gained. With 1.0 a
-warm cache alone took a quarter more steps on the order desk."""
+RESERVE = 2.5
+"""Most tokens that a tenant's next requests may lose, besides, of what the trees of earlier ones gained; its sure trees
+may lose them before. Enough for the first tree of an answer that is already known: with 1.0 a warm cache alone took a
+quarter more steps on the order desk."""
 
 SURE = 0.95
 """Probability of a tree's first token from which on the tree may be lost before its tenant has earned anything."""
-
-RESERVE = 2.5
-"""Tokens that a tenant's sure trees may lose: enough for the first tree of an answer that is already known."""
 
 
 class Allowance:

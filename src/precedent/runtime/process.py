@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic, sleep
-from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self
 
 from precedent.errors import PrecedentError, UnsupportedError
@@ -88,9 +87,7 @@ class Lock:
         lock.acquire()
         self._held = lock  # the one to release: a fork within the block replaces `_lock` in the new process
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._held.release()
 
     def renew(self) -> None:

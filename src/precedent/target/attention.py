@@ -19,7 +19,7 @@ from transformers.masking_utils import sdpa_mask
 
 from precedent.errors import UnsupportedError
 from precedent.target import support
-from precedent.target.kv.rows import ForwardPass, RowMasks, Rule, Running, running_forward
+from precedent.target.kv.rows import ForwardPass, RowMasks, Rule, RunningForward, running_forward
 
 NAME = "precedent"
 
@@ -57,7 +57,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: RowMasks | Running | TermsObserver | Tensor | None,
+    attention_mask: RowMasks | RunningForward | TermsObserver | Tensor | None,
     scaling: float | None = None,
     is_causal: bool | None = None,
     softcap: float | None = None,
@@ -72,7 +72,7 @@ def attention(
         if kwargs.get(name) is not None:
             raise UnsupportedError(f"{type(module).__name__} attends with {name}, which is not supported")
     terms = Terms(scaling, softcap, s_aux)
-    if isinstance(attention_mask, Running):
+    if isinstance(attention_mask, RunningForward):
         if not terms.plain:
             caps = f"{type(module).__name__} caps its scores or has sinks"
             raise UnsupportedError(f"{caps}, which fixed-size forwards do not support")
@@ -169,7 +169,7 @@ def row_masks(
     use_vmap: bool = False,
     device: torch.device,
     **kwargs: Any,
-) -> RowMasks | Running | Tensor | None:
+) -> RowMasks | RunningForward | Tensor | None:
     """The mask of one kind of layer, as transformers asks for it: ours in our own forwards, `sdpa`'s otherwise."""
     forward = running_forward()
     if forward is None:

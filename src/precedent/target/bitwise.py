@@ -101,18 +101,18 @@ def _prove(target: TargetModel, tokens: list[int]) -> None:
     target.prefill(pieces, prompt[:5])
     target.prefill(pieces, prompt)
     target.prefill(decoded, prompt[:read])
-    _decode(target, decoded, prompt[read:])
+    decode_plainly(target, decoded, prompt[read:])
     builder, node = TreeBuilder(), ROOT
     for token in path:
         builder.add_fixed(node, (token + 1) % target.vocab_size, "proof")
         node = builder.add_fixed(node, token, "proof")
     tree = builder.build()
-    scored, plain = target.score([(whole, tree), (pieces, tree)]), _decode(target, decoded, path)
+    scored, plain = target.score([(whole, tree), (pieces, tree)]), decode_plainly(target, decoded, path)
     if not all(torch.equal(rows[::2], plain) for rows in scored):
         raise refusal(target.model, "a scored tree and plain decoding round differently on this machine")
 
 
-def _decode(target: TargetModel, slot: Slot, path: list[int]) -> Tensor:
+def decode_plainly(target: TargetModel, slot: Slot, path: list[int]) -> Tensor:
     """Logits of plain decoding along `path`, `[1 + len(path), vocab_size]`; its last token is pending afterwards."""
     rows = []
     for token in path:

@@ -179,6 +179,18 @@ class Code:
         builder.cbranch(builder.icmp_signed("<", beyond, length), loop, end)
         builder.position_at_end(end)
 
+    def cases(self, number: Any, most: int) -> Iterator[int]:
+        """Every value from 1 to `most`; what is emitted in its turn runs where `number` is this value."""
+        end = self.builder.append_basic_block("end")
+        chosen = self.builder.switch(number, end)
+        for value in range(1, most + 1):
+            case = self.builder.append_basic_block("case")
+            chosen.add_case(ir.Constant(LONG, value), case)
+            self.builder.position_at_end(case)
+            yield value
+            self.builder.branch(end)
+        self.builder.position_at_end(end)
+
     def dots(self, weights: list[Any], inputs: list[Any], length: Any, wide: bool, ahead: Sequence[Ahead]) -> list[Any]:
         """Lanes of all dot products: the first row of inputs with every row of weights, then the next row of inputs.
 

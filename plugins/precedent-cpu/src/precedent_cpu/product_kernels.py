@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
 from numba.core import types
 
 from precedent.runtime.compiled import compiled
-from precedent_cpu.kernel_code import LANES, LONG, Ahead, Code, by_width
+from precedent_cpu.kernel_code import LANES, Ahead, Code, by_width
 
 Places = tuple[int, int, int, int, int, int, int, int]
 """Addresses and strides in bytes: weights, stride of their rows; inputs, stride of their rows; numbers per row (a
@@ -85,16 +84,8 @@ _one_by_one = dot_block(1, 1)
 @by_width(types.UniTuple(types.intp, 8), types.UniTuple(types.intp, 4), types.intp)
 def _dot_blocks(code: Code, places: Any, ahead: Any, rows: Any, *, wide: bool) -> None:
     """`dot_block` of so many `rows`, up to `TOGETHER`, and of `_OUTS[rows]` rows of weights."""
-    builder = code.builder
-    end = builder.append_basic_block("end")
-    chosen = builder.switch(rows, end)
-    for count in range(1, TOGETHER + 1):
-        case = builder.append_basic_block("rows")
-        chosen.add_case(ir.Constant(LONG, count), case)
-        builder.position_at_end(case)
+    for count in code.cases(rows, TOGETHER):
         _dots(code, places, ahead, _OUTS[count], count, wide)
-        builder.branch(end)
-    builder.position_at_end(end)
 
 
 @compiled

@@ -349,7 +349,8 @@ def kind_kernel(*kinds: Any) -> Callable[[Emit], Callable[..., Any]]:
 @kind_kernel(types.intp, types.UniTuple(types.intp, 15))
 def product_rows(code: Code, kind: Kind, rows: Any, places: Any) -> None:
     """The products of one band of a weight with `rows` rows, at most `TOGETHER`; see `Places`."""
-    _for_rows(code, rows, lambda count: _emit_rows(code, kind, places, count))
+    for count in code.cases(rows, TOGETHER if UNIT else 0):
+        _emit_rows(code, kind, places, count)
 
 
 @kind_kernel(types.intp, types.UniTuple(types.intp, 7))
@@ -358,23 +359,8 @@ def add_minima(code: Code, kind: Kind, rows: Any, places: Any) -> None:
 
     `places` are the minima as float32 and the number of blocks; records, outputs and `begun` as in `Places`.
     """
-    _for_rows(code, rows, lambda count: _emit_minima(code, kind, places, count))
-
-
-def _for_rows(code: Code, rows: Any, emit: Callable[[int], None]) -> None:
-    """Emit instructions for every number of rows up to `TOGETHER`."""
-    builder = code.builder
-    if not UNIT:
-        return
-    end = builder.append_basic_block("end")
-    chosen = builder.switch(rows, end)
-    for count in range(1, TOGETHER + 1):
-        case = builder.append_basic_block("case")
-        chosen.add_case(ir.Constant(LONG, count), case)
-        builder.position_at_end(case)
-        emit(count)
-        builder.branch(end)
-    builder.position_at_end(end)
+    for count in code.cases(rows, TOGETHER if UNIT else 0):
+        _emit_minima(code, kind, places, count)
 
 
 @kind_kernel(*[types.intp] * 5)

@@ -19,7 +19,7 @@ from transformers.masking_utils import causal_mask_function
 
 from precedent.errors import UnsupportedError
 from precedent.target.kv.cache import KVCache
-from precedent.target.kv.rows import NewRowsKV, Rows, Running
+from precedent.target.kv.rows import NewRowsKV, Rows, RunningForward
 from precedent_cuda import attention
 from precedent_cuda.arena import NOBODY, KVArena
 from precedent_cuda.attention import StaticRows
@@ -110,7 +110,7 @@ class ArenaKV(NewRowsKV):
         stored_values.index_copy_(1, self._cache_rows[block], values[0])
 
 
-class StaticForward(Running):
+class StaticForward(RunningForward):
     """One forward of a fixed size over `buffers`, which hold `step_numbers` on the device."""
 
     def __init__(self, arena: KVArena, shape: StaticShape, buffers: Mapping[str, Tensor]) -> None:

@@ -274,13 +274,5 @@ class PostgresStore(CompletionStore):
             self._server.of_every_tenant(lambda connection: removal.evict(connection, self._bounds))
 
 
-def open_store(
-    url: StoreURL | str,
-    *,
-    embedder: Embedder | None = None,
-    bounds: Bounds | None = None,
-    create: bool = True,
-    read_only: bool = False,
-) -> PostgresStore:
-    """Open the cache in a database, as `SQLiteStore.open` opens a file; creates its schema if it is missing."""
-    return PostgresStore(url, bounds=bounds, embedder=embedder, create=create, read_only=read_only)
+open_store = PostgresStore
+"""Open the cache in a database, as `SQLiteStore.open` opens a file; creates its schema if it is missing."""

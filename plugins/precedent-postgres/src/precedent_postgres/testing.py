@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
@@ -77,9 +76,7 @@ class TemporaryServer:
             self.execute(statement, database="postgres")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 

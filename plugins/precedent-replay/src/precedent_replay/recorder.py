@@ -20,8 +20,8 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 
 from precedent.errors import ConfigError
-from precedent.langchain.recent import Recent
 from precedent.runtime.process import Lock
+from precedent.runtime.recent import Recent
 from precedent.text.traces import TORN_MARK
 from precedent_run_ahead.recording import Plain, plain_messages, plain_tools
 

@@ -26,8 +26,8 @@ from precedent.cache import SpeculationCache
 from precedent.errors import ConfigError
 from precedent.langchain.arguments import DEFAULT_TENANT
 from precedent.langchain.middleware import Tenant, ended_well, tenant_of_run
-from precedent.langchain.recent import Recent
 from precedent.runtime.process import Lock
+from precedent.runtime.recent import Recent
 from precedent_run_ahead.actions.ledger import Lane, Ledger, Pending
 from precedent_run_ahead.actions.price import Price, Worth
 from precedent_run_ahead.beside import (

@@ -10,7 +10,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote, unquote
 
@@ -201,9 +200,7 @@ class Corpora:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -23,6 +23,9 @@ from precedent.target.load.stores import StoredModel, choose, is_model, listed, 
 from precedent.target.load.weight_files import quant_method
 from precedent.target.support import ModelSource, TargetOptions, check_loadable, support_for
 
+WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+"""Files of weights; a folder's first kind counts."""
+
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
@@ -77,7 +80,8 @@ def _examined(name: str, path: Path, context: int | None) -> LocalModel:
         kinds = kinds_in_use(open_gguf(path), torch.device("cpu"))
         return LocalModel(name, sum(one.stored for one in kinds), kinds[0].kind, backend=by)
     if path.is_dir():
-        size = held = sum(one.stat().st_size for one in path.glob("*.safetensors"))
+        files = next(filter(None, (list(path.glob(pattern)) for pattern in WEIGHTS)), [])
+        size = held = sum(file.stat().st_size for file in files)
         kind = quant_method(config) or str(config.dtype or "").removeprefix("torch.")
     else:
         kinds = kinds_in_use(open_gguf(path), torch.device("cpu"))

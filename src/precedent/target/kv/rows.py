@@ -8,7 +8,7 @@ rows attend to its own keys. A row's result does not depend on the rest of the b
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -103,7 +103,20 @@ class PackedKV(NewRowsKV):
             cache.layer(layer_idx).write(keys[:, :, start:stop], values[:, :, start:stop])
 
 
-class Running:
+_Value = TypeVar("_Value")
+
+
+@contextmanager
+def announced(variable: ContextVar[_Value], value: _Value) -> Iterator[None]:
+    """Set a variable for the layers: neither the model nor transformers passes anything on to them."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+class RunningForward:
     """One of our forwards: the cache that transformers gets, and what the layers must know about it.
 
     `by_rows` requires every layer to compute row by row, or refuse (`target.bitwise`).
@@ -120,17 +133,12 @@ class Running:
         """Attention of a forward that takes the place of its mask; `key`, its new keys, identifies the layer."""
         raise NotImplementedError
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Announce this forward to attention functions; neither the model nor transformers passes it on."""
-        token = _RUNNING.set(self)
-        try:
-            yield
-        finally:
-            _RUNNING.reset(token)
+    def running(self) -> AbstractContextManager[None]:
+        """Announce this forward to attention functions."""
+        return announced(_RUNNING, self)
 
 
-class ForwardPass(Running):
+class ForwardPass(RunningForward):
     """The sequences in one forward, and the span of each in the input."""
 
     def __init__(self, sequences: Sequence[Rows], *, by_rows: bool = False) -> None:
@@ -162,11 +170,11 @@ class ForwardPass(Running):
         return [rows.kv.layer(index).room_for(len(rows)) for rows in self.sequences]
 
 
-_RUNNING: ContextVar[Running | None] = ContextVar("precedent_forward", default=None)
+_RUNNING: ContextVar[RunningForward | None] = ContextVar("precedent_forward", default=None)
 
 
-def running_forward() -> Running | None:
-    """The forward that this thread is running; None outside of `Running.running`."""
+def running_forward() -> RunningForward | None:
+    """The forward that this thread is running; None outside of `RunningForward.running`."""
     return _RUNNING.get()
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -38,8 +39,16 @@ from precedent.target.load.source import (
     merged,
     samples_as_recommended,
     stored_model,
+    unmergeable,
 )
-from precedent.target.load.weight_files import faults_of, layers_left_over, quant_method, say_if_dense, too_many
+from precedent.target.load.weight_files import (
+    faults_of,
+    layers_left_over,
+    pointer_fault,
+    quant_method,
+    say_if_dense,
+    too_many,
+)
 from precedent.target.quantised import is_quantised
 from precedent.target.support import check_loadable, missing, quantised_reader
 
@@ -247,6 +256,9 @@ def _load_tokenizer(source: Source, template: str | None = None) -> PreTrainedTo
     with explained(source.place, "the tokenizer of"):
         tokenizer: PreTrainedTokenizerBase
         if source.file is None:
+            for file in filter(Path.is_file, Path(source.place).glob("tokenizer.*")):
+                if (fault := pointer_fault(file)) is not None:
+                    raise ModelLoadError(fault)
             tokenizer = AutoTokenizer.from_pretrained(source.place, trust_remote_code=False, **source.where)
         else:
             from precedent.target.load.gguf import read_tokenizer
@@ -316,6 +328,8 @@ def _load_model(
             read = quantised_reader(source.folder, config, quantization)
             if quantization is not None and read is None:
                 raise missing("quantization", f"quantization={quantization!r}")
+            if read is not None and source.adapter is not None:
+                raise unmergeable(source.adapter, method)
             made = None if read is None else read(settings)
         if made is not None:
             return made
@@ -389,6 +403,11 @@ def auto_class(config: PreTrainedConfig) -> Any:
     """The class of transformers that loads a model of this config. Raises UnsupportedError if none generates text."""
     if config.is_encoder_decoder:
         return AutoModelForSeq2SeqLM
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", True):
+        raise UnsupportedError(
+            f"{config.model_type} with is_decoder=False is an encoder, in which a token sees those after it: give a "
+            "causal language model"
+        )
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
         if type(config) in auto._model_mapping:
             return auto

@@ -364,6 +364,11 @@ def merged(base: PreTrainedModel, adapter: Path) -> PreTrainedModel:
     return found
 
 
+def unmergeable(adapter: Path, method: str | None) -> ModelLoadError:
+    """The error for an adapter whose base model is quantised in a way that stays packed."""
+    return _to_merge(adapter, f"the adapter in {adapter} cannot be merged into its base model's weights in {method};")
+
+
 def _to_merge(adapter: Path, why: str) -> ModelLoadError:
     return ModelLoadError(
         f"{why} merge it: with the package peft, PeftModel.from_pretrained(BASE, {str(adapter)!r}).merge_and_unload()"

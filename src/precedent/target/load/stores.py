@@ -321,6 +321,8 @@ def lm_studio_file(name: str) -> Path:
         )
     for folder in lm_studio_folders():
         found = entry(folder, parts)
+        if found is None and len(parts) == 3:
+            found = entry(folder, (*parts[:2], f"{parts[2]}.gguf"))
         if found is None:
             continue
         files = [file for file in found.iterdir() if is_model(file.name)] if len(parts) == 2 else [found]

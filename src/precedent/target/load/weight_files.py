@@ -87,11 +87,18 @@ def _faults(folder: Path, config: Any) -> Iterator[str]:
     yield from _layers(found, config, folder)
 
 
+def pointer_fault(file: Path) -> str | None:
+    """The fault of a file that git LFS did not fetch; None for any other. Raises OSError."""
+    with file.open("rb") as content:
+        if content.read(len(LFS)) != LFS:
+            return None
+    return f"{file} is a pointer of git LFS and not the file itself: {_POINTER}"
+
+
 def _tensors_in(file: Path) -> tuple[set[str], list[str]]:
     """The names of a file's tensors, and what is wrong with the file. Names are read from safetensors files alone."""
-    with file.open("rb") as content:
-        if content.read(len(LFS)) == LFS:
-            return set(), [f"{file} is a pointer of git LFS and not the file itself: {_POINTER}"]
+    if (fault := pointer_fault(file)) is not None:
+        return set(), [fault]
     if file.suffix != ".safetensors":
         return set(), []
     try:

@@ -15,7 +15,7 @@ from transformers.masking_utils import bidirectional_mask_function
 
 from precedent.errors import UnsupportedError
 from precedent.target.attention import Terms, attention, row_masks, written_out
-from precedent.target.kv.rows import RowMasks, Rule, Running, additive, within
+from precedent.target.kv.rows import RowMasks, Rule, RunningForward, additive, within
 from precedent_models.encoder_decoder.kv import DecoderForward, decoder_forward
 
 
@@ -155,7 +155,7 @@ def _attend_biased(
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
 
 
-def decoder_masks(*, mask_function: Rule, **kwargs: Any) -> RowMasks | Running | Tensor | None:
+def decoder_masks(*, mask_function: Rule, **kwargs: Any) -> RowMasks | RunningForward | Tensor | None:
     """The mask of one kind of layer, as in `target.attention`; none towards the encoder in our own forwards."""
     towards_encoder = decoder_forward() is not None and mask_function is bidirectional_mask_function
     return None if towards_encoder else row_masks(mask_function=mask_function, **kwargs)

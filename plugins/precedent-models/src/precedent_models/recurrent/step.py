@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from precedent.errors import UnsupportedError
 from precedent.runtime.placing import placed
-from precedent.target.kv.rows import ForwardPass, Rows
+from precedent.target.kv.rows import ForwardPass, Rows, announced
 from precedent_models.recurrent.branches import Branches, WindowStep, over_line, over_windows, window_of
 from precedent_models.recurrent.states import Key, RecurrentStates, states_of
 
@@ -37,14 +36,9 @@ class RecurrentStep:
         self._module = 0, 0
         self._calls = 0
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> AbstractContextManager[None]:
         """Announce this step to the recurrent modules."""
-        token = _RUNNING.set(self)
-        try:
-            yield
-        finally:
-            _RUNNING.reset(token)
+        return announced(_RUNNING, self)
 
     def inside(self, module: tuple[int, int]) -> None:
         """From now on the module of this layer, with this index in it, computes."""

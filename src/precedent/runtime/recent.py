@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Self, TypeVar
 
 _Key = TypeVar("_Key")
@@ -21,6 +22,11 @@ class Recent(OrderedDict[_Key, _Value]):
         self.move_to_end(key)
         while len(self) > self.most:
             self.popitem(last=False)
+
+    def get_or_make(self, key: _Key, make: Callable[[], _Value]) -> _Value:
+        """Return the value of a key, which becomes the newest entry; `make` computes what is missing."""
+        self[key] = value = self[key] if key in self else make()
+        return value
 
     def __reduce__(self) -> tuple[type[Self], tuple[int]]:
         return type(self), (self.most,)
