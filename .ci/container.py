@@ -21,14 +21,14 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 IMAGE = "precedent-tried"
-PATIENCE = 600
-"""Seconds for a server to load its model and compile kernels."""
+PATIENCE = 1800
+"""Seconds for a server to load its model and to compile kernels, on however busy a machine."""
 
 PLACES = ("/opt/precedent", "/build", "/data", "/models", "/cache")
 """Folders of the image."""
@@ -70,7 +70,7 @@ def tiny_model(folder: Path) -> None:
     byte_tokenizer().save_pretrained(folder)
 
 
-def asked(address: str, key: str) -> None:
+def asked(address: str, key: str, running: Callable[[], bool]) -> None:
     """Wait until the server is healthy, and have it answer; it must refuse to do so without a key."""
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -78,7 +78,7 @@ def asked(address: str, key: str) -> None:
             urllib.request.urlopen(f"{address}/health", timeout=5)
             break
         except OSError:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or not running():
                 raise
             time.sleep(1)
     body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 4}).encode()
@@ -103,7 +103,8 @@ def image_tried(model: Path) -> None:
         mounted = ("--volume", f"{model}:/models/tiny:ro", "--env", "PRECEDENT_SERVE_TARGET=/models/tiny")
         container = run("docker", "run", "--detach", "--publish", "127.0.0.1::8000", *volume, *mounted, IMAGE)
         try:
-            asked(f"http://{run('docker', 'port', container, '8000')}", key)
+            state = ("docker", "inspect", "--format", "{{.State.Running}}", container)
+            asked(f"http://{run('docker', 'port', container, '8000')}", key, lambda: run(*state) == "true")
             assert run("docker", "exec", container, "id", "-u") != "0"
             run("docker", "stop", "--time", "45", container)
             assert run("docker", "inspect", "--format", "{{.State.ExitCode}}", container) == "0"
@@ -151,8 +152,8 @@ def steps_tried(model: Path, folder: Path) -> None:
     (program,), command, check = map(json.loads, commands(last))
     precedent = folder / "opt/precedent/bin" / program
     key = run(precedent, *ADD_KEY, settings["PRECEDENT_SERVE_API_KEYS"], **settings)
-    with serving([precedent, *command], settings):
-        asked(f"http://127.0.0.1:{port}", key)
+    with serving([precedent, *command], settings) as process:
+        asked(f"http://127.0.0.1:{port}", key, lambda: process.poll() is None)
         run(folder / "opt/precedent/bin" / check[0], *check[1:], **settings)
 
 
@@ -163,12 +164,12 @@ def commands(stage: list[Step]) -> tuple[str, str, str]:
 
 
 @contextmanager
-def serving(command: list[str | Path], settings: dict[str, str]) -> Iterator[None]:
+def serving(command: list[str | Path], settings: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """A server for the time of the block; it must end well on SIGTERM."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | settings
     with subprocess.Popen([*map(str, command)], env=environment) as process:
         try:
-            yield
+            yield process
         finally:
             process.send_signal(signal.SIGTERM)
     assert process.returncode == 0, process.returncode

@@ -218,7 +218,14 @@ def test_a_link_stays_a_link_and_a_pipe_is_refused_at_once(tmp_path, path):
         ({"format": 1, "keys": [ENTRY, "desk"]}, "is damaged at entry 2: "),
         *(
             ({"format": 1, "keys": [ENTRY | wrong]}, "is damaged at entry 1: ")
-            for wrong in ({"more": 1}, {"name": "two words"}, {"created": "2026-01-02T03:04:05"}, {"sha256": "G" * 64})
+            for wrong in (
+                {"more": 1},
+                {"name": "two words"},
+                {"created": "2026-01-02T03:04:05"},
+                {"sha256": "G" * 64},
+                {"requests_per_minute": 0},
+                {"tokens_per_minute": "5"},
+            )
         ),
         ({"format": 1, "keys": [ENTRY, ENTRY | {"sha256": "1" * 64}]}, "two keys of one name"),
         ({"format": 1, "keys": [ENTRY, ENTRY | {"name": "other"}]}, "one key under two names"),
@@ -337,17 +344,18 @@ def keys(tmp_path, capsys, monkeypatch):
 
 
 def test_a_key_is_printed_alone_listed_without_itself_and_revoked(keys, tmp_path):
-    status, out, err = keys("add", "desk", "--tenant", "[red]ä", "--role", "admin")
+    limits = ("--requests-per-minute", 60, "--tokens-per-minute", 9000)
+    status, out, err = keys("add", "desk", "--tenant", "[red]ä", "--role", "admin", *limits)
     key = out.removesuffix("\n")
     assert (status, key.split(), key in err) == (0, [key], False)
     assert "cannot be shown again" in err
-    assert KeyFile(tmp_path / "keys.json").caller(key) == Caller("desk", "[red]ä", "admin")
+    assert KeyFile(tmp_path / "keys.json").caller(key) == Caller("desk", "[red]ä", "admin", 60, 9000)
     status, out, err = keys("list", "--json", tmp_path / "out.json")
     assert (status, err) == (0, "")
-    assert all(part in out for part in ("desk", "[red]ä", "admin", "1 key"))
+    assert all(part in out for part in ("desk", "[red]ä", "admin", "60", "9000", "1 key"))
     text = (tmp_path / "out.json").read_text(encoding="utf-8")
     (listed,) = json.loads(text)["keys"]
-    assert listed.keys() == {"name", "tenant", "role", "created"}
+    assert listed.keys() == {"name", "tenant", "role", "created", "requests_per_minute", "tokens_per_minute"}
     assert key not in out + text
     status, out, _ = keys("revoke", "desk", "--json", tmp_path / "out.json")
     assert (status, out) == (0, "desk revoked\n")

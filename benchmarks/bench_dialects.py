@@ -1,0 +1,97 @@
+"""Anthropic's and Ollama's routes next to OpenAI's on a scripted model: first tokens, and streams of all at once.
+
+    python benchmarks/bench_dialects.py [--rounds 400] [--streams 32] [--json FILE]
+
+First tokens of the routes alternate in changing order; differences to OpenAI's are paired by round, and their median
+has a 95 % bootstrap interval. A step of mixed streams is the median gap between two events of a stream. Clients run in
+a process of their own. Let nothing else run meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from argparse import Namespace
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from itertools import pairwise
+from multiprocessing import get_context
+from random import Random
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Any
+
+from bench_server import serving_at
+from clients import connection_to
+from measuring import options, run
+from precedent_server.serving import Served, Serving
+from precedent_testing.scripted_model import scripted_model_engine
+
+ANSWER = " ".join(f"word{number}" for number in range(120))
+ASKED = {"model": "scripted", "messages": [{"role": "user", "content": "Go on."}], "stream": True}
+ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
+    "openai": ("/v1/chat/completions", {"temperature": 0}),
+    "anthropic": ("/v1/messages", {"temperature": 0, "max_tokens": 2000}),
+    "ollama": ("/api/chat", {"options": {"temperature": 0}}),
+}
+HEADERS, WARM_UP = {"Content-Type": "application/json", "anthropic-version": "2023-06-01"}, 5
+TEXT = re.compile(rb'"(content|text)": ?"[^"]')
+
+
+def times_of(port: int, route: str) -> list[float]:
+    """Clock times of a stream's beginning and of its lines with text."""
+    (path, more), connection = ROUTES[route], connection_to(port)
+    found = [perf_counter()]
+    connection.request("POST", path, json.dumps(ASKED | more), HEADERS)
+    answer = connection.getresponse()
+    while line := answer.readline():
+        found += [perf_counter()] if TEXT.search(line) else []
+    assert len(found) > 20, f"{path} answers {answer.status} in {len(found) - 1} events"
+    return found
+
+
+def first_tokens(port: int, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds to the first event of each route, by round."""
+    rng, found = Random(0), {route: list[float]() for route in ROUTES}
+    for _ in range(rounds + WARM_UP):
+        for route in rng.sample(list(ROUTES), len(ROUTES)):
+            begun, first, *_ = times_of(port, route)
+            found[route].append((first - begun) * 1e3)
+    return {route: times[WARM_UP:] for route, times in found.items()}
+
+
+def mixed(port: int, streams: int) -> list[list[float]]:
+    with ThreadPoolExecutor(streams) as pool:
+        return list(pool.map(lambda place: times_of(port, list(ROUTES)[place % len(ROUTES)]), range(streams)))
+
+
+def of_pairs(values: Sequence[float]) -> dict[str, Any]:
+    rng = Random(0)
+    cuts = quantiles((median(rng.choices(values, k=len(values))) for _ in range(2000)), n=40)
+    return {"median": median(values), "interval": [cuts[0], cuts[-1]]}
+
+
+def measure(given: Namespace) -> dict[str, Any]:
+    os.environ["PRECEDENT_SPECULATION"] = "off"  # a token at each step
+    with ExitStack() as held:
+        clients = held.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
+        engine = held.enter_context(closing(scripted_model_engine(lambda prompt: ANSWER, name="scripted")))
+        serving = held.enter_context(closing(Serving({"scripted": Served.of("scripted", engine)})))
+        port = held.enter_context(serving_at(serving))
+        firsts = clients.submit(first_tokens, port, given.rounds).result()
+        streams = clients.submit(mixed, port, given.streams).result()
+    usual = firsts.pop("openai")
+    more = {route: of_pairs([a - b for a, b in zip(each, usual, strict=True)]) for route, each in firsts.items()}
+    begun, ended = max(times[1] for times in streams), min(times[-1] for times in streams)
+    gaps = [b - a for times in streams for a, b in pairwise(times[1:]) if begun <= a and b <= ended]
+    pause = max(gaps) / median(gaps)
+    told = " and ".join(f"{one['median']:+.2f} ms ({route})" for route, one in more.items())
+    print(f"First token next to OpenAI's: {told}. Longest pause of {given.streams} streams: {pause:.1f} steps.")
+    steps = {"streams": given.streams, "step_ms": median(gaps) * 1e3, "longest_in_steps": pause}
+    return {"first_token_ms": median(usual), "more_ms": more, **steps}
+
+
+if __name__ == "__main__":
+    run(options(__doc__, rounds=400, streams=32), measure)
