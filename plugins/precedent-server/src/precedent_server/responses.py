@@ -141,8 +141,9 @@ def responses_request(store: ResponseStore, owner: Owner, body: Mapping[str, Any
 
     def begin(served: Served, tenant: str, index: int) -> Answer:
         """What is kept may be long, and is read where prompts are prepared."""
-        store.follow(served.engine.cache)
-        written()
+        if kept is not None:
+            store.follow(served.engine.cache)
+            written()
         if before is None:
             return asked.begin(served, tenant, index)
         earlier = [item for part in before.conversation for item in json.loads(part)]
