@@ -82,8 +82,9 @@ def test_names_are_bounded_and_the_rest_is_counted_together() -> None:
 
 def test_names_that_imitate_labels_hide_nothing_and_show_nothing() -> None:
     """A tenant's name may be any printable text, also in the metrics of all replicas."""
-    usage = KeyUsage(lambda: {("desk", 'x",key="rival'), ("rival", '{key="desk"}')})
-    for name, tenant in usage._owners():
+    owners = {("desk", 'x",key="rival'), ("rival", '{key="desk"}')}
+    usage = KeyUsage(lambda: owners)
+    for name, tenant in owners:
         usage.of(Caller(name, tenant, "use"))["2xx"] += 1
     text = usage_text(usage.counts())
     for told in (text, re.sub("(?m)^([^#{]+)[{]", r'\1{replica="a",', text)):
