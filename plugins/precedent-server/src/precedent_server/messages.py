@@ -21,6 +21,7 @@ from typing_extensions import TypedDict
 
 from precedent.errors import PrecedentError
 from precedent.langchain.messages import result_text
+from precedent.runtime.plain_values import shown
 from precedent.text.answers import CallPiece, Piece
 from precedent.text.assembly import decoded, hidden_tokens
 from precedent.text.tool_formats import ReasoningPiece
@@ -370,9 +371,9 @@ def _tools(said: Mapping[str, Any]) -> dict[str, Any]:
 def _tool(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
     kind = tool.get("type", "custom")
     if kind != "custom":
-        raise unsupported(f"a tool of type {kind!r} is not supported: send one with an input_schema", place)
+        raise unsupported(f"a tool of type {shown(kind)} is not supported: send one with an input_schema", place)
     if unknown := tool.keys() - Tool.__annotations__:
-        raise unsupported(f"{min(unknown)} is not supported", place)
+        raise unsupported(f"{shown(min(unknown))} is not supported", place)
     fits(tool, Tool, place)
     function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
     return {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
@@ -385,8 +386,11 @@ class Conversation:
     """
 
     def __init__(self, system: Any, turns: Any) -> None:
-        check_most("messages", turns, MOST_MESSAGES, "messages")
-        fits(turns, _PROMPT["messages"], "messages")
+        if isinstance(turns, list):
+            check_most("messages", turns, MOST_MESSAGES, "messages")
+        fits(turns, list[Turn], "messages")
+        if not turns:
+            raise ApiError("messages must be a list of at least one message", param="messages")
         if turns[-1]["role"] == "assistant":
             raise unsupported(
                 "the last message is the assistant's, and an answer that was begun (prefill) is not continued: "
@@ -435,7 +439,7 @@ class Conversation:
                 continue
             if not isinstance(kind, str) or kind not in known:
                 raise unsupported(
-                    f"a block of type {kind!r} is not supported: only {', '.join(known)} are read here",
+                    f"a block of type {shown(kind)} is not supported: only {', '.join(known)} are read here",
                     f"{place}.{number}",
                 )
             fits(block, known[kind], f"{place}.{number}")
