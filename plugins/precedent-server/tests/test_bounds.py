@@ -120,7 +120,7 @@ async def test_ten_megabytes_of_a_field_of_ollama(serve: Any, name: str, value: 
     assert len(answer.content) < 3000
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/embeddings"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages"])
 @pytest.mark.parametrize(
     ("raw", "complaint"),
     [

@@ -43,6 +43,10 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"prompt": "a", "return_token_strs": True}),
     ("/detokenize", {"tokens": [65]}),
     ("/detokenize", {"tokens": "a"}),
+    ("/v1/messages", {"messages": HELLO, "max_tokens": 50}),
+    ("/v1/messages", {"messages": HELLO, "max_tokens": 50, "tools": [{"name": "look_up", "input_schema": {}}]}),
+    ("/v1/messages", {"messages": HELLO}),
+    ("/v1/messages/count_tokens", {"messages": HELLO}),
 ]
 
 
@@ -89,5 +93,8 @@ async def test_keys_are_described_where_they_are_needed(serve: Any, client: Any,
     told = await described(guarded, headers={"Authorization": f"Bearer {key}"})
     needs = {path: "security" in operation for path, one in told["paths"].items() for operation in one.values()}
     assert needs == {path: path != "/health" for path in ROUTES}
-    assert told["components"]["securitySchemes"] == {"bearer": {"type": "http", "scheme": "bearer"}}
+    assert told["components"]["securitySchemes"] == {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
     assert "securitySchemes" not in (await described(client))["components"]

@@ -32,6 +32,7 @@ LIMITS = {"upload_seconds": 5.0, "request_seconds": 20.0, "prepare_seconds": 10.
 ROUTES = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"),
     *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/tokenize", "/detokenize"),
+    *("/v1/messages", "/v1/messages/count_tokens"),
 )
 GOOD: dict[str, dict[str, Any]] = {
     ROUTES[0]: {"messages": [{"role": "user", "content": "Where?"}], "temperature": 0, "max_tokens": 40},
@@ -44,6 +45,8 @@ GOOD: dict[str, dict[str, Any]] = {
     ROUTES[7]: {"prompt": "Where?"},
     ROUTES[8]: {"prompt": "Where?", "return_token_strs": True},
     ROUTES[9]: {"tokens": [1, 2, 3]},
+    ROUTES[10]: {"messages": [{"role": "user", "content": "Where?"}], "temperature": 0, "max_tokens": 40},
+    ROUTES[11]: {"messages": [{"role": "user", "content": "Where?"}]},
 }
 STRANGE: tuple[Any, ...] = (
     *(None, True, -1, 0, 1e308, 10**30, "", "\ud800", "\x00", "x" * 5000, [], {}, [[]], [None], {"": {}}, [1e400]),
@@ -52,6 +55,8 @@ STRANGE: tuple[Any, ...] = (
     {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": ".*" * 300, "type": "string"}}},
     {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"$ref": "file:///etc/passwd"}}},
     [{"type": "function", "function": {"name": "x", "parameters": {"type": "array", "minItems": 10**9}}}],
+    *([{"role": "user", "content": [block]}] for block in ({"type": []}, {"type": "tool_result", "content": [{}]})),
+    *([{"name": "x", "input_schema": schema}] for schema in ({}, {"$ref": "file:///etc/passwd"}, {"type": []})),
 )
 
 
@@ -61,6 +66,7 @@ def strange_value(rng: random.Random, body: dict[str, Any]) -> bytes:
         *("model", "stream", "tools", "response_format", "stop", "n", "seed", "logit_bias", "speculation", "user"),
         *("echo", "logprobs", "max_tokens", "previous_response_id", "store", "messages", "tokens"),
         *("format", "options", "keep_alive", "think", "raw", "images", "truncate"),
+        *("system", "thinking", "tool_choice", "stop_sequences", "output_config", "mcp_servers"),
     )
     changed = json.loads(json.dumps(body))
     for _ in range(rng.choice((1, 1, 2, 5))):

@@ -110,6 +110,11 @@ class ChatPrecedent(EngineFields, ChatCalls):
         """
         return self._begin(messages, None, None, settings)
 
+    def num_prompt_tokens(self, messages: list[BaseMessage], settings: Mapping[str, Any]) -> int:
+        """The length of the prompt with which `begin` would start. Raises what `begin` raises about the prompt."""
+        settings = self._call_settings(settings)
+        return len(self._prompt(self._engine_of(settings), messages, settings).token_ids)
+
     def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         return generate_from_stream(self._chunks(messages, stop, run_manager, kwargs, whole=True))
 

@@ -196,7 +196,7 @@ class _Reader:
             return [turn | {key: value for key, value in found.items() if value}]
         if self.role == "tool":
             failed = isinstance(message, ToolMessage) and message.status == "error"
-            turn["content"] = _result_text(turn["content"], failed)
+            turn["content"] = result_text(turn["content"], failed)
             if isinstance(message, ToolMessage | FunctionMessage):
                 turn["tool_call_id"] = getattr(message, "tool_call_id", "")
             return [turn]
@@ -204,7 +204,7 @@ class _Reader:
         for block in blocks:
             if _kind(block) == "tool_result":
                 text = self._text(self._blocks(block.get("content") or ""))
-                content = _result_text(text, bool(block.get("is_error")))
+                content = result_text(text, bool(block.get("is_error")))
                 results.append({"role": "tool", "content": content, "tool_call_id": block.get("tool_use_id") or ""})
         return results if results and not turn["content"] else [*results, turn]
 
@@ -292,7 +292,7 @@ def _arguments(kind: str, given: Any) -> Any:
     return given or {}
 
 
-def _result_text(text: str, failed: bool) -> str:
+def result_text(text: str, failed: bool) -> str:
     """Mark a failed result in its text, because templates have no error status."""
     return f"Error: {text}" if failed and not text.lower().startswith("error") else text
 

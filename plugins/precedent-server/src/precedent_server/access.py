@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -59,16 +60,23 @@ def caller_of(
         return ANYONE
     if rules.allowed_hosts and not rules.allow_host(_name(request.headers.get("host", ""))):
         raise ApiError("the server does not answer to this host name; see --allowed-hosts", status=403, kind=DENIED)
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    caller = keys.caller(key.strip()) if scheme.lower() == "bearer" and key.strip() else None
+    caller = next(filter(None, map(keys.caller, _keys_in(request))), None)
     if caller is None:
         raise ApiError(
-            "this server needs an API key: send the header 'Authorization: Bearer KEY'",
+            "this server needs an API key: send the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
             status=401, kind="authentication_error", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
         )  # fmt: skip
     if not caller.may(role):
         raise ApiError(f"this key has the role {caller.role!r}, and {role!r} is needed", status=403, kind=DENIED)
     return caller
+
+
+def _keys_in(request: HTTPConnection) -> Iterator[str]:
+    """The keys that a request brings; a client may have one for another server as well."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    for found in (key if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", "")):
+        if found.strip():
+            yield found.strip()
 
 
 def check_local(request: HTTPConnection, rules: AccessRules = NO_RULES) -> None:

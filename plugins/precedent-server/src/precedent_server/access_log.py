@@ -19,7 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger("precedent.access")
 
-HEADER = "X-Request-ID"
+HEADER, ANTHROPICS = "X-Request-ID", "request-id"
+"""The header of a request's id, and the one in which Anthropic's clients look for it."""
+
 _PLAIN = re.compile(r"[\w.:-]{1,64}")
 
 
@@ -54,7 +56,7 @@ class AccessLog:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers[HEADER] = request_id
+                headers[HEADER] = headers[ANTHROPICS] = request_id
                 headers.update(self._answered(scope, status))
                 if "location" in headers:
                     _, _, path, query, _ = urlsplit(headers["location"])

@@ -191,7 +191,8 @@ class Asked:
 
     `keys` are those of its body, `renamed` says what it calls settings that have another name here. `num_ignored` parts
     of its messages were not read. `keep_alive` is how many seconds its model should stay loaded afterwards; None leaves
-    that to the server. A stream is of `media_type`. A request for no answers only loads its model.
+    that to the server. A stream is of `media_type`. A request for no answers only loads its model. `num_prompt_tokens`
+    counts the tokens of a chat's prompt on a model.
     """
 
     model: str
@@ -203,6 +204,7 @@ class Asked:
     renamed: Mapping[str, str] = field(default_factory=dict)
     num_ignored: int = 0
     num_prompts: int = 1
+    num_prompt_tokens: Callable[[Served], int] | None = None
     keep_alive: float | None = None
     media_type: str = EVENTS
 

@@ -28,6 +28,7 @@ from precedent_server.description import description
 from precedent_server.embeddings import embeddings
 from precedent_server.errors import FAILED, ApiError, api_error, stopping
 from precedent_server.keys import Caller
+from precedent_server.messages import VERSION_HEADER, count_tokens, error_body, messages, model_info
 from precedent_server.prometheus import CONTENT_TYPE, for_key
 from precedent_server.responses import delete_response, responses, stored_response
 from precedent_server.serving import Route, Served, Serving
@@ -35,6 +36,7 @@ from precedent_server.tokens import detokenize, tokenize, tokenizer_info
 
 log = logging.getLogger(__name__)
 
+ErrorForm = Callable[[ApiError], dict[str, Any]]
 MetricsText = Callable[[], Awaitable[str]]
 
 CLIENT_LEFT = 499
@@ -91,7 +93,7 @@ def _guarded(serving: Serving, route: Route, role: str = "use") -> Callable[[Req
 
 
 async def _told(request: Request, error: Exception) -> Response:
-    """Any error in the form of the route's dialect, OpenAI's where no other is named."""
+    """Any error in the form of the route's dialect; on a route of several, in the client's."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_LEFT)
     if isinstance(error, HTTPException):
@@ -100,12 +102,13 @@ async def _told(request: Request, error: Exception) -> Response:
     told = api_error(error)
     if told.status >= 500 and not isinstance(error, ApiError):
         log.error("request %s failed", getattr(request.state, "request_id", "?"), exc_info=error)
-    return JSONResponse(_error_form(request.url.path)(told), status_code=told.status, headers=told.headers)
+    told.request_id = getattr(request.state, "request_id", None)
+    form = _error_form(request.url.path, error_body if VERSION_HEADER in request.headers else ApiError.body)
+    return JSONResponse(form(told), status_code=told.status, headers=told.headers)
 
 
-def _error_form(path: str) -> Callable[[ApiError], dict[str, Any]]:
-    forms = (form for prefix, form in _ERROR_FORMS.items() if path.startswith(prefix))
-    return next(forms, ApiError.body)
+def _error_form(path: str, usual: ErrorForm = ApiError.body) -> ErrorForm:
+    return next((form for prefix, form in _ERROR_FORMS.items() if path.startswith(prefix)), usual)
 
 
 def _answered(serving: Serving, scope: Scope, status: int) -> Mapping[str, str]:
@@ -119,13 +122,19 @@ def _answered(serving: Serving, scope: Scope, status: int) -> Mapping[str, str]:
 
 
 async def _models(serving: Serving, caller: Caller, request: Request) -> Response:
-    """The models served."""
+    """The models served, to a client of Anthropic's dialect in its form."""
+    if VERSION_HEADER in request.headers:
+        found = [model_info(served, serving.started) for served in serving.models.values()]
+        ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]} if found else {}
+        return JSONResponse({"data": found, "has_more": False, **ends})
     return JSONResponse({"object": "list", "data": [_described(served, serving) for served in serving.models.values()]})
 
 
 async def _model(serving: Serving, caller: Caller, request: Request) -> Response:
-    """One model."""
-    return JSONResponse(_described(serving.model(request.path_params["name"]), serving))
+    """One model, in the same forms."""
+    served = serving.model(request.path_params["name"])
+    speaks_anthropic = VERSION_HEADER in request.headers
+    return JSONResponse(model_info(served, serving.started) if speaks_anthropic else _described(served, serving))
 
 
 def _described(served: Served, serving: Serving) -> dict[str, Any]:
@@ -181,6 +190,8 @@ _ROUTES: tuple[tuple[str, str, Route, str], ...] = (
     ("/tokenize", "POST", tokenize, "use"),
     ("/detokenize", "POST", detokenize, "use"),
     ("/tokenizer_info", "GET", tokenizer_info, "use"),
+    ("/v1/messages", "POST", messages, "use"),
+    ("/v1/messages/count_tokens", "POST", count_tokens, "use"),
     ("/v1/models", "GET", _models, "use"),
     ("/v1/models/{name:path}", "GET", _model, "use"),
     ("/api/chat", "POST", ollama.chat, "use"),
@@ -196,5 +207,5 @@ _ROUTES: tuple[tuple[str, str, Route, str], ...] = (
 )
 """Path, method, what answers, and the role that its caller needs."""
 
-_ERROR_FORMS: Mapping[str, Callable[[ApiError], dict[str, Any]]] = {"/api/": ollama.error_body}
+_ERROR_FORMS: Mapping[str, ErrorForm] = {"/api/": ollama.error_body, "/v1/messages": error_body}
 """How an error reads on paths that begin so, of dialects other than OpenAI's."""

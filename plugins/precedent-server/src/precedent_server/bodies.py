@@ -1,6 +1,6 @@
 """Checks requests against the `openai` package's own types: every key is known, supported and of the right shape.
 
-A key that is not supported is refused by name. `HABITS` are accepted without effect: clients send them as a matter of
+A key that is not supported is refused by name. Habits are accepted without effect: clients send them as a matter of
 habit, and they cannot change an answer. So are values that ask for nothing (`best_of: 1`) and nulls at any depth.
 """
 
@@ -26,17 +26,6 @@ from pydantic_core import from_json
 from precedent.runtime.plain_values import shown
 from precedent_server.errors import ApiError
 
-HABITS = (
-    "user",
-    "store",
-    "metadata",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-)
-"""Keys that clients send as a habit and that cannot change an answer; their values are checked all the same."""
-
 MOST_VALUES = 262_144
 """Values in a request, keys not counted. Reading more in one go would make all threads wait."""
 
@@ -54,6 +43,15 @@ Metadata = Annotated[
 ]
 """A request's metadata, with the bounds of OpenAI's API."""
 
+HABITS: Mapping[str, Any] = {
+    **dict.fromkeys(("user", "store", "service_tier", "safety_identifier")),
+    **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention")),
+    "metadata": Metadata,
+}
+"""Keys that clients send as a habit and that cannot change an answer; their values are checked all the same.
+
+None is OpenAI's own type.
+"""
 
 SAMPLING = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "logprobs", "stop")
 OWN_SAMPLING: Mapping[str, Any] = {
@@ -83,7 +81,7 @@ MESSAGE_KINDS: dict[str, Any] = {
 }
 """The type of a message by its role."""
 
-_CALLERS_OWN = ("messages", "parameters", "schema", "metadata", "chat_template_kwargs", "arguments")
+_CALLERS_OWN = ("messages", "parameters", "schema", "input_schema", "metadata", "chat_template_kwargs", "arguments")
 """Keys whose values may hold nulls that mean something, or whose nulls are removed elsewhere."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -105,30 +103,32 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What one route takes: OpenAI's type of its body, the keys of it that are supported, and keys of our own.
+    """What one route takes: a client's type of its body, the keys of it that are supported, and keys with own types.
 
-    A route of another dialect has a type of its own here, and may be one that ignores other keys (`ignores_others`).
+    `habits` are keys without effect, and `neutral` values that ask for what happens anyway. A dialect may ignore all
+    other keys (`ignores_others`).
     """
 
-    openai: Any
+    reference: Any
     required: Collection[str]
     supported: Collection[str]
     own: Mapping[str, Any]
     instead: Mapping[str, str] = field(default_factory=dict)
     ignores_others: bool = False
+    habits: Mapping[str, Any] = field(default_factory=lambda: HABITS)
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: NEUTRAL)
 
     @property
     def known(self) -> tuple[str, ...]:
         """Every key that a request may have, once."""
-        return tuple(dict.fromkeys((*self.supported, *self.own, *(() if self.ignores_others else HABITS))))
+        return tuple(dict.fromkeys((*self.supported, *self.own, *(() if self.ignores_others else self.habits))))
 
     @property
     def kinds(self) -> Mapping[str, Any]:
         """The type of every key that a request may have; of a key that is not supported, None: a null."""
-        hints = _hints(self.openai)
-        known = {name: self.own.get(name, hints.get(name, Any)) for name in self.known}
-        metadata = {"metadata": Metadata} if "metadata" in known else {}
-        return {**dict.fromkeys(sorted(hints.keys() - known)), **known, **metadata}
+        hints, ours = _hints(self.reference), {**self.habits, **self.own}
+        known = {name: ours.get(name) or hints.get(name, Any) for name in self.known}
+        return {**dict.fromkeys(sorted(hints.keys() - known)), **known}
 
 
 def parsed(raw: bytes) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def checked(body: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
         body = {name: value for name, value in body.items() if name in known}
     for name, value in without_nulls(body).items():
         neutral = any(
-            value == one and isinstance(value, bool) == isinstance(one, bool) for one in NEUTRAL.get(name, ())
+            value == one and isinstance(value, bool) == isinstance(one, bool) for one in keys.neutral.get(name, ())
         )
         if name not in known and not neutral:
             _refuse(name, keys)
@@ -167,9 +167,9 @@ def checked(body: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
             check_most(name, value, MOST_ENTRIES, "entries")
         if name in known and name != "messages":
             fits(value, kinds[name], name)
-        if name in known and name not in HABITS:
+        if name in known and name not in keys.habits:
             said[name] = 0 if neutral and name == "top_k" else value
-    for name in body.keys() - kinds.keys() - NEUTRAL.keys():
+    for name in body.keys() - kinds.keys() - keys.neutral.keys():
         _refuse(name, keys)  # also if it is null: nobody knows it
     for name in keys.required:
         if name not in said:

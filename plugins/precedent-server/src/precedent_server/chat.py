@@ -13,8 +13,11 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from pydantic import ConfigDict, with_config
 
 from precedent.config import SpeculationConfig
+from precedent.engine.engine import Engine
+from precedent.langchain.profile import profile_of_engine
 from precedent.runtime.plain_values import shown
 from precedent.text.answers import CallPiece, Piece
+from precedent.text.template_settings import EFFORT, SWITCHES
 from precedent.text.tool_formats import ReasoningPiece
 from precedent_server.answers import Answer, Asked, ChunkWriter, answering, logprobs_of
 from precedent_server.bodies import OWN_SAMPLING, SAMPLING, Keys, Messages, biases, check_most, checked, unsupported
@@ -100,10 +103,15 @@ def chat_request(
         {"max_tokens": "max_completion_tokens"} if given and "max_tokens" not in said else {}
     )
 
+    def settings_on(served: Served) -> dict[str, Any]:
+        asked = served.settings_of({**settings, **of_model(served)}, limits.default_max_tokens)
+        if asked.get("reasoning") is False and never_thinks(served.engine):
+            del asked["reasoning"]
+        return asked
+
     def begin(served: Served, tenant: str, index: int) -> Answer:
         """Answer number i of several uses `seed + i`."""
-        given = {**settings, **of_model(served)}
-        asked = {**served.settings_of(given, limits.default_max_tokens), "tenant": tenant}
+        asked = {**settings_on(served), "tenant": tenant}
         if asked.get("seed") is not None:
             asked["seed"] += index
         begun = served.chat.begin(messages, asked)
@@ -119,7 +127,15 @@ def chat_request(
         keys=tuple(said),
         renamed={name: names.get(key, key) for name, key in renamed.items()},
         num_ignored=num_ignored,
+        num_prompt_tokens=lambda served: served.chat.num_prompt_tokens(messages, settings_on(served)),
     )
+
+
+def never_thinks(engine: Engine) -> bool:
+    """Whether the model's chat template knows no thoughts, so that there is nothing to switch off."""
+    template = str(engine.tokenizer.chat_template)
+    known = any(name in template for name in (*SWITCHES, EFFORT))
+    return not known and not profile_of_engine(engine).get("reasoning_output", False)
 
 
 def check_tools(tools: Any) -> None:

@@ -15,14 +15,19 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 from pydantic import BaseModel, TypeAdapter
 
-from precedent_server import chat, completions, embeddings, ollama, responses, tokens
-from precedent_server.bodies import NEUTRAL, Keys
+from precedent_server import chat, completions, embeddings, messages, ollama, responses, tokens
+from precedent_server.bodies import Keys
 from precedent_server.errors import ErrorBody
 from precedent_server.serving import Serving
 from precedent_server.transport import EVENTS
 
 JSON, TEXT = "application/json", "text/plain"
-BEARER = "bearer"
+SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+"""The ways to send a key."""
+
 ANSWER, ERROR = "=answer", "=error"
 OPEN = "/health"
 """The route that needs no key."""
@@ -58,6 +63,8 @@ ROUTES: Mapping[str, Route] = {
     "/v1/responses": Route(responses.KEYS, Response, streams=True),
     "/v1/responses/{id}": Route(None, Response | responses.DeletedResponse),
     "/v1/embeddings": Route(embeddings.KEYS, embeddings.Embeddings),
+    "/v1/messages": Route(messages.KEYS, messages.Message, streams=True, error=messages.ErrorBody),
+    "/v1/messages/count_tokens": Route(messages.COUNT_KEYS, messages.TokensCount, error=messages.ErrorBody),
     "/api/chat": _OF_OLLAMA(ollama.CHAT, ollama.ChatAnswer, streams=True),
     "/api/generate": _OF_OLLAMA(ollama.GENERATE, ollama.GenerateAnswer, streams=True),
     "/api/embed": _OF_OLLAMA(ollama.EMBED, ollama.EmbedAnswer),
@@ -84,9 +91,9 @@ def description(app: FastAPI, serving: Serving) -> dict[str, Any]:
         for operation in methods.values():
             operation.update(_operation(path, schemas, list(serving.models)))
             if serving.keys is not None and path != OPEN:
-                operation["security"] = [{BEARER: []}]
+                operation["security"] = [{name: []} for name in SCHEMES]
     if serving.keys is not None:
-        told["components"]["securitySchemes"] = {BEARER: {"type": "http", "scheme": "bearer"}}
+        told["components"]["securitySchemes"] = SCHEMES
     return told
 
 
@@ -121,7 +128,7 @@ def _operation(path: str, schemas: Mapping[Any, Any], models: list[str]) -> dict
     if (keys := route.body) is not None:
         properties = {name: _or_null(schemas[path, name]) for name in keys.kinds}
         if not keys.ignores_others:
-            neutral = {name: values for name, values in NEUTRAL.items() if name not in keys.known}
+            neutral = {name: values for name, values in keys.neutral.items() if name not in keys.known}
             properties |= {name: {"enum": [*values, None]} for name, values in neutral.items()}
         properties |= {name: schemas[path, name] for name in keys.required}
         properties["model"] = {"type": "string", "enum": models}

@@ -41,7 +41,9 @@ class ErrorBody(BaseModel):
 
 
 class ApiError(Exception):
-    """An answer with an HTTP status other than 200."""
+    """An answer with an HTTP status other than 200; `request_id` is that of its request once it is written."""
+
+    request_id: str | None = None
 
     def __init__(
         self,

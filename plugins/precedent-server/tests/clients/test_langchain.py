@@ -8,8 +8,11 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 import pytest_asyncio
+from helpers.standard_answers import TEXT, THINK
 from helpers.standard_suite import SCRIPTED, Details, Offered
+from langchain_anthropic import ChatAnthropic
 from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage
 from langchain_ollama import ChatOllama
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
@@ -60,6 +63,28 @@ class TestChatOpenAI(Connected, ChatModelIntegrationTests):
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return {**super().chat_model_params, "stream_usage": True}  # asks for usage only of OpenAI's own address
+
+
+@pytest.mark.asyncio(loop_scope="class")
+class TestChatAnthropic(Connected, ChatModelIntegrationTests):
+    """Left out is JSON mode, which Anthropic's interface does not have."""
+
+    supports_json_mode = False
+
+    @pytest.fixture(autouse=True)
+    def _connect(self, server: Any) -> None:
+        self.place = {"base_url": server.address, "api_key": server.keys["desk"]}
+
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return ChatAnthropic
+
+    def invoke_with_reasoning_output(self, *, stream: bool = False) -> AIMessage:
+        """An answer that the model thought about; its content is a block of thoughts and one of text."""
+        found = self.answer_to(THINK, stream=stream)
+        assert found.usage_metadata["output_token_details"]["reasoning"] > 0
+        assert found.text == TEXT
+        return found
 
 
 @pytest.mark.asyncio(loop_scope="class")

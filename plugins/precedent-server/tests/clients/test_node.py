@@ -1,4 +1,4 @@
-"""openai-node, the AI SDK and Ollama's package: each of their tests in Node is a test here."""
+"""The packages of Anthropic, Ollama and OpenAI, and the AI SDK: each of their tests in Node is a test here."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def failure_in(case: ElementTree.Element) -> str | None:
     return None if failure is None else f"{failure.get('message')}\n{failure.text}"
 
 
-FILES = ("ai_sdk.test.mjs", "ollama_node.test.mjs", "openai_node.test.mjs")
+FILES = ("ai_sdk.test.mjs", "anthropic_node.test.mjs", "ollama_node.test.mjs", "openai_node.test.mjs")
 CASES = [(file, name) for file in FILES for name in names_in(file)]
 
 
