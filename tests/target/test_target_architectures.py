@@ -156,7 +156,7 @@ def test_what_cannot_score_a_tree_is_refused_by_name(model_type: str, settings: 
 
 
 def test_a_model_that_gets_a_tree_wrong_is_refused() -> None:
-    """No config says that a BERT looks ahead; the examination of every model notices."""
+    """A BERT that is given as an object looks ahead; the examination of every model notices."""
     with pytest.raises(UnsupportedError, match=r"bert cannot be the target.*off"):
         TargetModel(tiny_causal_lm("bert", num_hidden_layers=1))
 
