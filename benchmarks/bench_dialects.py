@@ -2,9 +2,8 @@
 
     python benchmarks/bench_dialects.py [--rounds 400] [--streams 32] [--json FILE]
 
-First tokens of the routes alternate in changing order; differences to OpenAI's are paired by round, and their median
-has a 95 % bootstrap interval. A step of mixed streams is the median gap between two events of a stream. Clients run in
-a process of their own. Let nothing else run meanwhile.
+Routes alternate in changing order; differences to OpenAI's are paired by round, their median has a 95 % bootstrap
+interval. A step is the median gap between two events of a stream. Let nothing else run meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import json
 import os
 import re
 from argparse import Namespace
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import pairwise
@@ -36,14 +34,13 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "anthropic": ("/v1/messages", {"temperature": 0, "max_tokens": 2000}),
     "ollama": ("/api/chat", {"options": {"temperature": 0}}),
 }
-HEADERS, WARM_UP = {"Content-Type": "application/json", "anthropic-version": "2023-06-01"}, 5
-TEXT = re.compile(rb'"(content|text)": ?"[^"]')
+HEADERS = {"Content-Type": "application/json", "anthropic-version": "2023-06-01"}
+TEXT, WARM_UP = re.compile(rb'"(content|text)": ?"[^"]'), 5
 
 
 def times_of(port: int, route: str) -> list[float]:
     """Clock times of a stream's beginning and of its lines with text."""
-    (path, more), connection = ROUTES[route], connection_to(port)
-    found = [perf_counter()]
+    (path, more), connection, found = ROUTES[route], connection_to(port), [perf_counter()]
     connection.request("POST", path, json.dumps(ASKED | more), HEADERS)
     answer = connection.getresponse()
     while line := answer.readline():
@@ -55,10 +52,9 @@ def times_of(port: int, route: str) -> list[float]:
 def first_tokens(port: int, rounds: int) -> dict[str, list[float]]:
     """Milliseconds to the first event of each route, by round."""
     rng, found = Random(0), {route: list[float]() for route in ROUTES}
-    for _ in range(rounds + WARM_UP):
-        for route in rng.sample(list(ROUTES), len(ROUTES)):
-            begun, first, *_ = times_of(port, route)
-            found[route].append((first - begun) * 1e3)
+    for route in (one for _ in range(rounds + WARM_UP) for one in rng.sample(list(ROUTES), len(ROUTES))):
+        begun, first, *_ = times_of(port, route)
+        found[route].append((first - begun) * 1e3)
     return {route: times[WARM_UP:] for route, times in found.items()}
 
 
@@ -67,9 +63,8 @@ def mixed(port: int, streams: int) -> list[list[float]]:
         return list(pool.map(lambda place: times_of(port, list(ROUTES)[place % len(ROUTES)]), range(streams)))
 
 
-def of_pairs(values: Sequence[float]) -> dict[str, Any]:
-    rng = Random(0)
-    cuts = quantiles((median(rng.choices(values, k=len(values))) for _ in range(2000)), n=40)
+def of_pairs(values: list[float]) -> dict[str, Any]:
+    cuts = quantiles((median(Random(seed).choices(values, k=len(values))) for seed in range(2000)), n=40)
     return {"median": median(values), "interval": [cuts[0], cuts[-1]]}
 
 
@@ -89,8 +84,7 @@ def measure(given: Namespace) -> dict[str, Any]:
     pause = max(gaps) / median(gaps)
     told = " and ".join(f"{one['median']:+.2f} ms ({route})" for route, one in more.items())
     print(f"First token next to OpenAI's: {told}. Longest pause of {given.streams} streams: {pause:.1f} steps.")
-    steps = {"streams": given.streams, "step_ms": median(gaps) * 1e3, "longest_in_steps": pause}
-    return {"first_token_ms": median(usual), "more_ms": more, **steps}
+    return {"first_token_ms": median(usual), "more_ms": more, "step_ms": median(gaps) * 1e3, "longest_in_steps": pause}
 
 
 if __name__ == "__main__":
