@@ -347,6 +347,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stop_sequences": ["x"] * 17}, "stop_sequences: stop has 17 texts: at most 16"),
     ({"mcp_servers": [{"url": "http://127.0.0.1:1"}]}, "connect it to the MCP server"),
     ({"container": "x"}, "'container' is not supported: tools run at the client"),
+    ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "nothing is removed"),
     ({"messages": []}, "messages must be a list of at least one message"),
     ({"messages": 7}, "messages: Input should be a valid list"),
     ({"messages": [said("tool", "x")]}, "messages[0]: Input should be 'user', 'assistant' or 'system'"),
@@ -392,6 +393,7 @@ def check_error(answer: Any, kind: str) -> None:
     [
         {"metadata": {"user_id": "u"}}, {"service_tier": "auto"}, {"cache_control": {"type": "ephemeral", "ttl": "1h"}},
         {"container": None, "mcp_servers": [], "context_management": {"edits": []}, "speed": "standard"},
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
         {"tools": [{**TOOL, "type": "custom", "cache_control": {"type": "ephemeral"}, "eager_input_streaming": True}]},
         {"tools": [], "tool_choice": None, "system": [], "stop_sequences": [], "thinking": None},
         {"top_k": 5, "top_p": 0.9, "temperature": 1.0}, {"top_k": 0},
