@@ -396,7 +396,7 @@ def check_error(answer: Any, kind: str) -> None:
         {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
         {"tools": [{**TOOL, "type": "custom", "cache_control": {"type": "ephemeral"}, "eager_input_streaming": True}]},
         {"tools": [], "tool_choice": None, "system": [], "stop_sequences": [], "thinking": None},
-        {"top_k": 5, "top_p": 0.9, "temperature": 1.0}, {"top_k": 0},
+        {"top_k": 5, "top_p": 0.9, "temperature": 1.0}, {"top_k": 0}, {"output_config": {"effort": "high"}},
         {"system": [{"type": "text", "text": "x", "citations": None}]},
     ],
     ids=str,

@@ -344,11 +344,14 @@ def _asked(said: Mapping[str, Any], chat: dict[str, Any], limits: ServerLimits) 
 
 
 def _thinking(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether and how much to think in a chat completion's words; "adaptive" leaves it to the model."""
+    """Whether and how much to think in a chat completion's words.
+
+    "adaptive" leaves it to the model, and so does the effort "high", which Anthropic's clients send for the default.
+    """
     kind, effort = said.get("thinking", {}).get("type"), said.get("output_config", {}).get("effort")
     if kind == "disabled":
         return {"reasoning": False}
-    if effort is not None:
+    if effort not in (None, "high"):
         return {"reasoning_effort": effort}
     return {"reasoning": True} if kind == "enabled" else {}
 
