@@ -165,7 +165,7 @@ _HABITS: Mapping[str, Any] = {
 """Keys that cannot change an answer; prefixes are reused without being marked."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "context_management": ({"edits": []},),
+    "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     "inference_geo": ("global",),
     "mcp_servers": ([],),
     "speed": ("standard",),
@@ -258,7 +258,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
     """An error in Anthropic's form. Its message begins with the name of the key that is to blame."""
     usual = "invalid_request_error" if error.status < 500 else "api_error"
     param, message = error.error.param, error.error.message
-    if param and not message.startswith(param):
+    if param and not message.lstrip("'").startswith(param):
         message = f"{param}: {message}"
     kind = _ERROR_TYPES.get(error.status, usual)
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": error.request_id}
@@ -344,11 +344,14 @@ def _asked(said: Mapping[str, Any], chat: dict[str, Any], limits: ServerLimits) 
 
 
 def _thinking(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether and how much to think in a chat completion's words; "adaptive" leaves it to the model."""
+    """Whether and how much to think in a chat completion's words.
+
+    "adaptive" leaves it to the model, and so does the effort "high", which Anthropic's clients send for the default.
+    """
     kind, effort = said.get("thinking", {}).get("type"), said.get("output_config", {}).get("effort")
     if kind == "disabled":
         return {"reasoning": False}
-    if effort is not None:
+    if effort not in (None, "high"):
         return {"reasoning_effort": effort}
     return {"reasoning": True} if kind == "enabled" else {}
 
