@@ -132,9 +132,7 @@ def _described(entry: Entry, *, has_embedder: bool) -> dict[str, Any]:
     named = {ours: theirs for theirs, ours in SETTINGS.items()}
     settings = [(named[key], one) for key, value in (stored.sampling if stored else {}).items() for one in _all(value)]
     return {
-        "parameters": "\n".join(
-            f"{key:<30} {json.dumps(one)}" for key, value in settings.items() for one in _all(value)
-        ),
+        "parameters": "\n".join(f"{key:<30} {json.dumps(one)}" for key, one in settings),
         "template": template,
         "details": facts.details,
         "model_info": facts.info,
@@ -147,7 +145,7 @@ def _listed(name: str, facts: Facts) -> dict[str, Any]:
     shown_name = _tagged(name)
     return {
         "name": shown_name, "model": shown_name, "modified_at": facts.modified.isoformat(), "size": facts.size,
-        "digest": facts.digest, "details": facts.details,
+        "digest": facts.digest or hashlib.sha256(name.encode()).hexdigest(), "details": facts.details,
     }  # fmt: skip
 
 
