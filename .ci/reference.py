@@ -171,13 +171,14 @@ def metrics() -> str:
     """Every metric, under the names by which Prometheus and Python know it."""
     from precedent.engine.metrics import EngineMetrics
     from precedent_server import prometheus
-    from precedent_server.serving import IGNORED, IGNORED_HELP
+    from precedent_server.serving import IGNORED, IGNORED_HELP, OF_MODELS
     from precedent_server.usage import MOST_KEYS, OTHER
 
     rows = [(f"`{name}`", "gauge", said) for name, (_, said) in prometheus.GAUGES.items()]
     rows.append(("`vllm:kv_cache_usage_perc`", "gauge", "Share of the memory of keys and values, 0 to 1."))
     rows += [(f"`{name}_total`", "counter", said) for name, (_, said) in prometheus.COUNTERS.items()]
     rows.append((f"`{IGNORED}`", "counter", f"{IGNORED_HELP} A server alone writes it, without labels."))
+    rows += [(f"`{name}`", kind, f"{said} Without labels.") for name, (kind, said) in OF_MODELS.items()]
     rows += [(f"`{name}`", "histogram", said) for name, (_, said) in prometheus.HISTOGRAMS.items()]
     rows += [(f"`{name}`", kind, said) for name, (kind, said) in prometheus.OF_AIDS.items()]
     of_keys = {name: said for name, (_, said) in prometheus.OF_KEYS.items()}

@@ -11,7 +11,7 @@ import pytest
 
 from precedent_server.access import AccessRules
 from precedent_server.keys import KeyFile, add_key
-from precedent_server.serving import Served
+from precedent_server.models import ModelPool, Served
 from precedent_testing.scripted_model import scripted_model_engine
 
 ASKED = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
@@ -107,7 +107,7 @@ async def test_a_model_says_what_it_can_do_and_its_other_names(serve: Any) -> No
     engine = client.serving.models["scripted"].engine
     with closing(scripted_model_engine(lambda prompt: "x", name="other")) as other:
         named = (("desk", engine), ("alias", engine), ("other", other))
-        client.serving.models = {name: Served.of(name, one) for name, one in named}
+        client.serving.models = ModelPool.of({name: Served.of(name, one) for name, one in named})
         found = {one["id"]: one for one in (await client.get("/v1/models")).json()["data"]}
         metrics = (await client.get("/metrics")).text
     assert {name: one["aliases"] for name, one in found.items()} == {"desk": ["alias"], "alias": ["desk"], "other": []}

@@ -28,7 +28,10 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         context_length = 512
 
         def __init__(self, source: str, options: Any, name: str) -> None:
-            self.source, self.options, self.model_name = source, options, name
+            self.source, self.options, self.model_name, self.target = source, options, name, self
+
+        def weights(self) -> dict[str, Any]:
+            return {}
 
         def close(self) -> None:
             self.closed = True
@@ -40,13 +43,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         ready(f"http://{host}:{port}")
         engines = {name: one.engine for name, one in serving.models.items()}
         models = {name: engine.source for name, engine in engines.items()}
-        (device,) = {engine.options.device for engine in engines.values()}
+        device = next((engine.options.device for engine in engines.values()), None)
         found.append({"serving": serving, "host": host, "port": port, "engines": engines, "models": models})
         found[-1] |= {"device": device, "limits": serving.limits, "access": serving.access}
 
     monkeypatch.setattr(Engine, "load", NoEngine)
     monkeypatch.setattr(running, "serve", serve)
-    monkeypatch.setattr("precedent_server.serving.ChatPrecedent.from_engine", lambda engine, **given: None)
+    monkeypatch.setattr("precedent_server.models.ChatPrecedent.from_engine", lambda engine, **given: None)
     return found
 
 
@@ -73,6 +76,20 @@ def test_two_names_of_one_target_share_its_engine(served: Any, folders: tuple[Pa
     assert precedent("serve", *[part for name in names for part in ("--model", name)]) == 0
     engines = served[0]["engines"]
     assert engines["a"] is engines["c"] is engines["d"] is not engines["b"]
+
+
+def test_a_folder_of_models_needs_no_named_one(
+    served: Any, folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folders[0].parent
+    options = ("--model-dir", folder, "--allow-load", "ollama:a", "--allow-load", "x/*", "--max-model-bytes", "9")
+    assert precedent("serve", *options, "--keep-alive", "7") == 0
+    pool = served[0]["serving"].models
+    assert ([entry.names for entry in pool.entries], list(pool)) == ([["first"], ["second"]], [])
+    assert (pool.allowed, pool.max_bytes) == (("ollama:a", "x/*"), 9)
+    assert precedent("serve", "--model-dir", folder / "nowhere") == 2
+    assert precedent("serve", "--model-dir", folder, "--keep-alive", "-1") == 2
+    assert "--keep-alive" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("bad", ["nowhere", "empty", "damaged"])

@@ -296,7 +296,7 @@ async def test_a_stream_that_fails_ends_with_an_error(serve: Any) -> None:
         raise RuntimeError("injected")
 
     client = serve(lambda prompt: "x")
-    client.serving.model("scripted").engine.target.score = fails
+    client.serving.models["scripted"].engine.target.score = fails
     (told,) = await lines(client, CHAT, **HI)
     assert list(told) == ["error"]
     assert "injected" not in told["error"]

@@ -109,6 +109,6 @@ def test_under_ollamas_names_what_the_store_keeps_is_the_default(
         ("precedent", {"temperature": 1.0, "max_tokens": 100}),
     ):
         with opened({"tiny": "tiny:latest"}, EngineOptions(device="cpu"), ServerLimits(), sampling=sampling) as serving:  # type: ignore[arg-type]
-            served = serving.model("tiny")
+            served = serving.models["tiny"]
             assert served.settings_of({}, 100) == settings
             assert served.settings_of({"max_tokens": 3}, 100) == settings | {"max_tokens": 3}

@@ -32,7 +32,17 @@ from precedent_server.errors import ApiError, api_error
 from precedent_server.keys import Caller
 from precedent_server.serving import Route, Served, Serving
 from precedent_server.settings import ServerLimits
-from precedent_server.transport import DONE, EVENTS, EventStream, error_event, event, failure, read_body, unless_gone
+from precedent_server.transport import (
+    DONE,
+    EVENTS,
+    EventStream,
+    error_event,
+    event,
+    failure,
+    model_of,
+    read_body,
+    unless_gone,
+)
 
 PREDICTION = "prediction"
 """The drafter that proposes the request's own `prediction`."""
@@ -191,8 +201,8 @@ class Asked:
 
     `keys` are those of its body, `renamed` says what it calls settings that have another name here. `num_ignored` parts
     of its messages were not read. `keep_alive` is how many seconds its model should stay loaded afterwards; None leaves
-    that to the server. A stream is of `media_type`. A request for no answers only loads its model. `num_prompt_tokens`
-    counts the tokens of a chat's prompt on a model.
+    that to the server. A stream is of `media_type`. A request for no answers only loads its model, or unloads it if it
+    should not stay. `num_prompt_tokens` counts the tokens of a chat's prompt on a model.
     """
 
     model: str
@@ -234,9 +244,13 @@ def answering(read: Callable[[dict[str, Any], ServerLimits], Asked], prompt: str
         serving.rates.take_request(caller)
         asked = await read_body(request, serving, asked_in)
         serving.num_ignored += asked.num_ignored
-        served = serving.model(asked.model)
         with ExitStack() as held:
             held.enter_context(serving.taken(caller.name, asked.number))
+            if asked.number or asked.keep_alive != 0:
+                lease = held.enter_context(serving.models.lease(asked.model, asked.keep_alive))
+                served = await model_of(request, serving, lease)
+            else:
+                await serving.models.unload(asked.model)
             answers = list[Answer]()
             held.callback(_count, serving, caller, answers)
             for index in range(asked.number):
@@ -247,7 +261,7 @@ def answering(read: Callable[[dict[str, Any], ServerLimits], Asked], prompt: str
                     serving.take_prompt(caller, answers[-1].prompt_tokens)
             writer = asked.write(answers)
             if asked.stream:
-                return EventStream(serving, _events(writer, held.pop_all()), writer.failed, asked.media_type)
+                return EventStream(serving, _events(writer), writer.failed, asked.media_type, held=held.pop_all())
             await unless_gone(request, serving.limits, _read_all(answers))
             return await serving.prepared(lambda: JSONResponse(writer.whole()))  # written there: it may be long
 
@@ -362,15 +376,14 @@ async def _read_all(answers: Sequence[Answer]) -> None:
         pass
 
 
-async def _events(writer: Writer, held: ExitStack) -> AsyncGenerator[str, None]:
+async def _events(writer: Writer) -> AsyncGenerator[str, None]:
     """The events of a stream; an error is the last of them."""
-    with held:
-        try:
-            async with aclosing(writer.events()) as events:
-                async for event in events:
-                    yield event
-        except Exception as error:
-            yield writer.failed(failure(error))
+    try:
+        async with aclosing(writer.events()) as events:
+            async for event in events:
+                yield event
+    except Exception as error:
+        yield writer.failed(failure(error))
 
 
 async def steps_of(answers: Sequence[Answer]) -> AsyncIterator[tuple[Answer, Emission, list[Piece]]]:

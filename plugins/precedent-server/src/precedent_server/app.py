@@ -29,9 +29,11 @@ from precedent_server.embeddings import embeddings
 from precedent_server.errors import FAILED, ApiError, api_error, stopping
 from precedent_server.keys import Caller
 from precedent_server.messages import VERSION_HEADER, count_tokens, error_body, messages, model_info
+from precedent_server.models import Entry
+from precedent_server.ollama_models import running_models, show, tags
 from precedent_server.prometheus import CONTENT_TYPE, for_key
 from precedent_server.responses import delete_response, responses, stored_response
-from precedent_server.serving import Route, Served, Serving
+from precedent_server.serving import Route, Serving
 from precedent_server.tokens import detokenize, tokenize, tokenizer_info
 
 log = logging.getLogger(__name__)
@@ -123,33 +125,46 @@ def _answered(serving: Serving, scope: Scope, status: int) -> Mapping[str, str]:
 
 async def _models(serving: Serving, caller: Caller, request: Request) -> Response:
     """The models served, to a client of Anthropic's dialect in its form."""
+    entries = [(name, entry) for entry in serving.models.entries for name in entry.names]
     if VERSION_HEADER in request.headers:
-        found = [model_info(served, serving.started) for served in serving.models.values()]
+        found = [model_info(name, _context_length(entry), serving.started) for name, entry in entries]
         ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]} if found else {}
         return JSONResponse({"data": found, "has_more": False, **ends})
-    return JSONResponse({"object": "list", "data": [_described(served, serving) for served in serving.models.values()]})
+    described = [_described(name, entry, serving) for name, entry in entries]
+    return JSONResponse({"object": "list", "data": described})
 
 
 async def _model(serving: Serving, caller: Caller, request: Request) -> Response:
     """One model, in the same forms."""
-    served = serving.model(request.path_params["name"])
-    speaks_anthropic = VERSION_HEADER in request.headers
-    return JSONResponse(model_info(served, serving.started) if speaks_anthropic else _described(served, serving))
+    name = request.path_params["name"]
+    entry = await serving.models.find(name)
+    try:
+        if VERSION_HEADER in request.headers:
+            return JSONResponse(model_info(name, _context_length(entry), serving.started))
+        return JSONResponse(_described(name, entry, serving))
+    finally:
+        serving.models.forget_unused(entry)
 
 
-def _described(served: Served, serving: Serving) -> dict[str, Any]:
-    """OpenAI's description of a model, and what clients want to know before they ask it."""
-    found = Model(id=served.name, created=serving.started, object="model", owned_by="precedent").model_dump(mode="json")
-    profile = profile_of_engine(served.engine)
-    others = [one.name for one in serving.models.values() if one.engine is served.engine and one is not served]
-    return found | {
-        "max_model_len": served.engine.context_length,
-        "aliases": others,
+def _context_length(entry: Entry) -> int | None:
+    return None if entry.instance is None else entry.instance.engine.context_length
+
+
+def _described(name: str, entry: Entry, serving: Serving) -> dict[str, Any]:
+    """OpenAI's description of a model, and what clients want to know before they ask it; more of one that is loaded."""
+    told = Model(id=name, created=serving.started, object="model", owned_by="precedent").model_dump(mode="json")
+    told |= {"aliases": [other for other in entry.names if other != name], "loaded": entry.instance is not None}
+    if entry.instance is None:
+        return told
+    engine = entry.instance.engine
+    profile = profile_of_engine(engine)
+    return told | {
+        "max_model_len": engine.context_length,
         "capabilities": {
             "tools": profile.get("tool_calling", False),
             "structured_output": profile.get("structured_output", False),
             "reasoning": profile.get("reasoning_output", False),
-            "embeddings": served.engine.cache is not None,
+            "embeddings": engine.cache is not None,
         },
     }
 
@@ -177,6 +192,8 @@ async def _health(serving: Serving, request: Request) -> Response:
         if health.failing:
             raise ApiError(f"{name}: {health.failing}", status=503, kind=FAILED)
     degraded = {name: list(health.degraded) for name, health in found.items() if health.degraded}
+    for name, faults in serving.models.faults.items():
+        degraded[name] = [*degraded.get(name, ()), *faults]
     return JSONResponse({"status": "degraded", "degraded": degraded} if degraded else {"status": "ok"})
 
 
@@ -198,6 +215,9 @@ _ROUTES: tuple[tuple[str, str, Route, str], ...] = (
     ("/api/generate", "POST", ollama.generate, "use"),
     ("/api/embed", "POST", ollama.embed, "use"),
     ("/api/embeddings", "POST", ollama.embeddings, "use"),
+    ("/api/tags", "GET", tags, "use"),
+    ("/api/ps", "GET", running_models, "use"),
+    ("/api/show", "POST", show, "use"),
     ("/api/version", "GET", ollama.version, "use"),
     *((path, method, ollama.refusing(path, instead), "use") for path, (method, instead) in ollama.ELSEWHERE.items()),
     ("/dashboard/figures", "GET", figures, "admin"),

@@ -140,10 +140,11 @@ async def forget(serving: Serving, caller: Caller, request: Request) -> Response
 
 def _cache_of(serving: Serving, model: str | None) -> SpeculationCache:
     """The cache of a model, by default of the first. Raises ApiError (404) where there is none."""
-    served = serving.model(next(iter(serving.models)) if model is None else model)
-    if served.engine.cache is None:
-        raise ApiError(f"the model {served.name!r} has no speculation cache: start the server with --cache", status=404)
-    return served.engine.cache
+    cache = serving.cache_of(model)
+    if cache is None:
+        named = "the server" if model is None else f"the model {model!r}"
+        raise ApiError(f"{named} has no speculation cache: start the server with --cache", status=404)
+    return cache
 
 
 def _number(request: Request, name: str, default: int, *, least: int, most: int) -> int:
@@ -156,7 +157,7 @@ def _number(request: Request, name: str, default: int, *, least: int, most: int)
 
 async def last_steps(serving: Serving, caller: Caller, request: Request) -> Response:
     """The last steps of a model, newest first, each with its tree as a picture and as a list."""
-    served = serving.model(request.query_params.get("model", next(iter(serving.models))))
+    served = serving.models.loaded_as(request.query_params.get("model"))
     if served.microscope is None:
         raise ApiError("no steps are kept: start the server with --inspect", status=404)
     steps, palette = served.microscope.steps(), Palette()

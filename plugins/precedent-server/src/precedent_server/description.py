@@ -89,7 +89,7 @@ def description(app: FastAPI, serving: Serving) -> dict[str, Any]:
     told["components"] = {"schemas": definitions}
     for path, methods in told["paths"].items():
         for operation in methods.values():
-            operation.update(_operation(path, schemas, list(serving.models)))
+            operation.update(_operation(path, schemas, serving.models.names))
             if serving.keys is not None and path != OPEN:
                 operation["security"] = [{name: []} for name in SCHEMES]
     if serving.keys is not None:
@@ -109,7 +109,7 @@ def _schemas() -> tuple[Mapping[Any, Any], dict[str, Any]]:
     return {place: schema for (place, _), schema in found.items()}, shared.get("$defs", {})
 
 
-def _operation(path: str, schemas: Mapping[Any, Any], models: list[str]) -> dict[str, Any]:
+def _operation(path: str, schemas: Mapping[Any, Any], models: list[str] | None) -> dict[str, Any]:
     route = ROUTES[path]
     contents = {route.kind: {"schema": schemas[path, ANSWER]}}
     contents |= {route.events: {}} if route.streams else {}  # OpenAPI 3.1 has no words for single events
@@ -131,7 +131,7 @@ def _operation(path: str, schemas: Mapping[Any, Any], models: list[str]) -> dict
             neutral = {name: values for name, values in keys.neutral.items() if name not in keys.known}
             properties |= {name: {"enum": [*values, None]} for name, values in neutral.items()}
         properties |= {name: schemas[path, name] for name in keys.required}
-        properties["model"] = {"type": "string", "enum": models}
+        properties["model"] = {"type": "string"} | ({"enum": models} if models else {})
         body = {"type": "object", "properties": properties, "required": list(keys.required)}
         told["requestBody"] = {
             "required": True,

@@ -12,13 +12,14 @@ from openai.types.embedding_create_params import EmbeddingCreateParams
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from precedent.cache import SpeculationCache
 from precedent.cache.embedder import embed_all
 from precedent.errors import PrecedentError
 from precedent.runtime.plain_values import check_plain
 from precedent_server.bodies import Keys, checked, parsed
 from precedent_server.errors import ApiError, api_error
 from precedent_server.keys import Caller
-from precedent_server.serving import Served, Serving
+from precedent_server.serving import Serving
 from precedent_server.settings import MOST_BODY_BYTES
 from precedent_server.transport import read_body, unless_gone
 
@@ -53,15 +54,15 @@ async def embeddings(serving: Serving, caller: Caller, request: Request) -> Resp
     most = serving.limits.max_body_bytes or MOST_BODY_BYTES
     said = await read_body(request, serving, lambda raw: checked(parsed(raw), KEYS), most)
     with serving.taken(caller.name):
-        embedded = serving.prepared(partial(_embedded, serving.model(said["model"]), said))
+        embedded = serving.prepared(partial(_embedded, serving.cache_of(said["model"]), said))
         answer = await unless_gone(request, serving.limits, embedded)
         serving.take_prompt(caller, answer["usage"]["prompt_tokens"])
         return JSONResponse(answer)
 
 
-def _embedded(served: Served, said: dict[str, Any]) -> dict[str, Any]:
+def _embedded(cache: SpeculationCache | None, said: dict[str, Any]) -> dict[str, Any]:
     texts = [said["input"]] if isinstance(said["input"], str) else said["input"]
-    vectors, packed = vectors_of(served, texts, said.get("dimensions")), said.get("encoding_format") == "base64"
+    vectors, packed = vectors_of(cache, texts, said.get("dimensions")), said.get("encoding_format") == "base64"
     written = [base64.b64encode(one.tobytes()).decode() if packed else one.tolist() for one in vectors]
     tokens = sum(len(text.split()) for text in texts)
     return {
@@ -72,18 +73,18 @@ def _embedded(served: Served, said: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def vectors_of(served: Served, texts: Sequence[str], dimensions: int | None = None) -> list[Any]:
-    """The vectors of some texts by the embedder of the model's cache. Raises ApiError that names the key."""
+def vectors_of(cache: SpeculationCache | None, texts: Sequence[str], dimensions: int | None = None) -> list[Any]:
+    """The vectors of some texts by the embedder of a cache. Raises ApiError that names the key."""
     if not 1 <= len(texts) <= MOST_TEXTS or not all(texts):
         raise ApiError(f"input must be 1 to {MOST_TEXTS} texts, none of them empty", param="input")
     if max(map(len, texts)) > MOST_CHARACTERS:
         raise ApiError(f"a text of input has more than {MOST_CHARACTERS} characters: split it", param="input")
-    if served.engine.cache is None:
+    if cache is None:
         raise ApiError(
-            f"the model {served.name!r} is served without a cache, and so without an embedder",
+            "the model is served without a cache, and so without an embedder",
             status=404, param="model", code="unsupported_value",
         )  # fmt: skip
-    embedder = served.engine.cache.embedder
+    embedder = cache.embedder
     if dimensions not in (None, embedder.dimension):
         raise ApiError(f"the embedder's vectors have {embedder.dimension} dimensions", param="dimensions")
     try:

@@ -31,9 +31,9 @@ from precedent_server.bodies import MOST_MESSAGES, Keys, check_most, checked, fi
 from precedent_server.chat import chat_request
 from precedent_server.errors import ApiError, api_error
 from precedent_server.keys import Caller
-from precedent_server.serving import Served, Serving
+from precedent_server.serving import Serving
 from precedent_server.settings import ServerLimits
-from precedent_server.transport import read_body, unless_gone
+from precedent_server.transport import model_of, read_body, unless_gone
 
 VERSION_HEADER = "anthropic-version"
 """The header by which a client says that it speaks Anthropic's dialect. Any version is answered alike."""
@@ -264,13 +264,12 @@ def error_body(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": error.request_id}
 
 
-def model_info(served: Served, created: float) -> dict[str, Any]:
-    """Anthropic's description of a model."""
-    length = served.engine.context_length
+def model_info(name: str, length: int | None, created: float) -> dict[str, Any]:
+    """Anthropic's description of a model; the context's length is not known before it is loaded."""
     return {
         "type": "model",
-        "id": served.name,
-        "display_name": served.name,
+        "id": name,
+        "display_name": name,
         "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
         "lifecycle": "active",
         "max_input_tokens": length,
@@ -637,7 +636,7 @@ async def count_tokens(serving: Serving, caller: Caller, request: Request) -> Re
 
     serving.rates.take_request(caller)
     asked = await read_body(request, serving, asked_in)
-    served = serving.model(asked.model)
-    with serving.taken(caller.name):
+    with serving.taken(caller.name), serving.models.lease(asked.model) as lease:
+        served = await model_of(request, serving, lease)
         number = await unless_gone(request, serving.limits, serving.prepared(counted))
         return JSONResponse({"input_tokens": number})

@@ -579,13 +579,13 @@ async def _vectors(
     serving: Serving, caller: Caller, request: Request, said: Mapping[str, Any], texts: Sequence[str]
 ) -> list[Any]:
     """Vectors of texts, which are cut to what an embedder reads unless `truncate` is off."""
-    served = serving.model(said["model"])
+    cache = serving.cache_of(said["model"])
     if not texts:
         return []
     if said.get("truncate", True):
         texts = [text[:MOST_CHARACTERS] for text in texts]
     with serving.taken(caller.name):
-        work = serving.prepared(partial(vectors_of, served, texts, said.get("dimensions")))
+        work = serving.prepared(partial(vectors_of, cache, texts, said.get("dimensions")))
         vectors = [vector.tolist() for vector in await unless_gone(request, serving.limits, work)]
     serving.take_prompt(caller, _num_words(texts))
     return vectors

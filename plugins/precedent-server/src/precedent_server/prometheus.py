@@ -69,9 +69,13 @@ HISTOGRAMS = {
 """Latencies of finished requests, in vLLM's buckets."""
 
 
-def prometheus_text(engines: Iterable[Engine]) -> str:
-    """All metrics of `engines` in Prometheus's text format, one series per engine; serve it as `CONTENT_TYPE`."""
-    seen = [(f'model_name="{_escaped(one.model_name)}",engine="{i}"', one.metrics()) for i, one in enumerate(engines)]
+def prometheus_text(engines: Iterable[Engine | None]) -> str:
+    """All metrics of `engines` in Prometheus's text format, one series per engine; serve it as `CONTENT_TYPE`.
+
+    None keeps the number of an engine that is not loaded now.
+    """
+    loaded = [(number, one) for number, one in enumerate(engines) if one is not None]
+    seen = [(f'model_name="{_escaped(one.model_name)}",engine="{number}"', one.metrics()) for number, one in loaded]
     return "\n".join([*_lines(seen), ""])
 
 

@@ -216,8 +216,11 @@ class _Server(uvicorn.Server):
         self._serving, self._ready, self._address, self._reloads = serving, ready, address, reloads
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and tell the address."""
+        """Start, and tell the address; from now on SIGHUP reloads models as well."""
         await super().startup(sockets)
+        self._serving.models.watch()
+        loop = asyncio.get_running_loop()
+        self._reloads = [*self._reloads, lambda: loop.call_soon_threadsafe(self._serving.models.begin_reload)]
         self._ready(self._address)
 
     @contextmanager

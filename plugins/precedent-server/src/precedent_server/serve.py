@@ -58,6 +58,33 @@ def serve(
         list[str] | None,
         typer.Option("--model", help="NAME=TARGET, repeated: several models by name, instead of --target."),
     ] = None,
+    model_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--model-dir", help="Folder whose GGUF files and checkpoints are loaded when a client asks for one by name."
+        ),
+    ] = None,
+    allow_load: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-load",
+            help="Name or pattern such as 'ollama:*', repeated: models of other programs here that clients may load.",
+        ),
+    ] = None,
+    max_model_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--max-model-bytes",
+            help="Most bytes of loaded weights. Default: those at the start, and half of the memory then free.",
+        ),
+    ] = None,
+    keep_alive: Annotated[
+        float | None,
+        typer.Option(
+            "--keep-alive",
+            help="Seconds for which an idle model stays loaded. Default: 300, and forever if --model names it.",
+        ),
+    ] = None,
     draft_model: DraftModelOption = None,
     draft_device: DraftDeviceOption = None,
     device: DeviceOption = None,
@@ -137,7 +164,7 @@ def serve(
     from precedent_server.keys import KeyFile
     from precedent_server.running import check_address, hangups_ignored
     from precedent_server.running import serve as serve_until_told
-    from precedent_server.serving import named_models, opened, served_name
+    from precedent_server.serving import ModelOptions, named_models, opened, served_name
     from precedent_server.settings import ServerLimits
     from precedent_server.tls import certificate_of
 
@@ -164,14 +191,18 @@ def serve(
     asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     bounds = Bounds(**asked) if asked else None
     progress: Progress = ctx.obj
-    models = named_models(model) if model else {served_name(target): target}
+    models = named_models(model or ())
+    if target != DEFAULT_TARGET or not (model or model_dir or allow_load):
+        models = models or {served_name(target): target}
+    more = ModelOptions(model_dir, tuple(allow_load or ()), max_model_bytes, keep_alive)
 
+    served = ", ".join(models) or f"models of {model_dir or ', '.join(more.allowed)}"
     with hangups_ignored(), opened(
-        models, options, limits, cache=cache, bounds=bounds, keys=keys, access=access, sampling=sampling,
+        models, options, limits, more=more, cache=cache, bounds=bounds, keys=keys, access=access, sampling=sampling,
         kept_steps=KEPT_STEPS if inspect else 0, loading=lambda target: progress.show(f"loading {target}"),
     ) as serving:  # fmt: skip
         progress.rest()
         serve_until_told(
             serving, host, port, log_json=log_json, certificate=certificate,
-            ready=lambda address: typer.echo(f"serving {', '.join(models)} at {address}/v1", err=True),
+            ready=lambda address: typer.echo(f"serving {served} at {address}/v1", err=True),
         )  # fmt: skip

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,21 +24,23 @@ from precedent.cache.store_url import Place
 from precedent.engine.engine import Engine
 from precedent.engine.options import EngineOptions
 from precedent.errors import ConfigError
-from precedent.langchain.chat_model import ChatPrecedent
 from precedent.runtime.background import Background
-from precedent.runtime.plain_values import shown
-from precedent.target.load.loading import load_config, load_tokenizer
+from precedent.runtime.device_memory import free_bytes
+from precedent.target.load.loading import device_named, load_config, load_tokenizer
 from precedent.target.load.source import samples_as_recommended
 from precedent_server.access import ANYONE, NO_RULES, AccessRules
 from precedent_server.errors import BUSY, FAILED, ApiError, stopping
 from precedent_server.following import Following
 from precedent_server.keys import Caller, KeyFile
-from precedent_server.microscope import Microscope
+from precedent_server.model_files import file_bytes
+from precedent_server.models import Loader, ModelPool, Served
 from precedent_server.prometheus import metric_text, prometheus_text, usage_text
 from precedent_server.rate_limits import RateLimits
 from precedent_server.response_store import ResponseStore
 from precedent_server.settings import ServerLimits
 from precedent_server.usage import KeyUsage, Owner
+
+__all__ = ["ModelOptions", "Quota", "Route", "Served", "Serving", "named_models", "opened", "served_name"]
 
 Result = TypeVar("Result")
 
@@ -46,11 +48,15 @@ IGNORED = "precedent:ignored_message_parts_total"
 IGNORED_HELP = "Parts of messages that were not read."
 """The counter of parts of messages that no route reads."""
 
+OF_MODELS = {
+    "precedent:models_loaded_total": ("counter", "Models that were loaded, those at the start among them."),
+    "precedent:models_unloaded_total": ("counter", "Models that were unloaded or replaced."),
+    "precedent:model_bytes": ("gauge", "Bytes of the weights of loaded models."),
+}
+"""Series of a server's models, without labels."""
+
 PREPARING_THREADS = 4
 """Prompts and grammars prepared at once: one that takes long holds up no others."""
-
-LATEST = ":latest"
-"""Ollama's tag for a name without one."""
 
 SHORT_BODY = 8192
 """Bytes that are read and checked in less than a millisecond."""
@@ -97,59 +103,28 @@ class Quota:
                 del self._held[name]
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One model under its name; `sampling` are the settings of requests that give none."""
-
-    name: str
-    engine: Engine
-    chat: ChatPrecedent
-    sampling: Mapping[str, Any]
-    microscope: Microscope | None = None
-
-    @classmethod
-    def of(
-        cls, name: str, engine: Engine, *, kept_steps: int = 0, sampling: Mapping[str, Any] = MappingProxyType({})
-    ) -> Served:
-        """An engine as a chat model, which keeps so many steps for administrators to look at.
-
-        `sampling` replaces OpenAI's default of temperature 1.
-        """
-        microscope = Microscope(kept_steps) if kept_steps else None
-        if microscope is not None:
-            engine.watch_steps(microscope)
-        chat = ChatPrecedent.from_engine(engine, sampling="precedent")  # a request brings its settings
-        return cls(name, engine, chat, {"temperature": 1.0, **sampling}, microscope)
-
-    def settings_of(self, given: Mapping[str, Any], most_tokens: int) -> dict[str, Any]:
-        """The settings of a request, completed by the defaults: an answer has `most_tokens`, as far as they fit."""
-        most = {"max_tokens": min(most_tokens, self.engine.context_length)}
-        return most | dict(self.sampling) | dict(given)
-
-
 class Serving:
     """Everything that requests share; `keys` is None for a server without keys.
 
-    `following` keeps memory free of what other processes forget; None without a cache of a place. `closed` says that
-    the server is stopping. `num_ignored` counts parts of messages that no route reads, `most_body_bytes` is the length
-    of the longest body that some model can use. `rates` bounds what each key uses, and `usage` counts it.
+    `following` keeps memory free of what other processes forget; None without a cache of a place. `cache` is that of
+    models that are not loaded. `closed` says that the server is stopping. `num_ignored` counts parts of messages that
+    no route reads. `rates` bounds what each key uses, and `usage` counts it.
     """
 
     def __init__(
         self,
-        models: Mapping[str, Served],
+        models: ModelPool | Mapping[str, Served],
         limits: ServerLimits | None = None,
         keys: KeyFile | None = None,
         following: Following | None = None,
         access: AccessRules = NO_RULES,
+        cache: SpeculationCache | None = None,
     ) -> None:
-        self.models, self.keys, self.following, self.access = models, keys, following, access
+        self.models = models if isinstance(models, ModelPool) else ModelPool.of(models)
+        self.keys, self.following, self.access, self._cache = keys, following, access, cache
         self.limits = limits = limits or ServerLimits()
         self.started, self.started_clock = int(time.time()), time.monotonic()
         self.closed, self.num_ignored = False, 0
-        self.most_body_bytes = limits.most_body_bytes(
-            max((one.engine.context_length for one in models.values()), default=0)
-        )
         self.places = Quota("requests", limits.max_queued, limits.max_queued_per_key, retry_seconds=1)
         self.uploads = Quota(
             "bytes of unfinished requests", limits.max_upload_bytes, limits.max_upload_bytes_per_key, retry_seconds=5
@@ -158,15 +133,15 @@ class Serving:
         self.response_store = ResponseStore(limits)
         self._threads = Background(PREPARING_THREADS, "precedent-prepare")
 
-    def model(self, name: str) -> Served:
-        """The model of a request; `:latest` may be left out and added. Raises ApiError (404) for another name."""
-        for known in (name, f"{name}{LATEST}", name.removesuffix(LATEST)):
-            if known in self.models:
-                return self.models[known]
-        raise ApiError(
-            f"no model {shown(name)} is served here; models: {', '.join(self.models)}",
-            status=404, param="model", code="model_not_found",
-        )  # fmt: skip
+    @property
+    def most_body_bytes(self) -> int:
+        """Length of the longest body that some model can use."""
+        return self.limits.most_body_bytes(self.models.longest_context)
+
+    def cache_of(self, name: str | None = None) -> SpeculationCache | None:
+        """The cache of a model, which need not be loaded, by default of the first. Raises ApiError (404)."""
+        entry = self.models.known(name) if name is not None else next(iter(self.models.entries), None)
+        return self._cache if entry is None or entry.instance is None else entry.instance.engine.cache
 
     @contextmanager
     def taken(self, name: str, number: int = 1) -> Iterator[None]:
@@ -188,9 +163,12 @@ class Serving:
 
     async def metrics_text(self) -> str:
         """Metrics of all models, and of keys, in Prometheus's text format."""
-        ignored = metric_text(IGNORED, "counter", IGNORED_HELP, self.num_ignored)
-        engines = {id(served.engine): served.engine for served in self.models.values()}  # aliases share one
-        return prometheus_text(engines.values()) + usage_text(self.usage.counts()) + ignored
+        instances = [entry.instance for entry in self.models.entries]
+        told = prometheus_text(one.engine if one else None for one in instances) + usage_text(self.usage.counts())
+        told += metric_text(IGNORED, "counter", IGNORED_HELP, self.num_ignored)
+        for (name, (kind, help_text)), value in zip(OF_MODELS.items(), self.models.counts, strict=True):
+            told += metric_text(name, kind, help_text, value)
+        return told
 
     async def read(self, raw: bytes, read: Callable[[bytes], Result]) -> Result:
         """What a body says; a short one is read before a thread could wake up. Raises what `read` and `prepared` do."""
@@ -226,11 +204,12 @@ class Serving:
             ) from None  # fmt: skip
 
     def close(self) -> None:
-        """Stop the threads; engines are closed by who made them."""
+        """Stop the threads, and close the engines that were loaded here; others are closed by who made them."""
+        self.models.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _dispose(unused: Callable[[Any], object] | None, job: asyncio.Future[Any]) -> None:
+def _dispose(unused: Callable[[Result], object] | None, job: asyncio.Future[Result]) -> None:
     """Take note of how abandoned work ended, so that asyncio does not report its error."""
     if not job.cancelled() and job.exception() is None and unused is not None:
         unused(job.result())
@@ -260,12 +239,32 @@ def served_name(target: str) -> str:
     return path.resolve().stem if path.suffix == ".gguf" else path.resolve().name
 
 
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Which models are loaded when a client asks for one, and how long they stay; see `ModelPool`.
+
+    `max_bytes` None is what the models named at the start take, and half of the memory that is free then.
+    """
+
+    folder: Path | None = None
+    allowed: Sequence[str] = ()
+    max_bytes: int | None = None
+    keep_alive: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_bytes is not None and self.max_bytes < 1:
+            raise ConfigError(f"--max-model-bytes {self.max_bytes} must be at least 1")
+        if self.keep_alive is not None and not self.keep_alive >= 0:
+            raise ConfigError(f"--keep-alive {self.keep_alive} must be at least 0")
+
+
 @contextmanager
 def opened(
     models: Mapping[str, str],
     options: EngineOptions,
     limits: ServerLimits,
     *,
+    more: ModelOptions | None = None,
     cache: Place | None = None,
     bounds: Bounds | None = None,
     keys: KeyFile | None = None,
@@ -276,35 +275,47 @@ def opened(
 ) -> Iterator[Serving]:
     """Models by name on engines of these options, over one cache that follows its store; all closed at the end.
 
-    Names of one target share its engine. Of several targets each is looked for before the first is loaded. `bounds`
-    are those of the cache. `sampling` "model" gives requests that name no settings those that the checkpoint
-    recommends, "precedent" OpenAI's; None chooses by the target's name. `loading` is told each target before it is
-    loaded. Raises what `Engine.load` and `SpeculationCache.open` do, and ConfigError for bounds without a cache.
+    Names of one target share its engine. Of several targets each is looked for before the first is loaded. `more` says
+    which others may be loaded later. `bounds` are those of the cache. `sampling` "model" gives requests that name no
+    settings those that the checkpoint recommends, "precedent" OpenAI's; None chooses by the target's name. `loading` is
+    told each target before it is loaded at the start. Raises what `Engine.load` and `SpeculationCache.open` do, and
+    ConfigError for bounds without a cache.
     """
     if bounds is not None and cache is None:
         raise ConfigError("--max-cache-bytes, --max-tenant-bytes and --max-age bound a cache: give --cache as well")
+    more = more or ModelOptions()
     targets = {_place(target): target for target in models.values()}
     if len(targets) > 1:
         for target in targets.values():
             load_config(target)
             load_tokenizer(target)
     with ExitStack() as held:
-        following = None
+        following, shared = None, None
         if cache is not None:
             given = dataclasses.asdict(bounds or Bounds())
             shared = held.enter_context(SpeculationCache.open(cache, embedder=options.embedder, **given))
             following = held.enter_context(Following(shared))
             options = dataclasses.replace(options, cache=shared, embedder=None)
-        served, engines = dict[str, Served](), dict[str, Engine]()
-        for name, target in models.items():
-            place = _place(target)
-            if place not in engines:
-                loading(target)
-                engines[place] = held.enter_context(closing(Engine.load(target, options, name=name)))
-            engine = engines[place]
+
+        def load(target: str, names: Sequence[str]) -> dict[str, Served]:
+            engine = Engine.load(target, options, name=names[0])
             defaults = engine.sampling_defaults if samples_as_recommended(target, sampling) else {}
-            served[name] = Served.of(name, engine, kept_steps=kept_steps, sampling=defaults)
-        yield held.enter_context(closing(Serving(served, limits, keys, following, access=access)))
+            first = Served.of(names[0], engine, kept_steps=kept_steps, sampling=defaults)
+            return {name: dataclasses.replace(first, name=name) for name in names}
+
+        device = device_named(None if options.device == "auto" else options.device)
+        pool = ModelPool(
+            Loader(load, size=partial(file_bytes, device=device)), folder=more.folder, allowed=more.allowed,
+            max_bytes=math.inf if more.max_bytes is None else more.max_bytes, keep_alive=more.keep_alive,
+        )  # fmt: skip
+        serving = held.enter_context(closing(Serving(pool, limits, keys, following, access=access, cache=shared)))
+        for name, target in models.items():
+            pool.add(name, target, key=_place(target))
+        pool.scan()
+        pool.preload(loading)
+        if more.max_bytes is None:
+            pool.max_bytes = pool.bytes + free_bytes(device) // 2
+        yield serving
 
 
 def _place(target: str) -> str:

@@ -23,7 +23,7 @@ from precedent_server.history import read_messages
 from precedent_server.keys import Caller
 from precedent_server.serving import Served, Serving
 from precedent_server.settings import ServerLimits
-from precedent_server.transport import read_body, unless_gone
+from precedent_server.transport import model_of, read_body, unless_gone
 
 
 class TokenizeBody(TypedDict, total=False):
@@ -95,7 +95,6 @@ async def detokenize(serving: Serving, caller: Caller, request: Request) -> Resp
 
 async def _answered(serving: Serving, caller: Caller, request: Request, said: dict[str, Any], made: Any) -> Response:
     """The answer that `made` makes of a model and a body, off the event loop."""
-    served = _served(serving, said.get("model"))
 
     def answer() -> Response:
         try:
@@ -103,23 +102,29 @@ async def _answered(serving: Serving, caller: Caller, request: Request, said: di
         except PrecedentError as error:
             raise api_error(error, said, {"prompt": "messages" if "messages" in said else "prompt"}) from error
 
-    with serving.taken(caller.name):
+    with serving.taken(caller.name), serving.models.lease(_name(serving, said.get("model"))) as lease:
+        served = await model_of(request, serving, lease)
         return await unless_gone(request, serving.limits, serving.prepared(answer))
 
 
 async def tokenizer_info(serving: Serving, caller: Caller, request: Request) -> Response:
     """The special tokens and the chat template of a model's tokenizer."""
-    tokenizer = _served(serving, request.query_params.get("model")).engine.tokenizer
+    name = _name(serving, request.query_params.get("model"))
+    with serving.taken(caller.name), serving.models.lease(name) as lease:
+        tokenizer = (await model_of(request, serving, lease)).engine.tokenizer
     told = {name: getattr(tokenizer, name, None) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     info = TokenizerInfo(tokenizer_class=type(tokenizer).__name__, chat_template=tokenizer.chat_template, **told)
     return JSONResponse(info.model_dump())
 
 
-def _served(serving: Serving, name: str | None) -> Served:
-    """The model of this name, which the only one need not be called by."""
-    if name is None and len(serving.models) > 1:
+def _name(serving: Serving, name: str | None) -> str:
+    """The name of a model, which may be left out if there is only one."""
+    if name is not None:
+        return name
+    names = serving.models.names or ()
+    if len(names) != 1:
         raise ApiError("model is missing: several are served", param="model", code="missing_required_parameter")
-    return serving.model(next(iter(serving.models)) if name is None else name)
+    return names[0]
 
 
 def _asked(body: Mapping[str, Any], limits: ServerLimits) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from precedent_server.errors import FAILED, ApiError, api_error, stopping
+from precedent_server.models import Lease, Served
 from precedent_server.serving import Serving
 from precedent_server.settings import ServerLimits
 
@@ -94,14 +95,14 @@ def _too_long(most: int) -> ApiError:
     )  # fmt: skip
 
 
-async def unless_gone(request: Request, limits: ServerLimits, work: Awaitable[Result]) -> Result:
+async def unless_gone(request: Request, limits: ServerLimits, work: Awaitable[Result], *, timed: bool = True) -> Result:
     """The work's result; ends the work if the client goes away (ClientDisconnect) or time is up (ApiError).
 
-    The request's body must have been read.
+    The request's body must have been read. Work that is not `timed` may take as long as the client waits.
     """
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request.receive))
     try:
-        async with asyncio.timeout(limits.request_seconds):
+        async with asyncio.timeout(limits.request_seconds if timed else None):
             await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientDisconnect
@@ -112,6 +113,11 @@ async def unless_gone(request: Request, limits: ServerLimits, work: Awaitable[Re
         leaving.cancel()
         if not working.done():
             await _ended(working)
+
+
+async def model_of(request: Request, serving: Serving, lease: Lease) -> Served:
+    """The model of a lease, for which its client may wait as long as it takes. Raises what loading it raises."""
+    return lease.ready or await unless_gone(request, serving.limits, lease.model(), timed=False)
 
 
 async def _gone(receive: Receive) -> None:
@@ -129,7 +135,8 @@ class EventStream(Response):
     """Sends events as they come; closes their iterator when the client goes away or time is up.
 
     The iterator turns its own errors into events, since the status has been sent; `told` makes the events for a stream
-    that takes too long, and for one that outlasts the time of a stopping server.
+    that takes too long, and for one that outlasts the time of a stopping server. `held` is closed at the end, also if
+    no event was ever asked for.
     """
 
     def __init__(
@@ -138,13 +145,19 @@ class EventStream(Response):
         events: AsyncGenerator[str, None],
         told: Callable[[ApiError], str],
         media_type: str = EVENTS,
+        *,
+        held: ExitStack,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, media_type=media_type)
         del self.headers["content-length"]
-        self._serving, self._events, self._told = serving, events, told
+        self._serving, self._events, self._told, self._held = serving, events, told, held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all, unless the client leaves or the server stops first."""
+        with self._held:
+            await self._send_all(receive, send)
+
+    async def _send_all(self, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
         leaving = asyncio.ensure_future(_gone(receive))
         try:
