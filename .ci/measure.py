@@ -49,6 +49,7 @@ COMMANDS = {
     "--modes plain,generate,prompt-lookup,ours",
     "gguf": f"bench_gguf.py --traces {RETAIL} --answers 6",
     "replay": "bench_replay.sh TRACES --limit 300",
+    "replay-online": "bench_replay.sh TRACES --limit 150",
     "replay-paths": "bench_replay.sh TRACES --limit 300 --one-path --budget 16",
     "branches": f"bench_branches.py {AIRLINE} {RETAIL} TRACES/tau_retail_repeats.jsonl.gz "
     "TRACES/intercode_sql.jsonl.gz TRACES/bfcl.jsonl.gz TRACES/react_qa.jsonl.gz",

@@ -129,7 +129,8 @@ def grown(
     hits = [(-1, 0, 0.0), *((slot, 0, float(np.log(weight))) for slot, weight in enumerate(weights))]
     weighing = VoteWeights(np.array(hits, dtype=HIT), np.zeros(len(rows)), 0.0)
     votes = find(index.text, NOWHERE, index.order, reversed_context([CONTEXT]), weighing, 1000)
-    nodes, heaviest = grow(index.text.tokens, votes, budget, BELIEVES_SHARES, np.array(end_ids, dtype=np.int32))
+    ends = np.array(end_ids, dtype=np.int32)
+    nodes, heaviest = grow(index.text.tokens, votes, weighing.length, budget, BELIEVES_SHARES, ends)
     return Candidates("test", nodes), votes["slot"][heaviest].tolist()
 
 

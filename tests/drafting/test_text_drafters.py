@@ -64,6 +64,12 @@ def test_the_prompt_drafter_copies_slot_values() -> None:
     assert length_of_path(session.match(16), (80, 81, 82)) == 3
 
 
+def test_one_longer_match_in_the_prompt_outweighs_many_shorter_ones() -> None:
+    session = PromptDrafter().begin(request((90, 11, 20) * 10 + (10, 11, 30, 91)))
+    session.committed([10, 11])
+    assert session.match(16).token_ids[0] == 30
+
+
 # A prediction
 
 

@@ -18,7 +18,9 @@ from precedent.runtime.compiled import Int32s
 _MAX_OCCURRENCES = 128
 # Fitted on recorded agent traces, without those on which figures are reported.
 _PRIOR = VotePrior(offset=-1.83, odds=1.05, length=0.86, number=-0.1, similarity=0.0)
-_WEIGHTS = VoteWeights(np.array([(-1, 0, 0.0)], dtype=HIT), np.zeros(1), recency=1.0)
+# The longest match almost decides, and of equal ones the latest. With 0.7 a token, many short matches outvoted a longer
+# one, and single paths had 3 to 4 % fewer tokens per step.
+_WEIGHTS = VoteWeights(np.array([(-1, 0, 0.0)], dtype=HIT), np.zeros(1), recency=3.0, length=4.0)
 
 
 class PromptDrafter(Drafter):
@@ -41,7 +43,7 @@ class PromptSession(SearchSession):
         self._append(request.prompt_ids)
 
     def weighted(self) -> tuple[VoteWeights, Int32s]:
-        """Later places weigh more."""
+        """Longer matches and later places weigh more."""
         return _WEIGHTS, NOWHERE
 
     def committed(self, token_ids: Sequence[int]) -> None:

@@ -47,11 +47,15 @@ class Text(NamedTuple):
 
 
 class VoteWeights(NamedTuple):
-    """The log weight of a place: its hit's, plus `log_counts[slot]`, plus a share of `recency` (all for the newest)."""
+    """The log weight of a place: its hit's, plus `log_counts[slot]`, plus a share of `recency` (all for the newest).
+
+    Each matched token adds `length`.
+    """
 
     hits: Hits
     log_counts: Floats
     recency: float
+    length: float = LENGTH_WEIGHT
 
 
 @compiled
@@ -115,15 +119,15 @@ def find(
         if wanted and not _seen(table, found[i]):
             fill(places[size], text, found[i], slots[i], lengths[i], weights)
             size += 1
-    return places[:size] if size <= limit else _best(places[:size], limit)
+    return places[:size] if size <= limit else _best(places[:size], limit, weights.length)
 
 
 @compiled
-def _best(places: Occurrences, limit: int) -> Occurrences:
+def _best(places: Occurrences, limit: int, length: float) -> Occurrences:
     """The `limit` heaviest places in their original order; of equal ones at the border, the first."""
     weights = np.empty(places.size)
     for i in range(places.size):
-        weights[i] = LENGTH_WEIGHT * min(places[i].length, SHORT_MATCH) + places[i].weight
+        weights[i] = length * min(places[i].length, SHORT_MATCH) + places[i].weight
     border = np.partition(weights, places.size - limit)[places.size - limit]
     equal = limit
     for i in range(places.size):

@@ -98,5 +98,5 @@ def _searched(
     """One search in compiled code; as one tuple its arguments would make it a third slower."""
     found = find(text, near, order, recent, weights, limit)
     votes = align(text, recent, found, pointers, weights) if pointers.size else found
-    nodes, heaviest = grow(text.tokens, votes, budget, prior, end_ids)
+    nodes, heaviest = grow(text.tokens, votes, weights.length, budget, prior, end_ids)
     return nodes, heaviest, votes

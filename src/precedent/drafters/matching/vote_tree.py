@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from precedent.drafters.base import NODE, Nodes
-from precedent.drafters.matching.occurrences import LENGTH_WEIGHT, Occurrences
+from precedent.drafters.matching.occurrences import Occurrences
 from precedent.runtime.compiled import Floats, Int32s, Int64s, compiled, contains
 from precedent.tree import ROOT
 
@@ -84,15 +84,17 @@ class Ballot(NamedTuple):
 
 
 @compiled
-def grow(tokens: Int32s, votes: Occurrences, budget: int, prior: VotePrior, end_ids: Int32s) -> tuple[Nodes, Int64s]:
-    """The nodes, best path first, and the heaviest vote of each.
+def grow(
+    tokens: Int32s, votes: Occurrences, length: float, budget: int, prior: VotePrior, end_ids: Int32s
+) -> tuple[Nodes, Int64s]:
+    """The nodes, best path first, and the heaviest vote of each; every matched token adds `length` to a log weight.
 
     A possible node is a range of rows that agree in their first tokens. The ranges waiting to become nodes are
     disjoint, so there are never more of them than votes.
     """
     nodes, heaviest, size = np.empty(budget, NODE), np.empty(budget, np.int64), 0
     waiting, num_waiting = np.empty(votes.size + 1, _RANGE), 0
-    ballot = Ballot(votes, _weights(votes), np.arange(votes.size), np.empty(votes.size, np.int32), prior)
+    ballot = Ballot(votes, _weights(votes, length), np.arange(votes.size), np.empty(votes.size, np.int32), prior)
     chosen = waiting[votes.size]
     chosen.begin, chosen.end, chosen.depth, chosen.path = 0, votes.size, 0, 1.0
     if budget and votes.size:
@@ -125,10 +127,10 @@ def _most_likely(waiting: Ranges, num_waiting: int) -> int:
 
 
 @compiled
-def _weights(votes: Occurrences) -> Floats:
+def _weights(votes: Occurrences, length: float) -> Floats:
     weights = np.empty(votes.size)
     for i in range(votes.size):
-        weights[i] = LENGTH_WEIGHT * votes[i].score + votes[i].weight
+        weights[i] = length * votes[i].score + votes[i].weight
     return np.exp(np.maximum(weights - weights.max(), LIGHTEST)) if votes.size else weights
 
 
