@@ -117,7 +117,9 @@ async def unless_gone(request: Request, limits: ServerLimits, work: Awaitable[Re
 
 async def model_of(request: Request, serving: Serving, lease: Lease) -> Served:
     """The model of a lease, for which its client may wait as long as it takes. Raises what loading it raises."""
-    return lease.ready or await unless_gone(request, serving.limits, lease.model(), timed=False)
+    if lease.ready is not None:
+        return lease.ready
+    return await unless_gone(request, serving.limits, lease.model(), timed=False)
 
 
 async def _gone(receive: Receive) -> None:
