@@ -88,9 +88,11 @@ async def test_a_redirect_does_not_lead_to_the_clients_host(client: Any, path: s
     assert "evil.org" not in place or path.startswith("//")
 
 
-async def test_an_unhandled_error_is_logged_as_500_with_its_id(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unhandled_error_is_logged_as_500_with_its_id(
+    serve: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = serve(["x"])
-    client.serving.models = None
+    monkeypatch.setattr(client.serving, "models", None)
     with caplog.at_level(logging.INFO, logger="precedent"):
         answer = await client.post(CHAT, json=ASKED, headers={"X-Request-ID": "mine-1"})
     assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine-1")
