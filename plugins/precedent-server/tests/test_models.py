@@ -579,7 +579,7 @@ async def test_a_model_of_ollamas_store_is_described(
     shown = (await client.post("/api/show", json={"model": "tiny"})).json()
     assert (shown["template"], shown["system"]) == ("{{ .Prompt }}", "Be brief.")
     lines = [line.split() for line in shown["parameters"].splitlines()]
-    assert lines == [["top_k", "5"], ["stop", '"<a>"'], ["stop", '"<b>"']]
+    assert lines == [["top_k", "5"], ["stop", '"<a>"'], ["stop", '"<b>"'], ["temperature", "0.8"]]  # Ollama's own
     assert shown["model_info"]["general.architecture"] == "llama"
     assert (await client.post("/api/show", json={"model": "other"})).status_code == 404
     assert not list(client.serving.models.entries)

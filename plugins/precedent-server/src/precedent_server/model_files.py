@@ -167,12 +167,13 @@ def file_bytes(target: str, device: torch.device | None = None) -> int:
 
 
 def weight_bytes(engine: Engine) -> int:
-    """Bytes of the weights of an engine's target, shared ones once."""
+    """Bytes of the weights of an engine's target, shared ones once; a scripted engine has no target."""
     return sum({_place(one): one.nbytes for one in _weights(engine)}.values())
 
 
 def _weights(engine: Engine) -> Iterator[Any]:
-    for weight in engine.target.weights().values():
+    target = getattr(engine, "target", None)
+    for weight in target.weights().values() if target is not None else ():
         if isinstance(weight, torch.Tensor):
             yield from stored_tensors(weight)
         elif hasattr(weight, "nbytes"):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,11 @@ from pytest_socket import enable_socket
 from precedent_server.keys import add_key
 
 HERE = Path(__file__).parent
+
+NEEDED = {"test_anthropic.py": "anthropic", "test_langchain.py": "langchain_anthropic", "test_ollama.py": "ollama"}
+"""Packages that `make test-clients` installs; other runs do not collect these tests."""
+
+collect_ignore = [name for name, package in NEEDED.items() if find_spec(package) is None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
