@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Match
 from starlette.types import Scope
 
 from precedent import __version__
@@ -100,7 +101,8 @@ async def _told(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_LEFT)
     if isinstance(error, HTTPException):
         message = f"{error.detail}: {request.method} {request.url.path}"
-        error = ApiError(message, status=error.status_code, headers=error.headers)
+        allowed = {"Allow": _allowed(request)} if error.status_code == 405 else {}
+        error = ApiError(message, status=error.status_code, headers={**(error.headers or {}), **allowed})
     told = api_error(error)
     if told.status >= 500 and not isinstance(error, ApiError):
         log.error("request %s failed", getattr(request.state, "request_id", "?"), exc_info=error)
@@ -111,6 +113,13 @@ async def _told(request: Request, error: Exception) -> Response:
 
 def _error_form(path: str, usual: ErrorForm = ApiError.body) -> ErrorForm:
     return next((form for prefix, form in _ERROR_FORMS.items() if path.startswith(prefix)), usual)
+
+
+def _allowed(request: Request) -> str:
+    """The methods of a path, of which several routes answer one each."""
+    found = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
+    described = [route for route in found if getattr(route, "include_in_schema", False)]
+    return ", ".join(sorted(method for route in described for method in route.methods))
 
 
 def _answered(serving: Serving, scope: Scope, status: int) -> Mapping[str, str]:

@@ -80,6 +80,9 @@ ROUTES: Mapping[str, Route] = {
 }
 """The routes described. Others are the dashboard's: its page alone asks them, and they change with it."""
 
+_MAY_LACK = {"ChatCompletionToolMessageParam": ("content", "tool_call_id")}
+"""Keys that messages may lack although OpenAI's types require them."""
+
 
 def description(app: FastAPI, serving: Serving) -> dict[str, Any]:
     """The description of what is served here."""
@@ -106,7 +109,17 @@ def _schemas() -> tuple[Mapping[Any, Any], dict[str, Any]]:
         types |= {(path, name): kind for name, kind in (route.body.kinds.items() if route.body else ())}
     wanted = [(place, "validation", TypeAdapter(kind)) for place, kind in types.items()]
     found, shared = TypeAdapter.json_schemas(wanted, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
-    return {place: schema for (place, _), schema in found.items()}, shared.get("$defs", {})
+    definitions = {name: _as_read(name, schema) for name, schema in shared.get("$defs", {}).items()}
+    return {place: schema for (place, _), schema in found.items()}, definitions
+
+
+def _as_read(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A shared definition as requests are read: what need not be given may be null, at any depth."""
+    if "properties" not in schema:
+        return schema
+    required = [key for key in schema.get("required", ()) if key not in _MAY_LACK.get(name, ())]
+    properties = {key: one if key in required else _or_null(one) for key, one in schema["properties"].items()}
+    return {**schema, "required": required, "properties": properties}
 
 
 def _operation(path: str, schemas: Mapping[Any, Any], models: list[str] | None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 pytestmark = pytest.mark.clients
 
 HERE = Path(__file__).parent
-PYTHON = os.environ.get("PRECEDENT_LM_EVAL", str(HERE.parents[2] / ".venv-clients/bin/python"))
+PYTHON = os.environ.get("PRECEDENT_LM_EVAL", str(HERE.parents[3] / ".venv-clients/bin/python"))
 CHOICES = [
     {"question": f"Where is order {number}?", "choices": ["in the mail", "lost", "with the neighbours"], "answer": 1}
     for number in range(5)

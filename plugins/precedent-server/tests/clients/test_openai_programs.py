@@ -19,6 +19,6 @@ def test_llm(server: Any, tmp_path: Path) -> None:
     (tmp_path / "extra-openai-models.yaml").write_text(model, encoding="utf-8")
     for more in ([], ["--no-stream"]):
         command = [sys.executable, "-m", "llm", "-m", "mine", "--key", server.keys["desk"], *more, "Count to 9"]
-        environment = {**os.environ, "LLM_USER_PATH": str(tmp_path)}
+        environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "LLM_LOAD_PLUGINS": ""}  # ours has one
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert (done.stdout.strip(), done.stderr) == ("1 2 3 4 5 6 7 8 9", "")

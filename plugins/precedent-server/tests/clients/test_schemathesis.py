@@ -21,7 +21,7 @@ from precedent_server.description import ROUTES
 
 pytestmark = pytest.mark.clients
 
-COMMAND = os.environ.get("PRECEDENT_SCHEMATHESIS", str(Path(__file__).parents[2] / ".venv-clients/bin/schemathesis"))
+COMMAND = os.environ.get("PRECEDENT_SCHEMATHESIS", str(Path(__file__).parents[4] / ".venv-clients/bin/schemathesis"))
 OPERATIONS = [f"{'GET' if route.body is None else 'POST'} {path}" for path, route in ROUTES.items()]
 OPERATIONS.append("DELETE /v1/responses/{id}")
 LEAST_CASES = 1000
