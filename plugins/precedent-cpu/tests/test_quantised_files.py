@@ -47,6 +47,7 @@ TYPES = {kind: {"": kind} for kind in FORMATS} | {MIXED: {"token_embd": "Q6_K", 
 def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights, small enough that float64 can follow them."""
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
+    shape["num_attention_heads"] = 256 // DIM  # k-quants come in blocks of 256
     model = model_by_rows("llama", torch.float32, **shape)
     tokenizer = byte_tokenizer((("t", "h"),))
     return write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", model, tokenizer, kind=TYPES[request.param])

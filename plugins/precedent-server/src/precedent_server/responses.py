@@ -256,7 +256,7 @@ def _content(content: Any) -> Any:
     parts = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
-        text = part.get(_TEXT_OF[kind]) if kind in _TEXT_OF else None
+        text = part.get(_TEXT_OF[kind]) if isinstance(kind, str) and kind in _TEXT_OF else None
         if not isinstance(text, str):
             raise ApiError(f"a part of type {kind!r} is not supported: only text is read", param="input")
         parts.append({"type": "text", "text": text})
