@@ -43,6 +43,8 @@ def read_messages(given: Any) -> tuple[list[BaseMessage], int]:
             said = {"content": "", "tool_call_id": "", **said}
         elif "content" not in said:
             raise ApiError(f"{place}.content is missing", param=f"{place}.content")
+        if isinstance(said["content"], dict):  # an empty one would pass as a list of no parts
+            raise ApiError(f"{place}.content must be a text or a list of parts", param=f"{place}.content")
         fits(said, MESSAGE_KINDS[said["role"]], place)
         with input_in_our_words():
             (read,) = convert_to_messages([said])
