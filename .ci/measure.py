@@ -58,6 +58,7 @@ COMMANDS = {
     "steps": "profile_step.py --tokens 64",
     "server": "bench_server.py --rounds 20",
     "server-memory": "bench_server.py --rounds 1 --minutes 20",
+    "dialects": "bench_dialects.py",
     "start": "bench_start.py",
     "restart": "bench_restart.py",
     "concurrency": "precedent bench --concurrency 4",

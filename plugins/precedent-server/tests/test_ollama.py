@@ -191,6 +191,21 @@ def test_how_long_a_model_stays(given: Any, seconds: float | None) -> None:
         assert chat_asked(body, ServerLimits()).keep_alive == seconds
 
 
+@pytest.mark.parametrize(("role", "may"), [("use", False), ("admin", True)])
+async def test_only_who_administers_unloads_a_model(serve: Any, tmp_path: Path, role: Any, may: bool) -> None:
+    """All callers share a model: others can take it from nobody, and have it kept for nobody."""
+    key = add_key(tmp_path / "keys.json", "desk", "shop", role)
+    client = serve(lambda prompt: "x", keys=KeyFile(tmp_path / "keys.json"))
+    (entry,) = client.serving.models.entries
+    headers = {"Authorization": f"Bearer {key}"}
+    for given in (0, 7):
+        body = {"model": "scripted", "messages": user("hi"), "keep_alive": given}
+        assert (await client.post(CHAT, json=body, headers=headers)).status_code == 200
+    assert entry.instance.keep_alive == (7 if may else math.inf)
+    refused = await client.post(CHAT, json={"model": "scripted", "keep_alive": 0}, headers=headers)
+    assert (refused.status_code, "error" in refused.json()) == ((200, False) if may else (403, True))
+
+
 async def test_names_with_and_without_the_latest_tag(client: Any) -> None:
     assert (await asked(client, CHAT, model="scripted:latest", messages=user("hi")))["model"] == "scripted:latest"
     assert (await client.post(CHAT, json={"model": "scripted:7b"})).status_code == 404

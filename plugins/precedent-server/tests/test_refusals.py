@@ -47,6 +47,13 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"temperature": -1, "stream": True}, "temperature", "temperature"),
     (CHAT, {"messages": [{"role": "user"}]}, "messages[0]", "content"),
     (CHAT, {"messages": [{"role": "user", "content": "x" * 20_000}]}, "messages", "context"),
+    (CHAT, {"messages": [{"role": "tool", "content": {}}]}, "messages[0].content", "list of parts"),
+    (
+        RESPONSES,
+        {"input": [{"role": "user", "content": [{"type": ["text"], "text": "x"}]}]},
+        "input",
+        "only text is read",
+    ),
     (CHAT, {"stop": ["x"] * 17}, "stop", "at most 16"),
     *((CHAT, {"logit_bias": {token: 1}}, "logit_bias", "token ids") for token in ("", "a", "1.5")),
     (CHAT, {"logit_bias": dict.fromkeys(map(str, range(16_385)), 1)}, "logit_bias", "16,385 entries: at most 16,384"),

@@ -113,6 +113,11 @@ async def test_request_ids_and_the_log(client: Client, caplog: pytest.LogCapture
     assert "Hello" not in str(lines)
 
 
+async def test_a_method_that_is_none_is_told_all_that_are(client: Client) -> None:
+    answer = await client.put("/v1/responses/x")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, GET")
+
+
 async def test_keys_say_who_asks(serve: Any, path: Path) -> None:
     """Tenants by key: what one stored drafts for it alone; no key, a wrong one and another scheme are refused."""
     keys = {name: add_key(path, name, tenant=name) for name in ("desk", "shop")}

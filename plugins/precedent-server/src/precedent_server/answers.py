@@ -28,7 +28,7 @@ from precedent.text.answers import AnswerPieces, AnswerSyntax, CallPiece, Piece
 from precedent.text.assembly import IncrementalDetokenizer, hidden_tokens, special_token_ids
 from precedent.text.tool_formats import ReasoningPiece, TextPiece
 from precedent_server.bodies import parsed
-from precedent_server.errors import ApiError, api_error
+from precedent_server.errors import DENIED, ApiError, api_error
 from precedent_server.keys import Caller
 from precedent_server.serving import Route, Served, Serving
 from precedent_server.settings import ServerLimits
@@ -201,8 +201,9 @@ class Asked:
 
     `keys` are those of its body, `renamed` says what it calls settings that have another name here. `num_ignored` parts
     of its messages were not read. `keep_alive` is how many seconds its model should stay loaded afterwards; None leaves
-    that to the server. A stream is of `media_type`. A request for no answers only loads its model, or unloads it if it
-    should not stay. `num_prompt_tokens` counts the tokens of a chat's prompt on a model.
+    that to the server, as does a caller that does not administer it. A stream is of `media_type`. A request for no
+    answers only loads its model, or unloads it if it should not stay. `num_prompt_tokens` counts the tokens of a chat's
+    prompt on a model.
     """
 
     model: str
@@ -245,12 +246,16 @@ def answering(read: Callable[[dict[str, Any], ServerLimits], Asked], prompt: str
         asked = await read_body(request, serving, asked_in)
         serving.num_ignored += asked.num_ignored
         with ExitStack() as held:
-            held.enter_context(serving.taken(caller.name, asked.number))
+            held.enter_context(serving.taken(caller.name, max(1, asked.number)))
+            administers = caller.may("admin")  # all callers share a model: others may neither unload nor pin it
             if asked.number or asked.keep_alive != 0:
-                lease = held.enter_context(serving.models.lease(asked.model, asked.keep_alive))
+                keep_alive = asked.keep_alive if administers else None
+                lease = held.enter_context(serving.models.lease(asked.model, keep_alive))
                 served = await model_of(request, serving, lease)
-            else:
+            elif administers:
                 await serving.models.unload(asked.model)
+            else:
+                raise ApiError("only a key of the role 'admin' may unload a model", status=403, kind=DENIED)
             answers = list[Answer]()
             held.callback(_count, serving, caller, answers)
             for index in range(asked.number):
