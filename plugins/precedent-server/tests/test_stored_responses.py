@@ -93,6 +93,16 @@ async def test_what_a_cache_forgets_ends_all_that_was_stored(serve: Any) -> None
     assert (await client.get(f"{ROUTE}/{kept}")).status_code == 404
 
 
+async def test_what_is_forgotten_while_an_answer_is_written_is_not_stored_with_it(serve: Any) -> None:
+    def forgetful(prompt: str) -> str:
+        client.serving.response_store.clear()
+        return "x"
+
+    client = serve(forgetful)
+    name = (await asked(client, "secret")).json()["id"]
+    assert (await client.get(f"{ROUTE}/{name}")).status_code == 404
+
+
 async def test_a_long_conversation_is_bounded_by_the_context(serve: Any) -> None:
     client, name = serve(lambda prompt: "x"), {}
     for _ in range(20):
@@ -132,6 +142,6 @@ def test_the_least_recently_used_are_dropped_at_each_bound(bound: str) -> None:
             assert store.get(*what) is not None
         else:
             owner, name, size = what
-            store.keep(owner, name, KeptResponse(b"x" * size, (b"y" * size, b"z" * size)))
+            store.keep(owner, name, KeptResponse(b"x" * size, (b"y" * size, b"z" * size)), store.num_cleared)
     assert [name for name in "abcd" if store.drop(ONE, name)] == left
     assert [name for name in "abcd" if store.drop(TWO, name)] == left_of_other

@@ -35,7 +35,7 @@ class ResponseStore:
 
     `ServerLimits` bounds their number and bytes for each owner, all bytes together, and the time since their last use;
     beyond a bound the least recently used are dropped. When a cache forgets something, all are dropped: which of them
-    hold the forgotten words is not known.
+    hold the forgotten words is not known. `num_cleared` counts how often that was.
     """
 
     def __init__(self, limits: ServerLimits, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,6 +43,7 @@ class ResponseStore:
         self._kept = OrderedDict[tuple[Owner, str], KeptResponse]()
         self._numbers, self._bytes = Counter[Owner](), Counter[Owner]()
         self._caches = weakref.WeakSet[SpeculationCache]()
+        self.num_cleared = 0
 
     def get(self, owner: Owner, name: str) -> KeptResponse | None:
         """An owner's response by its id; None if it is not kept, or not any more."""
@@ -54,13 +55,16 @@ class ResponseStore:
                 self._kept.move_to_end((owner, name))
             return found
 
-    def keep(self, owner: Owner, name: str, kept: KeptResponse) -> None:
-        """Keep a response, unless it alone is longer than a bound."""
+    def keep(self, owner: Owner, name: str, kept: KeptResponse, num_cleared: int) -> None:
+        """Keep a response, unless it alone is longer than a bound, or all were dropped since there were `num_cleared`.
+
+        What was forgotten while an answer was written may be part of its conversation.
+        """
         limits, kept.used = self._limits, self._clock()
         most, most_of_all = limits.max_stored_bytes_per_key, limits.max_stored_bytes
         with self._lock:
             self._drop_old()
-            if kept.nbytes > min(most, most_of_all):
+            if kept.nbytes > min(most, most_of_all) or num_cleared != self.num_cleared:
                 return
             while self._numbers[owner] >= limits.max_stored_per_key or self._bytes[owner] + kept.nbytes > most:
                 self._drop(next(key for key in self._kept if key[0] == owner))
@@ -90,6 +94,7 @@ class ResponseStore:
             self._kept.clear()
             self._numbers.clear()
             self._bytes.clear()
+            self.num_cleared += 1
 
     def _drop(self, key: tuple[Owner, str]) -> bool:
         dropped, owner = self._kept.pop(key), key[0]

@@ -129,6 +129,7 @@ def responses_request(store: ResponseStore, owner: Owner, body: Mapping[str, Any
     items = [{"role": "user", "content": said["input"]}] if isinstance(said["input"], str) else said["input"]
     system = [{"role": "system", "content": said["instructions"]}] if "instructions" in said else []
     num_foreign = sum(map(_is_foreign, items))
+    num_cleared = store.num_cleared
     before = _stored(store, owner, said[PREVIOUS], PREVIOUS) if PREVIOUS in said else None
     written = cache(lambda: json.dumps(items).encode())
 
@@ -141,7 +142,7 @@ def responses_request(store: ResponseStore, owner: Owner, body: Mapping[str, Any
 
     def begin(served: Served, tenant: str, index: int) -> Answer:
         """What is kept may be long, and is read where prompts are prepared."""
-        if kept is not None:
+        if keeps:
             store.follow(served.engine.cache)
             written()
         if before is None:
@@ -151,14 +152,15 @@ def responses_request(store: ResponseStore, owner: Owner, body: Mapping[str, Any
 
     def keep(response: Mapping[str, Any]) -> None:
         conversation = (*(before.conversation if before else ()), written(), json.dumps(response["output"]).encode())
-        store.keep(owner, response["id"], KeptResponse(json.dumps(response).encode(), conversation))
+        kept = KeptResponse(json.dumps(response).encode(), conversation)
+        store.keep(owner, response["id"], kept, num_cleared)
 
-    asked, kept = asked_after(()), keep if body.get("store", True) else None
+    asked, keeps = asked_after(()), body.get("store", True)
     return replace(
         asked,
         begin=begin,
         num_ignored=asked.num_ignored + num_foreign,
-        write=lambda answers: ResponseWriter(body, answers[0], kept),
+        write=lambda answers: ResponseWriter(body, answers[0], keep if keeps else None),
     )
 
 
