@@ -12,7 +12,8 @@ import pytest
 from helpers.cache_files import COUNT, PAGE, changed, contents, fill, filled, tokens_in, write
 from helpers.forked import Program
 
-from precedent.cache import Selection, SpeculationCache, SQLiteStore, verify_cache
+from precedent.cache import Selection, SpeculationCache, SQLiteStore, inspection, verify_cache
+from precedent.cache.database import connect
 from precedent.cache.records import vector_checksum
 from precedent.errors import CacheError
 from precedent_testing.embedders import HashEmbedder
@@ -137,6 +138,21 @@ def test_processes_that_open_a_damaged_file_at_once_set_it_aside_once(tmp_path):
         assert [process.wait() for process in processes] == [0, 0, 0]
     assert tokens_in(file) == [0, 1, 2]
     assert [path.name for path in tmp_path.iterdir() if ".damaged" in path.name] == [kept(file).name]
+
+
+def test_looking_at_a_file_that_another_process_has_just_set_aside_leaves_none_in_its_place(tmp_path, monkeypatch):
+    """An empty one would pass for a damaged cache, and the new cache would be set aside too."""
+    file = filled(tmp_path)
+
+    def connect_late(path, *mode):
+        path.rename(kept(path))
+        return connect(path, *mode)
+
+    monkeypatch.setattr(inspection, "connect", connect_late)
+    with pytest.raises(CacheError):
+        SQLiteStore.open(file, create=False)
+    assert kept(file).exists()
+    assert not file.exists()
 
 
 # --- damaged structure -----------------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ async def test_a_body_that_no_context_can_use_is_refused_before_it_is_parsed(
 
 
 async def test_the_longest_body_is_answered(serve: Any) -> None:
-    client = serve(lambda prompt: "x", may_stray=True)
+    client = serve(lambda prompt: "x", limits=ServerLimits(prepare_seconds=600), may_stray=True)
     raw = json.dumps(asked()).encode()
     longest = raw + b" " * (client.serving.most_body_bytes - len(raw))
     assert (await client.post(CHAT, content=longest)).status_code == 200

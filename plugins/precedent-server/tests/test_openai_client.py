@@ -221,11 +221,11 @@ async def test_calls_of_responses_and_their_results(openai: AsyncOpenAI) -> None
 @pytest.mark.parametrize("too_long", [False, True])
 async def test_the_event_of_an_error_has_the_next_number(serve: Any, openai: AsyncOpenAI, too_long: bool) -> None:
     def script(prompt: str) -> str:
-        return "word " * 2000 if too_long else str(1 / 0)
+        return " ".join(map(str, range(3000))) if too_long else str(1 / 0)
 
-    client = serve(script, limits=ServerLimits(request_seconds=0.1 if too_long else 600))
+    client = serve(script, limits=ServerLimits(request_seconds=1 if too_long else 600))
     answer = await client.post(
-        "/v1/responses", json={"model": "scripted", "input": "hi", "stream": True, "max_output_tokens": 4000}
+        "/v1/responses", json={"model": "scripted", "input": "hi", "stream": True, "max_output_tokens": 12_000}
     )
     found = [json.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: ")]
     assert [event["sequence_number"] for event in found] == list(range(len(found)))

@@ -146,6 +146,10 @@ _OPEN_BEFORE_FORK: set[tuple[int, int]] = set()
 SQLite would take the parent's locks for this process's: two writers at once."""
 
 
+UNCHANGING = "mode=ro&immutable=1"
+"""The mode of `connect` for a file that no process is writing. Without `mode`, SQLite creates a file that is gone."""
+
+
 def connect(path: Path | None, mode: str = "mode=rw") -> sqlite3.Connection:
     """Open an existing file (None: a new database in memory) for use from any thread, one at a time.
 
@@ -268,7 +272,7 @@ class Database(OfOneProcess):
             connection.close()
             if bytes_in(beside(path, "-wal")):
                 raise
-            connection = connect(path, "immutable=1")  # no log and no right to create one: no process is writing
+            connection = connect(path, UNCHANGING)  # no log and no right to create one: no process is writing
         return connection
 
     def __str__(self) -> str:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from precedent.cache import database, files, rows
-from precedent.cache.database import advice, connect, error_name, is_damage, schema_difference, unopened
+from precedent.cache.database import UNCHANGING, advice, connect, error_name, is_damage, schema_difference, unopened
 from precedent.cache.files import beside, bytes_in
 from precedent.cache.records import Damage, VerifyReport
 from precedent.errors import CacheError, CacheMismatchError
@@ -138,7 +138,7 @@ def _checked(path: Path, whole: bool) -> sqlite3.Connection:
     if bytes_in(path) <= 1:
         raise UnreadableError(path, "it is empty")
     alone = not bytes_in(beside(path, "-wal")) and not bytes_in(beside(path, "-journal"))
-    connection = connect(path, "immutable=1" if alone else "mode=ro")
+    connection = connect(path, UNCHANGING if alone else "mode=ro")
     try:
         _check_marks(connection, path)
         connection.execute("BEGIN")  # check everything else at one moment
