@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -48,8 +49,9 @@ COMMANDS = {
     "software": f"precedent bench --traces {RETAIL} --prompts 12 --warm 24 {CUT} "
     "--modes plain,generate,prompt-lookup,ours",
     "gguf": f"bench_gguf.py --traces {RETAIL} --answers 6",
-    "replay": "bench_replay.sh TRACES --limit 300",
-    "replay-online": "bench_replay.sh TRACES --limit 150",
+    "replay": "FILES=tau_retail bench_replay.sh TRACES --limit 300",
+    "replay-airline": "FILES=tau_airline bench_replay.sh TRACES --limit 150",
+    "replay-online": "POOLS=online bench_replay.sh TRACES --limit 150",
     "replay-paths": "bench_replay.sh TRACES --limit 300 --one-path --budget 16",
     "branches": f"bench_branches.py {AIRLINE} {RETAIL} TRACES/tau_retail_repeats.jsonl.gz "
     "TRACES/intercode_sql.jsonl.gz TRACES/bfcl.jsonl.gz TRACES/react_qa.jsonl.gz",
@@ -75,7 +77,7 @@ COMMANDS = {
     "rounding": "bench_rounding.py --prompts 8",
     "verify": "bench_verify.py --draft noisy:1 --limit 1",
 }
-"""What measures each file of `docs/figures`; TRACES is the folder with recorded runs."""
+"""What measures each file of `docs/figures`, after settings for it; TRACES is the folder with recorded runs."""
 
 BY_MACHINE = {"demo": ("avx2",), "rows": ("avx512", "avx2"), "adversarial": (), "bitwise": (), "gguf": ("avx2",)}
 """Measurements with a file per class of machines, and the kernels of lesser processors that are measured as well."""
@@ -98,9 +100,19 @@ class Run:
     kernels: str | None = None
 
     @property
+    def settings(self) -> dict[str, str]:
+        """What its command line sets in the environment."""
+        return dict(re.findall(r"^([A-Z]+)=(\S+) ", COMMANDS[self.name]))
+
+    @property
+    def program(self) -> list[str]:
+        """The program and its arguments, as `COMMANDS` names them."""
+        return COMMANDS[self.name].split()[len(self.settings) :]
+
+    @property
     def python(self) -> Path:
         """The interpreter of its environment."""
-        own = ENVIRONMENTS.get(COMMANDS[self.name].split()[0])
+        own = ENVIRONMENTS.get(self.program[0])
         own = f"{own}-{self.kernels}" if own == "llama-cpp" and self.kernels else own
         return ROOT / (f".venv-{own}" if own else ".venv") / "bin" / "python"
 
@@ -109,7 +121,7 @@ class Run:
         """The command line. Raises Refused if something it needs is missing."""
         if not self.python.exists():
             raise Refused(f"needs {self.python.parents[1].name}: make test{self.python.parents[1].name[5:]}")
-        program, *given = COMMANDS[self.name].split()
+        program, *given = self.program
         if program == "bench_gpu.py" and not Path("/dev/nvidia0").exists():
             raise Refused("needs a CUDA device")
         if "TRACES" in COMMANDS[self.name] and self.traces is None:
@@ -127,7 +139,7 @@ class Run:
         kernels = f"{KERNELS}={self.kernels} " if self.kernels else ""
         shown, told = kernels + COMMANDS[self.name].replace("TRACES/", ""), log.with_suffix(".json")
         words, ours = self.words, Measurement(shown, kernels=self.kernels)
-        environment = os.environ | ({KERNELS: self.kernels} if self.kernels else {})
+        environment = os.environ | self.settings | ({KERNELS: self.kernels} if self.kernels else {})
         with log.open("w", encoding="utf-8") as output:
             command = [*words, "--json", str(told)]
             done = subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=output, check=False)

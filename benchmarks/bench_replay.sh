@@ -54,4 +54,4 @@ for file in ${FILES:-tau_airline tau_retail}; do
   done
 done
 "$python" "$here/replay_figures.py" "${written[@]}" ${figures[@]+"${figures[@]}"} \
-  --load "$load" --command "${POOLS:+POOLS=$POOLS }benchmarks/bench_replay.sh FOLDER${options[*]:+ ${options[*]}}"
+  --load "$load" --command "${FILES:+FILES=$FILES }${POOLS:+POOLS=$POOLS }benchmarks/bench_replay.sh FOLDER${options[*]:+ ${options[*]}}"
