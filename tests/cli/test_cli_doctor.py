@@ -161,7 +161,6 @@ def test_a_draft_model_is_examined_and_says_nothing_against_its_target(
 
 def test_a_gguf_file_is_examined_by_its_header(tmp_path: Path, examined: Any) -> None:
     """Each type of tensors is named, with what becomes of it; nothing is written."""
-    pytest.importorskip("gguf")
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
     tiny, tokenizer = tiny_causal_lm(vocab_size=260, dtype=torch.float32, **sizes), byte_tokenizer((("t", "h"),))
     kinds = {"ffn_down": "Q6_K", "attn_v": "TQ2_0", "": "Q8_0"}
@@ -297,7 +296,6 @@ def test_a_fault_is_found_by_the_doctor_and_refused_at_load(fault: str, folder: 
 
 @pytest.mark.parametrize("share", [0.1, 0.99])
 def test_so_is_a_gguf_file_that_is_cut_short(share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("gguf")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     model, tokenizer = tiny_causal_lm(vocab_size=260, dtype=torch.float32), byte_tokenizer((("t", "h"),))
     file = write_gguf(tmp_path / "model.gguf", model, tokenizer)

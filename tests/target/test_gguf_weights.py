@@ -8,12 +8,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
-
-pytest.importorskip("gguf")
-
-import gguf
 
 from precedent.errors import ModelLoadError, UnsupportedError
 from precedent.target.load.gguf_header import KINDS, read_directory, read_header

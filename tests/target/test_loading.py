@@ -216,7 +216,6 @@ class TestPackagedTarget:
     @pytest.fixture
     def package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """A package that holds a tiny GGUF file, in place of the real one."""
-        pytest.importorskip("gguf")
         package = tmp_path / packaged.PACKAGE
         package.mkdir()
         (package / "__init__.py").touch()  # a folder without it would not come before the real package

@@ -311,7 +311,6 @@ def test_a_download_that_lacks_a_part_is_completed(hub: Hub, tmp_path: Path) -> 
 
 
 def test_the_arguments_that_choose_a_file_on_the_hub_reach_it(hub: Hub, tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
     from precedent_testing.tiny_gguf import write_gguf
 
     model, tokenizer = tiny_causal_lm(dtype=torch.float32, vocab_size=260), byte_tokenizer((("t", "h"),))

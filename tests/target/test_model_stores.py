@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("gguf")
-
 from helpers.command_line import precedent
 from helpers.model_stores import LAYER, OllamaStore, lm_studio
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-pytest.importorskip("gguf")
-
-import gguf
 
 from precedent.errors import ModelLoadError
 from precedent_cpu.codes import FORMATS, codes_of

@@ -123,7 +123,6 @@ def test_a_draft_model_may_be_quantised_or_keep_its_dtype_beside_a_quantised_tar
 
 
 def gguf(folder: Path) -> Path:
-    pytest.importorskip("gguf")
     from precedent_testing.tiny_gguf import write_gguf
 
     tokenizer = byte_tokenizer((("t", "h"),))

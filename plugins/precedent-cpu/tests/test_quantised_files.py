@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 from torch import Tensor
 
-pytest.importorskip("gguf")
-
 from precedent import Engine
 from precedent.config import SamplingParams
 from precedent.decoding.loop import DecodeLoop

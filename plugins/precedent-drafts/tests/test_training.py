@@ -303,7 +303,6 @@ def test_a_trained_draft_drafts_for_its_target(folder_of: FolderOf) -> None:
 @pytest.mark.sampled(3)
 def test_a_draft_is_quantised_in_its_file_and_drafts_beside_a_quantised_target(name: str, tmp_path: Path) -> None:
     """It is trained for the dequantised file; beside either its weights are those of its own file."""
-    pytest.importorskip("gguf")
     from precedent_testing.tiny_gguf import write_gguf
 
     model, tokenizer = tiny_causal_lm(hidden_size=32, vocab_size=260, scale=1.5), byte_tokenizer((("t", "h"),))

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("llama_cpp.llama", reason="make test-llama-cpp installs it in an environment of its own")
-pytest.importorskip("gguf")
 
 import torch
 from helpers.model_stores import OllamaStore

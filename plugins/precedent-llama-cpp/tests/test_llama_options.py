@@ -14,8 +14,6 @@ from helpers.llama_context import FakeContext
 from helpers.model_stores import OllamaStore
 from transformers import PreTrainedConfig
 
-pytest.importorskip("gguf")
-
 from precedent.config import SamplingParams, SpeculationConfig
 from precedent.engine.engine import Engine
 from precedent.errors import ConfigError, GenerationError, ModelLoadError, UnsupportedError

@@ -561,7 +561,6 @@ async def test_a_description_of_no_model_is_refused_in_ollamas_form(client: Any,
 async def test_a_model_of_ollamas_store_is_described(
     serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("gguf")
     model = tiny_causal_lm(dtype=torch.float32, vocab_size=260, max_position_embeddings=256)
     file = write_gguf(tmp_path / "tiny.gguf", model, byte_tokenizer((("t", "h"),)))
     store = OllamaStore(tmp_path / "ollama")

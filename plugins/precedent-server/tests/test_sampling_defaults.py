@@ -98,7 +98,6 @@ def test_under_ollamas_names_what_the_store_keeps_is_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request's own limit goes first, the operator's choice as well."""
-    pytest.importorskip("gguf")
     model = tiny_causal_lm(dtype=torch.float32, vocab_size=260, max_position_embeddings=256)
     file = write_gguf(tmp_path / "tiny.gguf", model, byte_tokenizer((("t", "h"),)))
     store = OllamaStore(tmp_path / "ollama")

@@ -85,7 +85,6 @@ def test_the_models_of_this_machine_are_listed_with_what_they_take_or_why_they_d
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From all three programs, each by the name that loads it; a bad one hides no other."""
-    pytest.importorskip("gguf")
     model, tokenizer = tiny_causal_lm(dtype=torch.float32, vocab_size=260), byte_tokenizer((("t", "h"),))
     file = write_gguf(tmp_path / "tiny.gguf", model, tokenizer)
     embedder = write_gguf(tmp_path / "embedder.gguf", model, tokenizer, llama__pooling_type=1)
