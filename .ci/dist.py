@@ -210,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     (ray,) = out.glob(f"{WITHOUT_DEPENDENCIES}-*.whl")
     trials = {
         "core": Trial([core], [REFUSED], beside=testing, more=[ANSWERS]),
-        "sdist": Trial([sdist], [], beside=testing, more=[ANSWERS]),
+        "sdist": Trial([sdist], [REFUSED]),
         **{extra: Trial([f"{core}[{extra}]"], [PROMISED]) for extra in EXTRAS},
         "all": Trial([wheel for wheel in wheels if wheel != ray], [ANSWERS], beside=ray, more=[PROMISED]),
     }
