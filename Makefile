@@ -31,6 +31,7 @@ SERVE_ARGS  ?=
 BENCH_ARGS  ?=
 TEST_ARGS   ?=
 FIGURES_ARGS ?=
+DIST_ARGS   ?=
 # what llama.cpp is compiled for: x86-64-v3 is AVX2 alone. Its AMX kernels crash, and its other programs are not needed
 LLAMA_MARCH ?= native
 LLAMA_FLAGS := $(if $(filter x86_64,$(shell uname -m)),-march=$(LLAMA_MARCH) -mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
@@ -113,8 +114,8 @@ reference: $(VENV)/dev.stamp  ## write the tables of figures on pages from the f
 figures: $(VENV)/dev.stamp  ## measure the documentation's figures, hours in all (FIGURES_ARGS="rows service --traces FOLDER")
 	@$(BIN)/python .ci/measure.py $(FIGURES_ARGS)
 
-dist: $(VENV)/dev.stamp  ## the sdist and a wheel of every package in dist/, installed into empty environments and tried (some minutes)
-	@$(BIN)/python .ci/dist.py dist
+dist: $(VENV)/dev.stamp  ## a wheel and an sdist of every package in dist/, installed into empty environments and tried (some minutes)
+	@$(BIN)/python .ci/dist.py dist $(DIST_ARGS)
 
 check: $(VENV)/dev.stamp  ## lint, format, types, the site and the fast tests
 	@echo "== ruff"

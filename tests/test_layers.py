@@ -164,9 +164,11 @@ def test_a_plugin_imports_only_the_plugins_that_it_declares(plugin: Path) -> Non
 
 @pytest.mark.parametrize("file", [ROOT / "pyproject.toml", *(plugin / "pyproject.toml" for plugin in PLUGINS)], ids=str)
 def test_packages_that_pin_one_another_pin_the_version_that_is_here(file: Path) -> None:
+    """Every plugin pins core, which its modules know from inside."""
     project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
     pins = [re.fullmatch(r"(precedent-[\w-]+)(?:\[.*\])?==([^;]+)(;.*)?", one) for one in project["dependencies"]]
     assert {pin[2] for pin in pins if pin} <= {precedent.__version__}
+    assert {"precedent-llm", project["name"]} <= {project["name"], *(pin[1] for pin in pins if pin)}
     assert project.get("version", precedent.__version__) == precedent.__version__
 
 

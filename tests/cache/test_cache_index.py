@@ -1,7 +1,8 @@
-"""FAISS finds what brute force finds, partitions never mix, and the index follows the store."""
+"""The index finds what brute force finds, with FAISS and without, keeps partitions apart, and follows the store."""
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import numpy as np
@@ -12,6 +13,12 @@ from precedent.cache import EmbedderIdentity, Selection, SQLiteStore
 from precedent.cache.index import SimilarityIndex
 from precedent.errors import CacheError
 from precedent_testing.store_contract import EMBEDDER, completion, unit_vector
+
+
+@pytest.fixture(autouse=True, params=["FAISS", "without FAISS"])
+def library(request, monkeypatch):
+    if request.param == "without FAISS":
+        monkeypatch.setitem(sys.modules, "faiss", None)
 
 
 def unit_rows(random: np.random.Generator, count: int, dimension: int) -> np.ndarray:

@@ -6,8 +6,9 @@ There is one index per (tenant, tokenizer), so a search cannot find another tena
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,15 +94,14 @@ class SimilarityIndex(Similarity):
 
 
 class _Partition:
-    """A FAISS `IndexFlatIP` over vectors in order of their ids: some 7 ms for 100,000 vectors of 384 dimensions."""
+    """Vectors in order of their ids: some 7 ms for a search among 100,000 of 384 dimensions."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.stamp: Hashable = None
         self.ids = np.empty(0, dtype=np.int64)
         self.num_gone = 0
-        self._faiss: Any = None
-        self._index: Any = None
+        self._vectors: _Vectors | None = None
 
     @property
     def last_id(self) -> int:
@@ -113,36 +113,97 @@ class _Partition:
         if not len(ids):
             return
         lengths = np.linalg.norm(vectors, axis=1)
-        if not np.allclose(lengths, 1.0, atol=1e-3):  # also catches NaN, which FAISS would store and never find
+        if not np.allclose(lengths, 1.0, atol=1e-3):  # also catches NaN, which no search would find
             raise CacheError("a stored vector does not have unit length; run `precedent cache verify` on the cache")
-        if self._index is None:
-            self._faiss = importlib.import_module("faiss")
-            self._index = self._faiss.IndexFlatIP(vectors.shape[1])
-        self._index.add(np.ascontiguousarray(vectors))
+        if self._vectors is None:
+            self._vectors = _no_vectors(vectors.shape[1])
+        self._vectors.add(np.ascontiguousarray(vectors))
         self.ids = np.concatenate([self.ids, ids])
 
     def search(self, vector: Vector, k: int) -> list[Hit]:
         """At most `k` hits, best first."""
         k = min(k, len(self.ids) - self.num_gone)
-        if k < 1:
+        if k < 1 or self._vectors is None:
             return []
-        with _one_thread(self._faiss):
-            scores, places = self._index.search(vector[None, :], k)
-        return [Hit(int(self.ids[place]), float(score)) for place, score in zip(places[0], scores[0], strict=True)]
+        scores, places = self._vectors.search(vector, k)
+        return [Hit(int(self.ids[place]), float(score)) for place, score in zip(places, scores, strict=True)]
 
     def erase_except(self, alive: Ids) -> None:
-        """Overwrite all other vectors with NaN, which FAISS never returns as a neighbour."""
+        """Overwrite all other vectors with NaN, which is never a neighbour."""
         gone = ~np.isin(self.ids, alive)
         self.num_gone = int(gone.sum())
-        if self.num_gone:
-            size = self._index.ntotal * self._index.d
-            self._faiss.rev_swig_ptr(self._index.get_xb(), size).reshape(-1, self._index.d)[gone] = np.nan
+        if self.num_gone and self._vectors is not None:
+            self._vectors.stored()[gone] = np.nan
+
+
+class _Vectors(Protocol):
+    """Vectors of one dimension in the order in which they were added."""
+
+    def add(self, vectors: Vector) -> None:
+        """Add vectors `[n, dimension]`."""
+
+    def stored(self) -> Vector:
+        """All vectors `[count, dimension]`, as they lie in memory; a search passes over those of NaN."""
+
+    def search(self, vector: Vector, k: int) -> tuple[Vector, Ids]:
+        """The `k` largest inner products with `vector`, and the places of these vectors."""
+
+
+def _no_vectors(dimension: int) -> _Vectors:
+    if sys.platform == "linux":  # elsewhere FAISS and torch bring an OpenMP library each, and the second may crash
+        with suppress(ImportError):
+            return _InFaiss(importlib.import_module("faiss"), dimension)
+    return _InNumpy(dimension)
+
+
+class _InFaiss:
+    """A FAISS `IndexFlatIP`."""
+
+    def __init__(self, faiss: Any, dimension: int) -> None:
+        self._faiss, self._index = faiss, faiss.IndexFlatIP(dimension)
+
+    def add(self, vectors: Vector) -> None:
+        self._index.add(vectors)
+
+    def stored(self) -> Vector:
+        shape = self._index.ntotal, self._index.d
+        found: Vector = self._faiss.rev_swig_ptr(self._index.get_xb(), shape[0] * shape[1]).reshape(shape)
+        return found
+
+    def search(self, vector: Vector, k: int) -> tuple[Vector, Ids]:
+        with _one_thread(self._faiss):
+            scores, places = self._index.search(vector[None, :], k)
+        return scores[0], places[0]
+
+
+class _InNumpy:
+    """The same without FAISS, at half its speed or less."""
+
+    def __init__(self, dimension: int) -> None:
+        self._memory, self._count = np.empty((16, dimension), np.float32), 0
+
+    def add(self, vectors: Vector) -> None:
+        before, self._count = self._count, self._count + len(vectors)
+        if self._count > len(self._memory):
+            grown = np.empty((2 * self._count, vectors.shape[1]), np.float32)
+            grown[:before] = self._memory[:before]
+            self._memory = grown
+        self._memory[before : self._count] = vectors
+
+    def stored(self) -> Vector:
+        return self._memory[: self._count]
+
+    def search(self, vector: Vector, k: int) -> tuple[Vector, Ids]:
+        scores = np.nan_to_num(self.stored() @ vector, nan=-np.inf)
+        nearest = np.argpartition(-scores, k - 1)[:k]
+        places = nearest[np.argsort(-scores[nearest])]
+        return scores[places], places
 
 
 @contextmanager
 def _one_thread(faiss: Any) -> Iterator[None]:
     # FAISS and PyTorch may share one OpenMP runtime: without restoring the number, a search would slow PyTorch on this
-    # thread for good; without setting it, two runtimes in one process (macOS) can crash.
+    # thread for good.
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:
