@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,28 +83,43 @@ class Recording:
             raise SystemExit(f"{command} ended with status {process.returncode}: {self.pieces[-1][1]}")
         self.seconds += READING
 
+    @classmethod
+    def of(cls, cast: str) -> Recording:
+        """Read a recording in asciinema's format."""
+        return cls([(when, text) for when, _, text in map(json.loads, cast.splitlines()[1:])])
+
     def as_cast(self) -> str:
         """Return the recording in asciinema's format, version 2."""
         header = {"version": 2, "width": COLUMNS, "height": ROWS, "title": "Precedent"}
         lines = [header, *([when, "o", text] for when, text in self.pieces)]
         return "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
 
-    def as_svg(self) -> str:
-        """Return a picture that plays the recording, and shows its end to who wants no motion."""
-        decoder, console = AnsiDecoder(), Console(width=COLUMNS)
-        moments, scrolled, line, column = defaultdict[float, list[str]](list), {0.0: 0}, 0, 0
+    def placed(self) -> Iterator[tuple[float, int, int, Segment]]:
+        """Yield the parts of the text with their second, line and column, as a terminal of `COLUMNS` wraps them."""
+        decoder, console, line, column = AnsiDecoder(), Console(width=COLUMNS), 0, 0
         for when, text in self.pieces:
             for number, part in enumerate(text.split("\r\n")):
                 if number:
                     line, column = line + 1, 0
-                    scrolled[when] = max(0, line - ROWS + 1)
                 for segment in decoder.decode_line(part).render(console):
-                    moments[when].append(drawn(segment, column, line))
-                    column += cell_len(segment.text)
-        width, height, whole = COLUMNS * LETTER + 2 * MARGIN, ROWS * LINE + 2 * MARGIN, self.seconds + READING
+                    rest = segment.text
+                    while rest:
+                        if column == COLUMNS:
+                            line, column = line + 1, 0
+                        fits, rest = rest[: COLUMNS - column], rest[COLUMNS - column :]
+                        yield when, line, column, Segment(fits, segment.style)
+                        column += cell_len(fits)
+
+    def as_svg(self) -> str:
+        """Return a picture that plays the recording, and shows its end to who wants no motion."""
+        moments, scrolled = defaultdict[float, list[str]](list), {0.0: 0}
+        for when, line, column, segment in self.placed():
+            moments[when].append(drawn(segment, column, line))
+            scrolled[when] = max(0, line - ROWS + 2)
+        width, height, whole = COLUMNS * LETTER + 2 * MARGIN, ROWS * LINE + 2 * MARGIN, self.pieces[-1][0] + 2 * READING
         frames = "".join(f"{when / whole:.2%}{{{moved(up)}}}" for when, up in scrolled.items())
         style = [
-            f"text{{white-space:pre;fill:{THEME.foreground_color.hex}}}",
+            "text{white-space:pre}",
             f"g{{animation:{whole:.1f}s step-end infinite}}",
             f"#all{{animation-name:all;{moved(max(scrolled.values()))}}}@keyframes all{{{frames}}}",
             *(
@@ -116,7 +132,8 @@ class Recording:
         groups = (f'<g id="t{place}">{"".join(texts)}</g>' for place, texts in enumerate(moments.values()))
         return "\n".join([
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-            f'height="{height:.0f}" font-family="ui-monospace, Menlo, Consolas, monospace" font-size="14">',
+            f'height="{height:.0f}" font-family="ui-monospace, Menlo, Consolas, monospace" font-size="14" '
+            f'fill="{THEME.foreground_color.hex}">',
             "<title>Commands in a terminal, and what they print</title>",
             f"<style>\n{chr(10).join(style)}\n</style>",
             f'<rect width="100%" height="100%" rx="8" fill="{THEME.background_color.hex}"/>',
