@@ -68,7 +68,7 @@ class Recording:
     def run(self, command: str, folder: Path) -> None:
         """Run a command and record what it prints."""
         paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        environment = os.environ | {"PATH": paths, "COLUMNS": str(COLUMNS), "PYTHONUNBUFFERED": "1"}
+        environment = os.environ | {"PATH": paths, "COLUMNS": str(COLUMNS)}
         with subprocess.Popen(
             command, shell=True, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         ) as process:
@@ -77,7 +77,7 @@ class Recording:
             while read := os.read(process.stdout.fileno(), 4096):
                 now, text = time.monotonic(), PROGRESS.sub("", decoder.decode(read))
                 if text:
-                    self.add(now - before, text.replace("\n", "\r\n"))
+                    self.add(now - before, text.replace(str(Path.home()), "~").replace("\n", "\r\n"))
                     before = now
         if process.returncode:
             raise SystemExit(f"{command} ended with status {process.returncode}: {self.pieces[-1][1]}")
