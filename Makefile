@@ -108,7 +108,7 @@ docs: $(VENV)/dev.stamp  ## the documentation site in build/docs; broken links, 
 	@$(BIN)/python .ci/check_site.py build/docs
 	@echo "== open build/docs/index.html"
 
-reference: $(VENV)/dev.stamp  ## write the tables of figures on pages from the files in docs/figures
+reference: $(VENV)/dev.stamp  ## write the tables and pictures of figures from the files in docs/figures
 	@$(BIN)/python .ci/figures.py
 
 figures: $(VENV)/dev.stamp  ## measure the documentation's figures, hours in all (FIGURES_ARGS="rows service --traces FOLDER")

@@ -1,7 +1,7 @@
-"""Writes the documentation's tables of figures from the files in `docs/figures`.
+"""Writes the documentation's tables and pictures of figures from the files in `docs/figures`.
 
-    python .ci/figures.py              # writes the tables
-    python .ci/figures.py --check      # the exit status is 1 if a page does not show what its files say
+    python .ci/figures.py              # writes them
+    python .ci/figures.py --check      # the exit status is 1 if one does not show what its files say
 
 A table is between `<!-- figures NAME -->` and `<!-- end -->` on a page; `.ci/tables.md` contains its lines.
 """
@@ -12,11 +12,13 @@ import json
 import re
 import string
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+
+from pictures import drawn
 
 ROOT = Path(__file__).parents[1]
 CLASSES = ("amx", "avx512-bf16", "avx512", "avx2")  # best first
@@ -24,6 +26,7 @@ CLASSES = ("amx", "avx512-bf16", "avx512", "avx2")  # best first
 NAMES = ("name", "mode", "way", "without", "rows", "minute", "completions")
 REGION = re.compile(r"<!-- figures (?P<name>[\w-]+) -->\n(?P<shown>.*?)<!-- end -->", re.DOTALL)
 LINE = re.compile(r"(?P<kind>each|of) (?P<file>[\w*-]+)(?P<path>(\[[^\]]+\])*): (?P<text>.*)")
+KERNELS = re.compile(r"(PRECEDENT_CPU_KERNELS=\w+ )?(.*)")
 QUIET = 0.75  # load before a measurement up to which a page does not mention other programs
 
 
@@ -108,11 +111,25 @@ def rendered(template: str, files: Mapping[str, File], used: dict[str, File]) ->
         if not match:
             lines.append(CELLS.vformat(line, (), {name: file.figures for name, file in own.items()}))
     used |= own
-    commands = [f"`{file.typed}`" for file in own.values() if "command" not in template]
+    commands = typed([file.typed for file in own.values()]) if "command" not in template else []
     places = [file.place for file in own.values() if "label" not in template]
     parts = (commands, [file.date for file in own.values()], places)
     source = ", ".join(" and ".join(dict.fromkeys(part)) for part in parts if part)
     return "\n" + "\n".join(lines) + (f"\n\n{source}.\n\n" if lines[0].startswith("|") else f" ({source}).\n\n")
+
+
+def typed(commands: Sequence[str]) -> list[str]:
+    """Name each command once, with the kernels that it was given as well."""
+    kernels = dict[str, list[str]]()
+    for command in commands:
+        limit, program = KERNELS.fullmatch(command).groups()  # type: ignore[union-attr]  # matches every text
+        kernels.setdefault(program, []).append(limit or "")
+    return [f"`{first}{program}`{also(rest)}" for program, (first, *rest) in kernels.items()]
+
+
+def also(kernels: Sequence[str]) -> str:
+    named = " and ".join(f"`{one.strip()}`" for one in kernels if one)
+    return f", also with {named}" if named else ""
 
 
 def written(root: Path, *, check: bool) -> Iterator[str]:
@@ -139,8 +156,12 @@ def written(root: Path, *, check: bool) -> Iterator[str]:
                 yield f"{name}: {place['name']!r} is not what docs/figures says: run make reference"
             text = text[: place.start("shown")] + shown + text[place.end("shown") :]
         pages[page] = text
-    for page, text in pages.items() if not check else ():
+    pictures = drawn(root)
+    for page, text in (pages | pictures).items() if not check else ():
         page.write_text(text, encoding="utf-8")
+    for path in pictures if check else ():
+        if not path.is_file() or path.read_text(encoding="utf-8") != pictures[path]:
+            yield f"docs/images/{path.name} is not what docs/figures says: run make reference"
     yield from (f"no page shows docs/figures/{name}.json" for name in files if name not in used)
 
 

@@ -52,6 +52,7 @@ COMMANDS = {
     "replay": "FILES=tau_retail bench_replay.sh TRACES --limit 300",
     "replay-airline": "FILES=tau_airline bench_replay.sh TRACES --limit 150",
     "replay-online": "POOLS=online bench_replay.sh TRACES --limit 150",
+    "filling": f"bench_filling.py {AIRLINE}",
     "replay-paths": "POOLS=online bench_replay.sh TRACES --limit 150 --one-path --budget 16",
     "branches": f"bench_branches.py {AIRLINE} {RETAIL} TRACES/tau_retail_repeats.jsonl.gz "
     "TRACES/intercode_sql.jsonl.gz TRACES/bfcl.jsonl.gz TRACES/react_qa.jsonl.gz",

@@ -1,6 +1,6 @@
 """Time of one step by part, without and with a candidate tree.
 
-    python benchmarks/profile_step.py [--tokens 128] [--svg docs/images/step.svg] [--json FILE]
+    python benchmarks/profile_step.py [--tokens 128] [--json FILE]
 
 A list is continued twice from the same prompt: plainly, and with drafts from the list itself. Times inside the forward
 pass come from timers around the functions in `PARTS`.
@@ -11,7 +11,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections import defaultdict
 from contextlib import ExitStack
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 from unittest.mock import patch
@@ -30,7 +29,6 @@ PARTS: dict[str, tuple[Any, str]] = {
     "norms": (cpu_norm, "norm_rows"),
     "attention": (cpu_support, "row_attention"),
 }
-COLOURS = ("#e0a93b", "#4c78a8", "#72b7b2", "#54a24b", "#bab0ac", "#f58518", "#e45756", "#b279a2")
 
 
 def measure(given: Namespace) -> dict[str, Any]:
@@ -41,8 +39,6 @@ def measure(given: Namespace) -> dict[str, Any]:
     }
     found = {way: profile(engine, speculation, given.tokens) for way, speculation in ways.items()}
     engine.close()
-    if given.svg:
-        given.svg.write_text(picture({way: each["parts"] for way, each in found.items()}), encoding="utf-8")
     return found
 
 
@@ -84,24 +80,5 @@ def timed(function: Any, spent: dict[str, float], part: str) -> Any:
     return measured
 
 
-def picture(profiles: dict[str, dict[str, float]]) -> str:
-    """Draw one bar per way, to one scale."""
-    scale = 560 / max(sum(parts.values()) for parts in profiles.values())
-    pieces = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 190" font-family="sans-serif" font-size="13">']
-    for line, (way, parts) in enumerate(profiles.items()):
-        left, top = 110.0, 20 + 50 * line
-        pieces.append(f'<text x="100" y="{top + 20}" text-anchor="end">{way}</text>')
-        for colour, (part, taken) in zip(COLOURS, parts.items(), strict=True):
-            place = f'x="{left:.1f}" y="{top}" width="{taken * scale:.1f}" height="30"'
-            pieces.append(f'<rect {place} fill="{colour}"><title>{part}: {taken:.2f} ms</title></rect>')
-            left += taken * scale
-        pieces.append(f'<text x="{left + 6:.1f}" y="{top + 20}">{sum(parts.values()):.0f} ms</text>')
-    for number, (colour, part) in enumerate(zip(COLOURS, parts, strict=True)):
-        x, y = 110 + 160 * (number % 4), 130 + 25 * (number // 4)
-        pieces.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colour}"/>')
-        pieces.append(f'<text x="{x + 18}" y="{y + 11}">{part}</text>')
-    return "\n".join([*pieces, "</svg>", ""])
-
-
 if __name__ == "__main__":
-    run(options(__doc__, target="smollm2-135m-instruct", tokens=128, svg=Path), measure)
+    run(options(__doc__, target="smollm2-135m-instruct", tokens=128), measure)

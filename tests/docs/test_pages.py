@@ -20,7 +20,7 @@ DOCS = ROOT / "docs"
 
 sys.path.insert(0, str(ROOT / ".ci"))
 try:
-    figures, reference = map(importlib.import_module, ("figures", "reference"))
+    figures, recording, reference = map(importlib.import_module, ("figures", "recording", "reference"))
 finally:
     sys.path.remove(str(ROOT / ".ci"))
 
@@ -134,6 +134,13 @@ def test_nothing_on_a_page_says_where_it_was_current() -> None:
 
 def test_the_figures_are_those_of_their_files() -> None:
     assert list(figures.written(ROOT, check=True)) == [], "run make reference"
+
+
+def test_the_terminal_s_picture_plays_its_recording() -> None:
+    cast = (DOCS / "images" / "recording.cast").read_text(encoding="utf-8")
+    recorded = recording.Recording.of(cast)
+    assert recorded.pieces[-1][0] <= recording.LONGEST
+    assert (DOCS / "images" / "recording.svg").read_text(encoding="utf-8") == recorded.as_svg()
 
 
 # Examples in docstrings are run
