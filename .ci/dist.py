@@ -2,9 +2,9 @@
 
     python .ci/dist.py dist [--python python3.12 …] [--only core sdist serve all …]
 
-Tries core alone, the sdist, a package outside the tree, each extra alone, and all wheels together, with this Python or with others. Packages find
-each other in the folder, as they would on an index. The environments are hard links of one with what core depends on,
-which is kept in build/dist.
+Tries core alone, the sdist, examples/outside, each extra alone, and all wheels together, with this Python or with
+others. Packages find each other in the folder, as they would on an index. The environments are hard links of one with
+what core depends on, which is kept in build/dist.
 """
 
 from __future__ import annotations
@@ -143,6 +143,7 @@ def build(out: Path) -> list[Path]:
 def outside() -> Path:
     """The wheel of examples/outside, which does not belong beside ours."""
     out = ENVIRONMENTS / "outside"
+    shutil.rmtree(out, ignore_errors=True)
     run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", out, ROOT / "examples" / "outside")
     (wheel,) = out.glob("*.whl")
     return wheel
