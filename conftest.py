@@ -9,9 +9,10 @@ import sys
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,6 +21,9 @@ from pytest_socket import disable_socket
 
 from precedent.runtime.background import AtOnce
 from precedent_testing.pytest_plugin import assert_lossless, precedent_engine
+
+if TYPE_CHECKING:
+    from helpers.golden import Golden
 
 __all__ = ["assert_lossless", "precedent_engine"]  # fixtures, whether or not the installed package announces them
 
@@ -48,6 +52,10 @@ pytest.register_assert_rewrite("helpers")  # what fails there says as much as in
 
 settings.register_profile("deterministic", deadline=None, derandomize=True, database=None)
 settings.load_profile("deterministic")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--golden-write", action="store_true", help="record golden files instead of comparing with them")
 
 
 FEW_VALUES = 3
@@ -136,6 +144,17 @@ def _remembered_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         folder = tmp_path_factory.mktemp("caches")
         patch.setattr("precedent.engine.warm_up.user_cache_path", lambda name: folder / name)
         yield
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Compare a value with the golden file of a name, or record it if asked to."""
+    from helpers.golden import WRITE, compare, record
+
+    if request.config.getoption(WRITE):
+        return record
+    command = f".venv/bin/python -m pytest -n0 {request.path.relative_to(request.config.rootpath)} {WRITE}"
+    return partial(compare, command=command)
 
 
 @pytest.fixture

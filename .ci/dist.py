@@ -2,9 +2,9 @@
 
     python .ci/dist.py dist [--python python3.12 …] [--only core sdist serve all …]
 
-Tries core alone, the sdist, each extra alone, and all wheels together, with this Python or with others. Packages find
-each other in the folder, as they would on an index. The environments are hard links of one with what core depends on,
-which is kept in build/dist.
+Tries core alone, the sdist, examples/outside, each extra alone, and all wheels together, with this Python or with
+others. Packages find each other in the folder, as they would on an index. The environments are hard links of one with
+what core depends on, which is kept in build/dist.
 """
 
 from __future__ import annotations
@@ -114,6 +114,13 @@ print(sys.argv[1], "brings", ", ".join([*names, *commands, *drafters, *modules.g
 """
 """A program that uses what an extra promises, and loads everything that its packages announce."""
 
+ANSWERS_OUTSIDE = """
+import bigram_desk
+
+assert bigram_desk.main() == {"phrases": 6}
+"""
+"""A program that answers on the back end, and with the drafter, of examples/outside."""
+
 WITHOUT_DEPENDENCIES = "precedent_ray"
 """A wheel that is installed alone: Ray brings some forty packages that nothing here calls."""
 
@@ -131,6 +138,15 @@ def build(out: Path) -> list[Path]:
         print(f"== building {project.name if project != ROOT else PROJECT['name']}", flush=True)
         run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, project)
     return sorted(out.glob("*.whl"))
+
+
+def outside() -> Path:
+    """The wheel of examples/outside, which does not belong beside ours."""
+    out = ENVIRONMENTS / "outside"
+    shutil.rmtree(out, ignore_errors=True)
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", out, ROOT / "examples" / "outside")
+    (wheel,) = out.glob("*.whl")
+    return wheel
 
 
 def check(out: Path, wheels: Sequence[Path]) -> None:
@@ -199,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--python", nargs="+", default=[sys.executable], help="Pythons to try; default: this one")
-    parser.add_argument("--only", nargs="+", choices=("core", "sdist", *EXTRAS, "all"), help="what to try")
+    parser.add_argument("--only", nargs="+", choices=("core", "sdist", "outside", *EXTRAS, "all"), help="what to try")
     given = parser.parse_args(arguments)
     out = given.out.resolve()
     wheels = build(out)
@@ -211,6 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     trials = {
         "core": Trial([core], [REFUSED], beside=testing, more=[ANSWERS]),
         "sdist": Trial([sdist], [REFUSED]),
+        "outside": Trial([core, outside()], [ANSWERS_OUTSIDE]),
         **{extra: Trial([f"{core}[{extra}]"], [PROMISED]) for extra in EXTRAS},
         "all": Trial([wheel for wheel in wheels if wheel != ray], [ANSWERS], beside=ray, more=[PROMISED]),
     }

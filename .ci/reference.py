@@ -1,4 +1,4 @@
-"""Writes the pages of docs/reference that are generated from the code: settings, commands, metrics, errors, names.
+"""Writes the pages of docs/reference that are generated from the code.
 
 `make docs` runs it before it builds the site. The pages are not kept in git.
 """
@@ -19,11 +19,14 @@ MODULES = (
     "precedent",
     "precedent.langchain",
     "precedent_server.client",
+    "precedent_run_ahead",
     "precedent.engine",
     "precedent.cache",
     "precedent.drafters",
     "precedent.grammar",
     "precedent_engines",
+    "precedent.target.contract",
+    "precedent.target.support",
     "precedent.tree",
     "precedent.verify",
     "precedent_testing.drafter_contract",
@@ -31,9 +34,24 @@ MODULES = (
     "precedent_testing.lossless",
     "precedent_testing.scripted_model",
     "precedent_testing.store_contract",
+    "precedent_testing.target_contract",
     "precedent.text.tool_formats",
 )
-"""The import paths that users and authors of packages may rely on (tests/test_layers.py)."""
+"""The import paths that users and authors of packages may rely on (tests/golden/surface.json)."""
+
+ENTRY_POINTS = {
+    "precedent.commands": "a `typer.Typer`; its commands join those of `precedent`",
+    "precedent.drafters": "a factory `(parts: DrafterParts) -> Drafter | None`, or a `DraftKind`",
+    "precedent.judges": "a factory without arguments that returns a `precedent_research.judge.Judge`",
+    "precedent.loops": "a subclass of `precedent.decoding.loop.DecodeLoop`",
+    "precedent.models": "an instance of a subclass of `precedent.target.support.ModelSupport`",
+    "precedent.modes": "a function of the mode's parameters that returns its `precedent.verify.Verifier`",
+    "precedent.outcomes": "a factory without arguments that returns a `precedent_research.reruns.Outcome`",
+    "precedent.stores": "a function of a `StoreURL` and the settings of `SpeculationCache.open` that returns a "
+    "`CompletionStore`; the entry's name is the URL's scheme",
+    "precedent.tool_formats": "a `precedent.text.tool_formats.ToolFormat`",
+}
+"""What an entry of each group must name."""
 
 ENVIRONMENT = (
     ("PRECEDENT_MODEL", "`model` of a chat model that is given none"),
@@ -212,6 +230,16 @@ def errors() -> str:
     )
 
 
+def plugins() -> str:
+    """Every group of entry points."""
+    rows = [(f"`{group}`", said) for group, said in ENTRY_POINTS.items()]
+    return (
+        "# Entry points\n\nLook up what a package of yours may add. `pyproject.toml` lists its entries, for instance "
+        'under `[project.entry-points."precedent.drafters"]`; the entry\'s name is how users ask for it.\n\n'
+        + table(("group", "an entry names"), rows)
+    )
+
+
 def python() -> dict[str, str]:
     """A page for each public module: every name, how it is called, and its docstring."""
     seen: set[int] = set()
@@ -273,6 +301,7 @@ def pages() -> dict[str, str]:
         "command-line.md": command_line(),
         "metrics.md": metrics(),
         "errors.md": errors(),
+        "entry-points.md": plugins(),
         **python(),
     }
 

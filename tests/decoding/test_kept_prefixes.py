@@ -118,13 +118,15 @@ def test_another_model_gets_nothing(difference: str, cache: SpeculationCache, ta
     assert restored(cache, TargetModel(tiny())) is not None, "equal weights are the same model"
 
 
-@pytest.mark.parametrize("difference", ["tokenizer", "model", "version", "processor", "format"])
+@pytest.mark.parametrize("difference", ["tokenizer", "model", "version", "package", "processor", "format"])
 def test_another_surrounding_gets_nothing(
     difference: str, cache: SpeculationCache, target: TargetModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(cache, target)
     if difference == "version":
         monkeypatch.setattr(fingerprints, "version", lambda package: "0")
+    elif difference == "package":
+        monkeypatch.setattr(fingerprints, "entry_points", lambda group: ())
     elif difference == "processor":
         monkeypatch.setattr(fingerprints.binding, "get_host_cpu_name", lambda: "another")
     elif difference == "format":

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import precedent
+from helpers.golden import Golden
 from transformers import PreTrainedModel
 
 from precedent import (
@@ -31,8 +32,6 @@ from precedent_testing.scripted_engine import ScriptedEngine, chatml_tokenizer
 from precedent_testing.scripted_model import fixed_cost, scripted_tokenizer
 from precedent_testing.sweep import tiny_model
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm, tiny_seq2seq_lm
-
-Golden = Callable[[str, Any], None]
 
 WINDOW = {"sliding_window": 16}
 

@@ -20,6 +20,7 @@ import torch
 from golden.scripted_server import answer
 from helpers.command_line import precedent
 from helpers.forked import Program
+from helpers.golden import Golden, shape
 from helpers.saved_models import saved
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
@@ -31,8 +32,6 @@ from precedent.langchain import PrecedentLLM
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.scripted_model import scripted_model_engine
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
-
-Golden = Callable[[str, Any], None]
 
 SERVER = Path(__file__).with_name("scripted_server.py")
 
@@ -325,19 +324,6 @@ def test_http_is_as_recorded(golden: Golden, folder: Path) -> None:
 # The command line
 
 
-def shape(value: Any) -> Any:
-    """Replace the values of a JSON document by their types; keep one element of each shape in a list.
-
-    Which drafters a step uses depends on measured times, so counts by source have no shape.
-    """
-    if isinstance(value, dict):
-        return {key: "dict" if key.endswith("_by_source") else shape(one) for key, one in value.items()}
-    if isinstance(value, list):
-        shapes = [json.dumps(shape(one)) for one in value]
-        return [json.loads(one) for one in dict.fromkeys(shapes)]
-    return type(value).__name__
-
-
 def conversation(task: str, *answers: str) -> dict[str, Any]:
     messages: list[dict[str, Any]] = [{"role": "user", "content": task}]
     for said in answers:
@@ -345,7 +331,10 @@ def conversation(task: str, *answers: str) -> dict[str, Any]:
     return {"task_id": task, "messages": messages}
 
 
-def test_results_of_commands_are_as_recorded(golden: Golden, folder: Path, tmp_path: Path) -> None:
+def test_results_of_commands_are_as_recorded(
+    golden: Golden, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precedent.cache.filling.resolve", lambda chosen: HashEmbedder())
     report, cache, log = tmp_path / "report.json", tmp_path / "cache", tmp_path / "log.jsonl"
     sent = "your order is on its way and will arrive on monday"
     records = [conversation("where is it", sent), conversation("where is it", sent, "you are welcome")]
@@ -365,11 +354,14 @@ def test_results_of_commands_are_as_recorded(golden: Golden, folder: Path, tmp_p
         "cache verify": ["cache", "verify", cache, "--json", report],
         "cache compact": ["cache", "compact", cache, "--json", report],
         "cache export": ["cache", "export", cache, tmp_path / "export", "--json", report],
+        "cache import": ["cache", "import", tmp_path / "other", tmp_path / "export", "--json", report],
+        "cache warm": ["cache", "warm", tmp_path / "other", log, "--target", folder, "--json", report],
         "cache forget": ["cache", "forget", cache, "--tenant", "shop", "--json", report],
         "replay with details": [*replay, "--details", "--calibration", "--budget", "8,16", "--json", report],
         "replay of actions": [*replay, "--actions", "--json", report],
         "keys add": ["keys", "add", "desk", "--file", tmp_path / "keys.json", "--tenant", "shop"],
         "keys list": ["keys", "list", "--file", tmp_path / "keys.json", "--json", report],
+        "keys revoke": ["keys", "revoke", "desk", "--file", tmp_path / "keys.json", "--json", report],
         "models": ["models", "llama", "--json", report],
         "doctor": ["doctor", folder, "--json", report],
     }

@@ -6,13 +6,14 @@ import io
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.command_line import precedent
+from helpers.golden import Golden, shape
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage
@@ -38,6 +39,7 @@ from precedent_demo.demo_runs import (
     Turn,
     enough,
     measure,
+    results_of,
     speedup,
     student_quantile,
     warm,
@@ -304,6 +306,27 @@ def test_the_results_say_what_was_used_hidden_and_equal() -> None:
     lines = console.export_text().splitlines()
     assert len(lines) <= 24
     assert "25% less time" in " ".join(lines)
+
+
+class Differing(ScriptedBench):
+    """What `both` says differs in its first token."""
+
+    def measure(self, request: Any, desk: Any, name: str) -> None:
+        super().measure(request, desk, name)
+        if name == "both":
+            said = self.runs[name].requests[-1][0].result
+            self.runs[name].requests[-1] = [Turn((1,), replace(said, token_ids=(2,)))]
+
+    def logit_gap(self, context: Sequence[int], token: int, other: int) -> float:
+        return 0.25
+
+
+def test_the_json_has_the_recorded_keys(golden: Golden) -> None:
+    bench = Differing()
+    for name in NAMES * FEWEST_FOR_INTERVAL:
+        bench.measure(None, None, name)
+    demo = results_of(bench, 0.0, {"target": "desk"}, 2)  # type: ignore[arg-type]
+    golden("transcripts/commands-demo", {"demo": shape(demo), "demo --tool-latency": shape(found())})
 
 
 @pytest.mark.parametrize("other", [["--temperature", "1"], ["--html", "page.html"]])

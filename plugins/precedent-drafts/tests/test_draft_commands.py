@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.command_line import precedent
+from helpers.golden import Golden, shape
 from helpers.tiny_draft import PROMPTS, tiny_target
 
 from precedent.drafters import Candidates
@@ -40,7 +41,11 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_every_kind_is_trained_reported_and_measured(
-    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    given: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    golden: Golden,
 ) -> None:
     """`measure-draft` finds what the report beside each draft says; an exit is reported beside its bare layers."""
     monkeypatch.setattr(Plan, "of", classmethod(lambda cls, minutes, rounds, *_: Plan(1, 0, 2, rounds, rounds - 1)))
@@ -60,6 +65,8 @@ def test_every_kind_is_trained_reported_and_measured(
     assert precedent("measure-draft", *given, *drafts, "--draft-model", "first-layers:1", "--json", str(results)) == 0
     assert "per step" in capsys.readouterr().out
     found = json.loads(results.read_text())
+    kinds = {f"train-draft, {name}": shape(report) for name, report in reports.items()}
+    golden("transcripts/commands-drafts", {**kinds, "measure-draft": shape(found)})
     measured = {Path(each["draft"]).name: each for each in (*found["drafts"], *found["blocks"])}
     assert measured.keys() == KINDS.keys() | {"first-layers:1"}
     for name, report in reports.items():

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import precedent
+from helpers.golden import Golden, shape
 from helpers.saved_models import saved
 
 from precedent.engine.options import EngineOptions
@@ -64,6 +65,7 @@ def test_every_mode_gives_the_plain_answers_and_its_figures(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    golden: Golden,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     results = tmp_path / "bench.json"
@@ -72,6 +74,7 @@ def test_every_mode_gives_the_plain_answers_and_its_figures(
     shown = capsys.readouterr().out
     assert status == 0
     written = json.loads(results.read_text(encoding="utf-8"))
+    golden("transcripts/commands-bench", {"bench": shape(written)})
     figures = {mode["name"]: mode for mode in written["modes"]}
     assert tuple(figures) == MODES
     assert all(mode["identical_outputs"] == [2, 2] for mode in figures.values())
@@ -96,13 +99,14 @@ def test_every_mode_gives_the_plain_answers_and_its_figures(
 
 
 def test_requests_at_once_are_measured_alone_unless_modes_are_named(
-    model: str, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: str, traces: Path, tmp_path: Path, golden: Golden, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "bench.json"
     sizes = ("--prompts", 5, "--warm", 1, "--max-tokens", 6)
     wanted = ("--concurrency", 2)
     assert precedent("bench", "--target", model, "--traces", traces, *sizes, *wanted, "--json", results) == 0
     written = json.loads(results.read_text(encoding="utf-8"))
+    golden("transcripts/commands-bench-concurrency", {"bench --concurrency": shape(written["concurrency"])})
     assert written["modes"] == []
     assert (written["concurrency"]["requests_at_once"], written["concurrency"]["requests"]) == (2, 4)
     assert written["concurrency"]["ratio"] > 0
@@ -111,7 +115,7 @@ def test_requests_at_once_are_measured_alone_unless_modes_are_named(
 
 
 def test_steps_are_timed_by_number_of_rows_and_prompts_by_length(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     widths: list[tuple[int, int]] = []
     score = TargetModel.score
@@ -124,6 +128,7 @@ def test_steps_are_timed_by_number_of_rows_and_prompts_by_length(
     results = tmp_path / "rows.json"
     assert precedent("bench", "--target", model, "--rows", "8,1,2", "--context", 40, "--json", results) == 0
     written = json.loads(results.read_text(encoding="utf-8"))
+    golden("transcripts/commands-bench-rows", {"bench --rows": shape(written)})
     assert [each["rows"] for each in written["rows"]] == [1, 2, 8]
     assert all(each["milliseconds"] > 0 for each in written["rows"])
     assert written["prefill_tokens_per_second"] > 0

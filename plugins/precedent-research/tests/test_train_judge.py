@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.command_line import precedent
+from helpers.golden import Golden, shape
 from helpers.tiny_draft import tiny_target
 from helpers.tiny_judge import (
     MAX_TOKENS,
@@ -379,7 +380,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_a_judge_is_trained_reported_and_learned_anew(
-    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     """Labels cost a run each once; from them a judge of other features is learned without one."""
     out, asked = tmp_path / "judge", ["--mismatches", "24", "--max-tokens", "6"]
@@ -388,6 +389,7 @@ def test_a_judge_is_trained_reported_and_learned_anew(
     assert "a run took" in said.err
     assert "6 runs, 0 of which failed and were left out" in said.out
     report = json.loads((out / "report.json").read_text())
+    golden("transcripts/commands-train-judge", {"train-judge": shape(report)})
     assert report["learned"]["labels"] + report["held_out"]["labels"] == 24
     assert TrainedJudge.load(out).threshold == report["threshold"]
     anew, results = tmp_path / "anew", tmp_path / "results.json"

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
+__all__ = ["NOTHING_PENDING", "Capabilities", "Commit", "Slot", "Target"]
+
 PREFILL_CHUNK = 512
 """Tokens per prefill forward: bounds the memory of activations at no measurable cost."""
 

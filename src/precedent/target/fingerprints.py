@@ -6,7 +6,7 @@ import hashlib
 import platform
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +17,13 @@ from precedent.errors import UnsupportedError
 from precedent.runtime.instructions import FEATURES
 from precedent.runtime.stored_tensors import stored_tensors
 from precedent.target.quantised import QuantisedWeight
+from precedent.target.support import GROUP
 
 if TYPE_CHECKING:
     from precedent.target.model import TargetModel
 
 PACKAGES = ("precedent-llm", "torch", "transformers", "numba", "llvmlite")
-"""Packages whose code computes keys and values."""
+"""Packages whose code computes keys and values, beside those of the group `precedent.models`."""
 
 HASHING_THREADS = 4
 
@@ -45,9 +46,14 @@ def identity_of(target: TargetModel) -> dict[str, Any]:
         "fixed sizes": target.arena is not None,
         "stored": repr(target.kv_shape),
         **({} if target.runner.outputs is None else {"layers read": target.runner.outputs.numbers}),
-        "versions": {package: version(package) for package in PACKAGES},
+        "versions": _versions(),
         "machine": _machine(target.device),
     }
+
+
+def _versions() -> dict[str, str]:
+    found = [entry.dist for entry in entry_points(group=GROUP)]
+    return {name: version(name) for name in PACKAGES} | {each.name: each.version for each in found if each is not None}
 
 
 def weights_digest(weights: Mapping[str, Any]) -> str:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from precedent.target.runner import Runner
     from precedent.verify import Pending
 
+__all__ = ["ModelSource", "ModelSupport", "TargetOptions"]
+
 GROUP = "precedent.models"
 
 Reader = Callable[[Mapping[str, Any]], "PreTrainedModel | None"]

@@ -370,12 +370,7 @@ def run_demo(asked: Asked, progress: Progress, json_file: Path | None, html: Pat
         busy = measure(bench, own, progress, adaptive=adaptive)
         progress.show("comparing the answers")
         machine = bench.machine() | drafts | {"others_cpu_share": None if busy is None else round(busy, 3)}
-        results = {"temperature": asked.temperature, "machine": machine, "runs": with_speedups(bench.runs)}
-        both, cache = (bench.runs[name].samples("decode_seconds") for name in ("both", "cache-only"))
-        results["both_over_cache"] = speedup_keys("decode_speedup", both, cache)
-        # sampled texts differ by chance: counting equal ones means nothing
-        results |= differences(bench) if asked.temperature == 0 else {"identical_outputs": {}, "first_differences": []}
-        results["warming_requests"] = warmed
+        results = results_of(bench, asked.temperature, machine, warmed)
         progress.rest()
         show(Console(), results)
         write_json(json_file, results)
@@ -383,6 +378,20 @@ def run_demo(asked: Asked, progress: Progress, json_file: Path | None, html: Pat
             tokenizer = bench.engines["plain"].tokenizer
             page = demo_page(results, bench.runs, lambda ids: str(tokenizer.decode(list(ids))))
             html.write_text(page, encoding="utf-8")
+
+
+def results_of(bench: Bench, temperature: float, machine: dict[str, Any], warmed: int) -> dict[str, Any]:
+    """The JSON of `precedent demo`. Sampled texts differ by chance, so no equal ones are counted."""
+    both, cache = (bench.runs[name].samples("decode_seconds") for name in ("both", "cache-only"))
+    compared = {"identical_outputs": {}, "first_differences": []} if temperature else differences(bench)
+    return {
+        "temperature": temperature,
+        "machine": machine,
+        "runs": with_speedups(bench.runs),
+        "both_over_cache": speedup_keys("decode_speedup", both, cache),
+        **compared,
+        "warming_requests": warmed,
+    }
 
 
 def loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, dict[str, str]]:

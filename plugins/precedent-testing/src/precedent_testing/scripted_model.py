@@ -30,6 +30,8 @@ from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+__all__ = ["fixed_cost", "scripted_model_engine", "scripted_tokenizer"]
+
 CONTEXT_LENGTH = 16_384
 
 MILLISECONDS = ((1, 4.0), (8, 4.2), (32, 5.0))
