@@ -44,6 +44,7 @@ LAYERS = (
 )
 """The rooms, and the modules at the top: each may import those before it and itself, for types as well."""
 
+
 def imports_in(tree: ast.AST) -> Iterator[str]:
     """Every module that is imported anywhere below a node: inside functions and for type checkers as well."""
     for node in ast.walk(tree):
