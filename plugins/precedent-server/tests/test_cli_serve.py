@@ -109,9 +109,9 @@ def test_a_bad_model_is_found_before_the_first_is_loaded(
     assert bad in capsys.readouterr().err
 
 
-def test_hosts_and_origins(served: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hosts_and_origins(served: Any, folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     allowed = ("--allowed-hosts", "models.internal", "--cors-origins", "https://app.example.org")
-    assert precedent("serve", "--host", "0.0.0.0", *allowed) == 0
+    assert precedent("serve", "--target", str(folders[0]), "--host", "0.0.0.0", *allowed) == 0
     assert served[0]["access"] == AccessRules(("models.internal",), ("https://app.example.org",))
     for wrong in (
         ("--allowed-hosts", "http://x"), ("--cors-origins", "x.org"), ("--cors-origins", "https://x.org/"),
@@ -123,13 +123,18 @@ def test_hosts_and_origins(served: Any, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_cache_has_the_bounds_that_are_given(
-    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    served: Any,
+    folders: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     seen: list[dict[str, Any]] = []
     plain = SpeculationCache.open
     monkeypatch.setattr(SpeculationCache, "open", lambda place, **given: seen.append(given) or plain(place))
+    given = ("serve", "--target", str(folders[0]), "--cache", str(tmp_path / "cache"))
     bounds = ("--max-tenant-bytes", "5000", "--max-age", "60")
-    assert precedent("serve", "--cache", str(tmp_path / "cache"), *bounds, "--max-cache-bytes", "9000") == 0
+    assert precedent(*given, *bounds, "--max-cache-bytes", "9000") == 0
     (given,) = seen
     assert (given["max_bytes"], given["max_tenant_bytes"], given["max_age"]) == (9000, 5000, 60.0)
     assert precedent("serve", "--cache", str(tmp_path / "cache"), "--max-age", "0") == 2
