@@ -347,6 +347,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stop_sequences": ["x"] * 17}, "stop_sequences: stop has 17 texts: at most 16"),
     ({"mcp_servers": [{"url": "http://127.0.0.1:1"}]}, "connect it to the MCP server"),
     ({"container": "x"}, "'container' is not supported: tools run at the client"),
+    ({"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "'thread' is not supported: no conversation is"),
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "nothing is removed"),
     ({"messages": []}, "messages must be a list of at least one message"),
     ({"messages": 7}, "messages: Input should be a valid list"),
@@ -381,9 +382,15 @@ async def test_what_is_not_supported_is_refused_by_name(client: Any, more: dict[
     assert complaint in answer.json()["error"]["message"]
 
 
+async def test_tool_runners_learn_that_they_must_send_the_whole_conversation(client: Any) -> None:
+    refused = await client.post(MESSAGES, json=asked(thread={"type": "create"}))
+    assert refused.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+    assert (await posted(client, thread=None))["content"] == [{"type": "text", "text": "hi"}]
+
+
 def check_error(answer: Any, kind: str) -> None:
     told = answer.json()
-    assert told["error"].keys() == {"type", "message"}
+    assert told["error"].keys() - {"details"} == {"type", "message"}
     assert (told["type"], told["error"]["type"]) == ("error", kind)
     assert told["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
 
