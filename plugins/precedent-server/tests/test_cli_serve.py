@@ -87,6 +87,9 @@ def test_a_folder_of_models_needs_no_named_one(
     pool = served[0]["serving"].models
     assert ([entry.names for entry in pool.entries], list(pool)) == ([["first"], ["second"]], [])
     assert (pool.allowed, pool.max_bytes) == (("ollama:a", "x/*"), 9)
+    assert precedent("serve", "--model-dir", folder, "--target", "smollm2-135m-instruct") == 0
+    assert list(served[1]["models"]) == ["smollm2-135m-instruct"]
+    assert f"serving smollm2-135m-instruct, models of {folder} at" in capsys.readouterr().err
     assert precedent("serve", "--model-dir", folder / "nowhere") == 2
     assert precedent("serve", "--model-dir", folder, "--keep-alive", "-1") == 2
     assert "--keep-alive" in capsys.readouterr().err
