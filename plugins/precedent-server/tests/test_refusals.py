@@ -139,7 +139,8 @@ for place in ("file:///etc/passwd", "http://127.0.0.1:1/x", "/etc/passwd", "data
     # Only texts are read; a test may not open a socket, so one that did would fail.
     for kind in ("image_url", "input_audio", "file"):
         part = {"type": kind, kind: {"url": place, "data": place, "format": "wav", "file_id": place}}
-        REFUSED.append((CHAT, {"messages": [{"role": "user", "content": [part]}]}, "", "only text"))
+        said = f"messages[0].content[0] is of type {kind!r}: only text is read"
+        REFUSED.append((CHAT, {"messages": [{"role": "user", "content": [part]}]}, "messages[0].content[0]", said))
 
 
 @pytest.mark.parametrize(
