@@ -371,7 +371,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL], "tool_choice": {"type": "required"}}, "tool_choice.type: Input should be 'auto'"),
     ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens: Input should be greater than"),
     ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.budget_tokens must be less than max_tokens"),
-    ({"thinking": {"type": "between_tools"}}, "thinking: "),
+    ({"thinking": {"type": "between_tools"}}, "thinking.type: Input should be 'enabled', 'disabled' or 'adaptive'"),
     ({"output_config": {"task_budget": {}}}, "output_config.task_budget: Extra inputs are not permitted"),
 ]  # fmt: skip
 
