@@ -243,7 +243,8 @@ def fits(value: Any, kind: Any, place: str) -> None:
         _read_whole(_adapter(kind).validate_python(value, strict=True))
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        first = min(errors, key=lambda one: -len(one["loc"]))
+        not_meant = {one["loc"][:-1] for one in errors if one["type"] == "literal_error"}  # a union's other members
+        first = min(errors, key=lambda one: (-len(one["loc"]), one["loc"][:-1] in not_meant))
         inside = _path(value, first)
         wrong = dict.fromkeys(one["msg"] for one in (first, *errors) if _path(value, one) == inside)
         said = " or ".join(message.removeprefix(_SHOULD_BE) if n else message for n, message in enumerate(wrong))
