@@ -14,7 +14,7 @@ from precedent.cache import SpeculationCache
 from precedent.engine.engine import Engine
 from precedent_server import running
 from precedent_server.access import AccessRules
-from precedent_server.access_log import AccessFormatter
+from precedent_server.access_log import AccessFormatter, write_logs
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
 
@@ -87,6 +87,9 @@ def test_a_folder_of_models_needs_no_named_one(
     pool = served[0]["serving"].models
     assert ([entry.names for entry in pool.entries], list(pool)) == ([["first"], ["second"]], [])
     assert (pool.allowed, pool.max_bytes) == (("ollama:a", "x/*"), 9)
+    assert precedent("serve", "--model-dir", folder, "--target", "smollm2-135m-instruct") == 0
+    assert list(served[1]["models"]) == ["smollm2-135m-instruct"]
+    assert f"serving smollm2-135m-instruct, models of {folder} at" in capsys.readouterr().err
     assert precedent("serve", "--model-dir", folder / "nowhere") == 2
     assert precedent("serve", "--model-dir", folder, "--keep-alive", "-1") == 2
     assert "--keep-alive" in capsys.readouterr().err
@@ -173,6 +176,17 @@ def test_the_access_log() -> None:
     record = logging.makeLogRecord({"request": LINE})
     assert AccessFormatter(as_json=False).format(record).endswith(" desk GET / 200 0.500s r")
     assert json.loads(AccessFormatter(as_json=True).format(record)).items() >= LINE.items()
+
+
+def test_the_log_tells_which_models_are_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    access, ours = logging.getLogger("precedent.access"), logging.getLogger("precedent_server")
+    for logger, changed in ((logging.root, "handlers"), (access, "handlers"), (access, "propagate"), (ours, "level")):
+        monkeypatch.setattr(logger, changed, type(getattr(logger, changed))())
+    write_logs(as_json=False)
+    logging.getLogger("precedent_server.models").info("loading %s", "a\nb")
+    assert capsys.readouterr().err == "loading a\\nb\n"
 
 
 @pytest.mark.parametrize("as_json", [False, True])

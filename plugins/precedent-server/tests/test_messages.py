@@ -347,29 +347,32 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stop_sequences": ["x"] * 17}, "stop_sequences: stop has 17 texts: at most 16"),
     ({"mcp_servers": [{"url": "http://127.0.0.1:1"}]}, "connect it to the MCP server"),
     ({"container": "x"}, "'container' is not supported: tools run at the client"),
+    ({"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "'thread' is not supported: no conversation is"),
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "nothing is removed"),
     ({"messages": []}, "messages must be a list of at least one message"),
     ({"messages": 7}, "messages: Input should be a valid list"),
-    ({"messages": [said("tool", "x")]}, "messages[0]: Input should be 'user', 'assistant' or 'system'"),
+    ({"messages": [said("tool", "x")]}, "messages[0].role: Input should be 'user', 'assistant' or 'system'"),
     ({"messages": [*HI, said("assistant", "Well,")]}, "messages: the last message is the assistant's"),
     ({"messages": [turn("user", "a", IMAGE)]}, "messages.0.content.1: a block of type 'image' is not supported"),
     ({"messages": [turn("user", {"type": "document"})]}, "messages.0.content.0: a block of type 'document'"),
     ({"messages": [*HI, turn("user", USE)]}, "messages.1.content.0: a block of type 'tool_use'"),
     ({"messages": [turn("user", {**RESULT, "content": [IMAGE]})]}, "0: a block of type 'image' is not supported"),
-    ({"messages": [turn("assistant", {**USE, "input": "x"}), *HI]}, "messages.0.content.0: Input should be a valid d"),
+    ({"messages": [turn("assistant", {**USE, "input": "x"}), *HI]}, "messages.0.content.0.input: Input should be a va"),
     ({"system": [{"type": "image"}]}, "system"),
     ({"tools": [{"type": "web_search_20260318", "name": "x"}]}, "tools.0: a tool of type 'web_search_20260318'"),
     ({"tools": [TOOL, {"type": "bash_20250124", "name": "bash"}]}, "tools.1: a tool of type 'bash_20250124'"),
     ({"tools": [{**TOOL, "input_examples": [{}]}]}, "tools.0: 'input_examples' is not supported"),
     ({"tools": [{**TOOL, "defer_loading": True}]}, "tools.0"),
-    ({"tools": [{"name": "x"}]}, "tools.0: Field required"),
+    ({"messages": [said("user", 7)]}, "messages[0].content: Input should be a valid string or a valid list"),
+    ({"tools": [{"name": "x"}]}, "tools.0.input_schema: Field required"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),
-    ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
-    ({"tools": [TOOL], "tool_choice": {"type": "required"}}, "tool_choice: Input should be 'auto'"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking: Input should be greater than or equal to 1024"),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice names 'other', which is not"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice forces a call, but there are no tools: send some"),
+    ({"tools": [TOOL], "tool_choice": {"type": "required"}}, "tool_choice.type: Input should be 'auto'"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens: Input should be greater than"),
     ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.budget_tokens must be less than max_tokens"),
-    ({"thinking": {"type": "between_tools"}}, "thinking: "),
-    ({"output_config": {"task_budget": {}}}, "output_config: Extra inputs are not permitted"),
+    ({"thinking": {"type": "between_tools"}}, "thinking.type: Input should be 'enabled', 'disabled' or 'adaptive'"),
+    ({"output_config": {"task_budget": {}}}, "output_config.task_budget: Extra inputs are not permitted"),
 ]  # fmt: skip
 
 
@@ -381,9 +384,15 @@ async def test_what_is_not_supported_is_refused_by_name(client: Any, more: dict[
     assert complaint in answer.json()["error"]["message"]
 
 
+async def test_tool_runners_learn_that_they_must_send_the_whole_conversation(client: Any) -> None:
+    refused = await client.post(MESSAGES, json=asked(thread={"type": "create"}))
+    assert refused.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+    assert (await posted(client, thread=None))["content"] == [{"type": "text", "text": "hi"}]
+
+
 def check_error(answer: Any, kind: str) -> None:
     told = answer.json()
-    assert told["error"].keys() == {"type", "message"}
+    assert told["error"].keys() - {"details"} == {"type", "message"}
     assert (told["type"], told["error"]["type"]) == ("error", kind)
     assert told["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
 

@@ -184,8 +184,9 @@ async def test_what_is_named_is_loaded_at_the_start_as_far_as_the_budget_allows(
 
 
 async def test_callers_of_one_model_share_its_load_and_one_that_leaves_does_not_end_it(
-    machine: Any, pooled: Any
+    machine: Any, pooled: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "precedent_server")
     pool = pooled(keep_alive=10)
     await ask(pool, "a")
     machine.open_gate.clear()
@@ -199,6 +200,7 @@ async def test_callers_of_one_model_share_its_load_and_one_that_leaves_does_not_
     machine.now = 1000
     pool.expire()
     assert list(pool) == ["b"]
+    assert caplog.messages == ["loading a", "loading b", "unloading a"]
     for lease in leases:
         lease.__exit__()
     assert pool["b"].engine is machine.engines[1]

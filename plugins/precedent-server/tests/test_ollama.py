@@ -100,7 +100,7 @@ async def test_a_call_that_the_limit_cuts_or_that_is_broken_is_text(serve: Any) 
         assert "tool_calls" not in one["message"]
 
 
-@pytest.mark.parametrize("wanted", ["json", PERSON])
+@pytest.mark.parametrize("wanted", ["json", PERSON, {}])
 @pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": user(ADA)}), (GENERATE, {"prompt": ADA})])
 async def test_a_format_is_enforced(serve: Any, wanted: Any, path: str, body: Any) -> None:
     for script, holds in ((lambda prompt: ADA, True), (lambda prompt: "Ada.", False)):
@@ -156,7 +156,7 @@ async def test_what_ollama_ignores_is_ignored_and_counted(client: Any) -> None:
     others = {"num_ctx": 10**9, "mirostat": "x", "num_gpu": 99, "no_option": {}}
     message = {**user("hi")[0], "name": "Ada", "images": []}
     await asked(client, CHAT, messages=[message], options={**GREEDY, **others}, user="Ada", tool_choice="none")
-    await asked(client, GENERATE, prompt="hi", context=[1, 2])
+    await asked(client, GENERATE, prompt="hi", context=[], shift=True)
     assert client.serving.num_ignored - before == 4 + 1 + 2 + 1
 
 
@@ -238,7 +238,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     (CHAT, HI | {"model": 7}, 400, "model"),
     (CHAT, HI | {"stream": 1}, 400, "stream"),
     (CHAT, HI | {"format": "yaml"}, 400, "format"),
-    (CHAT, HI | {"think": "much"}, 400, "think"),
+    (CHAT, HI | {"think": "much"}, 400, "think: Input should be a valid boolean or 'low', 'medium' or 'high'"),
     (CHAT, HI | {"think": True}, 400, "'scripted' does not support thinking"),
     (CHAT, HI | {"top_logprobs": 21, "logprobs": True}, 400, "top_logprobs"),
     (CHAT, HI | {"tools": [{"type": "web"}]}, 400, "tool of type 'web'"),
@@ -249,6 +249,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": ["x"]}]}, 400, "messages[0]"),
     (GENERATE, {"prompt": "x", "suffix": "y"}, 400, "suffix is not supported"),
     (GENERATE, {"prompt": "x", "template": "{{ .Prompt }}"}, 400, "template is not supported"),
+    (GENERATE, {"prompt": "x", "context": [1, 2]}, 400, "context is not supported: send the conversation to /api/chat"),
     (GENERATE, {"prompt": "x", "images": ["eA=="]}, 400, "images is not supported"),
     (GENERATE, {"prompt": "x", "raw": True, "system": "y"}, 400, "raw mode does not support"),
     (GENERATE, {"prompt": "x", "raw": True, "format": "json"}, 400, "format is not supported with raw"),

@@ -42,6 +42,10 @@ def runs_elsewhere(path: str, kind: str) -> dict[str, Any]:
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"n": 0}, "n", "between 1 and 16"),
     (CHAT, {"functions": []}, "functions", "write tools"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, "response_format", "_format.json_schema: Field required"),
+    (CHAT, {"response_format": {"type": "xml"}}, "response_format", "response_format.type: Input should be 'text' or"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice", "there are no tools: send some"),
+    (RESPONSES, {"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "is not among tools: none"),
     (CHAT, {"tenant": "other"}, "tenant", "API key"),
     (CHAT, {"temperature": "hot"}, "temperature", "number"),
     (CHAT, {"temperature": -1, "stream": True}, "temperature", "temperature"),
@@ -139,7 +143,8 @@ for place in ("file:///etc/passwd", "http://127.0.0.1:1/x", "/etc/passwd", "data
     # Only texts are read; a test may not open a socket, so one that did would fail.
     for kind in ("image_url", "input_audio", "file"):
         part = {"type": kind, kind: {"url": place, "data": place, "format": "wav", "file_id": place}}
-        REFUSED.append((CHAT, {"messages": [{"role": "user", "content": [part]}]}, "", "only text"))
+        said = f"messages[0].content[0] is of type {kind!r}: only text is read"
+        REFUSED.append((CHAT, {"messages": [{"role": "user", "content": [part]}]}, "messages[0].content[0]", said))
 
 
 @pytest.mark.parametrize(

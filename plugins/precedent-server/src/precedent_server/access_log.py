@@ -88,7 +88,10 @@ def _line(scope: Scope, status: int, seconds: float) -> dict[str, Any]:
 
 
 def write_logs(as_json: bool) -> None:
-    """Write a line per request to stderr, as text or JSON; errors and warnings as well unless logging is set up."""
+    """Write a line per request to stderr, as text or JSON.
+
+    Unless logging is set up, also errors, warnings and which models are loaded and unloaded.
+    """
     access, root = (logging.StreamHandler(sys.stderr) for _ in range(2))
     access.setFormatter(AccessFormatter(as_json))
     root.setFormatter(_EscapedFormatter())
@@ -96,6 +99,7 @@ def write_logs(as_json: bool) -> None:
     log.setLevel(logging.INFO)
     if not logging.root.handlers:
         logging.root.addHandler(root)
+        logging.getLogger("precedent_server").setLevel(logging.INFO)
 
 
 def _escaped(text: str) -> str:

@@ -21,7 +21,7 @@ from openai.types.chat import chat_completion_system_message_param as system
 from openai.types.chat import chat_completion_tool_message_param as tool
 from openai.types.chat import chat_completion_user_message_param as user
 from pydantic import FailFast, Field, TypeAdapter, ValidationError
-from pydantic_core import from_json
+from pydantic_core import ErrorDetails, from_json
 
 from precedent.runtime.plain_values import shown
 from precedent_server.errors import ApiError
@@ -242,9 +242,27 @@ def fits(value: Any, kind: Any, place: str) -> None:
     try:
         _read_whole(_adapter(kind).validate_python(value, strict=True))
     except ValidationError as error:
-        first = min(error.errors(include_url=False), key=lambda one: -len(one["loc"]))
-        inside = "".join(f"[{part}]" if isinstance(part, int) else "" for part in first["loc"])
-        raise ApiError(f"{place}{inside}: {first['msg']}", param=place, code="invalid_type") from None
+        errors = error.errors(include_url=False)
+        not_meant = {one["loc"][:-1] for one in errors if one["type"] == "literal_error"}  # a union's other members
+        first = min(errors, key=lambda one: (-len(one["loc"]), one["loc"][:-1] in not_meant))
+        inside = _path(value, first)
+        wrong = dict.fromkeys(one["msg"] for one in (first, *errors) if _path(value, one) == inside)
+        said = " or ".join(message.removeprefix(_SHOULD_BE) if n else message for n, message in enumerate(wrong))
+        raise ApiError(f"{place}{inside}: {said}", param=place, code="invalid_type") from None
+
+
+_SHOULD_BE = "Input should be "
+
+
+def _path(value: Any, error: ErrorDetails) -> str:
+    """Where in a value an error is; pydantic's names of a union's members lead nowhere and are left out."""
+    found = ""
+    for part in error["loc"]:
+        if isinstance(part, int) and isinstance(value, list) and part < len(value):
+            found, value = f"{found}[{part}]", value[part]
+        elif isinstance(part, str) and isinstance(value, dict) and part in value and len(part) <= MOST_NAME:
+            found, value = f"{found}.{part}", value[part]
+    return f"{found}.{error['loc'][-1]}" if error["type"] == "missing" else found
 
 
 def _read_whole(value: Any) -> None:

@@ -88,6 +88,7 @@ def chat_request(
     check_bounds(said, limits)
     messages, num_ignored = read_messages(said["messages"])
     said |= _allowed_tools(said)
+    _check_choice(said)
     settings = {name: said[name] for name in (*_OPENAI, *_OWN) if name in said}
     given = [said[name] for name in ("max_tokens", "max_completion_tokens") if name in said]
     if len(set(given)) > 1:
@@ -164,6 +165,18 @@ def _allowed_tools(said: Mapping[str, Any]) -> dict[str, Any]:
             param="tool_choice",
         )
     return {"tools": [known[name] for name in known if name in allowed], "tool_choice": choice["allowed_tools"]["mode"]}
+
+
+def _check_choice(said: Mapping[str, Any]) -> None:
+    """Raise ApiError for a call that is forced without a tool, or to a tool that is not there."""
+    choice, names = said.get("tool_choice"), [_name_of(tool) for tool in said.get("tools", ())]
+    if choice == "required" and not names:
+        raise ApiError("tool_choice forces a call, but there are no tools: send some", param="tool_choice")
+    if isinstance(choice, dict) and choice["type"] == "function" and (name := _name_of(choice)) not in names:
+        raise ApiError(
+            f"tool_choice names {shown(name)}, which is not among tools: {', '.join(map(str, names)) or 'none'}",
+            param="tool_choice",
+        )
 
 
 def _name_of(tool: Mapping[str, Any]) -> Any:

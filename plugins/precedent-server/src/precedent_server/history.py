@@ -14,8 +14,9 @@ from langchain_core.messages import AIMessage, BaseMessage, InvalidToolCall, con
 from langchain_core.messages.tool import invalid_tool_call
 
 from precedent.langchain.exceptions import input_in_our_words
+from precedent.runtime.plain_values import shown
 from precedent.text.tool_formats.json_text import ARGUMENTS, load_json, seal_of
-from precedent_server.bodies import MESSAGE_KINDS, MOST_MESSAGES, check_most, fits, without_nulls
+from precedent_server.bodies import MESSAGE_KINDS, MOST_MESSAGES, check_most, fits, unsupported, without_nulls
 from precedent_server.errors import ApiError
 
 _READ = {"assistant": ("reasoning_content", "annotations", "speculation", "function_call"), "tool": ("name",)}
@@ -46,6 +47,7 @@ def read_messages(given: Any) -> tuple[list[BaseMessage], int]:
         if isinstance(said["content"], dict):  # an empty one would pass as a list of no parts
             raise ApiError(f"{place}.content must be a text or a list of parts", param=f"{place}.content")
         fits(said, MESSAGE_KINDS[said["role"]], place)
+        _check_parts(said["content"], place)
         with input_in_our_words():
             (read,) = convert_to_messages([said])
         if isinstance(read, AIMessage):
@@ -63,6 +65,14 @@ def _known_part(message: Any, place: str) -> tuple[dict[str, Any], int]:
     said = without_nulls(message) | {"role": role}
     known = {*typing.get_type_hints(MESSAGE_KINDS[role]), *_READ.get(role, ())} - set(_UNREAD)
     return {key: part for key, part in said.items() if key in known}, len(said.keys() - known)
+
+
+def _check_parts(content: Any, place: str) -> None:
+    """Raise ApiError for a part of a content that is no text."""
+    for number, part in enumerate(content if isinstance(content, list) else ()):
+        if part["type"] != "text":
+            where = f"{place}.content[{number}]"
+            raise unsupported(f"{where} is of type {shown(part['type'])}: only text is read", where)
 
 
 def _complete_assistant(said: dict[str, Any]) -> int:

@@ -145,6 +145,7 @@ class Unsupported(TypedDict, total=False):
     inference_geo: Any
     mcp_servers: Any
     speed: Any
+    thread: Any
 
 
 _PROMPT: Mapping[str, Any] = {
@@ -191,6 +192,7 @@ KEYS = replace(
         "container": "tools run at the client",
         "mcp_servers": "tools run at the client: connect it to the MCP server, and send its tools",
         "context_management": "nothing is removed from a conversation: send what the model should read",
+        "thread": "no conversation is kept here: send all of its messages",
     },
 )
 
@@ -229,10 +231,11 @@ class TokensCount(TypedDict):
 
 
 class ErrorDetail(TypedDict):
-    """The kind of an error in Anthropic's words, and what was wrong."""
+    """The kind of an error in Anthropic's words, and what was wrong. Clients read `details` to do without a thread."""
 
     type: str
     message: str
+    details: NotRequired[dict[str, str]]
 
 
 class ErrorBody(TypedDict):
@@ -260,8 +263,10 @@ def error_body(error: ApiError) -> dict[str, Any]:
     param, message = error.error.param, error.error.message
     if param and not message.lstrip("'").startswith(param):
         message = f"{param}: {message}"
-    kind = _ERROR_TYPES.get(error.status, usual)
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": error.request_id}
+    detail: dict[str, Any] = {"type": _ERROR_TYPES.get(error.status, usual), "message": message}
+    if param == "thread":
+        detail["details"] = {"error_code": "thread_unsupported_request"}
+    return {"type": "error", "error": detail, "request_id": error.request_id}
 
 
 def model_info(name: str, length: int | None, created: float) -> dict[str, Any]:

@@ -450,6 +450,7 @@ class ModelPool(Mapping[str, Served]):
         assert self._loader is not None
         size = await self._in_thread(partial(self._loader.size, entry.target), entry)
         self._make_room(entry, size)
+        log.info("loading %s", entry.names[0])
         instance = await self._in_thread(partial(self._open, entry), entry)
         try:
             self._make_room(entry, instance.size)  # files do not always tell what a model takes

@@ -101,6 +101,7 @@ class GenerateBody(_Asking, total=False):
     prompt: str
     system: str
     raw: bool
+    context: list[int]
     suffix: str
     template: str
     images: list[str]
@@ -246,6 +247,8 @@ def generate_asked(body: Mapping[str, Any], limits: ServerLimits) -> Asked:
         raise unsupported("suffix is not supported: a text is only continued", "suffix")
     if said.get("template"):
         raise unsupported("template is not supported: send the whole prompt with raw", "template")
+    if said.get("context"):
+        raise unsupported("context is not supported: send the conversation to /api/chat", "context")
     if not said.get("prompt"):
         return _only_loads(said, _response_of, started, num_ignored)
     if said.get("raw"):
@@ -267,7 +270,7 @@ def _asked(
 ) -> Asked:
     """A request for an answer to a conversation; `chat` holds the keys of its body that are the route's own."""
     sampling, most_tokens = _sampling(said.get("options", {}))
-    if wanted := said.get("format"):
+    if (wanted := said.get("format", "")) != "":
         chat["response_format"] = _format(wanted)
     if said.get("logprobs"):
         chat |= {name: said[name] for name in ("logprobs", "top_logprobs") if name in said}
@@ -284,7 +287,7 @@ def _raw_asked(said: Mapping[str, Any], limits: ServerLimits, started: int, num_
     """A request for a text to be continued as it stands."""
     if said.get("system"):
         raise ApiError("raw mode does not support template, system, or context", param="system")
-    if said.get("format"):
+    if said.get("format", "") != "":
         raise unsupported("format is not supported with raw: leave raw out", "format")
     sampling, most_tokens = _sampling(said.get("options", {}))
     if said.get("logprobs"):

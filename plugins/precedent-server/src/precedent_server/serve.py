@@ -191,12 +191,14 @@ def serve(
     asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     bounds = Bounds(**asked) if asked else None
     progress: Progress = ctx.obj
-    models = named_models(model or ())
-    if target != DEFAULT_TARGET or not (model or model_dir or allow_load):
-        models = models or {served_name(target): target}
+    models, source = named_models(model or ()), ctx.get_parameter_source("target")
+    is_named = source is not None and source.name != "DEFAULT"  # the default target may be named as well
+    if not models and (is_named or not (model_dir or allow_load)):
+        models = {served_name(target): target}
     more = ModelOptions(model_dir, tuple(allow_load or ()), max_model_bytes, keep_alive)
 
-    served = ", ".join(models) or f"models of {model_dir or ', '.join(more.allowed)}"
+    on_demand = [f"models of {place}" for place in (model_dir, *more.allowed) if place is not None]
+    served = ", ".join((*models, *on_demand))
     with hangups_ignored(), opened(
         models, options, limits, more=more, cache=cache, bounds=bounds, keys=keys, access=access, sampling=sampling,
         kept_steps=KEPT_STEPS if inspect else 0, loading=lambda target: progress.show(f"loading {target}"),
