@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from precedent.errors import ModelLoadError
-from precedent.target.load.loading import load_target
+from precedent.target.load.loading import load_target, load_tokenizer
+from precedent.text.prompt import hermes_template, template_for
 from precedent_demo import adapted, adapted_target, block_folder, draft_folder
 from precedent_drafts.block_draft import BlockSettings
 from precedent_drafts.trained import read_settings
@@ -51,6 +52,17 @@ def test_the_adapted_target_computes_what_peft_computes_and_is_merged_once(plain
     assert adapted_target(source) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
     assert adapted_target(trained(tmp_path / "other", seed=2)) not in (folder, plain)
+
+
+def test_the_adapted_target_takes_tools_in_the_format_of_its_training_without_a_warning(
+    plain: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = load_tokenizer(adapted_target(trained(tmp_path / "adapter", seed=1)))
+    caplog.clear()
+    messages = [{"role": "user", "content": "Where is my order?"}]
+    assert template_for(tokenizer, messages, has_tools=True) == hermes_template()
+    assert template_for(tokenizer, messages, has_tools=False) == load_tokenizer(plain).chat_template
+    assert caplog.text == ""
 
 
 def test_a_missing_adapter_and_one_for_another_model_are_refused(plain: Path, tmp_path: Path) -> None:

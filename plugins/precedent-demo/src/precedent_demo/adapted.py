@@ -20,10 +20,11 @@ from precedent.errors import ModelLoadError
 from precedent.runtime.recomputable import computed_folder
 from precedent.target.load.loading import DEMO_TARGET, load_target
 from precedent.target.load.source import PACKAGE, quiet
+from precedent.text.prompt import hermes_template
 
 NAME = "smollm2-135m-order-desk"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-MERGING = 2
+MERGING = 3
 """Increase it when the merged model changes, so that an older one in the user's cache folder is not used."""
 
 _PREFIX = "base_model.model."
@@ -45,6 +46,8 @@ def adapted_target(adapter: Path | None = None) -> Path:
         log.warning("merging the order desk's adapter into %s, once; this takes a few seconds", folder)
         model, tokenizer = load_target(DEMO_TARGET, device="cpu", dtype="bfloat16")
         model.load_state_dict(merged(model.state_dict(), source))
+        # the packaged model's own template takes no tools; the adapter was trained with this one
+        tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": hermes_template()}
         with quiet():
             model.save_pretrained(into)
             tokenizer.save_pretrained(into)
