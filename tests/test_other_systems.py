@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.forked import run
+from helpers.other_systems import run_as_on
 
 PROGRAM = """
 import sys
@@ -34,5 +34,5 @@ print("answered")
 def test_every_module_is_imported_and_a_request_answered_without_what_only_linux_has(
     system: str, tmp_path: Path
 ) -> None:
-    done = run(["-c", PROGRAM, system], cwd=tmp_path, timeout=300)
+    done = run_as_on(system, PROGRAM, tmp_path)
     assert done.stdout == "answered\n", done.stderr[-3000:]

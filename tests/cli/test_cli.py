@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import subprocess
 import sys
@@ -64,15 +62,6 @@ def test_run_asks_in_the_given_template(model: str, tmp_path: Path, capsys: pyte
         assert precedent("run", "hi", "--target", model, *options) == 0
         lengths.append(json.loads(report.read_text())["prompt_tokens"])
     assert lengths == [2, 5]
-
-
-def test_a_stream_whose_encoding_lacks_a_character_gets_a_question_mark(model: str) -> None:
-    """As files on Windows, whose encoding is not UTF-8."""
-    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    with contextlib.redirect_stdout(out):
-        assert precedent("run", "hi", "--target", model, "--show-sources", "--max-tokens", 2) == 0
-    out.seek(0)
-    assert "? " in out.read()  # a square in the colour of each source
 
 
 def test_help_comes_without_loading_torch() -> None:

@@ -10,6 +10,7 @@ import os
 import pkgutil
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -29,6 +30,13 @@ MISSING = {
     },
 }
 """Modules and names of modules that each system lacks."""
+
+
+def run_as_on(system: str, program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program, which calls `import_as_on(sys.argv[1], ...)` first, in a process of its own."""
+    command = [sys.executable, "-W", "ignore", "-c", program, system]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 def import_as_on(system: str, *packages: str) -> int:
