@@ -9,7 +9,6 @@ import mmap
 import os
 import pkgutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,7 +25,6 @@ MISSING = {
         "O_NOFOLLOW",
         mmap: "MADV_HUGEPAGE MADV_DONTNEED MAP_PRIVATE MAP_ANONYMOUS",
         signal: "SIGHUP SIGKILL SIGUSR1 SIGUSR2 SIGALRM",
-        socket: "AF_UNIX",
     },
 }
 """Modules and names of modules that each system lacks."""
