@@ -25,7 +25,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = tuple(PROJECT["optional-dependencies"])
 
-WARM = "import faiss, langchain_core.language_models, numba, sentence_transformers, torch, transformers, typer"
+WARM = "import langchain_core.language_models, numba, sentence_transformers, torch, transformers, typer"
 """Imports what takes long to compile, once for all environments."""
 
 REFUSED = """

@@ -63,6 +63,7 @@ COMMANDS = {
     "server-memory": "bench_server.py --rounds 1 --minutes 20",
     "dialects": "bench_dialects.py",
     "start": "bench_start.py",
+    "install": "bench_install.py",
     "restart": "bench_restart.py",
     "concurrency": "precedent bench --concurrency 4",
     "store": "bench_store.py 1000 10000 100000 1000000",

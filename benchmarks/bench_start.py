@@ -1,9 +1,9 @@
-"""From `precedent serve` to its first answer, in seconds: with empty caches, and a second time.
+"""Seconds of `import precedent`, to a program's answer, and to that of `precedent serve`; with empty caches, and again.
 
     python benchmarks/bench_start.py [--runs 3] [--json FILE]
 
-Each run starts the command with an empty user cache folder, then again with what the first start left there. The first
-request is made with the openai package. Let nothing else run meanwhile.
+Each run starts programs and command with an empty user cache folder each, then again with what the first start left
+there. The first request is made with the openai package. Let nothing else run meanwhile.
 """
 
 from __future__ import annotations
@@ -21,9 +21,26 @@ from typing import Any
 
 from openai import OpenAI
 
-from measuring import options, run
+from measuring import options, run, seconds
 
 COMMAND = "from precedent.cli.app import main; main()"
+
+PROGRAMS = {
+    "import": "import precedent",
+    "program": "import precedent\n"
+    "precedent.ChatPrecedent(model='smollm2-135m-instruct', max_tokens=16).invoke('Hello!')",
+}
+"""Programs that are timed from the start of Python to its end."""
+
+
+def with_caches_in(folder: str) -> dict[str, str]:
+    """This process's environment with another user cache folder."""
+    return {**os.environ, "XDG_CACHE_HOME": folder, "XDG_DATA_HOME": folder}
+
+
+def ended(program: str, environment: Mapping[str, str], folder: str) -> float:
+    """Seconds that a program takes."""
+    return seconds(lambda: subprocess.run([sys.executable, "-c", program], env=environment, cwd=folder, check=True))
 
 
 def started(environment: Mapping[str, str], folder: str) -> dict[str, float]:
@@ -52,10 +69,10 @@ def started(environment: Mapping[str, str], folder: str) -> dict[str, float]:
 def measure(given: Namespace) -> dict[str, dict[str, float]]:
     runs: dict[str, list[dict[str, float]]] = {"first": [], "again": []}
     for _ in range(given.runs):
-        with tempfile.TemporaryDirectory() as folder:
-            environment = {**os.environ, "XDG_CACHE_HOME": folder, "XDG_DATA_HOME": folder}
+        with tempfile.TemporaryDirectory() as ours, tempfile.TemporaryDirectory() as servers:
             for start in runs.values():
-                start.append(started(environment, folder))
+                programs = {name: ended(program, with_caches_in(ours), ours) for name, program in PROGRAMS.items()}
+                start.append(programs | started(with_caches_in(servers), servers))
     return {name: {part: median(one[part] for one in each) for part in each[0]} for name, each in runs.items()}
 
 

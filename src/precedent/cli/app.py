@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
+from io import TextIOWrapper
 from typing import Annotated, NoReturn
 
 import typer
@@ -88,6 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     `arguments` are those after the program's name; by default those of the process.
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the commands show their own progress
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # Windows writes files in encodings that lack what models say
+            stream.reconfigure(errors="replace")
     try:
         status = app(arguments, prog_name="precedent", standalone_mode=False)
     except (PrecedentError, typer.TyperException, OSError) as error:

@@ -19,7 +19,7 @@ from torch import Tensor
 from precedent.errors import ModelLoadError
 from precedent.runtime.recomputable import computed_folder
 from precedent.target.load.loading import DEMO_TARGET, load_target
-from precedent.target.load.source import PACKAGE, quiet
+from precedent.target.load.source import PACKAGE, packaged_file, quiet
 from precedent.text.prompt import hermes_template
 
 NAME = "smollm2-135m-order-desk"
@@ -40,6 +40,7 @@ def adapted_target(adapter: Path | None = None) -> Path:
     source = adapter or Path(str(files("precedent_demo"))) / "models" / "adapter"
     if not (source / WEIGHTS).is_file():
         raise ModelLoadError(f"there is no adapter in {source}: it needs {WEIGHTS} and {CONFIG}")
+    packaged_file()  # raises if the package is not installed
     folder = user_cache_path("precedent") / f"{NAME}-{_identity(source)}"
 
     def merge(into: Path) -> None:
@@ -68,6 +69,7 @@ def packaged_target() -> str:
     """
     from precedent.engine.warm_up import compile_inner_loops
 
+    packaged_file()  # raises before anything is compiled
     with ThreadPoolExecutor(1, "precedent-compile") as pool:
         compiling = pool.submit(compile_inner_loops)
         folder = adapted_target()

@@ -82,7 +82,8 @@ def compared(
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> list[dict[str, Any]]:
     """`step_times` of the same model in several back ends, in turns."""
-    load, timers = os.getloadavg()[0], [StepTimer(target, context) for target in targets]
+    load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None  # not on Windows
+    timers = [StepTimer(target, context) for target in targets]
     for timer in timers:
         for count in rows:  # the first forward pass of a width allocates and may compile
             try:
@@ -101,7 +102,7 @@ def compared(
     here = {
         "instructions": [instruction for instruction in INSTRUCTIONS if FEATURES.get(instruction)],
         "kernels": os.environ.get(KERNELS, "native"),
-        "load": round(load, 2),
+        "load": load,
     }
     return [
         {
@@ -131,7 +132,8 @@ def table(found: dict[str, Any]) -> Table:
     """The printed report."""
     where, one = found["machine"], found["rows"][0]
     title = f"{where['target']}, {where['backend']} · {where['processor']}, "
-    title += f"{where['threads']} threads, load {where['load']}"
+    title += f"{where['threads']} threads"
+    title += "" if where["load"] is None else f", load {where['load']}"
     shown = Table(title=title, box=SIMPLE_HEAD, caption=f"prompts: {found['prefill_tokens_per_second']:.0f} tokens/s")
     for heading in ("rows", "ms", f"against {one['rows']} row" + "s" * (one["rows"] > 1)):
         shown.add_column(heading, justify="right")

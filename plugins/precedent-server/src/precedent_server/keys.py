@@ -13,6 +13,7 @@ import re
 import secrets
 import shlex
 import stat
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,7 +46,7 @@ MOST_PER_MINUTE = 10**12
 PerMinute = Annotated[int, Field(ge=1, le=MOST_PER_MINUTE)]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-_POSIX = os.name == "posix"
+_POSIX = sys.platform != "win32"
 
 
 class MissingFileError(ConfigError):
