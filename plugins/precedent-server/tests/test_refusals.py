@@ -52,6 +52,9 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": [{"role": "user"}]}, "messages[0]", "content"),
     (CHAT, {"messages": [{"role": "user", "content": "x" * 20_000}]}, "messages", "context"),
     (CHAT, {"messages": [{"role": "tool", "content": {}}]}, "messages[0].content", "list of parts"),
+    (CHAT, {"messages": [{"role": "assistant", "content": {}}]}, "messages[0].content", "list of parts"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": {}}]}, "messages[0].tool_calls", "list"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": ""}]}, "messages[0].tool_calls", "list"),
     (
         RESPONSES,
         {"input": [{"role": "user", "content": [{"type": ["text"], "text": "x"}]}]},

@@ -46,6 +46,8 @@ def read_messages(given: Any) -> tuple[list[BaseMessage], int]:
             raise ApiError(f"{place}.content is missing", param=f"{place}.content")
         if isinstance(said["content"], dict):  # an empty one would pass as a list of no parts
             raise ApiError(f"{place}.content must be a text or a list of parts", param=f"{place}.content")
+        if not isinstance(said.get("tool_calls", []), list):
+            raise ApiError(f"{place}.tool_calls must be a list", param=f"{place}.tool_calls")
         fits(said, MESSAGE_KINDS[said["role"]], place)
         _check_parts(said["content"], place)
         with input_in_our_words():
@@ -82,13 +84,14 @@ def _complete_assistant(said: dict[str, Any]) -> int:
         parts = [_text_part(part) for part in said["content"]]
         said["content"] = [part for part in parts if part is not None]
         ignored = parts.count(None)
-    said["content"] = said.get("content") or said.pop("refusal", "")
+    if said.get("content") in (None, "", []):
+        said["content"] = said.get("refusal") or ""
     said.pop("refusal", None)
     called = said.pop("function_call", None)
-    if isinstance(called, dict) and not said.get("tool_calls"):
-        said["tool_calls"] = [{"function": called}]
-    if not said.get("tool_calls"):
+    if said.get("tool_calls") in (None, []):
         said.pop("tool_calls", None)
+        if isinstance(called, dict):
+            said["tool_calls"] = [{"function": called}]
     return ignored
 
 
