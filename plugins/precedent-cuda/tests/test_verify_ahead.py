@@ -376,7 +376,9 @@ def test_sequences_that_cannot_be_verified_leave_the_others_alone(monkeypatch: p
     ]
     trees = [fixed_tree(0), builder.build(), fixed_tree(0), fixed_tree(0)]
     proposals = [Proposal(sequence, tree=tree) for sequence, tree in zip(running, trees, strict=True)]
-    found = verified(proposals, [torch.randn(len(tree) + 1, VOCABULARY) for tree in trees])
+    rows = [torch.randn(len(tree) + 1, VOCABULARY) for tree in trees]
+    rows[1][:, 1] = -100.0  # its draft's token is surely rejected, so its distribution is needed
+    found = verified(proposals, rows)
     assert [each.proposal for each in found] == [proposals[0], proposals[2]]
     assert [sequence.error is None for sequence in running] == [True, False, True, False]
     assert "mode='unknown'" in str(running[3].error)

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import entry_points
 from io import TextIOWrapper
 from typing import Annotated, NoReturn
@@ -92,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the commands show their own progress
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # Windows writes files in encodings that lack what models say
-            stream.reconfigure(errors="replace")
+            with suppress(OSError):  # a file that was replaced by a pipe cannot be told its place
+                stream.reconfigure(errors="replace")
     try:
         status = app(arguments, prog_name="precedent", standalone_mode=False)
     except (PrecedentError, typer.TyperException, OSError) as error:
