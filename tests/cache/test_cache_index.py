@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 
 import numpy as np
@@ -15,10 +14,9 @@ from precedent.errors import CacheError
 from precedent_testing.store_contract import EMBEDDER, completion, unit_vector
 
 
-@pytest.fixture(autouse=True, params=["FAISS", "without FAISS"])
+@pytest.fixture(autouse=True, params=[True, False], ids=["FAISS", "numpy"])
 def library(request, monkeypatch):
-    if request.param == "without FAISS":
-        monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.setattr("precedent.cache.index.USES_FAISS", request.param)
 
 
 def unit_rows(random: np.random.Generator, count: int, dimension: int) -> np.ndarray:

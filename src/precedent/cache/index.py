@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -149,11 +149,12 @@ class _Vectors(Protocol):
         """The `k` largest inner products with `vector`, and the places of these vectors."""
 
 
+USES_FAISS = sys.platform == "linux"
+"""Elsewhere FAISS and torch bring an OpenMP library each, and the second may crash the process."""
+
+
 def _no_vectors(dimension: int) -> _Vectors:
-    if sys.platform == "linux":  # elsewhere FAISS and torch bring an OpenMP library each, and the second may crash
-        with suppress(ImportError):
-            return _InFaiss(importlib.import_module("faiss"), dimension)
-    return _InNumpy(dimension)
+    return _InFaiss(importlib.import_module("faiss"), dimension) if USES_FAISS else _InNumpy(dimension)
 
 
 class _InFaiss:
@@ -177,7 +178,7 @@ class _InFaiss:
 
 
 class _InNumpy:
-    """The same without FAISS, at half its speed or less."""
+    """The same without FAISS, more slowly."""
 
     def __init__(self, dimension: int) -> None:
         self._memory, self._count = np.empty((16, dimension), np.float32), 0
