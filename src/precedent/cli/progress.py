@@ -129,7 +129,8 @@ class _Lines:
         minutes, seconds = divmod(round(now - self._begun), 60)
         elapsed = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
         with suppress(BrokenPipeError):  # nobody reads stderr any more; the work continues
-            print(f"{line} ({elapsed})", file=self._stream, flush=True)
+            self._stream.write(f"{line} ({elapsed})\n")  # at once: `print` would write the line's end on its own
+            self._stream.flush()
 
 
 class _Spinner:
