@@ -80,6 +80,8 @@ async def test_a_conversation_is_described_by_role(client: Any) -> None:
     told = await described(client)
     body = told["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     check(told, {"model": "scripted", "messages": HELLO}, body)
+    called = {"role": "assistant", "tool_calls": [{"function": {"name": "look_up", "arguments": {"number": 1}}}]}
+    check(told, {"model": "scripted", "messages": [*HELLO, called]}, body)
     for wrong in ([], [{"role": "nobody", "content": "Hello?"}], [{"role": "user"}], "Hello?"):
         assert not Draft202012Validator({**body, "components": told["components"]}).is_valid(
             {"model": "scripted", "messages": wrong}

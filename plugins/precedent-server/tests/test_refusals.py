@@ -55,6 +55,10 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": [{"role": "assistant", "content": {}}]}, "messages[0].content", "list of parts"),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": {}}]}, "messages[0].tool_calls", "list"),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": ""}]}, "messages[0].tool_calls", "list"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]}, "messages[0]", "functions"),
+    (CHAT, {"messages": [{"role": "assistant", "function_call": 5}]}, "messages[0].function_call", "object"),
+    (CHAT, {"messages": [{"role": "assistant", "refusal": {}}]}, "messages[0].content", "list of parts"),
+    (CHAT, {"messages": [{"role": "assistant", "content": "x", "refusal": 5}]}, "messages[0]", "string"),
     (
         RESPONSES,
         {"input": [{"role": "user", "content": [{"type": ["text"], "text": "x"}]}]},

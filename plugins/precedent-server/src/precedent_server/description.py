@@ -80,8 +80,22 @@ ROUTES: Mapping[str, Route] = {
 }
 """The routes described. Others are the dashboard's: its page alone asks them, and they change with it."""
 
-_MAY_LACK = {"ChatCompletionToolMessageParam": ("content", "tool_call_id")}
+_CALLED = (
+    "openai__types__chat__chat_completion_message_function_tool_call_param__Function",
+    "openai__types__chat__chat_completion_assistant_message_param__FunctionCall",
+)
+_MAY_LACK = {
+    "ChatCompletionToolMessageParam": ("content", "tool_call_id"),
+    "ChatCompletionMessageFunctionToolCallParam": ("id", "type"),
+    **dict.fromkeys(_CALLED, ("arguments",)),
+}
 """Keys that messages may lack although OpenAI's types require them."""
+
+_ALSO: Mapping[str, Mapping[str, Any]] = {
+    "ChatCompletionAssistantMessageParam": {"audio": {}},
+    **{key: {"arguments": {"type": ["string", "object", "null"]}} for key in _CALLED},
+}
+"""Keys of messages that may be more than OpenAI's types say: what is not read, and what clients make of arguments."""
 
 
 def description(app: FastAPI, serving: Serving) -> dict[str, Any]:
@@ -119,7 +133,7 @@ def _as_read(name: str, schema: dict[str, Any]) -> dict[str, Any]:
         return schema
     required = [key for key in schema.get("required", ()) if key not in _MAY_LACK.get(name, ())]
     properties = {key: one if key in required else _or_null(one) for key, one in schema["properties"].items()}
-    return {**schema, "required": required, "properties": properties}
+    return {**schema, "required": required, "properties": {**properties, **_ALSO.get(name, {})}}
 
 
 def _operation(path: str, schemas: Mapping[Any, Any], models: list[str] | None) -> dict[str, Any]:

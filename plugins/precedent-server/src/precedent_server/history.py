@@ -38,7 +38,7 @@ def read_messages(given: Any) -> tuple[list[BaseMessage], int]:
         num_ignored += ignored
         broken = list[InvalidToolCall]()
         if said["role"] == "assistant":
-            num_ignored += _complete_assistant(said)
+            num_ignored += _complete_assistant(said, place)
             broken = _without_broken_calls(said)
         elif said["role"] == "tool":
             said = {"content": "", "tool_call_id": "", **said}
@@ -46,10 +46,10 @@ def read_messages(given: Any) -> tuple[list[BaseMessage], int]:
             raise ApiError(f"{place}.content is missing", param=f"{place}.content")
         if isinstance(said["content"], dict):  # an empty one would pass as a list of no parts
             raise ApiError(f"{place}.content must be a text or a list of parts", param=f"{place}.content")
-        if not isinstance(said.get("tool_calls", []), list):
-            raise ApiError(f"{place}.tool_calls must be a list", param=f"{place}.tool_calls")
+        _check_calls(said.get("tool_calls", []), f"{place}.tool_calls")
         fits(said, MESSAGE_KINDS[said["role"]], place)
         _check_parts(said["content"], place)
+        said.pop("refusal", None)
         with input_in_our_words():
             (read,) = convert_to_messages([said])
         if isinstance(read, AIMessage):
@@ -77,7 +77,17 @@ def _check_parts(content: Any, place: str) -> None:
             raise unsupported(f"{where} is of type {shown(part['type'])}: only text is read", where)
 
 
-def _complete_assistant(said: dict[str, Any]) -> int:
+def _check_calls(calls: Any, place: str) -> None:
+    """Raise ApiError for calls that are no list, empty ones too, or that call no function."""
+    if not isinstance(calls, list):
+        raise ApiError(f"{place} must be a list", param=place)
+    for number, call in enumerate(calls):
+        kind = call.get("type") if isinstance(call, dict) else None
+        if kind not in ("function", None):
+            raise unsupported(f"{place}[{number}] is of type {shown(kind)}: only functions are called", place)
+
+
+def _complete_assistant(said: dict[str, Any], place: str) -> int:
     """Bring the older and looser forms of an assistant's message into today's; return the number of parts ignored."""
     ignored = 0
     if isinstance(said.get("content"), list):
@@ -85,13 +95,12 @@ def _complete_assistant(said: dict[str, Any]) -> int:
         said["content"] = [part for part in parts if part is not None]
         ignored = parts.count(None)
     if said.get("content") in (None, "", []):
-        said["content"] = said.get("refusal") or ""
-    said.pop("refusal", None)
+        said["content"] = said.get("refusal", "")
     called = said.pop("function_call", None)
+    if called is not None and not isinstance(called, dict):
+        raise ApiError(f"{place}.function_call must be an object", param=f"{place}.function_call")
     if said.get("tool_calls") in (None, []):
-        said.pop("tool_calls", None)
-        if isinstance(called, dict):
-            said["tool_calls"] = [{"function": called}]
+        said["tool_calls"] = [] if called is None else [{"function": called}]
     return ignored
 
 
