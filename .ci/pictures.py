@@ -1,6 +1,6 @@
 """Draws the pictures in `docs/images` that show figures (for `.ci/figures.py`), and the tree of a real step.
 
-    python .ci/pictures.py    # serves the order desk's requests and draws the most telling tree: some minutes
+    python .ci/pictures.py    # serves the order desk and draws its most telling tree, which varies with measured times
 
 Each picture has its own light background, so that it can be read on dark pages as well.
 """
