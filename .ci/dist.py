@@ -15,13 +15,16 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENTS = ROOT / "build" / "dist"
 CONSTRAINTS = ROOT / "constraints.txt"
+LICENCE = "LICENSE"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = tuple(PROJECT["optional-dependencies"])
 
@@ -132,12 +135,26 @@ def run(*command: str | Path, folder: Path = ROOT) -> None:
 
 
 def build(out: Path) -> list[Path]:
-    """Build the sdists, and from each its wheel; returns the wheels."""
+    """Build the sdists, and from each its wheel, with the licence in every one; returns the wheels."""
     shutil.rmtree(out, ignore_errors=True)
     for project in (ROOT, *(path.parent for path in sorted(ROOT.glob("plugins/*/pyproject.toml")))):
         print(f"== building {project.name if project != ROOT else PROJECT['name']}", flush=True)
-        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, project)
+        with _licensed(project):
+            run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, project)
     return sorted(out.glob("*.whl"))
+
+
+@contextmanager
+def _licensed(project: Path) -> Iterator[None]:
+    """Lay the licence into a plugin's folder meanwhile: the build takes what lies there."""
+    if (licence := project / LICENCE).exists():
+        yield
+        return
+    try:
+        shutil.copyfile(ROOT / LICENCE, licence)
+        yield
+    finally:
+        licence.unlink()
 
 
 def outside() -> Path:
@@ -150,9 +167,17 @@ def outside() -> Path:
 
 
 def check(out: Path, wheels: Sequence[Path]) -> None:
-    """Check the metadata of all archives and the contents of the wheels."""
+    """Check the metadata of all archives, and that the wheels hold what they should, the licence too."""
     run(sys.executable, "-m", "twine", "check", "--strict", *sorted(out.iterdir()))
     run(sys.executable, "-m", "check_wheel_contents", *wheels)
+    without = [wheel.name for wheel in wheels if not _holds_licence(wheel)]
+    if without:
+        sys.exit(f"no {LICENCE} in {', '.join(without)}")
+
+
+def _holds_licence(wheel: Path) -> bool:
+    with zipfile.ZipFile(wheel) as archive:
+        return any(name.endswith(f".dist-info/licenses/{LICENCE}") for name in archive.namelist())
 
 
 @dataclass(frozen=True)
