@@ -80,6 +80,7 @@ ROUTES: Mapping[str, Route] = {
 }
 """The routes described. Others are the dashboard's: its page alone asks them, and they change with it."""
 
+DEFINITIONS = "#/components/schemas"
 _CALLED = (
     "openai__types__chat__chat_completion_message_function_tool_call_param__Function",
     "openai__types__chat__chat_completion_assistant_message_param__FunctionCall",
@@ -91,8 +92,17 @@ _MAY_LACK = {
 }
 """Keys that messages may lack although OpenAI's types require them."""
 
+_UNREAD_PART = {"type": "object", "properties": {"type": {"not": {"enum": ["text", None]}}}, "required": ["type"]}
+_PARTS = {
+    "type": "array",
+    "items": {"anyOf": [{"$ref": f"{DEFINITIONS}/ChatCompletionContentPartTextParam"}, _UNREAD_PART, {"type": "null"}]},
+}
 _ALSO: Mapping[str, Mapping[str, Any]] = {
-    "ChatCompletionAssistantMessageParam": {"audio": {}},
+    "ChatCompletionAssistantMessageParam": {
+        "audio": {},
+        "content": {"anyOf": [{"type": "string"}, _PARTS, {"type": "null"}]},
+    },
+    "ChatCompletionToolMessageParam": {"role": {"enum": ["tool", "function"]}},
     **{key: {"arguments": {"type": ["string", "object", "null"]}} for key in _CALLED},
 }
 """Keys of messages that may be more than OpenAI's types say: what is not read, and what clients make of arguments."""
@@ -122,7 +132,7 @@ def _schemas() -> tuple[Mapping[Any, Any], dict[str, Any]]:
         types |= {(path, ANSWER): route.answer, (path, ERROR): route.error}
         types |= {(path, name): kind for name, kind in (route.body.kinds.items() if route.body else ())}
     wanted = [(place, "validation", TypeAdapter(kind)) for place, kind in types.items()]
-    found, shared = TypeAdapter.json_schemas(wanted, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    found, shared = TypeAdapter.json_schemas(wanted, ref_template=f"{DEFINITIONS}/{{model}}")  # type: ignore[arg-type]
     definitions = {name: _as_read(name, schema) for name, schema in shared.get("$defs", {}).items()}
     return {place: schema for (place, _), schema in found.items()}, definitions
 

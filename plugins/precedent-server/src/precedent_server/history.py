@@ -39,6 +39,7 @@ def read_messages(given: Any) -> tuple[list[BaseMessage], int]:
         broken = list[InvalidToolCall]()
         if said["role"] == "assistant":
             num_ignored += _complete_assistant(said, place)
+            _check_calls(said["tool_calls"], f"{place}.tool_calls")
             broken = _without_broken_calls(said)
         elif said["role"] == "tool":
             said = {"content": "", "tool_call_id": "", **said}
@@ -46,7 +47,6 @@ def read_messages(given: Any) -> tuple[list[BaseMessage], int]:
             raise ApiError(f"{place}.content is missing", param=f"{place}.content")
         if isinstance(said["content"], dict):  # an empty one would pass as a list of no parts
             raise ApiError(f"{place}.content must be a text or a list of parts", param=f"{place}.content")
-        _check_calls(said.get("tool_calls", []), f"{place}.tool_calls")
         fits(said, MESSAGE_KINDS[said["role"]], place)
         _check_parts(said["content"], place)
         said.pop("refusal", None)
@@ -97,11 +97,21 @@ def _complete_assistant(said: dict[str, Any], place: str) -> int:
     if said.get("content") in (None, "", []):
         said["content"] = said.get("refusal", "")
     called = said.pop("function_call", None)
-    if called is not None and not isinstance(called, dict):
-        raise ApiError(f"{place}.function_call must be an object", param=f"{place}.function_call")
+    if called is not None:
+        _check_function(called, f"{place}.function_call")
     if said.get("tool_calls") in (None, []):
         said["tool_calls"] = [] if called is None else [{"function": called}]
     return ignored
+
+
+def _check_function(called: Any, place: str) -> None:
+    """Raise ApiError for a `function_call` that is none, also beside the calls that are read in its place."""
+    if not isinstance(called, dict):
+        raise ApiError(f"{place} must be an object", param=place)
+    if not isinstance(called.get("name"), str):
+        raise ApiError(f"{place}.name must be a text", param=f"{place}.name")
+    if not isinstance(called.get("arguments", ""), str | dict):
+        raise ApiError(f"{place}.arguments must be a JSON text or an object", param=f"{place}.arguments")
 
 
 def _text_part(part: Any) -> Any:
@@ -120,7 +130,9 @@ def _without_broken_calls(said: dict[str, Any]) -> list[InvalidToolCall]:
     whole, broken = list[Any](), list[InvalidToolCall]()
     for call in said.pop("tool_calls"):
         function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        if not isinstance(function, dict) or not all(
+            isinstance(name, str) for name in (function.get("name"), call.get("id", ""))
+        ):
             whole.append(call)  # for the check of its type to refuse
             continue
         function = dict(function)
