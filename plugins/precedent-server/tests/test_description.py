@@ -81,7 +81,9 @@ async def test_a_conversation_is_described_by_role(client: Any) -> None:
     body = told["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     check(told, {"model": "scripted", "messages": HELLO}, body)
     called = {"role": "assistant", "tool_calls": [{"function": {"name": "look_up", "arguments": {"number": 1}}}]}
-    check(told, {"model": "scripted", "messages": [*HELLO, called]}, body)
+    parts = {"role": "assistant", "content": [{"type": "refusal"}, {"type": "thinking", "thinking": "Hm."}, None]}
+    result = {"role": "function", "name": "look_up", "content": "sent"}
+    check(told, {"model": "scripted", "messages": [*HELLO, called, parts, result]}, body)
     for wrong in ([], [{"role": "nobody", "content": "Hello?"}], [{"role": "user"}], "Hello?"):
         assert not Draft202012Validator({**body, "components": told["components"]}).is_valid(
             {"model": "scripted", "messages": wrong}

@@ -13,6 +13,7 @@ import pytest
 CHAT, TEXTS, RESPONSES, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 HI = [{"role": "user", "content": "hi"}]
+BROKEN = {"function": {"name": "f", "arguments": "no JSON"}}
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": HI},
     TEXTS: {"prompt": "hi"},
@@ -57,6 +58,20 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": ""}]}, "messages[0].tool_calls", "list"),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]}, "messages[0]", "functions"),
     (CHAT, {"messages": [{"role": "assistant", "function_call": 5}]}, "messages[0].function_call", "object"),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom", **BROKEN}]}]},
+        "messages[0].tool_calls",
+        "functions",
+    ),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"id": 5, **BROKEN}]}]}, "messages[0]", "string"),
+    (CHAT, {"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call.name", "text"),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": 5}}]},
+        "messages[0].function_call.arguments",
+        "JSON text",
+    ),
     (CHAT, {"messages": [{"role": "assistant", "refusal": {}}]}, "messages[0].content", "list of parts"),
     (CHAT, {"messages": [{"role": "assistant", "content": "x", "refusal": 5}]}, "messages[0]", "string"),
     (
