@@ -154,7 +154,7 @@ def _licensed(project: Path) -> Iterator[None]:
         shutil.copyfile(ROOT / LICENCE, licence)
         yield
     finally:
-        licence.unlink()
+        licence.unlink(missing_ok=True)
 
 
 def outside() -> Path:
