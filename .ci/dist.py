@@ -249,12 +249,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     (sdist,) = out.glob("precedent_llm-*.tar.gz")
     (testing,) = out.glob("precedent_testing-*.whl")
     (ray,) = out.glob(f"{WITHOUT_DEPENDENCIES}-*.whl")
+    others = [wheel for wheel in wheels if wheel not in (core, ray)]
     trials = {
         "core": Trial([core], [REFUSED], beside=testing, more=[ANSWERS]),
         "sdist": Trial([sdist], [REFUSED]),
         "outside": Trial([core, outside()], [ANSWERS_OUTSIDE]),
         **{extra: Trial([f"{core}[{extra}]"], [PROMISED]) for extra in EXTRAS},
-        "all": Trial([wheel for wheel in wheels if wheel != ray], [ANSWERS], beside=ray, more=[PROMISED]),
+        "all": Trial([f"{core}[{','.join(EXTRAS)}]", *others], [ANSWERS], beside=ray, more=[PROMISED]),
     }
     for python in given.python:
         environments = Environments(python, out)
