@@ -98,6 +98,12 @@ def test_both_together_take_at_most_two_percent_longer_than_the_better_one(texts
     assert both <= 1.02 * min(alone)
 
 
+@pytest.mark.parametrize("name", ["the memory knows", "the memory comes back soon", "short answers"])
+def test_a_memory_that_mostly_knows_is_not_held_up_by_the_first_probe(name: str) -> None:
+    first = TEXTS[name][:8]
+    assert milliseconds(first, memory=True, draft=True) <= 1.01 * milliseconds(first, memory=True, draft=False)
+
+
 def test_a_draft_model_is_used_for_what_the_memory_does_not_know() -> None:
     """The control: together they are faster than either, where each knows another part."""
     both = milliseconds(TEXTS["they alternate"], memory=True, draft=True)

@@ -50,6 +50,13 @@ def test_free_width_takes_everything_and_dear_width_nothing() -> None:
     assert len(chosen(Planner(curve(w1=10.0, w2=100.0)), proposal)) == 0
 
 
+def test_a_certain_chain_is_taken_to_the_end_where_rows_are_free() -> None:
+    """However deep it is: 32 nodes are the limit."""
+    certain = candidates(*((token - 1 if token else ROOT, token, 0.99) for token in range(40)))
+    depths = chosen(Planner(curve(w1=10.0, w64=10.0)), certain).depths
+    assert max(depths) == 32, "the planner no longer goes as deep as pays"
+
+
 def test_the_choice_is_the_best_of_all_prefixes_of_the_ranking() -> None:
     """Against brute force over all subtrees: no other set of nodes has a higher rate of expected tokens."""
     choose = random.Random(3)

@@ -30,6 +30,15 @@ PROBE_DRAWS = 2
 PROBE_SHARE = 0.01
 """What probes may cost, as a share of the decoding time; the first probe is exempt until it has caught up once."""
 
+FIRST_AFTER = 300
+"""Steps that the first probe beside fixed candidates may wait for: as long as some six of them, it costs 2 %."""
+
+LONG_PROMPT = 256
+"""Missed tokens up to which it does not wait: catching up then takes a step or two."""
+
+MOSTLY_OPEN = 0.75
+"""Recent probability that no fixed candidate is right, from which on it waits no longer."""
+
 PROBE_OPEN = 0.5
 """Smallest probability that no fixed candidate below the root is right, for a step to be used as a probe."""
 
@@ -103,13 +112,16 @@ class Gate:
     """Tracks the cost of one drafter that runs model steps; all times in milliseconds.
 
     `drawing_steps / catch_ups` is the recent number of steps with draws per catching up. `together` is how many
-    requests may draw in the same forwards: each pays a share of a draw, so times are kept per number of requests. A
+    requests may draw in the same forwards: each pays a share of a draw, so times are kept per number of requests.
+    `open_mass` is the recent probability that no fixed candidate came next, over the steps `decided` on. A
     forward for fixed candidates brings `tokens` and `rows` more per unit of open mass.
     """
 
     elapsed: float = 0.0
     spent_on_probes: float = 0.0
     last_probe: float = 0.0
+    decided: int = 0
+    open_mass: float = 0.0
     probe_steps_left: int = PROBE_STEPS
     on_probe: bool = False
     exempt: bool = True
@@ -151,14 +163,19 @@ class Gate:
         """
         return median_low(self._missed)
 
-    def decide(self, wanted: int, open_mass: float = 1.0) -> int:
+    def decide(self, wanted: int, open_mass: float = 1.0, *, beside: bool = False) -> int:
         """How many draws to make if `wanted` seem to pay off (0: none).
 
-        `open_mass` is the probability that no fixed candidate comes next. A probe waits for steps in which a draw can
-        matter: catching up would be wasted where the fixed candidates are right.
+        `open_mass` is the probability that no fixed candidate comes next; `beside` says whether there may be any. A
+        probe waits for steps in which a draw can matter: catching up would be wasted where the fixed candidates are
+        right. Where they mostly are, the first one waits for many steps, unless the prompt is short.
         """
+        self.decided += 1
+        self.open_mass += LEARNED * (open_mass - self.open_mass)
+        waited = self.open_mass >= MOSTLY_OPEN or self.decided > FIRST_AFTER
+        due = waited or not beside or self.behind <= LONG_PROMPT
         affordable = self.spent_on_probes + self.last_probe < PROBE_SHARE * self.elapsed
-        cheap = self.behind <= FAR_BEHIND or self.exempt or affordable
+        cheap = self.behind <= FAR_BEHIND or (due if self.exempt else affordable)
         self.on_probe = self.probe_steps_left > 0 and open_mass >= PROBE_OPEN and cheap
         if self.on_probe:
             self.probe_steps_left -= 1

@@ -126,7 +126,7 @@ class Step(NamedTuple):
 
     `width` and `expected` are the rows and expected tokens of all sequences; `open_mass` is the probability that none
     of the fixed candidates below the root comes next; `most` limits the draws; `prefix` is that of `Limits`, and
-    `calibration` that of the tenant.
+    `calibration` that of the tenant. `beside` says whether any drafter might have proposed fixed candidates.
     """
 
     width: int
@@ -134,6 +134,7 @@ class Step(NamedTuple):
     open_mass: float
     most: int
     calibration: Calibration
+    beside: bool
     prefix: int = 0
 
 
@@ -160,11 +161,11 @@ class Planner:
         plan = self.plan_fixed(candidates, limits)
         choice = plan.choice
         if choice is None:
-            return self._with_draws(plan, draw_sources, 1.0 + limits.tokens_beside, 0.0, limits)
+            return self._with_draws(plan, draw_sources, 1.0 + limits.tokens_beside, 0.0, limits, bool(candidates))
         plan.builder.add_fixed_tree(choice.token_ids.tolist(), choice.parents.tolist(), self.sources_of(plan))
         if limits.one_path and len(plan.builder):  # samples would branch off beside the path
             return plan
-        return self._with_draws(plan, draw_sources, choice.expected, choice.at_root, limits)
+        return self._with_draws(plan, draw_sources, choice.expected, choice.at_root, limits, beside=True)
 
     def plan_fixed(self, candidates: Sequence[Candidates], limits: Limits) -> Plan:
         """Choose the fixed candidates alone; the plan's builder stays empty."""
@@ -258,13 +259,14 @@ class Planner:
         return other if differs and self._probes.affords(loss, float(tried)) else best
 
     def _with_draws(
-        self, plan: Plan, draw_sources: Mapping[str, DrawSource], expected: float, at_root: float, limits: Limits
-    ) -> Plan:
+        self, plan: Plan, draw_sources: Mapping[str, DrawSource], expected: float, at_root: float, limits: Limits,
+        beside: bool,
+    ) -> Plan:  # fmt: skip
         """Decide each source's draws, given the fixed candidates; `expected` includes other sequences' tokens."""
         most = min(limits.max_draws, limits.max_depth)
         width, open_mass = limits.rows_beside + len(plan.builder) + 1, 1.0 - min(at_root, 1.0)
         plan.open_mass = open_mass
-        step = Step(width, expected, open_mass, most, plan.calibration, limits.prefix)
+        step = Step(width, expected, open_mass, most, plan.calibration, beside, limits.prefix)
         for name, source in draw_sources.items():
             number = self._num_draws(name, source, step, limits.requests)
             if number:
@@ -278,7 +280,7 @@ class Planner:
         gate = self._gate(name)
         gate.behind, gate.together = source.behind, requests
         best = self._best_number(name, step, self._time_of_draws(gate))
-        return min(gate.decide(best, step.open_mass), step.most)
+        return min(gate.decide(best, step.open_mass, beside=step.beside), step.most)
 
     def _time_of_draws(self, gate: Gate) -> Callable[[int], float]:
         """Milliseconds of a number of draws under the machine's present load."""
