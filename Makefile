@@ -121,7 +121,7 @@ check: $(VENV)/dev.stamp  ## lint, format, types, the site and the fast tests
 	@echo "== ruff"
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check $(SOURCES)
-	@echo "== mypy: up to a minute the first time"
+	@echo "== mypy: some minutes the first time"
 	@$(BIN)/mypy
 	@echo "== docs"
 	@$(MAKE) --no-print-directory docs

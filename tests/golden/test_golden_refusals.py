@@ -464,7 +464,7 @@ def commands(folders: Path) -> dict[str, list[object]]:
         "serve, model twice": ["serve", "--model", f"a={sound}", "--model", f"a={sound}"],
         "serve, config": ["serve", "--config", folders / "bad.toml"],
         "serve, keys": ["serve", "--api-keys", folders / "nowhere.json"],
-        "serve, draft-device": ["serve", "--target", sound, "--draft-device", "cpu"],
+        "serve, draft-device": ["serve", "--target", sound, "--draft-device", "cpu", "--port", 0],
         "bench, modes": ["bench", "--target", sound, "--modes", "nothing"],
         "bench, draft-device": ["bench", "--target", sound, "--draft-device", "cpu"],
         "replay, nowhere": ["replay", folders / "nowhere.jsonl"],
@@ -491,6 +491,7 @@ def commands(folders: Path) -> dict[str, list[object]]:
     }
 
 
+@pytest.mark.enable_socket
 def test_commands_are_refused_as_recorded(
     golden: Golden, folders: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(Engine, "load", NoEngine)
     monkeypatch.setattr(running, "serve", serve)
+    monkeypatch.setattr(running, "check_port", lambda host, port: None)
     monkeypatch.setattr("precedent_server.models.ChatPrecedent.from_engine", lambda engine, **given: None)
     return found
 
@@ -110,6 +112,19 @@ def test_a_bad_model_is_found_before_the_first_is_loaded(
         Engine.load = before  # type: ignore[method-assign]
     assert not loaded
     assert bad in capsys.readouterr().err
+
+
+@pytest.mark.enable_socket
+def test_a_port_that_is_taken_is_found_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Engine, "load", lambda *_, **__: pytest.fail("the model was loaded"))
+    tiny_causal_lm(vocab_size=300).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert precedent("serve", "--target", tmp_path, "--port", port) == 2
+    assert f"cannot listen on 127.0.0.1 port {port}" in capsys.readouterr().err
 
 
 def test_hosts_and_origins(served: Any, folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

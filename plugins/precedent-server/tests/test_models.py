@@ -297,6 +297,7 @@ async def test_names_that_are_not_served(machine: Any, pooled: Any, tmp_path: Pa
             assert (refused.value.status, refused.value.error.code) == (404, "model_not_found"), name
             assert "secret" not in str(refused.value) or name in str(refused.value)
         assert [entry.names for entry in pool.entries] == [["a"]]
+        assert refused.value.error.message.endswith(f"models: {', '.join(('a', *pool.allowed))}")
     assert not machine.loads
 
 

@@ -81,7 +81,7 @@ def vectors_of(cache: SpeculationCache | None, texts: Sequence[str], dimensions:
         raise ApiError(f"a text of input has more than {MOST_CHARACTERS} characters: split it", param="input")
     if cache is None:
         raise ApiError(
-            "the model is served without a cache, and so without an embedder",
+            "the model is served without a cache, and so without an embedder: start the server with --cache FOLDER",
             status=404, param="model", code="unsupported_value",
         )  # fmt: skip
     embedder = cache.embedder

@@ -308,9 +308,9 @@ class ModelPool(Mapping[str, Served]):
         return self.add(found.name, found.target, origin="allowed", key=found.key)
 
     def _unknown(self, name: str) -> ApiError:
-        names = ", ".join(name for entry in self.entries if entry.origin != "allowed" for name in entry.names)
+        names = [name for entry in self.entries if entry.origin != "allowed" for name in entry.names]
         return ApiError(
-            f"no model {shown(name)} is served here; models: {names}",
+            f"no model {shown(name)} is served here; models: {', '.join((*names, *self.allowed))}",
             status=404, param="model", code="model_not_found",
         )  # fmt: skip
 

@@ -64,6 +64,11 @@ def check_address(host: str, *, has_keys: bool, rules: AccessRules = NO_RULES) -
     log.warning("without --api-keys everybody who reaches %s and sends an allowed host name may use the models", host)
 
 
+def check_port(host: str, port: int) -> None:
+    """Raise ConfigError for an address at which nothing can listen, before models are loaded for it."""
+    _listening(host, port).close()
+
+
 def serve(
     serving: Serving, host: str, port: int, *,
     ready: Callable[[str], object], log_json: bool = False, certificate: Certificate | None = None,

@@ -162,7 +162,7 @@ def serve(
     from precedent_server.access import AccessRules
     from precedent_server.dashboard import KEPT_STEPS
     from precedent_server.keys import KeyFile
-    from precedent_server.running import check_address, hangups_ignored
+    from precedent_server.running import check_address, check_port, hangups_ignored
     from precedent_server.running import serve as serve_until_told
     from precedent_server.serving import ModelOptions, named_models, opened, served_name
     from precedent_server.settings import ServerLimits
@@ -199,6 +199,7 @@ def serve(
 
     on_demand = [f"models of {place}" for place in (model_dir, *more.allowed) if place is not None]
     served = ", ".join((*models, *on_demand))
+    check_port(host, port)
     with hangups_ignored(), opened(
         models, options, limits, more=more, cache=cache, bounds=bounds, keys=keys, access=access, sampling=sampling,
         kept_steps=KEPT_STEPS if inspect else 0, loading=lambda target: progress.show(f"loading {target}"),

@@ -378,10 +378,11 @@ class Training:
             return self._shards(phase, indices, lambda index: texts(author, index))
 
     def _shards(self, phase: str, indices: range, texts: Callable[[int], Sequence[Text]]) -> list[Shard]:
-        """Shards from their files; missing ones are read by the target and saved."""
+        """Shards from their files; missing ones are read by the target and saved. Progress counts texts."""
+        size = self._recipe.chunk_prompts
         for index in indices:
             if not self._path(phase, index).is_file():
-                self._progress(phase, index - indices.start, len(indices), None)
+                self._progress(phase, size * (index - indices.start), size * len(indices), None)
                 self._teacher.shard(texts(index)).save(self._path(phase, index))
         return [Shard.load(self._path(phase, index)) for index in indices]
 
