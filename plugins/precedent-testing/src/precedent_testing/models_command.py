@@ -75,7 +75,7 @@ def _list_local(progress: Progress, context: int | None, json: Path | None) -> N
     progress.show("reading the models' files")
     found = list(local_models(context))
     progress.rest()
-    typer.echo(f"{len(found)} models.\n")
+    typer.echo(f"{len(found)} {'model' if len(found) == 1 else 'models'}.\n")
     typer.echo("| model | size | quantisation | back end | memory |\n|---|---|---|---|---|")
     for one in found:
         memory = "" if one.memory is None else f"{one.memory / 1e9:.2f} GB with {one.context:,} tokens"
