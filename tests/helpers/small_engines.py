@@ -20,7 +20,7 @@ PROMPT = list(b"look up order 17, then order 18, then order 19")
 class AlwaysOpen(Gate):
     """Lets every step draw, whatever it costs."""
 
-    def decide(self, wanted: int, open_mass: float = 1.0) -> int:
+    def decide(self, wanted: int, open_mass: float = 1.0, *, beside: bool = False) -> int:
         """Four draws."""
         return 4
 

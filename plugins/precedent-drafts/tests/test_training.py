@@ -115,7 +115,7 @@ def test_training_raises_acceptance(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "phase", "number"),
     [
-        ("chain", "rollouts", 0), ("chain", "training", 9), ("exit", "answers", 1), ("conditioned", "training", 3),
+        ("chain", "rollouts", 0), ("chain", "training", 9), ("exit", "answers", 8), ("conditioned", "training", 3),
         ("block", "training", 3),
         pytest.param("exit", "training", 6, marks=pytest.mark.exhaustive),
         pytest.param("block without condition", "training", 6, marks=pytest.mark.exhaustive),
