@@ -11,7 +11,7 @@ under another tenant; `adversarial` is ours with a store in which every second t
 pays at the measured time of a step; `free-width` drafts as if a step of 17 tokens cost what one token does, as on most
 GPUs. Tokens per step are tokens / (tokens - accepted).
 
-`suffix` is compiled, which takes a minute, with the environment's programs first in the PATH:
+`suffix` is compiled, by CMake in a minute, with the environment's programs first in the PATH:
 
     PATH="$PWD/.venv-vllm/bin:$PATH" pip install --no-deps --no-build-isolation nanobind==2.9.2
     PATH="$PWD/.venv-vllm/bin:$PATH" pip install --no-deps --no-build-isolation arctic-inference==0.1.1

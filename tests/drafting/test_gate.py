@@ -11,6 +11,7 @@ import pytest
 from precedent.drafters.base import Candidates, DrawSource
 from precedent.planning.calibration import Trust
 from precedent.planning.costs import CostCurve
+from precedent.planning.gate import FIRST_AFTER, LONG_PROMPT, Gate
 from precedent.planning.planner import Limits, Planner
 from precedent.tree import ROOT
 
@@ -102,6 +103,21 @@ def test_both_together_take_at_most_two_percent_longer_than_the_better_one(texts
 def test_a_memory_that_mostly_knows_is_not_held_up_by_the_first_probe(name: str) -> None:
     first = TEXTS[name][:8]
     assert milliseconds(first, memory=True, draft=True) <= 1.01 * milliseconds(first, memory=True, draft=False)
+
+
+@pytest.mark.parametrize(
+    ("behind", "open_mass", "beside", "steps"),
+    [
+        (LONG_PROMPT + 1, 0.6, True, FIRST_AFTER), (LONG_PROMPT + 1, 1.0, True, 27), (LONG_PROMPT, 0.6, True, 0),
+        (10_000, 1.0, False, 0),
+    ],
+)  # fmt: skip
+def test_the_first_probe_waits_only_behind_a_long_prompt_and_not_for_ever(
+    behind: int, open_mass: float, beside: bool, steps: int
+) -> None:
+    gate = Gate(behind=behind)
+    waited = next(step for step in range(1000) if gate.decide(0, open_mass, beside=beside))
+    assert waited == steps
 
 
 def test_a_draft_model_is_used_for_what_the_memory_does_not_know() -> None:

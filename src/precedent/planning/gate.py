@@ -62,7 +62,7 @@ LEAST_OPEN = 0.1
 """Smallest open mass from which a gain is learned; below, the quotient is mostly noise."""
 
 LEARNED = 0.05
-"""Weight of the newest gain, once there are many."""
+"""Weight of the newest gain, once there are many, and of the newest open mass."""
 
 AT_FIRST = 0.24
 """Tokens that a request's trees may lose before any has gained something: 2 % of a dozen."""
@@ -113,15 +113,15 @@ class Gate:
 
     `drawing_steps / catch_ups` is the recent number of steps with draws per catching up. `together` is how many
     requests may draw in the same forwards: each pays a share of a draw, so times are kept per number of requests.
-    `open_mass` is the recent probability that no fixed candidate came next, over the steps `decided` on. A
-    forward for fixed candidates brings `tokens` and `rows` more per unit of open mass.
+    `decided` counts steps, and `usually_open` is their recent open mass. A forward for fixed candidates brings `tokens`
+    and `rows` more per unit of open mass.
     """
 
     elapsed: float = 0.0
     spent_on_probes: float = 0.0
     last_probe: float = 0.0
     decided: int = 0
-    open_mass: float = 0.0
+    usually_open: float = 0.0
     probe_steps_left: int = PROBE_STEPS
     on_probe: bool = False
     exempt: bool = True
@@ -171,8 +171,8 @@ class Gate:
         right. Where they mostly are, the first one waits for many steps, unless the prompt is short.
         """
         self.decided += 1
-        self.open_mass += LEARNED * (open_mass - self.open_mass)
-        waited = self.open_mass >= MOSTLY_OPEN or self.decided > FIRST_AFTER
+        self.usually_open += LEARNED * (open_mass - self.usually_open)
+        waited = self.usually_open >= MOSTLY_OPEN or self.decided > FIRST_AFTER
         due = waited or not beside or self.behind <= LONG_PROMPT
         affordable = self.spent_on_probes + self.last_probe < PROBE_SHARE * self.elapsed
         cheap = self.behind <= FAR_BEHIND or (due if self.exempt else affordable)

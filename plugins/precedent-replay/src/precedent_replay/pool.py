@@ -26,7 +26,6 @@ def embedded(queries: Iterable[str], embedder: Embedder, progress: Callable[[str
         batch = names[begin : begin + EMBEDDED_AT_ONCE]
         vectors.update(zip(batch, embedder.embed(batch), strict=True))
         progress("embedding", len(vectors))
-    progress("replaying", 0)
     return vectors
 
 

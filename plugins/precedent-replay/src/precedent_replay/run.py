@@ -40,6 +40,7 @@ def replay(
     result = Replay(settings, lineup(pool, settings, reader.end_token_id))
     if embedder is not None:
         pool.vectors = embedded(_queries(reader, warm, traces, settings), embedder, progress)
+    progress("replaying", 0)
     for _, turn in _turns(reader, warm):
         pool.add(turn.completion)
     owned: dict[object, set[int]] = defaultdict(set)

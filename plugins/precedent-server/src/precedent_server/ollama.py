@@ -203,10 +203,7 @@ MOST_DURATION = 100
 """Characters of a duration."""
 
 ELSEWHERE: Mapping[str, tuple[str, str]] = {
-    "/api/pull": (
-        "POST",
-        "fetch it with its own program, and start the server with --allow-load or --model",
-    ),
+    "/api/pull": ("POST", "fetch the model with Ollama, and start the server with --allow-load or --model"),
     "/api/push": ("POST", "models are published with the tools of their hub"),
     "/api/create": ("POST", "a model is a folder or a file: `precedent serve --model NAME=TARGET` names it"),
     "/api/copy": ("POST", "one target can have several names: `precedent serve --model NAME=TARGET`"),
