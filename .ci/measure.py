@@ -38,6 +38,7 @@ POOLS = "--warm 24 --measured 12 --modes plain ngram suffix precedent free-width
 COMMANDS = {
     "demo": "precedent demo --full --fresh",
     "untrained": "precedent demo --target smollm2-135m-instruct --requests 16 --fresh",
+    "both": "bench_both.py",
     "run-ahead": "precedent demo --tool-latency 0.4 --fresh",
     "rows": "bench_rows.py",
     "busy": "bench_busy.py",

@@ -279,7 +279,7 @@ class Planner:
         """How many draws to make from a source before the forward."""
         gate = self._gate(name)
         gate.behind, gate.together = source.behind, requests
-        best = self._best_number(name, step, self._time_of_draws(gate))
+        best = self._best_number(name, step, self._time_of_draws(gate)) if gate.measured else 0
         return min(gate.decide(best, step.open_mass, beside=step.beside), step.most)
 
     def _time_of_draws(self, gate: Gate) -> Callable[[int], float]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from math import exp, inf, log, sqrt
@@ -394,8 +394,11 @@ def results_of(bench: Bench, temperature: float, machine: dict[str, Any], warmed
     }
 
 
-def loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, dict[str, str]]:
-    """The model with its caches and engines, the state that earlier demos left, and the draft models' names."""
+def loaded(asked: Asked, progress: Progress, only: Collection[str] = ()) -> tuple[Bench, DemoState, dict[str, str]]:
+    """The model with its caches and engines, the state that earlier demos left, and the draft models' names.
+
+    `only` are the names of the ways to measure, all without any.
+    """
     own = asked.target == ORDER_DESK
     progress.show(f"loading {asked.target}", note="built on the first run" if own else "")
     drafts = {"draft_model": asked.draft_model or (str(draft_folder()) if own else UNTRAINED_DRAFT)}
@@ -424,7 +427,7 @@ def loaded(asked: Asked, progress: Progress) -> tuple[Bench, DemoState, dict[str
     ways = ways_of(asked.temperature, asked.full, "other_draft_model" in models, stored is not None)
     bench = Bench(
         model, tokenizer, asked.target, models["draft_model"], cache,
-        [way for way in ways if not with_actions or way.name in ("plain", "both")],
+        [way for way in ways if not only or way.name in only],
         temperature=asked.temperature, max_tokens=precedent_demo.MAX_TOKENS_PER_TURN,
         other_draft=models.get("other_draft_model"), stored=stored,
     )  # fmt: skip

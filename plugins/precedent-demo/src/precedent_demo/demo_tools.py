@@ -36,7 +36,7 @@ class ToolRun:
 
 def run_with_slow_tools(asked: Asked, progress: Progress, json_file: Path | None) -> None:
     """Warm, measure and show; in float32 unless a precision was asked for, so that every way says the same."""
-    bench, state, _ = loaded(replace(asked, dtype=asked.dtype or "float32"), progress)
+    bench, state, _ = loaded(replace(asked, dtype=asked.dtype or "float32"), progress, ("plain", "both"))
     with closing(bench):
         others, own = (make_requests(name, full=asked.full, seed=0) for name in ("A", "B"))
         latency = asked.tool_latency or 0.0
