@@ -120,6 +120,14 @@ def test_the_first_probe_waits_only_behind_a_long_prompt_and_not_for_ever(
     assert waited == steps
 
 
+def test_probes_in_vain_become_rarer_and_still_find_a_draft_model_that_begins_to_know() -> None:
+    in_vain = TEXTS["nobody knows"] * 4
+    begun, plain = (milliseconds(in_vain, memory=memory, draft=memory) for memory in (True, False))
+    assert plain < begun <= 1.004 * plain
+    drafted = milliseconds(UNKNOWN, memory=False, draft=True)
+    assert milliseconds([*in_vain, *UNKNOWN], memory=True, draft=True) - begun <= 1.6 * drafted
+
+
 def test_a_draft_model_is_used_for_what_the_memory_does_not_know() -> None:
     """The control: together they are faster than either, where each knows another part."""
     both = milliseconds(TEXTS["they alternate"], memory=True, draft=True)

@@ -302,8 +302,13 @@ class Planner:
 
     def _best_number(self, name: str, step: Step, milliseconds: Callable[[int], float]) -> int:
         """The number of draws with the best rate, given their time before the forward and the cost of their rows."""
-        expected = step.expected
-        best, best_rate = 0, MARGIN * expected / self.checked.milliseconds(step.width, step.prefix)
+        expected, alone = step.expected, self.checked.milliseconds(step.width, step.prefix)
+        best, best_rate = 0, MARGIN * expected / alone
+        if all(  # even if every draw were right and its row free; between these two the rate only rises or only falls
+            (expected + step.open_mass * number) / (alone + milliseconds(number)) <= best_rate
+            for number in (1, step.most)
+        ):
+            return 0
         for number, reach in enumerate(self._reaches(name, step.most, step.calibration), start=1):
             expected += step.open_mass * reach * step.calibration.worth**number
             rate = expected / (self.checked.milliseconds(step.width + number, step.prefix) + milliseconds(number))
