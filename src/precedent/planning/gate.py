@@ -6,8 +6,7 @@ whole. What accepted trees gain, later ones may lose again, so good candidates s
 
 `Gate` decides about one drafter that runs a model: measured time and gain decide, and a closed gate can reopen. Whether
 it pays on this machine and this traffic is not known in advance. So it is tried for a few steps at first, and again
-later whenever all probes together cost less than a hundredth of the decoding time, and less than that after some in
-vain.
+later whenever all probes together cost less than a hundredth of the decoding time, or after probes in vain less.
 
 What draws bring is calibrated like any candidate's estimate. What a forward for fixed candidates brings is known only
 afterwards: the expected tokens of the plan with its candidates, less those without, remembered per unit of open mass,
@@ -32,7 +31,7 @@ PROBE_SHARE = 0.01
 """What probes may cost, as a share of the decoding time; the first probe is exempt until it has caught up once."""
 
 MOST_IN_VAIN = 3
-"""Probes that led to no draws, up to which each further one lowers that share."""
+"""Probes in a row without a draw that seemed to pay, up to which each lowers that share further."""
 
 FIRST_AFTER = 300
 """Steps that the first probe beside fixed candidates may wait for: as long as some six of them, it costs 2 %."""
@@ -179,8 +178,8 @@ class Gate:
         self.usually_open += LEARNED * (open_mass - self.usually_open)
         waited = self.usually_open >= MOSTLY_OPEN or self.decided > FIRST_AFTER
         due = waited or not beside or self.behind <= LONG_PROMPT
-        share = PROBE_SHARE / (1 + self.in_vain)
-        affordable = self.spent_on_probes + self.last_probe < share * self.elapsed
+        self.in_vain = 0 if wanted else self.in_vain
+        affordable = self.spent_on_probes + self.last_probe < PROBE_SHARE / (1 + self.in_vain) * self.elapsed
         cheap = self.behind <= FAR_BEHIND or (due if self.exempt else affordable)
         self.on_probe = self.probe_steps_left > 0 and open_mass >= PROBE_OPEN and cheap
         if self.on_probe:
@@ -188,9 +187,7 @@ class Gate:
             return max(PROBE_DRAWS, wanted) if self._each else PROBE_DRAWS
         if self.probe_steps_left:  # the probe waits; an unknown cost of draws must not count as zero
             return wanted if self._each else 0
-        if wanted:
-            self.in_vain = 0
-        elif affordable:
+        if affordable and not wanted:
             self.probe_steps_left, self.last_probe, self.exempt = PROBE_STEPS, 0.0, False
             self.in_vain = min(self.in_vain + 1, MOST_IN_VAIN)
         return wanted
