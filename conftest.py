@@ -33,6 +33,8 @@ if sys.dont_write_bytecode:  # torch and transformers take 11 s to import uncomp
     sys.dont_write_bytecode, sys.pycache_prefix = False, str(CACHE / "bytecode")
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": sys.pycache_prefix}
 
+if "PYTEST_XDIST_WORKER" not in os.environ and not any("gpu" in argument for argument in sys.argv):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # all but the tests of GPUs find the same machine everywhere
 os.environ["HF_HUB_OFFLINE"] = "1"  # a hub that is asked by mistake answers at once instead of retrying
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["LANGSMITH_TRACING"] = "false"

@@ -38,7 +38,7 @@ from precedent.verify import Pending, Verdict, verify
 from precedent_cuda import StaticSettings
 from precedent_cuda.ahead import verify_ahead
 from precedent_cuda.attention import StaticRows, attend, ordered
-from precedent_demo.demo_runs import MEMORY, TENANT, Run, Turn
+from precedent_demo.demo_runs import MEMORY, TENANT, Run, Sample, Turn, speedup_keys
 from precedent_testing.embedders import HashEmbedder
 from precedent_testing.tiny_models import byte_tokenizer, tiny_causal_lm
 
@@ -389,16 +389,22 @@ def demo_pair(setting: Setting) -> Iterator[Row]:
     except ImportError:
         yield {"failed": "the order desk is not installed: pip install ./plugins/precedent-demo"}
         return
-    pair, requests, runs = Pair(setting), make_requests("B")[: 1 if setting.small else 6], dict[str, Run]()
+    pair, requests, runs = Pair(setting), make_requests("B")[: 1 if setting.small else None], dict[str, Run]()
     pair.serve("warming", MEMORY, make_requests("A")[: 1 if setting.small else 12], write_back=True)
+    others = make_requests("A")[12 : 13 if setting.small else 18]
     for name, (drafters, loop) in WAYS.items():
         try:
-            runs[name] = pair.serve(name, drafters, requests, loop=loop)
+            runs[name] = pair.serve(name, drafters, requests, loop=loop, before=others)
             yield pair_row(runs[name], runs.get("plain"))
         except TimeIsUp:
             raise
         except Exception as error:
             yield {"way": name, "failed": failed(error)}
+    samples: dict[str, list[Sample]] = {"cache-only": [], "both": []}
+    for number in range(1 if setting.small else 5):
+        for name in samples if number % 2 else reversed(samples):
+            samples[name] += pair.serve(name, WAYS[name][0], requests, before=others).samples("decode_seconds")
+    yield {"way": "both against the cache alone", **speedup_keys("ratio", samples["both"], samples["cache-only"])}
 
 
 def pair_row(run: Run, plain: Run | None) -> Row:
@@ -433,9 +439,9 @@ class Pair:
 
     def serve(
         self, name: str, drafters: tuple[str, ...], requests: Sequence[Any], *, loop: str | None = None,
-        write_back: bool = False,
+        before: Sequence[Any] = (), write_back: bool = False,
     ) -> Run:  # fmt: skip
-        """Serve requests; unless answers are stored, the first one also beforehand, so that graphs are captured."""
+        """Serve requests, and `before` them others that do not count, so that graphs are captured."""
         from precedent_demo import run_request
 
         run, turns = Run(name), list[Turn]()
@@ -451,11 +457,11 @@ class Pair:
         )
         chat_model = ChatPrecedent.from_engine(engine, max_tokens=self.max_tokens, tenant=TENANT)
         with closing(engine):  # its arena is freed before the next one's is made
-            for number, request in enumerate(requests if write_back else [requests[0], *requests]):
+            for number, request in enumerate([*before, *requests]):
                 self.setting.check_time()
                 turns.clear()
                 solved = run_request(chat_model, request, self.desk).solved_by_model
-                if write_back or number:
+                if number >= len(before):
                     run.solved += solved
                     run.requests.append(list(turns))
         return run

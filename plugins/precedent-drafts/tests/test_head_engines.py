@@ -149,6 +149,22 @@ def test_answers_are_those_of_plain_decoding(
     assert alone.stats.drafted_by_source[head.drafter] > 0
 
 
+@pytest.mark.gpu
+@EACH
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_on_cuda_answers_are_those_of_plain_decoding(name: str, sampling: SamplingParams, tmp_path: Path) -> None:
+    """Concurrent requests of ragged lengths, twice."""
+    head = HEADS[name]
+    prompts = [PROMPT, PROMPT[:9], PROMPT[:1], random_ids(1, 70)]
+    with closing(engine_on(head, tmp_path, head.model(tmp_path).to("cuda"))) as engine:
+        expected = [engine.submit(prompt, sampling, speculation=PLAIN).result().token_ids for prompt in prompts]
+        for _ in range(2):
+            asked = [engine.submit(prompt, sampling, speculation=head.alone) for prompt in prompts]
+            results = [each.result() for each in asked]
+            assert [each.token_ids for each in results] == expected
+            assert all(each.stats.drafted_by_source[head.drafter] > 0 for each in results)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.sampled(3)
 def test_grammars_hold(made: tuple[Head, Engine], temperature: float) -> None:

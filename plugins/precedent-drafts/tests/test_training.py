@@ -95,7 +95,17 @@ def untrained(name: str, target: PreTrainedModel, folder: Path) -> PreTrainedMod
 @pytest.mark.sampled(5)
 def test_training_raises_acceptance(name: str, tmp_path: Path) -> None:
     """Of held-out answers; of a conditioned chain also that of later samples."""
-    target = tiny_target()
+    train_and_compare(name, tiny_target(), tmp_path)
+
+
+@pytest.mark.gpu
+@EACH
+def test_on_cuda_training_raises_acceptance_and_the_draft_drafts(name: str, tmp_path: Path) -> None:
+    train_and_compare(name, tiny_target().to("cuda"), tmp_path)
+    check_that_it_drafts(tiny_target().to("cuda"), tmp_path / "draft")
+
+
+def train_and_compare(name: str, target: PreTrainedModel, tmp_path: Path) -> None:
     measurement = Measurement(target, answered(target))
     plan = Plan(2, 0, 50, rounds=2, rollouts=1) if name == "chain" else Plan(3, 0, 50)
     recipe = replace(RECIPES[name], head_tokens=0, learning_rate=3e-3 if name == "chain" else 1e-2)
@@ -288,8 +298,12 @@ def test_completions_of_one_tenant_are_learned_from(tmp_path: Path) -> None:
 
 def test_a_trained_draft_drafts_for_its_target(folder_of: FolderOf) -> None:
     """Greedy text is plain decoding's, with drafts from the folder, half of the vocabulary out of its reach."""
-    target, texts = tiny_target(), []
-    for draft in (None, folder_of("chain")):
+    check_that_it_drafts(tiny_target(), folder_of("chain"))
+
+
+def check_that_it_drafts(target: PreTrainedModel, folder: Path) -> None:
+    texts = []
+    for draft in (None, folder):
         engine = Engine.load(target, tokenizer=TOKENIZER, draft_model=draft)
         speculation = SpeculationConfig(drafters=("draft-model",))
         result = engine.submit(PROMPTS[0], SamplingParams(max_tokens=20), speculation=speculation).result()

@@ -8,7 +8,7 @@ because a position counts only if those before it were right (DFlash, 2602.06036
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,10 @@ class Blocks:
     before: Tensor
     rows: Tensor
     counts: Tensor
+
+    def to(self, place: torch.device) -> Blocks:
+        """The same on a device."""
+        return Blocks(**{field.name: getattr(self, field.name).to(place) for field in fields(self)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,17 +143,17 @@ class BlockStudent(Student):
         parameters = {weight.data_ptr(): weight for weight in self.draft.parameters()}
         own = {name: parameters[weight.data_ptr()] for name, weight in self.draft.own_weights().items()}
         self.trains(own, recipe.learning_rate)
-        self._place, self._half = target.device.type, target.dtype == torch.bfloat16 and _multiplies_bfloat16(target)
-        self._columns = torch.full((self.draft.inputs.mask_id,), token_ids.numel())
-        self._columns[token_ids] = torch.arange(token_ids.numel())
+        self._place, self._half = target.device, target.dtype == torch.bfloat16 and _multiplies_bfloat16(target)
+        self._columns = torch.full((self.draft.inputs.mask_id,), token_ids.numel(), device=self._place)
+        self._columns[token_ids.to(self._place)] = torch.arange(token_ids.numel(), device=self._place)
 
     def learn(self, lessons: Sequence[Lesson], number: int) -> float:
         """Add the gradient of the mean loss of random blocks of each lesson, and return it."""
         total, filled = 0.0, FILLED if self._recipe.iterations > 1 else 0.0
         for place, lesson in enumerate(lessons):
             random = np.random.default_rng([self._recipe.seed, number, place])
-            blocks = blocks_of(lesson, self.draft, BLOCKS, filled, random)
-            loss = self.loss(lesson, blocks) / len(lessons)
+            blocks = blocks_of(lesson, self.draft, BLOCKS, filled, random).to(self._place)
+            loss = self.loss(lesson.to(self._place), blocks) / len(lessons)
             loss.backward()
             total += float(loss.detach())
         return total
@@ -161,7 +165,7 @@ class BlockStudent(Student):
 
     def loss(self, lesson: Lesson, blocks: Blocks) -> Tensor:
         """The mean loss over the positions that count, weighted by their depth."""
-        with torch.autocast(self._place, torch.bfloat16, enabled=self._half):
+        with torch.autocast(self._place.type, torch.bfloat16, enabled=self._half):
             read = lesson.states.to(self.dtype) if self.draft.settings.reads else lesson.read_ids
             hidden = block_rows(self.draft, read, blocks.tokens, blocks.starts)[:, 1:]
             rows, added = self.draft.head.rows(hidden), self.draft.markov(self._columns[blocks.before])
@@ -174,7 +178,7 @@ class BlockStudent(Student):
         rejected = 0.5 * ((log_probs.exp() - target_probs).abs().sum(-1) + 1.0 - target_probs.sum(-1))
         sure = self.draft.head.confidence(hidden.detach())[..., 0]
         doubt = binary_cross_entropy_with_logits(sure, 1.0 - rejected.detach(), reduction="none")
-        fading = torch.exp(-torch.arange(logits.shape[1], dtype=self.dtype) / FADING)
+        fading = torch.exp(-torch.arange(logits.shape[1], dtype=self.dtype, device=logits.device) / FADING)
         weights = fading * blocks.counts
         mean: Tensor = (weights * (0.5 * crossed + 0.5 * rejected + CONFIDENCE_SHARE * doubt)).sum() / weights.sum()
         return mean
@@ -210,15 +214,16 @@ def block_rows(draft: BlockDraft, states: Tensor, tokens: Tensor, starts: Tensor
     `states` are those of the text, or its token ids, as `BlockDraft.keys_and_values` takes them; block b sees the first
     `starts[b]` of them and its own rows.
     """
-    count, cache = tokens.shape[1], DynamicCache()
+    count, cache, place = tokens.shape[1], DynamicCache(), tokens.device
     for index, pair in enumerate(draft.keys_and_values(states, 0)):
         keys, values = (part.expand(len(tokens), -1, -1, -1) for part in pair)
         cache.update(keys, values, index)
-    seen = torch.cat([torch.arange(len(states)) < starts[:, None], torch.ones(len(starts), count, dtype=torch.bool)], 1)
+    before = torch.arange(len(states), device=place) < starts[:, None]
+    seen = torch.cat([before, before.new_ones(len(starts), count)], 1)
     hidden: Tensor = draft.model(
         inputs_embeds=draft.inputs(tokens),
         attention_mask=seen[:, None, None].expand(-1, -1, count, -1),
-        position_ids=starts[:, None] + torch.arange(count),
+        position_ids=starts[:, None] + torch.arange(count, device=place),
         past_key_values=cache,
         use_cache=True,
     ).last_hidden_state

@@ -10,7 +10,7 @@ import copy
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +153,10 @@ class Lesson:
     hidden: Tensor
     log_total: Tensor
 
+    def to(self, place: torch.device) -> Lesson:
+        """The same on a device."""
+        return replace(self, **{name: getattr(self, name).to(place) for name in PARTS})
+
     @property
     def first(self) -> int:
         """Index of the first token that was read."""
@@ -161,7 +165,7 @@ class Lesson:
     @property
     def read_ids(self) -> Tensor:
         """The token ids that were read, `[num_read]`."""
-        return torch.tensor(self.text.token_ids[self.first : -1])
+        return torch.tensor(self.text.token_ids[self.first : -1], device=self.states.device)
 
     @property
     def anchors(self) -> list[int]:

@@ -142,13 +142,13 @@ class Measurement:
             block, candidates = session.filled(NODES)
             blocks.append(block)
             matched += matched_tokens(candidates, answer[place:])
-            rows.append(probs_of(target.plain_step(slot)[0], self._sampling)[model.token_ids])
+            rows.append(probs_of(target.plain_step(slot)[0], self._sampling).cpu()[model.token_ids])
             target.commit(slot, EMPTY_TREE, (), token)
             session.committed([token])
         for place, block in enumerate(blocks):
             for depth in range(min(len(block.confidence), len(rows) - place)):
                 before = text.token_ids[text.num_context_tokens + place + depth - 1]
-                logits = block.logits[depth] + model.links(before)
+                logits = (block.logits[depth] + model.links(before)).cpu()
                 sums[depth] += torch.minimum(probs_of(logits, self._sampling), rows[place + depth]).sum()
                 counts[depth] += 1
         return matched
