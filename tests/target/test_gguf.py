@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from helpers.packages import hide_packages
 from helpers.saved_models import logits_of
 from hypothesis import given, settings
@@ -351,6 +352,11 @@ def test_what_cannot_be_read_is_refused_by_name(fields: Any, says: str, tmp_path
 def test_a_missing_reader_is_named_before_the_work_starts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)  # as if it were not installed
     assert "needs another package; run: pip install -U gguf" in refused(file)
+
+
+def test_a_transformers_that_reads_such_files_wrongly_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers, "__version__", "5.17.0")
+    assert "needs transformers 5.18 or newer" in refused(file)
 
 
 @pytest.fixture(scope="module")

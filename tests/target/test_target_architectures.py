@@ -165,7 +165,10 @@ def test_a_model_that_gets_a_tree_wrong_is_refused() -> None:
 def test_the_examination_sees_what_should_be_hidden(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rows that see their siblings are noticed in every precision: single paths then, or a word about rounding."""
+    """Rows that see their siblings are noticed in every precision: single paths then, or a word about rounding.
+
+    In bfloat16 the processor decides which, by how much its plain forwards round.
+    """
     model = tiny_causal_lm("llama", dtype=dtype, **settings_of("llama"))
     TargetModel(model)
     assert caplog.records == []
@@ -173,8 +176,8 @@ def test_the_examination_sees_what_should_be_hidden(
         "precedent.target.kv.rows.within", lambda rows, _: torch.ones((len(rows), len(rows)), dtype=torch.bool)
     )
     target = TargetModel(model)
-    assert ("a scored tree is" if dtype == torch.bfloat16 else "a tree is") in caplog.text
-    assert target.one_path == (dtype != torch.bfloat16)
+    assert target.one_path or dtype == torch.bfloat16
+    assert ("a tree is" if target.one_path else "a scored tree is") in caplog.text
 
 
 @pytest.mark.parametrize(

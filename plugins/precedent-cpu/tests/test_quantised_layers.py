@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from statistics import median
 from typing import Any
 
 import pytest
@@ -100,12 +101,14 @@ def test_bitwise_is_proven_at_load(name: str) -> None:
 
 @torch.inference_mode()
 def test_accurate_layers_are_near_those_without_kernels() -> None:
-    """A hundred times nearer than with inputs of eight bits."""
-    exact = model_of("llama").double()
-    ids = torch.tensor([[(7 * number + number // 5) % 256 for number in range(40)]])
-    expected, errors = exact(ids).logits, []
-    for name in ("llama", "accurate"):
-        target = target_of(name)
-        target.prefill(slot := target.new_slot(), ids[0].tolist())
-        errors.append(float((target.plain_step(slot)[0] - expected[0, -1]).norm() / expected[0, -1].norm()))
-    assert errors[1] < errors[0] / 100
+    """A hundred times nearer than with inputs of eight bits, in the median: a random model magnifies some errors."""
+    exact, errors = model_of("llama").double(), dict[str, list[float]]()
+    for stride in (7, 5, 11):
+        ids = torch.tensor([[(stride * number + number // 5) % 256 for number in range(40)]])
+        expected = exact(ids).logits[0, -1]
+        for name in ("llama", "accurate"):
+            target = target_of(name)
+            target.prefill(slot := target.new_slot(), ids[0].tolist())
+            error = (target.plain_step(slot)[0] - expected).norm() / expected.norm()
+            errors.setdefault(name, []).append(float(error))
+    assert median(errors["accurate"]) < median(errors["llama"]) / 100

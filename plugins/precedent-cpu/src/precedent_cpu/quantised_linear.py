@@ -216,7 +216,7 @@ def shapes_of_experts(module: Any) -> dict[str, tuple[int, int, int]] | None:
     Experts with biases, or whose gate is not an activation of one half times the other, are of another kind.
     """
     how = [getattr(module, name, None) for name in ("has_gate", "is_concatenated", "is_transposed", "has_bias")]
-    if how != [True, True, False, False] or module.has_post_expert_norm:
+    if how != [True, True, False, False] or getattr(module, "has_post_expert_norm", False):  # not of older versions
         return None
     if type(module)._apply_gate.__name__ != "_default_apply_gate":
         return None
