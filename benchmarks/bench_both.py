@@ -4,7 +4,7 @@
 
 The ways alternate within every run, and each takes the lead in half of the requests. Every run has new engines.
 With 8 requests, as in `make demo`, a run ends before the draft model's first trial beside memory is due
-(`precedent.planning.gate.FIRST_AFTER` steps); with 20 it does not.
+(`precedent.planning.gate.FIRST_AFTER` steps); with 50 it does not.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def test_the_first_probe_waits_only_behind_a_long_prompt_and_not_for_ever(
     behind: int, open_mass: float, beside: bool, steps: int
 ) -> None:
     gate = Gate(behind=behind)
-    waited = next(step for step in range(1000) if gate.decide(0, open_mass, beside=beside))
+    waited = next(step for step in range(2 * FIRST_AFTER) if gate.decide(0, open_mass, beside=beside))
     assert waited == steps
 
 

@@ -33,8 +33,8 @@ PROBE_SHARE = 0.01
 MOST_IN_VAIN = 3
 """Probes in a row without a draw that seemed to pay, up to which each lowers that share further."""
 
-FIRST_AFTER = 300
-"""Steps that the first probe beside fixed candidates may wait for: as long as some six of them, it costs 2 %."""
+FIRST_AFTER = 1000
+"""Steps that the first probe beside fixed candidates may wait for: as long as some ten of them, it costs 1 %."""
 
 LONG_PROMPT = 256
 """Missed tokens up to which it does not wait: catching up then takes a step or two."""
