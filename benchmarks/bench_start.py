@@ -34,8 +34,9 @@ PROGRAMS = {
 
 
 def with_caches_in(folder: str) -> dict[str, str]:
-    """This process's environment with another user cache folder."""
-    return {**os.environ, "XDG_CACHE_HOME": folder, "XDG_DATA_HOME": folder}
+    """This process's environment with other folders for all that a start leaves, compiled Python and kernels too."""
+    left = ("XDG_CACHE_HOME", "XDG_DATA_HOME", "NUMBA_CACHE_DIR", "PYTHONPYCACHEPREFIX")
+    return {**os.environ, **dict.fromkeys(left, folder), "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def ended(program: str, environment: Mapping[str, str], folder: str) -> float:

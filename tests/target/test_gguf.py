@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 import transformers
@@ -352,6 +353,12 @@ def test_what_cannot_be_read_is_refused_by_name(fields: Any, says: str, tmp_path
 def test_a_missing_reader_is_named_before_the_work_starts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)  # as if it were not installed
     assert "needs another package; run: pip install -U gguf" in refused(file)
+
+
+def test_headers_are_not_read_by_the_slow_reader(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes ten seconds for a real vocabulary, each time a config or tokenizer is read."""
+    monkeypatch.delattr(gguf.GGUFReader, "__init__")
+    assert load_target(file)[1].vocab_size > 0
 
 
 def test_a_transformers_that_reads_such_files_wrongly_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
