@@ -2,9 +2,8 @@
 
     python benchmarks/bench_both.py [--requests 8] [--runs 10] [--warming 16] [--json FILE]
 
-The ways alternate within every run, and each takes the lead in half of the requests. Every run has new engines.
-With 8 requests, as in `make demo`, a run ends before the draft model's first trial beside memory is due
-(`precedent.planning.gate.FIRST_AFTER` steps); with 50 it does not.
+The ways alternate within every run, and each takes the lead in half of the requests. Every run has new engines, and
+ends before the draft model's first trial beside memory is due (`precedent.planning.gate.FIRST_AFTER` steps).
 """
 
 from __future__ import annotations
@@ -32,6 +31,8 @@ def one_run(number: int, given: Namespace) -> tuple[dict[str, Any], dict[str, li
         requests=None, fresh=False, tool_latency=None,
     )  # fmt: skip
     others, own = (make_requests(name, full=False, seed=0) for name in ("A", "B"))
+    if given.requests > len(own):
+        sys.exit(f"--requests: there are {len(own)}")
     bench, state, _ = loaded(asked, Progress(), WAYS)
     with closing(bench):
         warm(bench, state, others[: given.warming], Progress())

@@ -178,7 +178,8 @@ class Gate:
         self.usually_open += LEARNED * (open_mass - self.usually_open)
         waited = self.usually_open >= MOSTLY_OPEN or self.decided > FIRST_AFTER
         due = waited or not beside or self.behind <= LONG_PROMPT
-        self.in_vain = 0 if wanted else self.in_vain
+        if wanted:
+            self.in_vain = 0
         affordable = self.spent_on_probes + self.last_probe < PROBE_SHARE / (1 + self.in_vain) * self.elapsed
         cheap = self.behind <= FAR_BEHIND or (due if self.exempt else affordable)
         self.on_probe = self.probe_steps_left > 0 and open_mass >= PROBE_OPEN and cheap

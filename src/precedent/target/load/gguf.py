@@ -469,7 +469,7 @@ def _tokenizer_in(content: GgufFile) -> PreTrainedTokenizerBase:
 
 
 def check_reader(name: str) -> None:
-    """Raise ModelLoadError where the package is missing that knows the names of tensors."""
+    """Raise ModelLoadError where the package that knows the names of tensors is missing, or transformers is too old."""
     if importlib.util.find_spec("gguf") is None:
         raise ModelLoadError(f"{name} needs another package; run: pip install -U gguf")
     if transformers.__version__.startswith("5.17."):
