@@ -23,6 +23,7 @@ MODULES = (
     "precedent.engine",
     "precedent.cache",
     "precedent.drafters",
+    "precedent.planning",
     "precedent.grammar",
     "precedent_engines",
     "precedent.target.contract",

@@ -6,6 +6,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,13 @@ from typer.testing import CliRunner
 
 from precedent.cache import Completion
 from precedent.cli.app import app
+from precedent.decoding.loop import DecodeLoop
+from precedent.drafters import Candidates
 from precedent.drafters.matching.token_index import TokenIndex, reversed_context
 from precedent.errors import ConfigError, PromptError
 from precedent.pages.colours import SOURCES
+from precedent.planning import Limits, Plan, Planner
+from precedent.planning.costs import CostCurve
 from precedent.runtime.machine_load import BUSY_SHARE
 from precedent.text.traces import read_trajectories
 from precedent.tree import TreeBuilder, chain
@@ -372,6 +377,30 @@ def test_with_one_path_no_contender_branches() -> None:
     assert min(longest.values()) >= 2
 
 
+class TwoPlanner(Planner):
+    """Plans at most two nodes."""
+
+    def plan_fixed(self, candidates: Sequence[Candidates], limits: Limits) -> Plan:
+        return super().plan_fixed(candidates, replace(limits, max_nodes=2))
+
+
+class TwoLoop(DecodeLoop):
+    @classmethod
+    def planner(cls, cost: CostCurve) -> Planner:
+        return TwoPlanner(cost)
+
+
+def test_a_loop_of_another_package_plans_all_our_trees(names: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precedent.decoding.loop.load_plugin", lambda group, name: {"two": TwoLoop}.get(name))
+    usual, found = rows(names, pool="online"), found_in(names, pool="online", loop="two", ablate=("recall",))
+    two = {row["name"]: row for row in found["drafters"]}
+    for name in ("recall", "prompt", "recall+prompt", "without recall"):
+        assert 0.0 < two[name]["draft_tokens_per_step"] <= 2.0
+    assert usual["recall+prompt"]["draft_tokens_per_step"] > 2.0
+    assert usual["suffix"]["tokens_per_step"] == two["suffix"]["tokens_per_step"]
+    assert found["settings"]["loop"] == "two"
+
+
 def test_the_accepted_path_is_the_longest_along_the_answer() -> None:
     """An end token in the tree is accepted like any other; nothing behind it can be."""
     assert accepted_path(chain([1, 2, 3]), [1, 2, 3]) == [0, 1, 2]
@@ -433,6 +462,8 @@ def test_every_idea_can_be_left_out_and_costs_where_it_counts(names: Path) -> No
         ({"baselines": ("eagle",)}, "no further baseline 'eagle'"),
         ({"pool": "sea"}, "no pool 'sea'"),
         ({"alphas": (0.0,)}, "alpha"),
+        ({"loop": "four"}, "loop='four' is not installed"),
+        ({"loop": "four", "ablate": ("recall", "trust")}, "trust cannot be left out of the planner of loop 'four'"),
     ],
 )
 def test_what_does_not_exist_is_refused_by_name(settings: dict[str, Any], names_it: str) -> None:

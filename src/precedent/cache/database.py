@@ -139,6 +139,11 @@ class _Connection(sqlite3.Connection):
         super().close()
         _OPEN.discard(self)
 
+    def __del__(self) -> None:
+        """Close what nobody closed: Python 3.13 and newer warn of it otherwise, wherever it is collected."""
+        with contextlib.suppress(sqlite3.ProgrammingError):  # it was never opened
+            self.close()
+
 
 _OPEN: weakref.WeakSet[_Connection] = weakref.WeakSet()
 _OPEN_BEFORE_FORK: set[tuple[int, int]] = set()

@@ -2,3 +2,7 @@
 
 Numbers in, a plan out: does not load torch and calls no model.
 """
+
+from precedent.planning.planner import Limits, Plan, Planner
+
+__all__ = ["Limits", "Plan", "Planner"]

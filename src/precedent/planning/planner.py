@@ -168,7 +168,10 @@ class Planner:
         return self._with_draws(plan, draw_sources, choice.expected, choice.at_root, limits, beside=True)
 
     def plan_fixed(self, candidates: Sequence[Candidates], limits: Limits) -> Plan:
-        """Choose the fixed candidates alone; the plan's builder stays empty."""
+        """Choose the fixed candidates alone, of what each drafter proposed; the plan's builder stays empty.
+
+        Their estimates are the drafters' own: given that the parent is accepted, before calibration and trust.
+        """
         proposals = [proposal for proposal in candidates if len(proposal)]
         plan = Plan(trust=limits.trust, calibration=self.calibrations.of(limits.tenant))
         if proposals and limits.max_nodes > 0:

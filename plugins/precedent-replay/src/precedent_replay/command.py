@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from precedent.cli.options import DEFAULT_TARGET, DeviceOption, DtypeOption, HtmlOption, JsonOption, write_json
+from precedent.cli.options import (
+    DEFAULT_TARGET,
+    DeviceOption,
+    DtypeOption,
+    HtmlOption,
+    JsonOption,
+    LoopOption,
+    write_json,
+)
 from precedent.cli.progress import Progress
 from precedent.errors import ConfigError
 
@@ -46,6 +54,7 @@ def replay(
         bool, typer.Option("--one-path", help="One path instead of a tree, as behind vLLM and llama.cpp.")
     ] = False,
     drafters: Annotated[str, typer.Option(help="Drafters to combine, separated by commas.")] = "recall,prompt",
+    loop: LoopOption = None,
     baselines: Annotated[
         str | None,
         typer.Option(help="Baselines beyond prompt-lookup and suffix: suffix-tree, sglang, adapld. Default: all."),
@@ -115,7 +124,7 @@ def replay(
     """Replay recorded chats: treat each recorded answer as the target's output and measure every drafter set on it."""
     progress: Progress = ctx.obj
     if actions:
-        if warm or html or target or ablate or groups:
+        if warm or html or target or ablate or groups or loop:
             raise ConfigError(
                 "--actions takes logs, --pool, --allow, --tool-seconds, --model-seconds, --embedder, --json"
             )
@@ -151,6 +160,7 @@ def replay(
         baselines=_listed("--baselines", baselines) if baselines else None,
         ablate=(*(names if len(names) > 1 else ()), *IDEAS) if without == ("all",) else without,
         one_path=one_path,
+        loop=loop,
     )
     shown = ShownTurns(MOST_SHOWN_TURNS if html else 0)
     loaded = load_tokenizer(tokenizer or target or DEFAULT_TARGET)

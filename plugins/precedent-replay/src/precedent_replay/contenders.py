@@ -14,10 +14,10 @@ from precedent.drafters.base import DrawSource
 from precedent.drafters.matching.alignment import Trail
 from precedent.drafters.recall.drafter import RecallDrafter, RecallSession
 from precedent.drafters.sessions import match_budget
+from precedent.planning import Limits, Plan, Planner
 from precedent.planning.calibration import Calibration, Trust
 from precedent.planning.choose import Choice
 from precedent.planning.costs import CostCurve
-from precedent.planning.planner import Limits, Plan, Planner
 from precedent.runtime.background import AtOnce
 from precedent.runtime.compiled import Floats, Int32s
 from precedent.tree import ROOT, CandidateTree
@@ -187,7 +187,8 @@ class _Ours:
         drafters = [drafter for drafter in found if drafter is not None]
         if not drafters:
             return []
-        planner = _PLANNERS.get(without, Planner)(CostCurve.through(self._settings.times(curve)))
+        made = _PLANNERS.get(without) or self._settings.planner_kind()
+        planner = made(CostCurve.through(self._settings.times(curve)))
         name = f"without {without}" if without else "+".join(drafter.name for drafter in drafters)
         label, one_path = self.label(name, budget, curve), self._settings.one_path
         drafted = Drafted(label, drafters, planner, budget, self._end_id, one_path)
@@ -288,4 +289,4 @@ class _BelievingPlanner(Planner):
 
 
 _PLANNERS: dict[str, type[Planner]] = {"calibration": _FixedPlanner, "trust": _BelievingPlanner}
-"""The planner without an idea, if it is not `Planner`."""
+"""The planner without an idea of `IDEAS_OF_PLANNER`."""

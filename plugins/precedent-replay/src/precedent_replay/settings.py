@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from precedent.errors import ConfigError
+from precedent.planning import Planner
 from precedent.planning.costs import WIDTHS, CostCurve
 from precedent.runtime.compiled import Floats
 from precedent.runtime.machine_load import OtherPrograms
@@ -43,6 +44,8 @@ IDEAS = {
     "trust": "no per-request trust: a source's record within a request does not count",
 }
 """What can be left out besides a whole drafter, which is given by name."""
+
+IDEAS_OF_PLANNER = ("calibration", "trust")
 
 ROUNDS = 4
 """Every round times each width, and the best time counts, because the first forward passes of a process are slower."""
@@ -94,8 +97,9 @@ class Settings:
     `groups` restricts which turns are measured, not which are remembered. `baselines` are those besides `prompt-lookup`
     and `suffix`; None takes all. All drafters together are planned for each of `curves`; single
     drafters and ablations are planned for the first. With `measured`, the curve "measured" can be named too. With
-    `one_path`, every contender proposes a single path, as for an engine that verifies no trees. Raises ConfigError for
-    names that do not exist.
+    `one_path`, every contender proposes a single path, as for an engine that verifies no trees. `loop` names an
+    installed package's decode loop, whose planner plans in place of the built-in one. Raises ConfigError for names that
+    do not exist.
     """
 
     pool: str = "online"
@@ -109,12 +113,17 @@ class Settings:
     ablate: tuple[str, ...] = ()
     measured: MeasuredSteps | None = None
     one_path: bool = False
+    loop: str | None = None
 
     def __post_init__(self) -> None:
         known("pool", [self.pool], POOLS)
         known("cost curve", self.curves, (*CURVES, *([MEASURED] if self.measured else [])))
         known("further baseline", self.baselines or (), FURTHER_BASELINES)
         known("part to leave out", self.ablate, (*IDEAS, *self.drafters))
+        of_planner = [idea for idea in self.ablate if idea in IDEAS_OF_PLANNER]
+        if self.loop is not None and of_planner:
+            raise ConfigError(f"{' and '.join(of_planner)} cannot be left out of the planner of loop {self.loop!r}")
+        self.planner_kind()
         if not self.budgets or min(self.budgets) < 1:
             raise ConfigError(f"a budget of {min(self.budgets, default=0)} nodes drafts nothing: give at least 1")
         if not self.alphas or min(self.alphas) <= 0:
@@ -128,7 +137,16 @@ class Settings:
             "curves": {name: self.times(name) for name in self.curves},
             "groups": len(self.groups),
             "measured": self.measured.as_dict() if self.measured else None,
+            "loop": self.loop,
         }
+
+    def planner_kind(self) -> Callable[[CostCurve], Planner]:
+        """What makes the planner."""
+        if self.loop is None:
+            return Planner
+        from precedent.decoding.loop import loop_class  # here: it loads torch
+
+        return loop_class(self.loop).planner
 
     def times(self, curve: str) -> Mapping[int, float]:
         """Time of a step by its width in tokens, relative to a step of one token."""
