@@ -191,6 +191,9 @@ def test_the_page_lists_every_key_of_every_kind_of_answer(precedent_engine: Any)
     first, *others = ChatPrecedent.from_engine(precedent_engine(["on its way"])).stream("where is it?")
     streamed = sum(others, first).response_metadata["speculation"]
     assert min(answered["estimated_speedup"], streamed["estimated_speedup"]) > 0
+    assert told(num_steps=9, plain_seconds=0.9, decode_seconds=1.0)["estimated_speedup"] == 1.0
+    assert told(num_steps=9, num_drafts=1, plain_seconds=0.9, decode_seconds=1.0)["estimated_speedup"] == 0.9
+    assert told(num_steps=9, decode_seconds=1.0)["estimated_speedup"] is None
 
 
 # Texts

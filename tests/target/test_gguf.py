@@ -260,6 +260,7 @@ def test_settings_of_transformers_that_a_file_cannot_have_are_refused(file: Path
     assert load_target(file, model_kwargs={"attn_implementation": "eager"})[0].config._attn_implementation == "eager"
     with pytest.raises(ConfigError, match="model_kwargs cannot hold 'quantization_config' for a GGUF file"):
         load_target(file, model_kwargs={"quantization_config": {}})
+    assert is_tiny(load_target(file, model_kwargs={"device_map": "cpu"})[0])
     with pytest.raises(UnsupportedError, match="a GGUF file is loaded to one device"):
         load_target(file, model_kwargs={"device_map": {"": "cpu"}})
 

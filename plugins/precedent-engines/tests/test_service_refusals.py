@@ -31,7 +31,7 @@ LONG = "x" * 1_000_000
         (PromptError, "must be token ids", {"prompt_ids": [1, 2.5]}),
         (PromptError, "the prompt's ids hold -4", {"prompt_ids": [1, -4]}),
         (PromptError, "the prompt's ids hold 2147483648", {"prompt_ids": [2**31]}),
-        (ContextOverflowError, "the prompt has 64 tokens, the context holds 64", {"prompt_ids": [1] * 64}),
+        (ContextOverflowError, "the prompt is too long: 64 tokens, the context holds 64", {"prompt_ids": [1] * 64}),
         (ContextOverflowError, "the prediction has 63 tokens.*room for 62", {"prediction": [1] * 63}),
         (ContextOverflowError, "the prediction has 1000000 characters", {"prediction": LONG}),
         (PromptError, "the prediction's ids must be token ids", {"prediction": [None]}),

@@ -124,7 +124,9 @@ class GenerationStats:
 
     @property
     def estimated_speedup(self) -> float | None:
-        """Speed relative to plain steps, by their measured cost; None if none was measured."""
+        """Speed relative to plain steps, by their measured cost: None if none was measured, 1 if all were plain."""
+        if self.plain_seconds and not self.num_drafts:
+            return 1.0
         return self.plain_seconds / self.decode_seconds if self.plain_seconds and self.decode_seconds else None
 
     def as_dict(self) -> dict[str, Any]:

@@ -72,8 +72,8 @@ def checked_prompt(prompt_ids: Sequence[int], target: Target) -> tuple[int, ...]
     if not length:
         raise PromptError("the prompt is empty: give at least one token")
     if length > target.context_length or target.most_answer_tokens(length) < 1:
-        raise ContextOverflowError(
-            f"the prompt has {length} tokens, the model's context holds {target.context_length}: "
+        raise ContextOverflowError(  # LangChain's clients know the error by its first words
+            f"the prompt is too long: {length} tokens, the model's context holds {target.context_length}: "
             "shorten the conversation or the tool results"
         )
     prompt = checked_ids("prompt_ids", prompt_ids, expected, error=PromptError)

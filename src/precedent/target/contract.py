@@ -275,7 +275,7 @@ class Target(ABC):
             raise PromptError("the prompt is empty: give at least one token")
         if len(prompt_ids) >= self.context_length:
             raise ContextOverflowError(
-                f"the prompt has {len(prompt_ids)} tokens, the model's context holds {self.context_length}: "
+                f"the prompt is too long: {len(prompt_ids)} tokens, the model's context holds {self.context_length}: "
                 "shorten the conversation or the tool results"
             )
         reused = self.rewind(slot, common_prefix(slot.token_ids, prompt_ids[:-1]))

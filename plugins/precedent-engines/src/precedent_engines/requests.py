@@ -71,7 +71,7 @@ def room_after(num_tokens: int, context_length: int | None) -> int | None:
         return None
     if num_tokens >= context_length:
         raise ContextOverflowError(
-            f"the prompt has {num_tokens} tokens, the context holds {context_length}: no answer fits"
+            f"the prompt is too long: {num_tokens} tokens, the context holds {context_length}: no answer fits"
         )
     return context_length - num_tokens
 

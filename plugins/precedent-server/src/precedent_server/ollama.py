@@ -510,9 +510,9 @@ class LineWriter:
             "done_reason": result.finish_reason,
             **self._durations(),
             "prompt_eval_count": result.prompt_tokens,
-            "prompt_eval_duration": _nanoseconds(stats.first_token_seconds - stats.queue_seconds),
+            "prompt_eval_duration": _nanoseconds(stats.prefill_seconds),
             "eval_count": len(result.token_ids),
-            "eval_duration": _nanoseconds(stats.total_seconds - stats.first_token_seconds),
+            "eval_duration": _nanoseconds(stats.decode_seconds),
             "speculation": speculation_of([answer]),
         }
 

@@ -60,6 +60,25 @@ def test_text_and_thoughts_come_with_all_figures(way: str) -> None:
     assert "logprobs" not in message.response_metadata
 
 
+@pytest.mark.parametrize("way", ["stream", "astream"])
+@pytest.mark.parametrize("written", ["", "{", '{"number": "10', '{"number": "\\', '{"number": "1042"}'])
+def test_a_streamed_call_that_was_cut_is_no_call(way: str, written: str) -> None:
+    """LangChain would complete its arguments, and an agent run it. Only a whole one is a call."""
+    begun = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"number": "7"}'}}
+    open_ = {**begun, "id": "call_2", "function": {"name": "look_up", "arguments": ""}}
+    pieces: list[Any] = [{"index": 0, **begun}, {"index": 1, **open_}]
+    pieces += ({"index": 1, "function": {"arguments": letter}} for letter in written)
+    server = FakeServer(({**HELLO, **STREAMED, "tools": [LOOK_UP], "tool_choice": "required"}, chunks(
+        *({"tool_calls": [piece]} for piece in pieces), finish_reason="length"
+    )))  # fmt: skip
+    message = WAYS[way](server.client().bind_tools([look_up], tool_choice="any"), "hello")
+    whole = written.endswith("}")
+    assert [call["args"] for call in message.tool_calls] == [{"number": "7"}, {"number": "1042"}][: 1 + whole]
+    assert [call["id"] for call in message.invalid_tool_calls] == ["call_2"][whole:]
+    if not whole:
+        assert str(message.invalid_tool_calls[0]["args"]).startswith(written)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_calls_come_whole_and_in_pieces(way: str) -> None:
     arguments = ['{"number": "1042"}', '{"number": "7"}']

@@ -34,10 +34,10 @@ def models(
     ] = None,
     json: JsonOption = None,
 ) -> None:
-    """Build a tiny random model of each architecture, score random trees with it and compare with plain forwards.
+    """List the models on this machine (--local), or try architectures on tiny random models.
 
-    Prints a table in Markdown. The exit status is 1 if one crashed or computed something else; a refusal, which names
-    its reason, is no failure. With --local, list the models on this machine instead.
+    Random trees are scored and compared with plain forwards. Prints a table in Markdown. The exit status is 1 if one
+    crashed or computed something else; a refusal, which names its reason, is no failure.
     """
     if [bool(model_types), sweep, local].count(True) != 1 or (context and not local):
         raise typer.BadParameter("give some model types, or --sweep for all of them, or --local [--context N]")

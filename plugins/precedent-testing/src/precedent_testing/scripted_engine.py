@@ -133,7 +133,9 @@ class ScriptedEngine:
         """
         LISTENER.check(self.tokenizer, prompt_ids)
         if len(prompt_ids) >= self.context_length:
-            raise ContextOverflowError(f"the prompt has {len(prompt_ids)} tokens, the context {self.context_length}")
+            raise ContextOverflowError(
+                f"the prompt is too long: {len(prompt_ids)} tokens, the context {self.context_length}"
+            )
         prompt = str(self.tokenizer.decode(list(prompt_ids)))
         request = ScriptedRequest(prompt=prompt, prompt_ids=tuple(prompt_ids), sampling=sampling, **asked)
         self.requests.append(request)

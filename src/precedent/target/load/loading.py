@@ -60,6 +60,9 @@ DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 QUANTIZATIONS = ("int8", "int4")
 """What `quantization` may be: eight bits with a scale for 32 inputs, or four bits with a scale and a minimum."""
 
+TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"
+"""The name under which a tokenizer of transformers notes that it has warned of a long text."""
+
 OURS = {
     "dtype": "give dtype= itself",
     "torch_dtype": "give dtype= itself",
@@ -110,8 +113,10 @@ def load_target(
     if device == "auto":
         device = None
         settings.setdefault("device_map", "auto")
-    place = device_named(device)
     source = find_source(name_or_path, settings)
+    if source.file is not None and device is None and is_device(settings.get("device_map")):
+        device = settings.pop("device_map")
+    place = device_named(device)
     stored, adapter = source.stored, source.adapter
     if stored is not None:
         say_what_is_kept(str(name_or_path), stored)
@@ -270,6 +275,7 @@ def _load_tokenizer(source: Source, template: str | None = None) -> PreTrainedTo
         tokenizer.chat_template = refusing_template(stored.name, stored.template)
     if stored is not None and stored.system:
         tokenizer.default_system_message = stored.system
+    getattr(tokenizer, "deprecation_warnings", {})[TOO_LONG] = True  # warned of already: we refuse such a prompt
     return tokenizer
 
 
@@ -356,6 +362,11 @@ def _load_model(
     if method is not None:
         say_if_dense(ready, method, place)
     return ready
+
+
+def is_device(places: Any) -> bool:
+    """Whether a `device_map` is the name of one device."""
+    return isinstance(places, str) and places.partition(":")[0] in ("cpu", "cuda")
 
 
 def device_named(device: str | None, name: str = "device") -> torch.device:

@@ -84,7 +84,7 @@ class EncoderDecoderTarget(TargetModel):
             raise PromptError("the prompt is empty: give at least one token")
         if len(prompt_ids) > self.context_length:
             raise ContextOverflowError(
-                f"the prompt has {len(prompt_ids)} tokens, the encoder reads {self.context_length}: shorten it"
+                f"the prompt is too long: {len(prompt_ids)} tokens, the encoder reads {self.context_length}: shorten it"
             )
         self.rewind(slot, 0)
         slot.kv.cross, slot.pending = (), NOTHING_PENDING

@@ -6,15 +6,17 @@ Its HTTP clients know only what they are told: `openai` would take keys and head
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import openai
 from langchain_core.language_models import ModelProfile
 from langchain_core.language_models.base import LanguageModelInput
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import Field, SecretStr, model_validator
@@ -25,6 +27,7 @@ from precedent.langchain.chat_calls import ChatCalls
 from precedent.langchain.exceptions import of_both_kinds, settings_in_our_words
 from precedent.langchain.messages import media_of
 from precedent.runtime.plain_values import shown
+from precedent.text.tool_formats.json_text import ARGUMENTS, seal_of
 from precedent_server.client.names import CLIENTS, call_settings, fields_of
 from precedent_server.client.request import plain_speculation, request_fields, template_texts, wire_messages
 
@@ -215,6 +218,46 @@ class ChatPrecedentServer(ChatCalls, BaseChatOpenAI):  # type: ignore[misc]  # t
             choices = chunk.get("choices") or [{"delta": {}}]
             _complete(made.message, chunk, choices[0]["delta"])
         return made
+
+    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
+        calls = _StreamedCalls()
+        return map(calls.seen, super()._stream(*args, **kwargs))
+
+    async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+        calls = _StreamedCalls()
+        async for chunk in super()._astream(*args, **kwargs):
+            yield calls.seen(chunk)
+
+
+class _StreamedCalls:
+    """The pieces of a stream's calls; marks one that `max_tokens` cut, which LangChain would complete by itself."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._arguments = ""
+
+    def seen(self, chunk: ChatGenerationChunk) -> ChatGenerationChunk:
+        """The chunk; the one with which the answer was cut seals the call that is open."""
+        message = chunk.message
+        if not isinstance(message, AIMessageChunk):
+            return chunk
+        for piece in message.tool_call_chunks:
+            if piece["index"] != self._last:
+                self._last, self._arguments = piece["index"], ""
+            self._arguments += piece["args"] or ""
+        was_cut = (chunk.generation_info or {}).get("finish_reason") == "length"
+        if was_cut and self._last is not None and not _is_json(self._arguments):
+            seal = tool_call_chunk(args=seal_of(self._arguments, ARGUMENTS), index=self._last)
+            message.tool_call_chunks = [*message.tool_call_chunks, seal]
+        return chunk
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _complete(message: BaseMessage, answer: Mapping[str, Any], said: Mapping[str, Any]) -> None:
