@@ -107,7 +107,7 @@ def check_length(tokenizer: PreTrainedTokenizerBase, text: str, context_length: 
     while length < len(text):
         if len(tokenizer.encode(text[:length], add_special_tokens=False)) > CUT * context_length:
             raise ContextOverflowError(
-                f"the prompt is too long: {len(text)} characters and more than {context_length} tokens, which is what the "
-                "model's context holds: shorten the conversation or the tool results"
+                f"the prompt is too long: {len(text)} characters and more than {context_length} tokens, which is what "
+                "the model's context holds: shorten the conversation or the tool results"
             )
         length *= 2
