@@ -14,7 +14,6 @@ from typing import Any
 import gguf
 import pytest
 import torch
-import transformers
 from helpers.packages import hide_packages
 from helpers.saved_models import logits_of
 from hypothesis import given, settings
@@ -363,7 +362,7 @@ def test_headers_are_not_read_by_the_slow_reader(file: Path, monkeypatch: pytest
 
 
 def test_a_transformers_that_reads_such_files_wrongly_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers, "__version__", "5.17.0")
+    monkeypatch.setattr("precedent.target.load.gguf.transformers.__version__", "5.17.0")
     assert "needs transformers 5.18 or newer" in refused(file)
 
 

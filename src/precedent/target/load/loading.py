@@ -113,10 +113,10 @@ def load_target(
     if device == "auto":
         device = None
         settings.setdefault("device_map", "auto")
+    place = device_named(device)
     source = find_source(name_or_path, settings)
     if source.file is not None and device is None and is_device(settings.get("device_map")):
-        device = settings.pop("device_map")
-    place = device_named(device)
+        place = device_named(settings.pop("device_map"), "device_map")
     stored, adapter = source.stored, source.adapter
     if stored is not None:
         say_what_is_kept(str(name_or_path), stored)
