@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from precedent.errors import PromptError
+from precedent.text.tool_formats.json_text import is_json
 
 Message = dict[str, Any]
 
@@ -79,7 +80,7 @@ def _records(path: Path, skip: Skip | None) -> Iterator[dict[str, Any]]:
     with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                if line.rstrip().endswith(TORN_MARK) or (not line.endswith("\n") and not _is_json(line)):
+                if line.rstrip().endswith(TORN_MARK) or (not line.endswith("\n") and not is_json(line)):
                     torn = f"{path} line {number} is torn and was left out"
                     if skip is None:
                         warnings.warn(torn, stacklevel=2)
@@ -91,14 +92,6 @@ def _records(path: Path, skip: Skip | None) -> Iterator[dict[str, Any]]:
                 if skip is None:
                     raise
                 skip(error)
-
-
-def _is_json(line: str) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
 
 
 @contextmanager

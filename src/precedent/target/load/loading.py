@@ -115,7 +115,7 @@ def load_target(
         settings.setdefault("device_map", "auto")
     place = device_named(device)
     source = find_source(name_or_path, settings)
-    if source.file is not None and device is None and is_device(settings.get("device_map")):
+    if source.file is not None and device is None and _is_device(settings.get("device_map")):
         place = device_named(settings.pop("device_map"), "device_map")
     stored, adapter = source.stored, source.adapter
     if stored is not None:
@@ -364,7 +364,7 @@ def _load_model(
     return ready
 
 
-def is_device(places: Any) -> bool:
+def _is_device(places: Any) -> bool:
     """Whether a `device_map` is the name of one device."""
     return isinstance(places, str) and places.partition(":")[0] in ("cpu", "cuda")
 

@@ -73,6 +73,15 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+def is_json(text: str) -> bool:
+    """Whether a text is whole JSON."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
 def seal_of(text: str, mark: str) -> str:
     """The seal to append to a broken call; `mark` is ARGUMENTS for the text after its name, WHOLE for all of it."""
     scanner, open_brackets = JsonScanner(), [""]

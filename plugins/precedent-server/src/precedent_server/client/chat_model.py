@@ -6,7 +6,6 @@ Its HTTP clients know only what they are told: `openai` would take keys and head
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
@@ -27,7 +26,7 @@ from precedent.langchain.chat_calls import ChatCalls
 from precedent.langchain.exceptions import of_both_kinds, settings_in_our_words
 from precedent.langchain.messages import media_of
 from precedent.runtime.plain_values import shown
-from precedent.text.tool_formats.json_text import ARGUMENTS, seal_of
+from precedent.text.tool_formats.json_text import ARGUMENTS, is_json, seal_of
 from precedent_server.client.names import CLIENTS, call_settings, fields_of
 from precedent_server.client.request import plain_speculation, request_fields, template_texts, wire_messages
 
@@ -246,18 +245,10 @@ class _StreamedCalls:
                 self._last, self._arguments = piece["index"], ""
             self._arguments += piece["args"] or ""
         was_cut = (chunk.generation_info or {}).get("finish_reason") == "length"
-        if was_cut and self._last is not None and not _is_json(self._arguments):
+        if was_cut and self._last is not None and not is_json(self._arguments):
             seal = tool_call_chunk(args=seal_of(self._arguments, ARGUMENTS), index=self._last)
             message.tool_call_chunks = [*message.tool_call_chunks, seal]
         return chunk
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _complete(message: BaseMessage, answer: Mapping[str, Any], said: Mapping[str, Any]) -> None:
