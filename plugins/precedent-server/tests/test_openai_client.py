@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from langchain_core.exceptions import ContextOverflowError
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, pydantic_function_tool
 from pydantic import BaseModel
 
+from precedent_server.client import ChatPrecedentServer
 from precedent_server.keys import KeyFile, add_key
 from precedent_server.settings import ServerLimits
 
@@ -256,6 +258,10 @@ async def test_a_failed_request_says_nothing_about_the_process(client: Any, open
     with pytest.raises(BadRequestError) as caught:
         await chat(openai, "x" * 100_000)
     assert caught.value.code == "context_length_exceeded"
+    assert "prompt is too long" in caught.value.message  # by which langchain-openai and langchain-anthropic know it
+    llm = ChatPrecedentServer(model="scripted", base_url="http://127.0.0.1:8000", http_async_client=client)
+    with pytest.raises(ContextOverflowError):
+        await llm.ainvoke("x" * 100_000)
 
 
 async def ids_of(client: Any, headers: Any = None, **more: Any) -> list[str]:
