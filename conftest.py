@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 import sys
@@ -47,6 +48,7 @@ os.environ.setdefault(
 
 os.environ.setdefault("NUMBA_BOUNDSCHECK", "1")  # compiled loops check their indices here, at some cost
 os.environ.setdefault("NUMBA_CACHE_DIR", str(CACHE / "numba"))
+logging.getLogger("precedent.runtime.compiled").setLevel(logging.ERROR)  # who compiles first is not what a test asks
 
 gc.disable()  # until all is imported and collected, of which nothing is garbage
 

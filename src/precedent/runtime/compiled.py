@@ -1,8 +1,8 @@
 """Compiles the inner loops of drafting: plain Python functions on numpy arrays, which numba compiles on first call.
 
-The machine code is kept on disk beside the source (or in the user's cache folder), so only the first process waits a
-few seconds. Each file carries a checksum, because damaged machine code would crash the process: whatever is wrong with
-a file, the function is compiled again. `NUMBA_BOUNDSCHECK=1` checks every index; the tests set it.
+The machine code is kept on disk beside the source (or in the user's cache folder), so only the first process waits, and
+says so. Each file carries a checksum, because damaged machine code would crash the process: whatever is wrong with a
+file, the function is compiled again. `NUMBA_BOUNDSCHECK=1` checks every index; the tests set it.
 """
 
 from __future__ import annotations
@@ -69,6 +69,11 @@ def _version(package: str) -> str:
     return f"{numba.__version__} {hashlib.blake2b(b''.join(texts), digest_size=8).hexdigest()}"
 
 
+@cache
+def _say_that_it_takes_long() -> None:
+    log.warning("compiling kernels for this processor: once, up to three minutes")
+
+
 def _cache_of(function: Callable[..., Any], otherwise: Any) -> Any:
     try:
         return _Kept(function)
@@ -88,13 +93,16 @@ class _Kept(FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The machine code; None if it is not there, or the files are not sound."""
+        code = None
         try:
-            return super().load_overload(sig, target_context)
+            code = super().load_overload(sig, target_context)
         except Exception as problem:
             log.info("compiling %s again: its files in %s cannot be used: %s", self._name, self.cache_path, problem)
             with suppress(OSError):
                 self.flush()
-            return None
+        if code is None:
+            _say_that_it_takes_long()
+        return code
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep machine code, if the folder can be written."""
