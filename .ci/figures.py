@@ -64,6 +64,9 @@ class Cells(string.Formatter):
         return str(text).replace("-", "−", text[:1] == "-")
 
 
+COUNTED = re.compile(r"bench_replay\.sh|bench_branches\.py|precedent replay")
+"""What only counts tokens, which no machine changes."""
+
 CELLS = Cells()
 
 
@@ -112,7 +115,8 @@ def rendered(template: str, files: Mapping[str, File], used: dict[str, File]) ->
             lines.append(CELLS.vformat(line, (), {name: file.figures for name, file in own.items()}))
     used |= own
     commands = typed([file.typed for file in own.values()]) if "command" not in template else []
-    places = [file.place for file in own.values() if "label" not in template]
+    timed = [file for file in own.values() if not COUNTED.search(file.typed)]
+    places = [file.place for file in timed if "label" not in template]
     parts = (commands, [file.date for file in own.values()], places)
     source = ", ".join(" and ".join(dict.fromkeys(part)) for part in parts if part)
     return "\n" + "\n".join(lines) + (f"\n\n{source}.\n\n" if lines[0].startswith("|") else f" ({source}).\n\n")

@@ -149,7 +149,7 @@ def step(measured: dict[str, Any]) -> str:
 
 
 DRAWN: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    "rows.svg": ("gguf-amx", rows),
+    "rows.svg": ("gguf-avx512-bf16", rows),
     "filling.svg": ("filling", filling),
     "step.svg": ("steps", step),
 }
