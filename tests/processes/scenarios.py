@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numba.core.registry import CPUDispatcher
 
 import precedent
 from precedent.cache import Completion, SentenceTransformerEmbedder, SpeculationCache, embedder
@@ -488,6 +489,26 @@ def a_spawned_process_loads_its_own() -> None:
     process.join()
     assert process.exitcode == 0
     assert results.get() == expected
+
+
+def kernels() -> dict[str, int]:
+    """For how many kinds of arguments each of our functions was compiled."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("precedent")]
+    found = [part for module in modules for part in vars(module).values() if isinstance(part, CPUDispatcher)]
+    return {f"{part.__module__}.{part.__name__}": len(part.signatures) for part in found if part.signatures}
+
+
+def no_request_waits_for_a_compiler() -> None:
+    """Whatever a request brings and whichever drafters propose, what runs was compiled before the first."""
+    answer, before = "the order of ten red shoes goes to Lisbon", kernels()
+    engine = scripted_model_engine(lambda prompt: answer, cache=opened(), draft_model=True)
+    for temperature in (0.0, 0.7):
+        for _ in range(3):
+            for brought in ({}, {"prediction": answer}, {"templates": [answer, "the order is lost"]}):
+                prompt = engine.tokenizer.encode(f"{answer}. {answer}. Where does the order go?")
+                sampling = SamplingParams(max_tokens=40, temperature=temperature)
+                engine.submit(prompt, sampling, query=answer, **brought).result()
+    assert {name: number for name, number in kernels().items() if number != before.get(name)} == {}
 
 
 def begin() -> None:

@@ -17,6 +17,7 @@ FAST = {
     "an_engine_refuses_in_a_fork": 0,
     "a_cache_refuses_in_a_fork": 0,
     "a_model_that_was_not_loaded_works_in_a_fork": 0,
+    "no_request_waits_for_a_compiler": 0,
 }
 """Scenarios of `scenarios.py`, which assert, and the statuses with which they end."""
 

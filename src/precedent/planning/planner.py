@@ -222,7 +222,7 @@ class Planner:
             end_ids = self._end_ids[limits.end_token_ids] = np.array(sorted(limits.end_token_ids), dtype=np.int32)
         learned = plan.calibration
         parts = np.array([(learned.first_bin(proposal.source), len(proposal)) for proposal in proposals])
-        plan.counts = parts[:, 1]
+        plan.counts = np.ascontiguousarray(parts[:, 1])  # the layout that was compiled
         candidates, trust = _joined(proposals), plan.trust.factors(plan.names)
 
         costs = self.checked.beside(limits.rows_beside, limits.prefix, limits.max_nodes + 1)

@@ -25,6 +25,8 @@ def compile_drafting() -> None:
     for one_path in (True, False):
         plan = planner.plan([candidates], {}, Limits(4, 0, 4, frozenset({2}), one_path=one_path))
         planner.observe(plan, plan.builder.build(), (0,))
+    plan.calibration.observe("warm-up", 0, accepted=True)
+    plan.calibration.probability("warm-up", 0, 0.5)
     assert plan.choice is not None
     costs = StepCosts()
     for step in range(WINDOW):
